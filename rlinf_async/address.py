@@ -1,0 +1,155 @@
+"""Frozen names for things: workers, nodes, and what is known about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import total_ordering
+from typing import Any
+
+
+@total_ordering
+class WorkerAddress:
+    """The place of a worker in the tree of groups: a root group's name and a path of ranks.
+
+    Rank 2 of ``rollout`` is ``rollout:2``; rank 0 of a group that this worker made is ``rollout:2:0``.
+
+    Example:
+        >>> address = WorkerAddress("rollout", 2)
+        >>> address.get_child_address(0).get_name()
+        'rollout:2:0'
+        >>> WorkerAddress.from_name("rollout:2:0").get_parent_address() == address
+        True
+    """
+
+    __slots__ = ("rank_path", "root_group_name")
+
+    root_group_name: str
+    rank_path: tuple[int, ...]
+
+    def __init__(self, root_group_name: str, ranks: int | Iterable[int] = ()) -> None:
+        if ":" in root_group_name:
+            raise AssertionError(f"a group's name must not contain ':', got {root_group_name!r}")
+        path = (ranks,) if isinstance(ranks, int) else tuple(int(rank) for rank in ranks)
+        object.__setattr__(self, "root_group_name", root_group_name)
+        object.__setattr__(self, "rank_path", path)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"WorkerAddress is frozen: cannot set {name}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WorkerAddress, (self.root_group_name, self.rank_path)
+
+    @property
+    def rank(self) -> int:
+        """The last rank of the path; 0 for a group's own address."""
+        return self.rank_path[-1] if self.rank_path else 0
+
+    def get_name(self) -> str:
+        return ":".join((self.root_group_name, *map(str, self.rank_path)))
+
+    def get_parent_rank(self) -> int:
+        """The rank of the parent worker; 0 where there is none, as in RLinf."""
+        return self.rank_path[-2] if len(self.rank_path) > 1 else 0
+
+    def get_parent_address(self) -> WorkerAddress | None:
+        if not self.rank_path:
+            return None
+        return WorkerAddress(self.root_group_name, self.rank_path[:-1])
+
+    def get_child_address(self, rank: int) -> WorkerAddress:
+        return WorkerAddress(self.root_group_name, (*self.rank_path, rank))
+
+    @classmethod
+    def from_name(cls, name: str) -> WorkerAddress:
+        root, *ranks = name.split(":")
+        return cls(root, [int(rank) for rank in ranks])
+
+    @classmethod
+    def from_parent_name_rank(cls, parent_name: str, rank: int) -> WorkerAddress:
+        return cls.from_name(parent_name).get_child_address(rank)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, WorkerAddress):
+            return NotImplemented
+        return self.root_group_name == other.root_group_name and self.rank_path == other.rank_path
+
+    def __lt__(self, other: WorkerAddress) -> bool:
+        return (self.root_group_name, self.rank_path) < (other.root_group_name, other.rank_path)
+
+    def __hash__(self) -> int:
+        return hash((self.root_group_name, self.rank_path))
+
+    def __str__(self) -> str:
+        return self.get_name()
+
+    def __repr__(self) -> str:
+        return f"WorkerAddress({self.get_name()!r})"
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """What is known about a running worker.
+
+    ``node_id``, ``gpu_id`` and ``available_gpus`` are the older names of the fields that they return.
+    """
+
+    address: WorkerAddress
+    rank: int
+    group_world_size: int
+    cluster_node_rank: int
+    accelerator_type: str
+    accelerator_model: str
+    accelerator_rank: int
+    """Id of the worker's first device on its node; -1 without one."""
+    node_ip: str
+    node_port: int
+    available_accelerators: tuple[int, ...] = ()
+    """Device ids, counted over the whole cluster, that the worker may use."""
+    hardware_infos: tuple[Any, ...] = ()
+    node_name: str = ""
+    pid: int = 0
+
+    @property
+    def node_id(self) -> int:
+        return self.cluster_node_rank
+
+    @property
+    def gpu_id(self) -> int:
+        return self.accelerator_rank
+
+    @property
+    def available_gpus(self) -> tuple[int, ...]:
+        return self.available_accelerators
+
+    def __hash__(self) -> int:
+        return hash(self.address)
+
+
+@dataclass(frozen=True)
+class NodeInfo:
+    """One node of the cluster as its daemon described it.
+
+    Attributes:
+        node_rank: place in the hosts list, 0-based.
+        name: the host as the user wrote it; what prefixes and errors show.
+        node_ip: the address that the other nodes reach it by.
+        num_cpus: CPUs that this node may use (affinity and cgroup counted in).
+        accelerators: visible device ids as the node names them (``CUDA_VISIBLE_DEVICES`` entries).
+        accelerator_type: ``"NV_GPU"``, …, or ``"NO_ACCEL"``.
+        accelerator_model: for example ``"NV_GPU:H200"``; empty without a device.
+    """
+
+    node_rank: int
+    name: str
+    node_ip: str
+    num_cpus: int
+    accelerators: tuple[str, ...] = ()
+    accelerator_type: str = "NO_ACCEL"
+    accelerator_model: str = ""
+    python_interpreter_path: str = ""
+    facts: dict[str, Any] = field(default_factory=dict, compare=False, hash=False)
+
+    @property
+    def num_accelerators(self) -> int:
+        return len(self.accelerators)

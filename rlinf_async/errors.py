@@ -1,0 +1,131 @@
+"""Every exception that the framework raises, on one screen.
+
+An exception of the user's own code arrives as itself (``except ValueError`` works), with notes that name the
+worker.  What stands here is the framework's own word::
+
+    RLinfAsyncError
+      PeerLost                 somebody whom we talked to is gone
+        WorkerDied               a worker process ended (who, why, its last words, where the log is)
+        NodeLost                 a whole machine, or the way to it
+      DeadlineExceeded         (TimeoutError) the user's own deadline passed; says what was awaited, from whom
+      LaunchError              nodes or workers could not be started; lists every failed host
+      ConfigError              (ValueError, AssertionError) bad configuration or arguments
+      ClosedError              *your* code closed the thing that it now uses
+      AuthError                the other side is not who it should be
+      VersionMismatch          two sides of different Python or protocol versions
+      SerializationError       (TypeError) a value that cannot travel; names the path inside it
+      RemoteError              a remote exception that cannot be rebuilt here
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class RLinfAsyncError(Exception):
+    """Root of the framework's own exceptions."""
+
+
+class PeerLost(RLinfAsyncError):
+    """Somebody whom we waited for, or talked to, is gone."""
+
+
+class WorkerDied(PeerLost):
+    """A worker process ended.
+
+    Attributes:
+        group, rank, node, pid: who.
+        verdict: what happened in words, for example ``"killed by SIGKILL"`` or ``"exited with code 3"``.
+        signal, exit_code: one of them is set.
+        methods: the calls that were open on it, oldest first.
+        log_path: the full log of the rank on its node.
+        last_words: the last lines that it wrote to stderr.
+    """
+
+    group: str = ""
+    rank: int = -1
+    node: str = ""
+    pid: int = 0
+    verdict: str = ""
+    signal: str | None = None
+    exit_code: int | None = None
+    methods: Sequence[str] = ()
+    log_path: str = ""
+    last_words: Sequence[str] = ()
+
+    @classmethod
+    def from_story(cls, story: Mapping[str, Any]) -> WorkerDied:
+        """Builds the exception from what the daemon of the dead worker tells."""
+        where = f"rank {story['rank']} of group '{story['group']}' on {story['node']} (pid {story['pid']})"
+        lines = [f"{where} {story['verdict']}"]
+        if story.get("methods"):
+            lines.append("  open calls  " + ", ".join(story["methods"]))
+        if story.get("last_words"):
+            lines.append("  last words")
+            lines += [f"    | {line}" for line in story["last_words"]]
+        if story.get("log_path"):
+            lines.append(f"  full log    {story['log_path']}")
+        error = cls("\n".join(lines))
+        error.__dict__.update(story)
+        return error
+
+
+class NodeLost(PeerLost):
+    """A node, or the way to it, is gone.  Attributes: ``node`` (its name), ``node_rank``, ``reason``."""
+
+    node: str = ""
+    node_rank: int = -1
+    reason: str = ""
+
+    @classmethod
+    def from_facts(cls, node: str, node_rank: int, reason: str) -> NodeLost:
+        error = cls(f"node {node_rank} ({node}) is lost: {reason}")
+        error.node, error.node_rank, error.reason = node, node_rank, reason
+        return error
+
+
+class DeadlineExceeded(RLinfAsyncError, TimeoutError):
+    """The user's deadline passed before the awaited thing happened."""
+
+
+class LaunchError(RLinfAsyncError):
+    """Nodes or workers could not be started."""
+
+
+class ConfigError(RLinfAsyncError, ValueError, AssertionError):
+    """Bad configuration.  Also a ``ValueError`` and an ``AssertionError``, which RLinf raises in its place."""
+
+
+class ClosedError(RLinfAsyncError):
+    """The caller's own code has closed the cluster or group that it now uses."""
+
+
+class AuthError(RLinfAsyncError):
+    """The other side could not prove who it is."""
+
+
+class VersionMismatch(RLinfAsyncError):
+    """Two sides whose Python or protocol versions cannot work together."""
+
+
+class SerializationError(RLinfAsyncError, TypeError):
+    """A value that cannot travel between processes; the message names the path inside the value."""
+
+
+class RemoteError(RLinfAsyncError):
+    """A remote exception that cannot be rebuilt here.
+
+    Attributes:
+        type_name: the qualified name of the original type.
+        remote_traceback: the formatted traceback, as it was on the machine where it happened.
+    """
+
+    type_name: str = ""
+    remote_traceback: str = ""
+
+    @classmethod
+    def from_facts(cls, type_name: str, text: str, remote_traceback: str) -> RemoteError:
+        error = cls(f"{type_name}: {text}" if text else type_name)
+        error.type_name, error.remote_traceback = type_name, remote_traceback
+        return error
