@@ -1,0 +1,35 @@
+"""The body of a frame: small ones inline, large ones as sealed memory whose descriptor rides along."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlinf_async.core.codec import Encoded
+from rlinf_async.core.frames import INLINE_LIMIT
+from rlinf_async.core.segment import close_fds, map_private, write_segment
+
+Body = bytes | memoryview
+"""What a receiver gets: bytes, or a private mapping of the sender's memory."""
+
+
+def pack_body(encoded: Encoded) -> tuple[bytes | int, Sequence[int]]:
+    """What stands in the frame, and the descriptors that ride on it.
+
+    Raises:
+        MemoryError: a large body does not fit into this machine's memory.
+    """
+    if encoded.nbytes <= INLINE_LIMIT:
+        return encoded.to_bytes(), ()
+    return encoded.nbytes, (write_segment(encoded.parts(), encoded.nbytes),)
+
+
+def open_body(body: Any, fds: list[int]) -> Body:
+    """The bytes of a body; takes the descriptor over."""
+    if not fds:
+        return body if isinstance(body, bytes) else b""
+    try:
+        return map_private(fds[0], body)
+    finally:
+        close_fds(fds)
+

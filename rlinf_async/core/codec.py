@@ -1,0 +1,443 @@
+"""Values in, buffers out, and back.
+
+This is the one module of the packages that unpickles.  Unpickling runs whatever code the bytes ask for: ``decode``
+is only for bytes that came from an authenticated peer.
+
+A *body* is what travels: the byte 0 and one pickle; or the byte 1, an index, one pickle, and the memory that the
+pickle refers to (protocol 5, out of band), every buffer at a multiple of 64 bytes from the body's start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import pickle
+import struct
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+from weakref import WeakSet
+
+import cloudpickle
+
+from rlinf_async.errors import SerializationError
+
+_IN_BAND_BELOW: Final = 1024
+"""Smaller buffers are copied into the pickle, which costs less than their place in the index."""
+
+_COPIED_BELOW: Final = 64 * 1024
+"""Smaller buffers never become views: one small array that somebody keeps would keep a whole segment."""
+
+_ALIGNMENT: Final = 64
+_ZEROS: Final = bytes(_ALIGNMENT)
+_INDEX: Final = struct.Struct("<B3xIQ")  # 1, number of buffers, size of the pickle; then the size of each buffer
+
+_ATOMS: Final = frozenset({type(None), bool, int, float, str, bytes})
+_SEARCH_SECONDS: Final = 1.0
+_SEARCH_DEPTH: Final = 100
+
+_providers: dict[str, str] = {}
+_ours: WeakSet[type] = WeakSet()
+_theirs: WeakSet[type] = WeakSet()
+
+
+class Encoded:
+    """A value on its way out: one pickle, and the memory that it refers to.
+
+    The parts are the value's own memory, not copies: write them before anybody may change the value.
+
+    Attributes:
+        buffers: the memory out of band, each piece flat and contiguous.
+        nbytes: size of the body in bytes.
+    """
+
+    __slots__ = ("_chunks", "buffers", "nbytes")
+
+    def __init__(self, chunks: Sequence[bytes], buffers: Sequence[memoryview] = ()) -> None:
+        self._chunks = chunks
+        self.buffers = buffers
+        if not buffers:
+            self.nbytes = 1 + (len(chunks[0]) if len(chunks) == 1 else sum(map(len, chunks)))
+            return
+        self.nbytes = _INDEX.size + 8 * len(buffers) + sum(map(len, chunks))
+        for view in buffers:
+            self.nbytes += -self.nbytes % _ALIGNMENT + view.nbytes
+
+    @property
+    def head(self) -> bytes:
+        """The pickle, without the memory out of band."""
+        return b"".join(self._chunks)
+
+    def parts(self) -> list[bytes | memoryview]:
+        """The body in pieces, padding included; together they have ``nbytes`` bytes."""
+        if not self.buffers:
+            return [b"\0", *self._chunks]
+        sizes = [view.nbytes for view in self.buffers]
+        head_size = sum(map(len, self._chunks))
+        index = _INDEX.pack(1, len(sizes), head_size) + struct.pack(f"<{len(sizes)}Q", *sizes)
+        parts: list[bytes | memoryview] = [index, *self._chunks]
+        end = len(index) + head_size
+        for view in self.buffers:
+            padding = -end % _ALIGNMENT
+            if padding:
+                parts.append(_ZEROS[:padding])
+            parts.append(view)
+            end += padding + view.nbytes
+        return parts
+
+    def to_bytes(self) -> bytes:
+        """The body in one piece; copies it."""
+        return b"".join(self.parts())
+
+    def write_into(self, view: memoryview) -> None:
+        """Copies the body to the start of ``view``: flat, writable, of at least ``nbytes`` bytes."""
+        start = 0
+        for part in self.parts():
+            view[start : start + len(part)] = part
+            start += len(part)
+
+
+_NOTHING: Final = ()
+_NO_ARGUMENTS: Final = Encoded([pickle.dumps(((), {}), 5)])
+
+
+def extend(top_level_module: str, provider: str) -> None:
+    """Lets another module say how objects of a package's own types travel.
+
+    Whatever has a type from ``top_level_module`` is first offered to ``reduce(obj, state)`` of the module that
+    ``provider`` names.  It returns what ``__reduce__`` returns, or NotImplemented; ``state`` is a dict that lives as
+    long as one ``encode``.  The provider is imported when the first such object is met, and never before.
+    """
+    _providers[top_level_module] = provider
+
+
+def encode(value: Any, *, describe: str = "the value", root: str | tuple[str, ...] = "value") -> Encoded:
+    """Makes a value portable, without copying the large memory in it.
+
+    What ``__main__`` defines (functions, classes, their instances) travels by value; an instance of a class of ours
+    that comes back is an instance of that very class.  Memory that was read-only stays read-only.
+
+    Args:
+        value: anything that pickle or cloudpickle can take, with tensors where a provider is known for them.
+        describe: what the value is, for the error: ``"argument of step()"``.
+        root: what paths in the error begin with.  A tuple names the items of a tuple: ``("args", "kwargs")``.
+
+    Raises:
+        SerializationError: something in the value cannot be pickled.  Says what it is and where in the value.
+    """
+    if type(value) is tuple and len(value) == 2 and value[0] is _NOTHING and type(value[1]) is dict and not value[1]:
+        return _NO_ARGUMENTS
+    if _is_plain(value, 3):
+        return Encoded((pickle.dumps(value, 5),))
+    chunks: list[bytes] = []
+    try:
+        pickler = _Pickler(chunks.append)
+        pickler.dump(value)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise _cannot_travel(value, describe, root, error) from error
+    return Encoded(chunks, pickler.buffers)
+
+
+def decode(body: bytes | bytearray | memoryview) -> Any:
+    """The value that a body holds.
+
+    A writable body is taken over for good: arrays and tensors of 64 KiB and more are views of it.  Everything else
+    is copied out, so that nothing is read-only that was not so where it came from.
+
+    Raises:
+        SerializationError: the body is malformed, or this process cannot rebuild what is in it (for example because
+            a module cannot be imported here).
+    """
+    try:
+        view = memoryview(body)
+        if view[0] == 0:
+            return pickle.loads(view[1:])
+        head, buffers = _split(view)
+        return pickle.loads(head, buffers=buffers)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise _cannot_be_rebuilt(error) from error
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    """Whether a quick look finds nothing but builtin values, which need no pickler of ours."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return True
+    if not depth:
+        return False
+    if kind is tuple or kind is list:
+        items = value
+    elif kind is dict:
+        items = value.values()
+        for key in value:
+            if type(key) not in _ATOMS:
+                return False
+    else:
+        return False
+    if len(value) > 64:
+        return False
+    for item in items:  # noqa: SIM110 (a generator costs half a microsecond)
+        if type(item) not in _ATOMS and not _is_plain(item, depth - 1):
+            return False
+    return True
+
+
+def _split(body: memoryview) -> tuple[memoryview, list[memoryview | bytearray]]:
+    kind, count, head_size = _INDEX.unpack_from(body)
+    if kind != 1:
+        raise ValueError(f"a body begins with 0 or 1, not with {kind}")
+    sizes = struct.unpack_from(f"<{count}Q", body, _INDEX.size)
+    start = _INDEX.size + 8 * count
+    end = start + head_size
+    head = body[start:end]
+    buffers: list[memoryview | bytearray] = []
+    for size in sizes:
+        start = end + -end % _ALIGNMENT
+        end = start + size
+        piece = body[start:end]
+        buffers.append(bytearray(piece) if size < _COPIED_BELOW or body.readonly else piece)
+    if end > body.nbytes:
+        raise ValueError(f"the index speaks of {end} bytes, the body has {body.nbytes}")
+    return head, buffers
+
+
+# -- the pickler ----------------------------------------------------------------------------------------------------
+
+
+class _Sink:
+    """What a pickler writes to; bytes objects of any size are passed on uncopied."""
+
+    __slots__ = ("write",)
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self.write = write
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        super().__init__(_Sink(write), protocol=5, buffer_callback=self._take)
+        self.buffers: list[memoryview] = []
+        self._reducers: dict[type, Callable[[Any, dict[Any, Any]], Any] | None] = {}
+        self._state: dict[Any, Any] = {}
+
+    def _take(self, buffer: pickle.PickleBuffer) -> bool:
+        view = buffer.raw()
+        if view.nbytes < _IN_BAND_BELOW:
+            return True
+        self.buffers.append(view)
+        return False
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        try:
+            reduce = self._reducers[kind]
+        except KeyError:
+            reduce = self._reducers[kind] = _find_reducer(kind)
+        if reduce is not None:
+            reduced = reduce(obj, self._state)
+            if reduced is not NotImplemented:
+                return reduced
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, type) and reduced is not NotImplemented and len(reduced) == 6:
+            # A class by value.  What its setter does to the receiver's class must not be done to the original.
+            if obj not in _theirs:
+                _ours.add(obj)
+            make, arguments, state, items, pairs, set_state = reduced
+            return make, arguments, (set_state, state), items, pairs, _complete_class
+        return reduced
+
+
+def _find_reducer(kind: type) -> Callable[[Any, dict[Any, Any]], Any] | None:
+    module = getattr(kind, "__module__", None)
+    provider = _providers.get(module.partition(".")[0]) if isinstance(module, str) else None
+    if provider is None:
+        return None
+    reduce: Callable[[Any, dict[Any, Any]], Any] = importlib.import_module(provider).reduce
+    return reduce
+
+
+def _complete_class(made: type, state: tuple[Callable[[type, Any], Any], Any]) -> None:
+    """Fills in a class that came by value, or brings it up to date with where it came from."""
+    if made in _ours:
+        return
+    _theirs.add(made)
+    set_state, attributes = state
+    set_state(made, attributes)
+
+
+# -- errors ---------------------------------------------------------------------------------------------------------
+
+
+def _cannot_travel(value: Any, describe: str, root: str | tuple[str, ...], error: BaseException) -> SerializationError:
+    name = root if isinstance(root, str) else " or ".join(root)
+    if isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError):
+        limit = sys.getrecursionlimit()
+        return SerializationError(
+            f"{describe} cannot travel: {name} is nested too deeply to be pickled (the recursion limit is {limit})"
+        )
+    children = _children(value) if isinstance(root, str) else zip(root, value, strict=False)
+    prefix = root if isinstance(root, str) else ""
+    path, guilty = _Search().find(value, prefix, children) or (name, value)
+    return SerializationError(
+        f"{describe} cannot travel: {path or name} is of type {_name(type(guilty))} and cannot be pickled "
+        f"({_summary(error)}); leave it out, or give the object that holds it a __getstate__ that does"
+    )
+
+
+def _cannot_be_rebuilt(error: BaseException) -> SerializationError:
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        reason = f"there is no module {error.name!r} on this side"
+    elif isinstance(error, ImportError):
+        reason = f"a module cannot be imported on this side ({_summary(error)})"
+    elif isinstance(error, AttributeError) and str(error).startswith("Can't get attribute"):
+        reason = f"this side has another version of a module ({error})"
+    else:
+        return SerializationError(f"what arrived cannot be rebuilt: {_summary(error)}")
+    return SerializationError(
+        f"what arrived cannot be rebuilt: {reason}; what the driver's script defines travels by itself, everything "
+        f"else must be importable on every node (sys.path here is {sys.path})"
+    )
+
+
+def _name(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _summary(error: BaseException) -> str:
+    try:
+        return f"{_name(type(error))}: {str(error)[:1000]}"
+    except Exception:
+        return _name(type(error))
+
+
+class _Search:
+    """Looks for the guilty part of a value that fails: one that fails by itself, with nothing in it that does.
+
+    Objects may hold each other in circles.  A part that fails only because it holds something that is already under
+    suspicion is innocent, and the search goes on beside it.
+    """
+
+    def __init__(self) -> None:
+        self._deadline = time.monotonic() + _SEARCH_SECONDS
+        self._suspects: dict[int, Any] = {}  # holds them, so that no id is used twice
+
+    def find(
+        self, suspect: Any, path: str, children: Iterator[tuple[str, Any]], depth: int = 0
+    ) -> tuple[str, Any] | None:
+        """The path of the guilty part, and the part; None where every way leads to another suspect."""
+        self._suspects[id(suspect)] = suspect
+        innocent = False
+        pickler = _Pickler(_discard)  # remembers what has passed
+        with contextlib.suppress(Exception):  # keys have a repr(), and so on
+            for step, child in children:
+                if type(child) in _ATOMS:
+                    continue
+                if id(child) in self._suspects:
+                    innocent = True
+                    continue
+                if depth == _SEARCH_DEPTH or time.monotonic() > self._deadline:
+                    return path, suspect
+                try:
+                    pickler.dump(child)
+                    continue
+                except (KeyboardInterrupt, SystemExit):
+                    raise
+                except BaseException:
+                    pickler = _Pickler(_discard)  # the failed one remembers what has not passed, too
+                found = self.find(child, path + step, _children(child), depth + 1)
+                if found is not None:
+                    return found
+                innocent = True
+        return None if innocent else (path, suspect)
+
+
+def _discard(_: bytes) -> None:
+    pass
+
+
+def _children(value: Any) -> Iterator[tuple[str, Any]]:
+    """What the pickle of a value is made of, with the step from the value to it as Python would write it."""
+    if isinstance(value, dict):
+        for key, item in list(dict.items(value)):
+            yield f" key {_short(key)}", key
+            yield f"[{_short(key)}]", item
+    elif isinstance(value, list | tuple):
+        yield from ((f"[{index}]", item) for index, item in enumerate(value))
+    elif isinstance(value, set | frozenset):
+        yield from ((f" element {_short(item)}", item) for item in value)
+    if type(value) in (dict, list, tuple, set, frozenset):
+        return
+    if isinstance(value, types.FunctionType):
+        yield from _function_children(value)
+    elif isinstance(value, type):
+        for name, item in vars(value).items():
+            yield f".{name}", item.__func__ if isinstance(item, staticmethod | classmethod) else item
+    elif isinstance(value, types.MethodType):
+        yield ".__self__", value.__self__
+    elif isinstance(value, functools.partial):
+        yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
+    else:
+        yield from _object_children(value)
+
+
+def _function_children(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    for index, cell in enumerate(function.__closure__ or ()):
+        with contextlib.suppress(ValueError):  # an empty cell
+            yield f".__closure__[{index}].cell_contents", cell.cell_contents
+    yield ".__defaults__", function.__defaults__
+    yield ".__kwdefaults__", function.__kwdefaults__
+    yield ".__dict__", function.__dict__
+    codes = [function.__code__]
+    for code in codes:
+        codes.extend(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+        for name in code.co_names:
+            if name in function.__globals__:
+                yield f".__globals__[{name!r}]", function.__globals__[name]
+
+
+def _object_children(value: Any) -> Iterator[tuple[str, Any]]:
+    try:
+        reduced: Any = value.__reduce_ex__(5)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:
+        return
+    if not isinstance(reduced, tuple):
+        return
+    attributes: dict[str, Any] = {}
+    parts: list[Any] = [*reduced, None, None, None]
+    _, arguments, state, items, pairs = parts[:5]
+    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):  # with __slots__
+        attributes = {**(state[0] or {}), **state[1]}
+    elif isinstance(state, list) and dataclasses.is_dataclass(value):
+        attributes = dict(zip((field.name for field in dataclasses.fields(value)), state, strict=False))
+    elif isinstance(state, dict):
+        attributes = state
+    else:
+        yield ".__getstate__()", state
+    yield from ((f".{name}", item) for name, item in attributes.items())
+    for index, argument in enumerate(arguments):
+        if argument is type(value):
+            yield ".__class__", argument
+        elif isinstance(value, BaseException):
+            yield f".args[{index}]", argument
+        else:
+            yield f".__reduce_ex__(5)[1][{index}]", argument
+    yield from ((f"[{index}]", item) for index, item in enumerate(items or ()))
+    yield from ((f"[{_short(key)}]", item) for key, item in pairs or ())
+
+
+def _short(key: Any) -> str:
+    try:
+        text = repr(key)
+    except Exception:
+        text = f"<{_name(type(key))}>"
+    return text if len(text) <= 80 else text[:77] + "..."

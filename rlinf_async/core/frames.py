@@ -1,0 +1,175 @@
+"""The frames that cross a process border.
+
+A frame is a msgpack array: its kind, the number of file descriptors that ride on it, then its fields.  The
+same bytes travel over a UNIX socket and inside a gRPC message; whoever relays a frame reads its header and
+never its body::
+
+    CALL    kind fds source route   call method credit body     caller -> daemons -> (route becomes slot) worker
+    REPLY   kind fds source target  call slot status body       worker -> daemons -> caller
+    CANCEL  kind 0   source route   call                        caller -> daemons -> worker
+    CREDIT  kind 0   source route   call count                  caller -> daemons -> worker (streams)
+    ASK     kind fds source node    ask operation arguments     any endpoint -> a daemon
+    ANSWER  kind fds source target  ask ok value                daemon -> endpoint
+    EVENT   kind 0   source target  what facts                  daemon -> endpoint
+    HELLO   kind 0   source facts                               first frame in each direction
+    STOP    kind 0   source grace                               daemon -> worker: end in order
+    GONE    kind 0   source endpoint                            daemon -> daemons: this endpoint is no more
+
+An *endpoint* is a process that has a socket to its node's daemon: a driver or a worker.  Its id says where it
+lives: ``node << 32 | number``; number 0 is the node's daemon itself.  A *route* names the targets of a call
+node by node: ``[[node, [number, slot, number, slot, ...]], ...]``; a *slot* is a target's place in the caller's
+list of ranks.  A *body* is bytes, or an int: the size of the sealed memory whose descriptor rides on the frame,
+or, between nodes only, ``[transfer, size]``: the body comes in pieces on the bulk stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any, Final
+
+import msgpack
+
+PROTOCOL: Final = 1
+"""Version of everything that this page describes; both sides must have the same."""
+
+CALL: Final = 1
+REPLY: Final = 2
+CANCEL: Final = 3
+CREDIT: Final = 4
+ASK: Final = 5
+ANSWER: Final = 6
+EVENT: Final = 7
+HELLO: Final = 8
+STOP: Final = 9
+GONE: Final = 10
+
+INLINE_LIMIT: Final = 32 * 1024
+"""Bytes; a larger body travels as sealed memory within a machine and on the bulk stream between machines."""
+
+MAX_FDS: Final = 4
+"""File descriptors on one frame, at most."""
+
+LENGTHS: Final[dict[int, int]] = {
+    CALL: 8,
+    REPLY: 8,
+    CANCEL: 5,
+    CREDIT: 6,
+    ASK: 7,
+    ANSWER: 7,
+    EVENT: 6,
+    HELLO: 4,
+    STOP: 4,
+    GONE: 4,
+}
+"""How many fields a frame of each kind has."""
+
+
+class Status(IntEnum):
+    """What a REPLY says about one target of a call."""
+
+    OK = 0
+    ERROR = 1
+    """The body is a packed failure."""
+    CANCELLED = 2
+    ITEM = 3
+    """One item of a stream; more may follow."""
+    END = 4
+    """The stream has ended in order."""
+    DIED = 5
+    """The target's process has ended; the body is its story."""
+    UNKNOWN = 6
+    """There is no such target; the body says why."""
+    LOST = 7
+    """The target's node is gone; the body tells which and why."""
+
+
+Frame = Sequence[Any]
+
+
+class FrameError(Exception):
+    """Bytes that are no frame: the other side is broken or hostile, and the connection must end."""
+
+
+def endpoint(node: int, number: int) -> int:
+    return node << 32 | number
+
+
+def node_of(endpoint_id: int) -> int:
+    return endpoint_id >> 32
+
+
+def number_of(endpoint_id: int) -> int:
+    return endpoint_id & 0xFFFFFFFF
+
+
+def route_to(targets: Sequence[int]) -> list[list[Any]]:
+    """The route of a call to these endpoints; slot i is ``targets[i]``.
+
+    Example:
+        >>> route_to([endpoint(0, 3), endpoint(1, 1), endpoint(0, 4)])
+        [[0, [3, 0, 4, 2]], [1, [1, 1]]]
+    """
+    nodes: dict[int, list[int]] = {}
+    for slot, target in enumerate(targets):
+        nodes.setdefault(node_of(target), []).extend((number_of(target), slot))
+    return [[node, slots] for node, slots in nodes.items()]
+
+
+def new_packer() -> msgpack.Packer:
+    return msgpack.Packer(use_bin_type=True, autoreset=True)
+
+
+def pack(value: Any) -> bytes:
+    """msgpack of plain data (what a daemon may read)."""
+    packed: bytes = msgpack.packb(value, use_bin_type=True)
+    return packed
+
+
+def unpack(data: bytes | memoryview) -> Any:
+    """Plain data from one msgpack value, under the same caps as frames."""
+    try:
+        return msgpack.unpackb(data, raw=False, strict_map_key=False, max_ext_len=0)
+    except Exception as error:
+        raise FrameError(f"not msgpack: {error}") from error
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames.
+
+    Lengths are capped before anything is allocated, extension types are refused and a frame must be an array of
+    a known kind and length, so that a hostile stream ends in ``FrameError`` instead of memory.
+    """
+
+    def __init__(self, limit: int = 64 << 20) -> None:
+        self._unpacker = msgpack.Unpacker(
+            raw=False,
+            use_list=True,
+            strict_map_key=False,
+            max_buffer_size=limit,
+            max_str_len=1 << 20,
+            max_bin_len=32 << 20,
+            max_array_len=1 << 20,
+            max_map_len=1 << 16,
+            max_ext_len=0,
+        )
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[list[Any]]:
+        """The frames that these bytes complete, in order.
+
+        Raises:
+            FrameError: what came is no frame.
+        """
+        frames: list[list[Any]] = []
+        lengths = LENGTHS
+        try:
+            self._unpacker.feed(data)
+            for frame in self._unpacker:
+                if lengths[frame[0]] != len(frame) or not 0 <= frame[1] <= MAX_FDS:
+                    raise FrameError(f"bad frame of kind {frame[0]!r}")
+                frames.append(frame)
+        except FrameError:
+            raise
+        except Exception as error:
+            raise FrameError(f"not a frame: {type(error).__name__}: {error}") from error
+        return frames

@@ -1,0 +1,140 @@
+"""Sealed anonymous memory (Linux): what one process writes once and others map.
+
+A segment has no name in any file system: it is a file descriptor, and the kernel frees the memory with the last
+descriptor or mapping of it.  It is sealed against changes of its size, so that whoever maps it cannot be killed by a
+peer that truncates it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import resource
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from rlinf_async.errors import SerializationError
+
+_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_MAX_PARTS: Final = os.sysconf("SC_IOV_MAX")
+
+
+def write_segment(parts: Iterable[bytes | bytearray | memoryview], nbytes: int, name: str = "rlinf") -> int:
+    """Writes the parts, one after the other, into a new segment.
+
+    Args:
+        parts: flat and contiguous memory.
+        nbytes: their size together, in bytes.
+        name: shown in ``/proc/<pid>/fd``, nothing else.
+
+    Returns:
+        Its file descriptor, which is not inherited; the caller closes it.
+
+    Raises:
+        MemoryError: this machine, or this process's container, has not enough memory.
+        OSError: the process may not open another file, and so on.
+    """
+    try:
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise _explain(error, nbytes) from error
+    try:
+        written = _write(fd, [memoryview(part) for part in parts])
+        if written != nbytes:
+            raise ValueError(f"the parts of a segment of {nbytes} bytes have {written}")
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except OSError as error:
+        os.close(fd)
+        raise _explain(error, nbytes) from error
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def allocate_segment(nbytes: int, name: str = "rlinf") -> int:
+    """An empty segment of ``nbytes`` bytes, to be filled with ``os.pwrite`` and then sealed.
+
+    Its memory is reserved now: a machine that has not enough says so here, and not by SIGBUS later.
+
+    Raises:
+        MemoryError, OSError: as ``write_segment``.
+    """
+    try:
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise _explain(error, nbytes) from error
+    try:
+        if nbytes:
+            os.posix_fallocate(fd, 0, nbytes)
+    except OSError as error:
+        os.close(fd)
+        raise _explain(error, nbytes) from error
+    return fd
+
+
+def seal_segment(fd: int) -> None:
+    """Fixes the size of a segment for good."""
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+
+
+def close_fds(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def map_private(fd: int, nbytes: int) -> memoryview:
+    """Maps the first ``nbytes`` bytes of a segment, copy on write: what is changed here nobody else sees.
+
+    The mapping lives as long as the view and whatever is made from it, and it holds a duplicate of ``fd`` for that
+    time (mmap does so before Python 3.13); the caller's own stays the caller's.
+
+    Raises:
+        SerializationError: the descriptor is no sealed memory, or it is smaller than the sender said.
+        OSError: the system refuses the mapping.
+    """
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        seals = 0
+    if not seals & fcntl.F_SEAL_SHRINK:
+        raise SerializationError(f"file descriptor {fd} is not memory that is sealed against shrinking")
+    size = os.fstat(fd).st_size
+    if not 0 <= nbytes <= size:
+        raise SerializationError(f"a segment was said to have {nbytes} bytes and has {size}")
+    if not nbytes:
+        return memoryview(bytearray())
+    return memoryview(mmap.mmap(fd, nbytes, access=mmap.ACCESS_COPY))
+
+
+def _write(fd: int, parts: Sequence[memoryview]) -> int:
+    """Writes everything; the kernel takes at most IOV_MAX parts and 2 GiB at a time, and may take less."""
+    queue = [part for part in parts if part.nbytes]
+    queue.reverse()
+    offset = 0
+    while queue:
+        batch = queue[: -_MAX_PARTS - 1 : -1]
+        written = os.pwritev(fd, batch, offset)
+        offset += written
+        while queue and written >= queue[-1].nbytes:
+            written -= queue.pop().nbytes
+        if written:
+            queue[-1] = queue[-1][written:]
+    return offset
+
+
+def _explain(error: OSError, nbytes: int) -> Exception:
+    size = f"{nbytes / (1 << 20):.1f} MiB"
+    if error.errno in (errno.ENOMEM, errno.ENOSPC):
+        return MemoryError(
+            f"no memory for a segment of {size} ({error.strerror}): shared memory counts against the machine's memory "
+            "and against the memory limit of the container"
+        )
+    if error.errno == errno.EMFILE:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return OSError(error.errno, f"no file descriptor for a segment of {size}: this process may open {limit} files")
+    return OSError(error.errno, f"cannot write a segment of {size}: {error.strerror}")

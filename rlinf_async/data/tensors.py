@@ -1,0 +1,92 @@
+"""How torch tensors travel in a pickle: as memory out of band, not as a copy inside it.
+
+The codec calls ``reduce`` for whatever has a type of torch's own.  Dense tensors in CPU or CUDA memory become a shape
+and a *region*, the stretch of memory that they cover; torch's own pickling does the rest (sparse, quantised, those that
+require grad, and so on), at the price of some copies.  Tensors that cover the same region still share it on the other
+side, so tied weights stay tied; parts of a larger storage travel alone.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any, Final
+
+import torch
+
+_DEVICES: Final = frozenset({"cpu", "cuda"})
+
+
+class _Region:
+    """The memory of a tensor, as flat bytes; pickled once, however many tensors cover it."""
+
+    def __init__(self, owner: torch.Tensor, offset: int, nbytes: int) -> None:
+        self._owner = owner  # nobody else may get this memory while its address stands for it
+        self._on_cuda = owner.is_cuda
+        flat = torch.empty(0, dtype=torch.uint8, device=owner.device)
+        self._bytes = flat.set_(owner.untyped_storage(), offset, (nbytes,), (1,))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        memory: Any = self._bytes.cpu().numpy()
+        return _rebuild_region, (pickle.PickleBuffer(memory), self._on_cuda)
+
+
+def reduce(obj: Any, state: dict[Any, Any]) -> Any:
+    """What ``__reduce__`` would return, without copying memory of the CPU; NotImplemented where torch does better.
+
+    A dense tensor keeps its strides (channels last, transposed); any other arrives contiguous.  A CUDA tensor travels
+    by way of the CPU and arrives on the receiver's current CUDA device, or on the CPU where there is none.  What
+    arrives can be written to, but not resized to something larger.
+
+    Args:
+        obj: anything.
+        state: what is known of this one pickle; regions are kept here.
+    """
+    if type(obj) is not torch.Tensor or not _is_simple(obj):
+        return NotImplemented
+    if not obj.numel():
+        return _rebuild_empty, (tuple(obj.shape), obj.dtype, obj.is_cuda)
+    tensor = obj if _is_dense(obj) else obj.contiguous()
+    key = (tensor.device, tensor.data_ptr(), tensor.nbytes)
+    region = state.get(key)
+    if region is None:
+        offset = int(tensor.storage_offset()) * tensor.itemsize
+        region = state[key] = _Region(tensor, offset, tensor.nbytes)
+    return _rebuild_tensor, (region, tensor.dtype, tuple(tensor.shape), tensor.stride())
+
+
+def _is_simple(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type in _DEVICES
+        and not (
+            tensor.requires_grad
+            or tensor.is_quantized
+            or tensor.is_nested
+            or tensor.is_conj()
+            or tensor.is_neg()
+            or tensor.__dict__
+        )
+    )
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether it covers a stretch of memory without gaps or overlaps, in any order of its dimensions."""
+    if tensor.is_contiguous():
+        return True
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    return tensor.permute(order).is_contiguous()
+
+
+def _rebuild_region(buffer: Any, on_cuda: bool) -> torch.Tensor:
+    flat = torch.frombuffer(buffer, dtype=torch.uint8)
+    return flat.cuda() if on_cuda and torch.cuda.is_available() else flat
+
+
+def _rebuild_tensor(
+    region: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]
+) -> torch.Tensor:
+    return region.view(dtype).as_strided(shape, stride)
+
+
+def _rebuild_empty(shape: tuple[int, ...], dtype: torch.dtype, on_cuda: bool) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="cuda" if on_cuda and torch.cuda.is_available() else "cpu")
