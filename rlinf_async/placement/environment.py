@@ -1,0 +1,100 @@
+"""The environment variables that a worker process is born with."""
+
+from __future__ import annotations
+
+from .placement import Placement
+
+
+def worker_environment(
+    placement: Placement,
+    *,
+    group: str,
+    name: str,
+    world_size: int,
+    master_addr: str,
+    master_port: int,
+    run_id: str,
+    accelerator_model: str = "",
+    catch_system_failure: bool = False,
+    egl_device_id: int | None = None,
+    mujoco_gl: str = "",
+) -> dict[str, str]:
+    """The variables of one worker, with which ``torch.distributed.init_process_group()`` needs no arguments.
+
+    ``LOCAL_RANK`` is what ``torch.cuda.set_device`` wants to hear:
+
+    * 0 of 1 where the worker is isolated: it numbers the devices that it sees from 0;
+    * without isolation, the position of its first device among those of its node, with as many
+      ``LOCAL_WORLD_SIZE`` as the group has workers there;
+    * its place among the group's workers on the node, where it has no device.
+
+    Args:
+        placement: where the worker runs.
+        group: the group's name.
+        name: the worker's name, for example ``"rollout:2"``.
+        world_size: number of workers in the group.
+        master_addr, master_port: where rank 0's store listens.
+        run_id: the run's id; it becomes the namespace.
+        accelerator_model: the node's, for example ``"NV_GPU:H200"``.
+        catch_system_failure: whether the worker shows its stacks when a signal ends it.
+        egl_device_id: the EGL index of the worker's first GPU, where the node knows it; by default the GPU's id,
+            if that is a number.
+        mujoco_gl: ``MUJOCO_GL`` in the worker's environment; the EGL device is left alone where it is another
+            back end's (``osmesa``, ``glx``).
+    """
+    local_rank, local_world_size = _get_torch_local_rank(placement)
+    variables = {
+        "GROUP_NAME": group,
+        "WORKER_NAME": name,
+        "MASTER_ADDR": master_addr,
+        "MASTER_PORT": str(master_port),
+        "WORLD_SIZE": str(world_size),
+        "RANK": str(placement.rank),
+        "NODE_RANK": str(placement.placement_node_rank),
+        "CLUSTER_NODE_RANK": str(placement.cluster_node_rank),
+        "LOCAL_ACCELERATOR_RANK": str(placement.local_accelerator_rank),
+        "NODE_LOCAL_RANK": str(placement.node_local_rank),
+        "NODE_LOCAL_WORLD_SIZE": str(placement.node_local_world_size),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(local_world_size),
+        "CLUSTER_NAMESPACE": run_id,
+        "CATCH_SYSTEM_FAILURE": "1" if catch_system_failure else "0",
+        "VISIBLE_DEVICES": ",".join(placement.visible_accelerators),
+        "ACCELERATOR_TYPE": placement.accelerator_type,
+        "ACCELERATOR_MODEL": accelerator_model,
+        "ISOLATE_ACCELERATOR": "1" if placement.isolate_accelerator else "0",
+        "LOCAL_HARDWARE_RANKS": ",".join(map(str, placement.local_hardware_ranks)),
+        "NODE_GROUP_LABEL": placement.node_group_label,
+        # Rank 0's store is opened before the workers are born: torch must connect to it, never open its own.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    if placement.accelerator_type == "NV_GPU":
+        variables |= _get_nvidia_variables(placement, egl_device_id, mujoco_gl)
+    return variables
+
+
+def _get_torch_local_rank(placement: Placement) -> tuple[int, int]:
+    if placement.isolate_accelerator and placement.visible_accelerators:
+        return 0, 1
+    if placement.local_hardware_ranks:
+        return placement.local_accelerator_rank, placement.local_world_size
+    return placement.local_rank, placement.local_world_size
+
+
+def _get_nvidia_variables(placement: Placement, egl_device_id: int | None, mujoco_gl: str) -> dict[str, str]:
+    visible = placement.visible_accelerators
+    variables = {
+        "CUDA_VISIBLE_DEVICES": ",".join(visible),
+        # NCCL's cuMem allocator costs memory beside CUDA graphs; inference engines switch it off too, and both
+        # ends of a communicator must agree.
+        "NCCL_CUMEM_ENABLE": "0",
+    }
+    if not visible or mujoco_gl.lower() in ("osmesa", "glx"):
+        return variables
+    first_id = visible[0 if placement.isolate_accelerator else placement.local_accelerator_rank]
+    if egl_device_id is not None:
+        first_id = str(egl_device_id)
+    if first_id.isdecimal():
+        # EGL numbers the machine's GPUs whatever CUDA_VISIBLE_DEVICES says.
+        variables |= {"MUJOCO_EGL_DEVICE_ID": first_id, "EGL_DEVICE_ID": first_id}
+    return variables

@@ -1,0 +1,52 @@
+"""Where one rank of a group runs, and what it may use there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The place of one rank: its node, its neighbours there, and its devices.
+
+    Attributes:
+        rank: the worker's rank in its group.
+        cluster_node_rank: the node's rank in the cluster.
+        placement_node_rank: the node's rank among the nodes that this group uses.
+        local_accelerator_rank: position, in the node's list of accelerators, of the first one that belongs to
+            the worker; the first of the node where it has none of its own; -1 on a node without accelerators.
+        accelerator_type: the node's, for example ``"NV_GPU"``, or ``"NO_ACCEL"``.
+        local_rank: place among the group's workers on the node.
+        local_world_size: number of the group's workers on the node.
+        visible_accelerators: ids of the devices that the worker can see, as the node names them (indices or UUIDs).
+        isolate_accelerator: whether a worker with devices of its own sees only those.
+        local_hardware_ranks: positions, in the node's list, of the worker's own devices; empty without any.
+        node_group_label: the node group that the ranks of the request were counted in.
+        global_accelerator_ids: the visible devices, counted through the whole cluster from 0.
+    """
+
+    rank: int
+    cluster_node_rank: int
+    placement_node_rank: int
+    local_accelerator_rank: int
+    accelerator_type: str
+    local_rank: int
+    local_world_size: int
+    visible_accelerators: tuple[str, ...]
+    isolate_accelerator: bool
+    local_hardware_ranks: tuple[int, ...]
+    node_group_label: str
+    global_accelerator_ids: tuple[int, ...] = ()
+
+    @property
+    def node_local_rank(self) -> int:
+        """``local_rank`` under the name that it has in the worker's environment.
+
+        (``LOCAL_RANK`` there is another thing: see ``worker_environment``.)
+        """
+        return self.local_rank
+
+    @property
+    def node_local_world_size(self) -> int:
+        """``local_world_size`` under the name that it has in the worker's environment."""
+        return self.local_world_size

@@ -1,0 +1,116 @@
+"""The grammar of a placement rule: which processes go on which resources.
+
+::
+
+    rule      := segment ("," segment)*
+    segment   := resources [":" processes]
+    resources := "all" | number | number "-" number
+    processes := number | number "-" number
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rlinf_async.errors import ConfigError
+
+_RANKS = re.compile(r"([0-9]{1,9})(?:\s*-\s*([0-9]{1,9}))?")
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive processes on consecutive resources; the number of one divides the number of the other."""
+
+    resources: range
+    processes: range
+
+    def get_resources_by_process(self) -> Iterator[range]:
+        """The resources of each process in turn.
+
+        With more processes than resources, neighbours share one; with fewer, each gets a block.
+        """
+        if len(self.processes) > len(self.resources):
+            sharers = len(self.processes) // len(self.resources)
+            for index in range(len(self.processes)):
+                resource = self.resources[index // sharers]
+                yield range(resource, resource + 1)
+        else:
+            block = len(self.resources) // len(self.processes)
+            for first in self.resources[::block]:
+                yield range(first, first + block)
+
+
+def parse_rule(rule: str, num_resources: int) -> list[Segment]:
+    """Reads a rule; ``all`` stands for resources 0 to ``num_resources - 1``.  The others may lie beyond them.
+
+    Processes are numbered from 0 without gaps, resources ascend, and no resource is named twice.  A segment
+    without processes has one for each resource.
+
+    Example:
+        >>> parse_rule("0-1:0-3,4", 8)
+        [Segment(resources=range(0, 2), processes=range(0, 4)), Segment(resources=range(4, 5), processes=range(4, 5))]
+
+    Raises:
+        ConfigError: with the segment and the reason.
+    """
+    segments: list[Segment] = []
+    for text in rule.split(","):
+        resource_text, colon, process_text = text.partition(":")
+        resources = _parse_ranks(resource_text, rule, num_resources)
+        _check_resources(resources, segments, rule)
+        next_process = segments[-1].processes.stop if segments else 0
+        if colon:
+            if process_text.strip().lower() == "all":
+                raise ConfigError(f"{text.strip()!r} in {rule!r}: the process ranks, after the ':', cannot be 'all'")
+            processes = _parse_ranks(process_text, rule, None)
+            _check_processes(processes, next_process, rule)
+        else:
+            processes = range(next_process, next_process + len(resources))
+        if len(processes) % len(resources) and len(resources) % len(processes):
+            raise ConfigError(
+                f"{text.strip()!r} in {rule!r}: the number of process ranks {len(processes)} must be divisible "
+                f"by the number of resource ranks {len(resources)}, or the other way round"
+            )
+        segments.append(Segment(resources, processes))
+    return segments
+
+
+def _parse_ranks(text: str, rule: str, num_resources: int | None) -> range:
+    text = text.strip()
+    if num_resources is not None and text.lower() == "all":
+        return range(num_resources)
+    match = _RANKS.fullmatch(text)
+    if match is None:
+        raise ConfigError(
+            f"Invalid rank format {text!r} in {rule!r}, expected a number such as 3, a range such as 0-3, or all"
+        )
+    start, end = int(match[1]), int(match[2] or match[1])
+    if end < start:
+        raise ConfigError(f"Start rank {start} must be less than or equal to end rank {end} in {rule!r}")
+    return range(start, end + 1)
+
+
+def _check_resources(resources: range, segments: list[Segment], rule: str) -> None:
+    if not segments or resources.start >= segments[-1].resources.stop:
+        return
+    for segment in segments:
+        first = max(resources.start, segment.resources.start)
+        if first < min(resources.stop, segment.resources.stop):
+            raise ConfigError(f"Resource ranks must be unique: {first} is named twice in {rule!r}")
+    raise ConfigError(
+        f"Resource ranks must be in ascending order: {resources.start} comes after "
+        f"{segments[-1].resources.stop - 1} in {rule!r}"
+    )
+
+
+def _check_processes(processes: range, expected: int, rule: str) -> None:
+    if processes.start == expected:
+        return
+    if processes.start < expected:
+        raise ConfigError(f"Process ranks must be unique: {processes.start} comes again in {rule!r}")
+    raise ConfigError(
+        f"Process ranks must be in ascending order and continuous, from 0 on: "
+        f"expected {expected}, got {processes.start} in {rule!r}"
+    )

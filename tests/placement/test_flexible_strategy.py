@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+
+from rlinf_async.errors import ConfigError
+from rlinf_async.placement import FlexiblePlacementStrategy
+
+
+def test_processes_are_ordered_by_their_first_accelerator_and_may_share(make_cluster):
+    placements = FlexiblePlacementStrategy([[3], [1, 0], [1]]).get_placement(make_cluster(2, 2))
+
+    assert [p.global_accelerator_ids for p in placements] == [(0, 1), (1,), (3,)]
+    assert [p.visible_accelerators for p in placements] == [("0", "1"), ("1",), ("1",)]
+    assert [p.local_hardware_ranks for p in placements] == [(0, 1), (1,), (1,)]
+    assert [(p.cluster_node_rank, p.local_rank, p.local_world_size) for p in placements] == [
+        (0, 0, 2),
+        (0, 1, 2),
+        (1, 0, 1),
+    ]
+
+
+def test_without_isolation_sharers_keep_their_own_first_device(make_cluster):
+    placements = FlexiblePlacementStrategy([[1], [1], [2, 3]]).get_placement(make_cluster(4), False)
+
+    assert [p.local_accelerator_rank for p in placements] == [1, 1, 2]
+    assert {p.visible_accelerators for p in placements} == {("0", "1", "2", "3")}
+
+
+def test_the_callers_lists_are_left_alone(make_cluster):
+    asked = [[1, 0], [3, 2]]
+
+    FlexiblePlacementStrategy(asked).get_placement(make_cluster(4))
+
+    assert asked == [[1, 0], [3, 2]]
+
+
+@pytest.mark.parametrize(
+    ("lists", "text"),
+    [
+        ([], "The hardware_ranks_list must not be empty"),
+        ([[0], []], "hardware ranks of process 1 must not be empty"),
+        ([[0, -1]], r"hardware ranks \[0, -1\] of process 0 must be non-negative"),
+    ],
+)
+def test_impossible_arguments_are_refused_at_once(lists, text):
+    with pytest.raises(ConfigError, match=text):
+        FlexiblePlacementStrategy(lists)
+
+
+@pytest.mark.parametrize(
+    ("lists", "text"),
+    [
+        ([[4]], "Hardware rank 4 is out of range: the cluster has 4"),
+        ([[1, 2]], "must be on the same node; they lie on node 0 'a' to node 1 'b'"),
+        ([[1, 1]], r"\[1, 1\] of a process must be unique"),
+    ],
+)
+def test_what_the_cluster_cannot_give_is_refused(make_cluster, lists, text):
+    with pytest.raises(ConfigError, match=text):
+        FlexiblePlacementStrategy(lists).get_placement(make_cluster(2, 2))
+
+
+def test_an_unknown_node_group_is_refused(make_cluster):
+    with pytest.raises(ConfigError, match="not defined for this cluster"):
+        FlexiblePlacementStrategy([[0]], "a800").get_placement(make_cluster(1))
+
+
+def test_an_accelerator_of_a_cluster_without_any_is_out_of_range(make_cluster):
+    with pytest.raises(ConfigError, match=r"out of range: the cluster has 0 \(node 0 'a': 0\)"):
+        FlexiblePlacementStrategy([[0]]).get_placement(make_cluster(0))
