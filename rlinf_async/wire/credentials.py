@@ -1,0 +1,225 @@
+"""Who may speak on a run's network: one certificate authority per run, one certificate per node.
+
+The near side makes a `RunAuthority` when it starts a run over several machines and hands every daemon its
+`NodeCredentials` over the lifeline.  The authority's key exists in that process's memory only and dies with it,
+so nobody can join a run from outside, not even another run of the same user.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import ssl
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from rlinf_async.errors import AuthError, ConfigError
+
+_CLOCK_SKEW = timedelta(days=2)  # a certificate that is not valid yet fails without a word on the other side
+_LIFETIME = timedelta(days=365)  # runs last weeks; a run ends with its authority anyway
+_READ_VERDICT = 1.0  # seconds that a server has to say what it thinks of our certificate
+_UNKNOWN_ISSUER = (18, 19, 20, 21)  # OpenSSL's codes for a chain that does not end in the authority
+_RUN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")
+
+
+def node_name(run: str, node: int) -> str:
+    """The DNS name in the certificate of a run's node, and the name under which it is dialled.
+
+    Raises:
+        ConfigError: the run's id is no DNS label of at most 32 characters, or the rank is negative.
+    """
+    if not _RUN.fullmatch(run):
+        raise ConfigError(f"run id {run!r} cannot stand in a certificate: use 1 to 32 lower-case letters, digits, '-'")
+    if node < 0:
+        raise ConfigError(f"node rank {node} cannot stand in a certificate: ranks start at 0")
+    return f"node-{node}.{run}.rlinf.internal"
+
+
+@dataclass(frozen=True, repr=False)
+class NodeCredentials:
+    """What one node needs to prove who it is, and to know the others: PEM texts.
+
+    Attributes:
+        ca: certificate of the run's authority.
+        cert: this node's certificate.
+        key: its private key, unencrypted.
+    """
+
+    ca: str
+    cert: str
+    key: str
+
+    def __repr__(self) -> str:
+        return "<secret>"
+
+
+class RunAuthority:
+    """Signs the certificates of one run's nodes.  ECDSA P-256, since gRPC takes no Ed25519."""
+
+    def __init__(self, run_id: str) -> None:
+        node_name(run_id, 0)
+        self._run = run_id
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{run_id}.rlinf.internal")])
+        self._certificate = (
+            _draft(self._name, self._name, self._key, self._key.public_key())
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_key_usage(signs_certificates=True), critical=True)
+            .sign(self._key, hashes.SHA256())
+        )
+
+    def __repr__(self) -> str:
+        return f"RunAuthority(run={self._run!r}, key=<secret>)"
+
+    def issue(self, node: int) -> NodeCredentials:
+        """A new key and certificate for the node of that rank, good for both ends of a connection.
+
+        Valid from two days ago (clocks differ) for a year from now.
+        """
+        name = node_name(self._run, node)
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        both_ends = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        certificate = (
+            _draft(subject, self._name, self._key, key.public_key())
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_key_usage(signs_certificates=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(both_ends), critical=False)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        key_text = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        return NodeCredentials(_pem(self._certificate), _pem(certificate), key_text.decode())
+
+
+async def explain_refusal(
+    host: str, port: int, name: str, credentials: NodeCredentials, timeout: float
+) -> AuthError | None:
+    """Repeats a TLS handshake that gRPC says only "socket closed" about, to learn why it failed.
+
+    Args:
+        host: IP address of the server.
+        name: the DNS name that its certificate must bear.
+        timeout: seconds for everything.
+
+    Returns:
+        The error to raise; None where authentication is not to blame: nobody listens, or the handshake succeeds.
+    """
+    where = f"{host}:{port}, which should be {name},"
+    try:
+        async with asyncio.timeout(timeout):
+            return await _handshake(host, port, name, where, credentials)
+    except (OSError, TimeoutError):  # no connection, or no answer: not a matter of certificates
+        return None
+
+
+async def _handshake(host: str, port: int, name: str, where: str, credentials: NodeCredentials) -> AuthError | None:
+    try:
+        context = _tls_context(credentials)
+    except (ssl.SSLError, ValueError) as error:
+        return AuthError(f"this node's own credentials cannot be used: {_reason(error)}")
+    try:
+        reader, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=name)
+    except ssl.SSLCertVerificationError as error:
+        fault = "it is of another run" if error.verify_code in _UNKNOWN_ISSUER else error.verify_message
+        return AuthError(f"{where} showed a certificate that this run does not accept: {fault}")
+    except ssl.SSLError as error:
+        return AuthError(f"{where} does not speak TLS as this run does: {_reason(error)}")
+    except ConnectionResetError:
+        return AuthError(f"{where} ended the connection during the TLS handshake: no node of this run")
+    try:
+        async with asyncio.timeout(_READ_VERDICT):
+            accepted = await reader.read(1)  # HTTP/2 settings follow at once where our certificate was accepted
+    except TimeoutError:
+        return None
+    except (ssl.SSLError, ConnectionResetError):
+        accepted = b""
+    finally:
+        writer.transport.abort()
+    if accepted:
+        return None
+    return AuthError(f"{where} ended the connection on seeing this node's certificate, which {_fault(credentials)}")
+
+
+def _tls_context(credentials: NodeCredentials) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cadata=credentials.ca)
+    context.set_alpn_protocols(["h2"])
+    descriptor = os.memfd_create("credentials")  # ssl reads keys from files only; this one has no name
+    try:
+        os.write(descriptor, f"{credentials.cert}\n{credentials.key}".encode())
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+    return context
+
+
+def _fault(credentials: NodeCredentials) -> str:
+    """What a server may have against this certificate: it does not say."""
+    authority = x509.load_pem_x509_certificate(credentials.ca.encode())
+    certificate = x509.load_pem_x509_certificate(credentials.cert.encode())
+    since, until, now = certificate.not_valid_before_utc, certificate.not_valid_after_utc, _now()
+    if now > until:
+        return f"has expired: it was valid until {until:%Y-%m-%d %H:%M} UTC"
+    if now < since:
+        return f"is not valid yet: it will be from {since:%Y-%m-%d %H:%M} UTC, and here it is {now:%Y-%m-%d %H:%M} UTC"
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (InvalidSignature, ValueError, TypeError):
+        return "is not signed by the authority of this run"
+    return (
+        f"is in order here: that machine belongs to another run, or its clock is not "
+        f"between {since:%Y-%m-%d %H:%M} and {until:%Y-%m-%d %H:%M} UTC"
+    )
+
+
+def _reason(error: Exception) -> str:
+    reason = getattr(error, "reason", None)
+    return reason.lower().replace("_", " ") if reason else str(error)
+
+
+def _draft(
+    subject: x509.Name, issuer: x509.Name, issuer_key: ec.EllipticCurvePrivateKey, key: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
+    now = _now()
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCK_SKEW)
+        .not_valid_after(now + _LIFETIME)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
+    )
+
+
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _pem(certificate: x509.Certificate) -> str:
+    return certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

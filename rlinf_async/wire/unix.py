@@ -1,0 +1,310 @@
+"""Frames over a UNIX socket, file descriptors riding on the frame that they belong to.
+
+One plain non-blocking socket, ``add_reader`` and ``recvmsg``: as fast as a transport, and descriptors arrive with
+their bytes.  ``send`` may be called from any thread.  What is sent within one turn of the loop leaves in one system
+call.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rlinf_async.core.frames import Frame, FrameError, FrameReader, new_packer
+from rlinf_async.errors import AuthError
+
+_READ: Final = 256 * 1024
+_ANCILLARY: Final = socket.CMSG_SPACE(64 * 4)
+_BATCH: Final = 256 * 1024
+
+OnFrames = Callable[[list[tuple[list[Any], list[int]]]], None]
+
+
+class Connection:
+    """One end of a framed UNIX socket.
+
+    ``on_frame(frame, fds)`` is called on the loop for every frame; the callee owns the descriptors.
+    ``on_batch()`` follows the last frame of what one wake-up brought.  ``on_closed(reason)`` is called once, when the
+    other end is gone or broke the protocol; not when ``close()`` was called here.
+
+    Descriptors given to ``send`` belong to the connection from then on and are closed when they have left.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        on_frame: Callable[[list[Any], list[int]], None],
+        on_closed: Callable[[str], None],
+        on_batch: Callable[[], None] | None = None,
+    ) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._loop = loop
+        self._thread = 0
+        self._on_frame = on_frame
+        self._on_closed = on_closed
+        self._on_batch = on_batch
+        self._reader = FrameReader()
+        self._packer = new_packer()
+        self._received_fds: deque[int] = deque()
+        self._lock = threading.Lock()
+        self._queue: deque[tuple[bytes, Sequence[int]]] = deque()
+        self._scheduled = False
+        self._blocked = False
+        self._closed = False
+        self._buffer = bytearray(_READ)
+        self._view = memoryview(self._buffer)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open"
+        return f"<Connection fd {self._sock.fileno()} {state} [{len(self._queue)} chunks queued]>"
+
+    def open(self) -> None:
+        """Starts reading.  Call it on the loop's own thread."""
+        self._thread = threading.get_ident()
+        self._loop.add_reader(self._sock.fileno(), self._readable)
+        self._flush()
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def send(self, frame: Frame, fds: Sequence[int] = (), *, later: bool = False) -> None:
+        """Queues a frame; from another thread it is written at once unless ``later`` says that more will follow."""
+        direct = False
+        with self._lock:
+            if self._closed:
+                _close_all(fds)
+                return
+            self._queue.append((self._packer.pack(frame), fds))
+            if self._scheduled or self._blocked:
+                return
+            if threading.get_ident() == self._thread:
+                self._scheduled = True
+                self._loop.call_soon(self._flush)
+            elif later or not self._thread:
+                if self._thread:
+                    self._scheduled = True
+                    self._loop.call_soon_threadsafe(self._flush)
+            else:
+                direct = True
+        if direct:
+            self._write()
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        if not self._blocked:
+            self._write()
+
+    def _write(self) -> None:
+        """Writes until the queue is empty or the socket is full."""
+        with self._lock:
+            if self._closed or self._blocked:
+                return
+            queue = self._queue
+            while queue:
+                data, fds = queue.popleft()
+                if queue and not queue[0][1] and len(data) < _BATCH:
+                    chunks = [data]
+                    size = len(data)
+                    while queue and not queue[0][1] and size < _BATCH:
+                        chunk = queue.popleft()[0]
+                        chunks.append(chunk)
+                        size += len(chunk)
+                    data = b"".join(chunks)
+                try:
+                    if fds:
+                        rights = array.array("i", fds)
+                        sent = self._sock.sendmsg(
+                            [data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)], socket.MSG_NOSIGNAL
+                        )
+                        _close_all(fds)
+                        fds = ()
+                    else:
+                        sent = self._sock.send(data, socket.MSG_NOSIGNAL)
+                except BlockingIOError:
+                    sent = 0
+                except OSError:
+                    # The reader hears of it, drains what the other side still said, and tells why.
+                    _close_all(fds)
+                    return
+                if sent < len(data):
+                    queue.appendleft((data[sent:], fds))
+                    self._blocked = True
+                    break
+            blocked = self._blocked
+        if blocked:
+            self._on_loop(self._await_writable)
+
+    def _await_writable(self) -> None:
+        if not self._closed:
+            self._loop.add_writer(self._sock.fileno(), self._writable)
+
+    def _writable(self) -> None:
+        self._loop.remove_writer(self._sock.fileno())
+        self._blocked = False
+        self._write()
+
+    def _on_loop(self, callback: Callable[[], None]) -> None:
+        if threading.get_ident() == self._thread:
+            callback()
+        else:
+            self._loop.call_soon_threadsafe(callback)
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def _readable(self) -> None:
+        if self.read() is False:
+            self._fail("end of file")
+
+    def read(self) -> bool | None:
+        """Reads what is there, once.  False at the end of the stream, None when nothing was there."""
+        try:
+            size, ancillary, flags, _ = self._sock.recvmsg_into(
+                [self._view], _ANCILLARY, socket.MSG_CMSG_CLOEXEC
+            )
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError as error:
+            if self._closed:
+                return None
+            self._fail(f"{type(error).__name__}: {error}")
+            return None
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds = array.array("i")
+                fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+                self._received_fds.extend(fds)
+        if flags & socket.MSG_CTRUNC:
+            self._fail("file descriptors were lost on the way (is the limit of open files reached? `ulimit -n`)")
+            return None
+        if size == 0:
+            return False
+        try:
+            for frame in self._reader.feed(self._view[:size]):
+                count = frame[1]
+                fds_of_frame: list[int] = []
+                if count:
+                    if len(self._received_fds) < count:
+                        raise FrameError("a frame came without its file descriptors")
+                    fds_of_frame = [self._received_fds.popleft() for _ in range(count)]
+                self._on_frame(frame, fds_of_frame)
+                if self._closed:
+                    return None
+        except FrameError as error:
+            self._fail(str(error))
+            return None
+        if self._on_batch is not None:
+            self._on_batch()
+        return True
+
+    def drain(self) -> None:
+        """Reads everything that the other side still said before it went."""
+        while not self._closed and self.read():
+            pass
+
+    # -- closing ------------------------------------------------------------------------------------------------
+
+    def _fail(self, reason: str) -> None:
+        if not self._closed:
+            self.close()
+            self._on_closed(reason)
+
+    def flush_blocking(self, timeout: float) -> None:
+        """Last words of a process that is about to end: writes what is queued, waiting at most ``timeout`` seconds."""
+        with self._lock, contextlib.suppress(OSError):
+            self._sock.settimeout(timeout)
+            while self._queue:
+                data, fds = self._queue.popleft()
+                if fds:
+                    rights = array.array("i", fds)
+                    sent = self._sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+                    data = data[sent:]
+                self._sock.sendall(data)
+
+    def close(self) -> None:
+        """Closes the socket and every descriptor that had not been handed over.  Idempotent; on the loop's thread."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            fileno = self._sock.fileno()
+            if self._thread and not self._loop.is_closed():
+                self._loop.remove_reader(fileno)
+                self._loop.remove_writer(fileno)
+            self._sock.close()
+            for _, fds in self._queue:
+                _close_all(fds)
+            self._queue.clear()
+            _close_all(self._received_fds)
+            self._received_fds.clear()
+
+
+def _close_all(fds: Sequence[int] | deque[int]) -> None:
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+def peer_of(sock: socket.socket) -> tuple[int, int]:
+    """Process id and user id of the other end, as the kernel vouches for them."""
+    pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid
+
+
+def check_peer(sock: socket.socket) -> int:
+    """The peer's process id.
+
+    Raises:
+        AuthError: the other end belongs to another user.
+    """
+    pid, uid = peer_of(sock)
+    if uid != os.geteuid():
+        raise AuthError(f"the other end of the UNIX socket belongs to user {uid}, this process to {os.geteuid()}")
+    return pid
+
+
+def connect(path: str) -> socket.socket:
+    """A socket to the daemon that listens at ``path``.
+
+    Raises:
+        AuthError: the socket's directory or the listener belongs to somebody else.
+        ConnectionError, FileNotFoundError: nobody listens there.
+    """
+    status = Path(path).parent.lstat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise AuthError(f"{Path(path).parent} must belong to this user with mode 0700")
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.connect(path)
+        check_peer(sock)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def listen(path: str) -> socket.socket:
+    """A listening socket at ``path``, inside a directory of mode 0700."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.bind(path)
+        Path(path).chmod(0o600)
+        sock.listen(128)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
