@@ -1,0 +1,439 @@
+"""Runs the methods of one worker: user code on the main thread, the socket on a thread of its own.
+
+One FIFO of calls.  On the main thread's loop an ``async def`` method becomes a task; in front of a ``def`` method the
+loop stops, the method runs with no loop running, and the loop goes on::
+
+    socket thread   on_frame: queue.append(call) ── on_batch: wake the main loop
+    main thread     run_forever ── _pump: start tasks until a def is at the head ── stop
+                    ── _run_blocking: def after def, a turn of the loop every few ms ── run_forever
+
+So nothing that a user writes is ever run by two threads at once, and the socket answers while user code computes
+(within a GIL switch interval).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import inspect
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Any, Final
+
+from rlinf_async.client import NodeClient
+from rlinf_async.core import codec, failures, frames
+from rlinf_async.core.body import Body, open_body, pack_body
+from rlinf_async.core.frames import Status
+from rlinf_async.worker import base
+from rlinf_async.worker.main_module import adopt
+from rlinf_async.worker.store import MasterStore
+
+logger = logging.getLogger(__name__)
+
+TURN: Final = 0.005
+"""Seconds of ``def`` methods after which the loop gets a turn, so that they cannot starve coroutines."""
+
+MAX_CONCURRENCY: Final = 1000
+
+CONSTRUCT: Final = "__init__"
+
+
+class Kind(Enum):
+    DEF = auto()
+    COROUTINE = auto()
+    STREAM = auto()
+
+
+class State(Enum):
+    QUEUED = auto()
+    RUNNING = auto()
+    ENDED = auto()
+
+
+class Call:
+    """One call that this worker owes an answer to."""
+
+    __slots__ = ("body", "call", "cancelled", "credit", "granted", "method", "slot", "source", "state", "task")
+
+    def __init__(self, source: int, slot: int, call: int, method: str, credit: int, body: Body) -> None:
+        self.source = source
+        self.slot = slot
+        self.call = call
+        self.method = method
+        self.credit = credit
+        self.body: Body | None = body
+        self.state = State.QUEUED
+        self.cancelled = False
+        self.task: asyncio.Task[None] | None = None
+        self.granted: asyncio.Future[None] | None = None
+
+
+class Runtime:
+    """The inbox of a worker's client, and the loop that empties it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, identity: base.Identity, max_concurrency: int | None) -> None:
+        self._loop = loop
+        self._identity = identity
+        self._max_concurrency = max_concurrency or MAX_CONCURRENCY
+        self._worker: Any = None
+        self._stillborn: bytes | None = None
+        self._kinds: dict[str, tuple[Kind, Callable[..., Any]]] = {}
+        self._queue: deque[Call] = deque()
+        self._open: dict[tuple[int, int], Call] = {}
+        self._state_lock = threading.Lock()
+        self._awake = False
+        self._running = 0
+        self._stopping = False
+        self.client: NodeClient
+        self.store: MasterStore | None = None
+
+    # -- the socket thread --------------------------------------------------------------------------------------
+
+    def on_frame(self, frame: list[Any], fds: list[int]) -> None:
+        kind = frame[0]
+        if kind == frames.CALL:
+            _, _, source, slot, number, method, credit, body = frame
+            call = Call(source, slot, number, method, credit, open_body(body, fds))
+            self._open[source, number] = call
+            self._queue.append(call)
+        elif kind == frames.CANCEL:
+            self._cancel(frame[2], frame[4])
+        elif kind == frames.CREDIT:
+            call_or_none = self._open.get((frame[2], frame[4]))
+            if call_or_none is not None:
+                self._on_main(self._grant, call_or_none, frame[5])
+        elif kind == frames.STOP:
+            self._on_main(self._stop, float(frame[3]))
+
+    def on_batch(self) -> None:
+        if self._queue and not self._awake:
+            self._awake = True
+            self._on_main(self._pump)
+
+    def _on_main(self, callback: Callable[..., None], *args: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
+            self._loop.call_soon_threadsafe(callback, *args)
+
+    def _cancel(self, source: int, number: int) -> None:
+        call = self._open.get((source, number))
+        if call is None:
+            return
+        with self._state_lock:
+            call.cancelled = True
+            waiting = call.state is State.QUEUED
+            if waiting:
+                call.state = State.ENDED
+        if waiting:
+            self._answer(call, Status.CANCELLED, b"")
+        else:
+            self._on_main(self._cancel_running, call)
+
+    # -- the main thread ----------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Runs calls until the daemon says stop."""
+        while not self._stopping:
+            try:
+                self._loop.run_forever()
+            except (SystemExit, KeyboardInterrupt) as error:
+                # A task that a method left behind raised it; a worker ends when its group is closed.
+                logger.warning("%s in a background task of the worker is ignored", type(error).__name__)
+                self._loop.call_soon(self._pump)
+                continue
+            if not self._stopping:
+                self._run_blocking()
+
+    def _begin(self, call: Call) -> bool:
+        with self._state_lock:
+            if call.state is not State.QUEUED:
+                return False
+            call.state = State.RUNNING
+        return True
+
+    def _pump(self) -> None:
+        """On the loop: starts coroutines until a ``def`` method is at the head of the queue."""
+        queue = self._queue
+        while True:
+            while queue:
+                call = queue[0]
+                if call.state is not State.QUEUED:
+                    queue.popleft()
+                    continue
+                kind, function = self._kind(call.method)
+                if kind is Kind.DEF:
+                    self._loop.call_soon(self._loop.stop)
+                    return
+                if self._running >= self._max_concurrency:
+                    self._awake = True
+                    return
+                queue.popleft()
+                if self._begin(call):
+                    self._start(call, kind, function)
+            self._awake = False
+            if not queue:
+                return
+            self._awake = True
+
+    def _run_blocking(self) -> None:
+        """With the loop stopped: runs ``def`` methods, one after the other."""
+        queue = self._queue
+        until = time.monotonic() + TURN
+        while queue and not self._stopping:
+            call = queue[0]
+            if call.state is not State.QUEUED:
+                queue.popleft()
+                continue
+            kind, function = self._kind(call.method)
+            if kind is not Kind.DEF:
+                break
+            queue.popleft()
+            if self._begin(call):
+                self._run(call, function)
+            if time.monotonic() > until:
+                break
+        self._loop.call_soon(self._pump)
+
+    def _kind(self, method: str) -> tuple[Kind, Callable[..., Any]]:
+        known = self._kinds.get(method)
+        if known is not None:
+            return known
+        function: Callable[..., Any]
+        if method == CONSTRUCT:
+            return Kind.DEF, self._construct
+        if self._worker is None:
+            return Kind.DEF, _unborn
+        function = getattr(self._worker, method, None)  # type: ignore[assignment]
+        if method.startswith("_") or not callable(function):
+            return Kind.DEF, _Missing(self._worker, method)
+        if inspect.isasyncgenfunction(function):
+            kind = Kind.STREAM
+        elif inspect.iscoroutinefunction(function):
+            kind = Kind.COROUTINE
+        else:
+            kind = Kind.DEF
+        self._kinds[method] = (kind, function)
+        return kind, function
+
+    def _construct(self, worker_cls: type, *args: Any, **kwargs: Any) -> None:
+        adopt(worker_cls)
+        base.identity = self._identity
+        try:
+            self._worker = worker_cls(*args, **kwargs)
+        except BaseException as error:
+            self._stillborn = failures.pack(self._capture(error))
+            raise
+
+    def _run(self, call: Call, function: Callable[..., Any]) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            if self._stillborn is not None:
+                self._answer(call, Status.ERROR, self._stillborn)
+                return
+            args, kwargs = self._arguments(call)
+            value = function(*args, **kwargs)
+        except BaseException as error:
+            self._answer_error(call, error)
+            return
+        if asyncio.iscoroutine(value) and not call.credit:
+            # A plain function that returns a coroutine: a decorator that forgot functools.wraps.
+            call.task = self._loop.create_task(self._finish(call, value))
+            self._running += 1
+            return
+        self._answer_value(call, value)
+
+    def _start(self, call: Call, kind: Kind, function: Callable[..., Any]) -> None:
+        self._running += 1
+        coroutine = self._stream(call, function) if kind is Kind.STREAM else self._coroutine(call, function)
+        call.task = self._loop.create_task(coroutine)
+
+    async def _coroutine(self, call: Call, function: Callable[..., Any]) -> None:
+        try:
+            args, kwargs = self._arguments(call)
+            value = await function(*args, **kwargs)
+        except BaseException as error:
+            self._answer_error(call, error)
+        else:
+            self._answer_value(call, value)
+        finally:
+            self._ended()
+
+    async def _finish(self, call: Call, awaitable: Any) -> None:
+        try:
+            value = await awaitable
+        except BaseException as error:
+            self._answer_error(call, error)
+        else:
+            self._answer_value(call, value)
+        finally:
+            self._ended()
+
+    async def _stream(self, call: Call, function: Callable[..., Any]) -> None:
+        try:
+            if not call.credit:
+                raise TypeError(f"{call.method}() is an async generator: iterate over it with `async for`")
+            args, kwargs = self._arguments(call)
+            generator = function(*args, **kwargs)
+            async with contextlib.aclosing(generator):
+                async for item in generator:
+                    while call.credit <= 0:
+                        call.granted = self._loop.create_future()
+                        await call.granted
+                    call.credit -= 1
+                    body, fds = pack_body(codec.encode(item, describe=f"an item of {call.method}()", root="item"))
+                    self._send(call, Status.ITEM, body, fds)
+        except BaseException as error:
+            self._answer_error(call, error)
+        else:
+            self._answer(call, Status.END, b"")
+        finally:
+            self._ended()
+
+    def _ended(self) -> None:
+        self._running -= 1
+        if self._queue and self._running == self._max_concurrency - 1:
+            self._loop.call_soon(self._pump)
+
+    def _grant(self, call: Call, count: int) -> None:
+        call.credit += count
+        if call.granted is not None and not call.granted.done():
+            call.granted.set_result(None)
+
+    def _cancel_running(self, call: Call) -> None:
+        if call.task is not None:
+            call.task.cancel()
+
+    # -- answers ------------------------------------------------------------------------------------------------
+
+    def _arguments(self, call: Call) -> Any:
+        body, call.body = call.body, None
+        return codec.decode(body if body is not None else b"")
+
+    def _capture(self, error: BaseException) -> failures.Failure:
+        info = self._identity.info
+        where = {
+            "group": self._identity.group_name,
+            "rank": info.rank,
+            "node": info.node_name,
+            "pid": os.getpid(),
+        }
+        return failures.capture(error, where)
+
+    def _answer_value(self, call: Call, value: Any) -> None:
+        try:
+            encoded = codec.encode(value, describe=f"the result of {call.method}()", root="result")
+            body, fds = pack_body(encoded)
+        except BaseException as error:
+            self._answer_error(call, error)
+            return
+        self._answer(call, Status.OK, body, fds)
+
+    def _answer_error(self, call: Call, error: BaseException) -> None:
+        if call.cancelled and isinstance(error, asyncio.CancelledError):
+            self._answer(call, Status.CANCELLED, b"")
+        else:
+            self._answer(call, Status.ERROR, failures.pack(self._capture(error)))
+
+    def _answer(self, call: Call, status: int, body: Any, fds: Any = ()) -> None:
+        self._open.pop((call.source, call.call), None)
+        call.state = State.ENDED
+        call.body = None
+        self._send(call, status, body, fds)
+
+    def _send(self, call: Call, status: int, body: Any, fds: Any) -> None:
+        frame = (frames.REPLY, len(fds), self.client.endpoint, call.source, call.call, call.slot, int(status), body)
+        self.client.reply(frame, fds, later=bool(self._queue))
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def _stop(self, grace: float) -> None:
+        self._stopping = True
+        self._ending = self._loop.create_task(self._wind_down(grace))
+
+    async def _wind_down(self, grace: float) -> None:
+        """Cancels what still runs, gives it ``grace`` seconds to clean up, and lets ``serve`` return."""
+        current = asyncio.current_task()
+        tasks = [task for task in asyncio.all_tasks() if task is not current]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=grace)
+        self._loop.stop()
+
+
+def _unborn(*args: Any, **kwargs: Any) -> None:
+    raise RuntimeError("the worker has not been constructed")
+
+
+class _Missing:
+    """What a call of a method that does not exist runs into."""
+
+    def __init__(self, worker: Any, method: str) -> None:
+        self._worker, self._method = worker, method
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        names = [name for name in dir(self._worker) if not name.startswith("_")]
+        public = [name for name in names if callable(getattr(self._worker, name))]
+        raise AttributeError(
+            f"{type(self._worker).__name__} has no public method {self._method!r}; it has {', '.join(public)}"
+        )
+
+
+def main(sock: socket.socket, spec: dict[str, Any], identity: base.Identity, store_fd: int | None) -> None:
+    """The life of a worker process, from its first frame to its exit; does not return."""
+    import uvloop
+
+    sys.setswitchinterval(0.0005)
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    socket_loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    runtime = Runtime(loop, identity, spec.get("max_concurrency"))
+    client = NodeClient(socket_loop, runtime)
+    client.node = identity.info.cluster_node_rank
+    runtime.client = client
+    base.client = client
+    client.on_event.setdefault("closed", []).append(lambda facts: os._exit(1))
+
+    def serve_socket() -> None:
+        asyncio.set_event_loop(socket_loop)
+        client.attach(sock, {"role": "worker", "pid": os.getpid()})
+        if store_fd is not None:
+            runtime.store = MasterStore(socket_loop, store_fd)
+        socket_loop.run_forever()
+
+    thread = threading.Thread(target=serve_socket, name="rlinf-socket", daemon=True)
+    thread.start()
+    os.register_at_fork(after_in_child=lambda: _forget_socket(sock))
+    code = 0
+    try:
+        runtime.serve()
+    finally:
+        _leave(client, code)
+
+
+def _forget_socket(sock: socket.socket) -> None:
+    """A forked child of user code must not keep the worker's socket open: its end is the worker's end."""
+    with contextlib.suppress(OSError):
+        os.close(sock.detach())
+    base.client = None
+    base.identity = None
+
+
+def _leave(client: NodeClient, code: int) -> None:
+    """Exit functions, flush, and out: a full interpreter shutdown with torch costs 0.2 s of CPU."""
+    signal.alarm(0)
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()
+    with contextlib.suppress(BaseException):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    client.last_words(0.5)
+    os._exit(code)

@@ -1,0 +1,41 @@
+"""The store behind MASTER_ADDR and MASTER_PORT, opened when somebody first knocks.
+
+The daemon of the group's first rank made the listening socket on the node's own address, so that the port is known
+before any worker exists and nothing listens on a wildcard address.  torch's store has no authentication: whoever can
+reach that address can write keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+class MasterStore:
+    """torch's ``TCPStore`` on a socket that already listens; it costs nothing until a client connects."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, listen_fd: int) -> None:
+        self._loop = loop
+        self._listener = socket.socket(fileno=listen_fd)
+        self._store: Any = None
+        loop.add_reader(listen_fd, self._open)
+
+    def _open(self) -> None:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
+
+        address, port = self._listener.getsockname()[:2]
+        self._loop.remove_reader(self._listener.fileno())
+        try:
+            self._store = TCPStore(
+                host_name=address,
+                port=port,
+                is_master=True,
+                wait_for_workers=False,
+                master_listen_fd=self._listener.detach(),
+            )
+        except Exception:
+            logger.exception("the store at MASTER_PORT %d could not be opened; init_process_group will fail", port)

@@ -1,0 +1,241 @@
+"""What workers are forked from: a process that has imported torch and waits.
+
+``python -m rlinf_async.worker.template FD`` is started by a node's daemon with one end of a packet socket.  Each
+packet is the description of one worker (msgpack, written by the daemon), with its socket, its output pipes and, for a
+group's first rank, the listening socket of the group's store.  The template forks twice, so that the daemon, a
+subreaper, becomes the worker's parent: it has the true wait status, and workers outlive their template.
+
+It must never start a thread (``OPENBLAS_NUM_THREADS=1``) nor touch CUDA, or its children would be born broken.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import msgpack
+
+PACKET: Final = 512 * 1024
+PR_SET_PDEATHSIG: Final = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """The kernel kills this process when its parent ends; exits at once if that has happened already."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    die_with_parent(int(sys.argv[2]))
+    gc.disable()
+    since = time.monotonic()
+    _import_everything()
+    gc.collect()
+    gc.freeze()
+    threads = [entry.name for entry in Path("/proc/self/task").iterdir()]
+    if len(threads) != 1:
+        names = ", ".join(Path(f"/proc/self/task/{thread}/comm").read_text().strip() for thread in threads)
+        raise RuntimeError(
+            f"the worker template has {len(threads)} threads ({names}), and what is forked from it would be broken: "
+            "something that is imported at start (a sitecustomize?) starts threads"
+        )
+    control.send(msgpack.packb({"ready": True, "seconds": time.monotonic() - since, "torch": _torch_version()}))
+    _serve(control)
+
+
+def _import_everything() -> None:
+    import cloudpickle  # noqa: F401
+    import numpy.random  # noqa: F401  # lazily imported otherwise: 15 ms in every worker
+    import torch.distributed  # noqa: F401
+    import uvloop  # noqa: F401
+
+    import rlinf_async.data.tensors
+    import rlinf_async.worker.runtime  # noqa: F401
+
+
+def _torch_version() -> str:
+    import torch
+
+    return str(torch.__version__)
+
+
+def _serve(control: socket.socket) -> None:
+    while True:
+        try:
+            packet, ancillary, flags, _ = control.recvmsg(
+                PACKET, socket.CMSG_SPACE(8 * 4), socket.MSG_CMSG_CLOEXEC
+            )
+        except InterruptedError:
+            continue
+        if not packet:
+            return
+        fds: list[int] = []
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                numbers = array.array("i")
+                numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+                fds.extend(numbers)
+        try:
+            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                raise OSError(f"the description of a worker is larger than {PACKET} bytes; is its environment huge?")
+            spec = msgpack.unpackb(packet, raw=False)
+            answer: dict[str, Any] = {"pid": _fork_twice(control, spec, fds)}
+        except OSError as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        for fd in fds:
+            os.close(fd)
+        control.send(msgpack.packb(answer))
+
+
+def _fork_twice(control: socket.socket, spec: dict[str, Any], fds: list[int]) -> int:
+    """The worker's pid; when this returns, the daemon is its parent."""
+    read, write = os.pipe()
+    middle = os.fork()
+    if middle == 0:
+        try:
+            worker = os.fork()
+        except OSError as error:
+            os.write(write, f"-{error.errno}".encode())
+            os._exit(1)
+        if worker == 0:
+            os.close(read)
+            os.close(write)
+            control.close()
+            _become(spec, fds)
+        os.write(write, str(worker).encode())
+        os._exit(0)
+    os.close(write)
+    with open(read, "rb") as reader:
+        text = reader.read()
+    os.waitpid(middle, 0)
+    pid = int(text or b"-1")
+    if pid < 0:
+        raise OSError(-pid, f"fork: {os.strerror(-pid)} (is the limit of processes reached? `ulimit -u`)")
+    return pid
+
+
+def _become(spec: dict[str, Any], fds: list[int]) -> None:
+    """Turns the forked child into a worker.  Does not return."""
+    try:
+        sock, store_fd = _settle_in(spec, fds)
+        from rlinf_async.worker import runtime
+
+        runtime.main(sock, spec, _identity(spec), store_fd)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(BaseException):
+            sys.stderr.flush()
+        os._exit(70)
+
+
+def _settle_in(spec: dict[str, Any], fds: list[int]) -> tuple[socket.socket, int | None]:
+    sock = socket.socket(fileno=fds[0])
+    os.setsid()
+    null = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(fds[1], 1)
+    os.dup2(fds[2], 2)
+    for fd in (null, fds[1], fds[2]):
+        os.close(fd)
+    # The daemon's first bytes come after the process in between is gone: from here on the daemon is the parent.
+    if not sock.recv(1, socket.MSG_PEEK):
+        os._exit(1)
+    die_with_parent(spec["parent"])
+    _mark(spec["token"])
+    os.environ.clear()
+    os.environ.update(spec["env"])
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    faulthandler.enable()
+    with contextlib.suppress(OSError):
+        os.chdir(spec["cwd"])
+    # The driver's own path decides, in its order; what only this node has comes after it.
+    sys.path[:] = [entry for entry in spec["sys_path"] if entry and Path(entry).exists()] + [
+        entry for entry in sys.path if entry not in spec["sys_path"] and entry
+    ]
+    from rlinf_async.worker.main_module import renew
+
+    renew(spec.get("script"))
+    _seed(spec.get("seed"))
+    import torch
+
+    torch.set_num_threads(max(1, int(spec["threads"])))
+    _configure_logging(spec)
+    gc.enable()
+    return sock, fds[3] if len(fds) > 3 else None
+
+
+def _mark(token: str) -> None:
+    """Writes the worker's token over the template's in what ``/proc/<pid>/environ`` shows.
+
+    That is the memory which the kernel filled at exec; ``os.environ`` does not reach it.  By this mark the daemon
+    knows what a dead worker has left behind, forked children that changed their session among it.
+    """
+    name = b"RLINF_WORKER="
+    offset = Path("/proc/self/environ").read_bytes().find(name)
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    env_start = int(fields[47])
+    if offset >= 0 and env_start:
+        ctypes.memmove(env_start + offset + len(name), token.encode(), len(token))
+
+
+def _seed(seed: int | None) -> None:
+    """torch and numpy would draw the same numbers in every forked child."""
+    import random
+
+    import numpy as np
+    import torch
+
+    if seed is None:
+        seed = int.from_bytes(os.urandom(4), "little")
+    else:
+        random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch.manual_seed(seed)
+
+
+def _configure_logging(spec: dict[str, Any]) -> None:
+    import logging
+
+    level = spec["env"].get("RLINF_LOG_LEVEL", "INFO").upper()
+    handler = logging.StreamHandler(sys.stdout)
+    name = spec["env"].get("WORKER_NAME", "worker")
+    handler.setFormatter(
+        logging.Formatter(f"[%(levelname)s %(asctime)s {name}][%(filename)s:%(lineno)d] %(message)s", "%H:%M:%S")
+    )
+    root = logging.getLogger("RLinf")
+    root.addHandler(handler)
+    root.setLevel(level if level in logging.getLevelNamesMapping() else "INFO")
+    root.propagate = False
+
+
+def _identity(spec: dict[str, Any]) -> Any:
+    from rlinf_async.address import WorkerAddress, WorkerInfo
+    from rlinf_async.worker.base import Identity
+
+    facts = dict(spec["info"])
+    facts["address"] = WorkerAddress.from_name(facts["address"])
+    facts["available_accelerators"] = tuple(facts.get("available_accelerators", ()))
+    facts["pid"] = os.getpid()
+    return Identity(WorkerInfo(**facts), spec["world_size"], spec["group"], dict(spec["env"]))
+
+
+if __name__ == "__main__":
+    main()
