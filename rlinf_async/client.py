@@ -1,0 +1,326 @@
+"""This process's seat at its node: one socket to the daemon, and everything that is said over it.
+
+A driver and a worker speak to their daemon in the same way: they make calls on other workers, ask daemons for things
+and hear of events.  A worker also receives calls, which it hands to its runtime (the ``inbox``).
+
+Everything that arrives is handled on the client's own loop: in a driver inside asyncio the user's loop, in a plain
+script a background thread's, in a worker the socket thread's.  ``call``, ``cancel``, ``credit`` and ``ask`` may be
+used from any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import itertools
+import socket
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, Protocol
+
+from rlinf_async import errors
+from rlinf_async.core import codec, frames
+from rlinf_async.core.body import Body, open_body, pack_body
+from rlinf_async.core.frames import Status
+from rlinf_async.core.segment import close_fds
+from rlinf_async.errors import ClosedError, NodeLost
+from rlinf_async.wire.unix import Connection
+from rlinf_async.work import Work
+
+codec.extend("torch", "rlinf_async.data.tensors")
+
+HERE: Final = -1
+"""``ask(..., node=HERE)``: this process's own node."""
+
+
+class Sink(Protocol):
+    """Where the answers to one call go; ``answer`` is True once it expects no more."""
+
+    @property
+    def targets(self) -> Sequence[int]: ...
+
+    def answer(self, slot: int, status: int, body: Body) -> bool: ...
+
+
+class Inbox(Protocol):
+    """What a worker does with frames that are meant for it."""
+
+    def on_frame(self, frame: list[Any], fds: list[int]) -> None: ...
+
+    def on_batch(self) -> None: ...
+
+
+class NodeClient:
+    """The client of one node daemon.
+
+    Attributes:
+        endpoint: this process's id in the run; 0 until ``ready`` is done.
+        node: rank of the node that this process is attached to.
+        welcome: what the daemon said of the run: its id, its nodes, this process's place.
+        ready: done when the daemon has answered.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, inbox: Inbox | None = None) -> None:
+        self.loop = loop
+        self.endpoint = 0
+        self.node = -1
+        self.welcome: dict[str, Any] = {}
+        self.ready: Work[dict[str, Any]] = Work()
+        self.on_event: dict[str, list[Callable[[dict[str, Any]], None]]] = {}
+        self.lost_nodes: dict[int, NodeLost] = {}
+        self._inbox = inbox
+        self._ids = itertools.count(1)
+        self._calls: dict[int, Sink] = {}
+        self._asks: dict[int, tuple[Work[Any], int, str]] = {}
+        self._connection: Connection | None = None
+        self._closed: Exception | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open"
+        return f"<NodeClient node {self.node} {state} [{len(self._calls)} calls, {len(self._asks)} asks open]>"
+
+    def attach(self, sock: socket.socket, facts: dict[str, Any]) -> None:
+        """Takes the socket and says hello; on the loop's own thread."""
+        inbox = self._inbox
+        self._connection = Connection(
+            sock,
+            self.loop,
+            on_frame=self._on_frame,
+            on_closed=self._on_closed,
+            on_batch=inbox.on_batch if inbox is not None else None,
+        )
+        self._connection.send((frames.HELLO, 0, 0, facts))
+        self._connection.open()
+
+    # -- calls --------------------------------------------------------------------------------------------------
+
+    def call(self, sink: Sink, route: list[list[Any]], method: str, encoded: codec.Encoded, credit: int = 0) -> int:
+        """Sends a call to every target of the route; the answers go to the sink.  Its id."""
+        body, fds = pack_body(encoded)
+        call = next(self._ids)
+        self._calls[call] = sink
+        self._send((frames.CALL, len(fds), self.endpoint, route, call, method, credit, body), fds)
+        if self._closed is not None or self.lost_nodes:
+            self._fail_hopeless(call, sink)
+        return call
+
+    def call_each(
+        self, sink: Sink, targets: Sequence[int], method: str, encoded: Sequence[codec.Encoded], credit: int = 0
+    ) -> int:
+        """As ``call``, with a body of its own for every target."""
+        call = next(self._ids)
+        self._calls[call] = sink
+        for slot, (target, value) in enumerate(zip(targets, encoded, strict=True)):
+            body, fds = pack_body(value)
+            route = [[frames.node_of(target), [frames.number_of(target), slot]]]
+            self._send((frames.CALL, len(fds), self.endpoint, route, call, method, credit, body), fds, later=True)
+        if self._closed is not None or self.lost_nodes:
+            self._fail_hopeless(call, sink)
+        return call
+
+    def _fail_hopeless(self, call: int, sink: Sink) -> None:
+        """A call that was made after the socket or a node went away fails at once."""
+
+        def fail() -> None:
+            for slot, target in enumerate(sink.targets):
+                lost = self.lost_nodes.get(frames.node_of(target))
+                if self._closed is not None or lost is not None:
+                    reason = str(self._closed or lost)
+                    self._answer(call, slot, Status.LOST, frames.pack([frames.node_of(target), reason]))
+
+        self._on_loop(fail)
+
+    def cancel(self, call: int, targets: Sequence[int]) -> None:
+        self._send((frames.CANCEL, 0, self.endpoint, frames.route_to(targets), call))
+
+    def credit(self, call: int, target: int, count: int) -> None:
+        """Lets a stream send ``count`` more items."""
+        self._send((frames.CREDIT, 0, self.endpoint, frames.route_to([target]), call, count), later=True)
+
+    def forget(self, call: int) -> None:
+        """Nobody waits for this call's answers any more."""
+        self._calls.pop(call, None)
+
+    # -- asks ---------------------------------------------------------------------------------------------------
+
+    def ask(self, operation: str, arguments: Any = None, *, node: int = HERE, what: str = "") -> Work[Any]:
+        """Asks a node's daemon for something that it does itself; plain data both ways."""
+        work = _Ask(what or operation)
+        ask = next(self._ids)
+        target = self.node if node == HERE else node
+        self._asks[ask] = (work, target, operation)
+        error = self._closed or self.lost_nodes.get(target)
+        if error is not None:
+            self._asks.pop(ask, None)
+            work._settle(error=error)
+            return work
+        self._send((frames.ASK, 0, self.endpoint, target, ask, operation, arguments))
+        return work
+
+    # -- tasks --------------------------------------------------------------------------------------------------
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Work[Any]:
+        """Runs a coroutine on the client's loop, from any thread; ``close`` waits for what still runs."""
+        work: Work[Any] = Work()
+
+        def start() -> None:
+            task = self.loop.create_task(coroutine)
+            self._tasks.add(task)
+            task.add_done_callback(finished)
+
+        def finished(task: asyncio.Task[Any]) -> None:
+            self._tasks.discard(task)
+            if task.cancelled():
+                work._settle(error=ClosedError("the cluster was closed meanwhile"))
+            else:
+                work._settle(None if task.exception() else task.result(), task.exception())
+
+        self._on_loop(start)
+        return work
+
+    async def settle_tasks(self) -> None:
+        """Cancels what ``run`` started and is still going, and waits for its end."""
+        current = asyncio.current_task()
+        while tasks := [task for task in self._tasks if task is not current]:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.sleep(0)
+
+    # -- the wire -----------------------------------------------------------------------------------------------
+
+    def reply(self, frame: frames.Frame, fds: Sequence[int] = (), *, later: bool = False) -> None:
+        """A worker's answer to a call."""
+        self._send(frame, fds, later=later)
+
+    def _send(self, frame: frames.Frame, fds: Sequence[int] = (), *, later: bool = False) -> None:
+        if self._connection is None or self._closed is not None:
+            close_fds(fds)
+            return
+        self._connection.send(frame, fds, later=later)
+
+    def _on_loop(self, callback: Callable[[], None]) -> None:
+        try:
+            self.loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            raise ClosedError("the event loop that this cluster lived on is closed") from None
+
+    def _on_frame(self, frame: list[Any], fds: list[int]) -> None:
+        kind = frame[0]
+        if kind == frames.REPLY:
+            self._answer(frame[4], frame[5], frame[6], open_body(frame[7], fds))
+        elif kind == frames.ANSWER:
+            work, _, _ = self._asks.pop(frame[4], (None, 0, ""))
+            if work is not None:
+                if frame[5]:
+                    work._settle(frame[6])
+                else:
+                    work._settle(error=_error_of(frame[6]))
+        elif kind == frames.EVENT:
+            if frame[4] == "node_lost":
+                self._on_node_lost(frame[5])
+            elif frame[4] == "refused":
+                self._end(_error_of(frame[5]["error"]))
+            for listener in list(self.on_event.get(frame[4], ())):
+                listener(frame[5])
+        elif kind == frames.HELLO:
+            self.welcome = frame[3]
+            self.endpoint, self.node = frame[3]["endpoint"], frame[3]["node"]
+            self.ready._settle(frame[3])
+        elif self._inbox is not None:
+            self._inbox.on_frame(frame, fds)
+        else:
+            close_fds(fds)
+
+    def _answer(self, call: int, slot: int, status: int, body: Body) -> None:
+        sink = self._calls.get(call)
+        if sink is not None and sink.answer(slot, status, body):
+            self._calls.pop(call, None)
+
+    def _on_node_lost(self, facts: dict[str, Any]) -> None:
+        node = facts["node"]
+        error = NodeLost.from_facts(facts["name"], node, facts["reason"])
+        self.lost_nodes[node] = error
+        body = frames.pack([node, str(error)])
+        for call, sink in list(self._calls.items()):
+            for slot, target in enumerate(sink.targets):
+                if frames.node_of(target) == node:
+                    self._answer(call, slot, Status.LOST, body)
+        for ask, (work, target, _) in list(self._asks.items()):
+            if target == node:
+                self._asks.pop(ask, None)
+                work._settle(error=error)
+
+    def _on_closed(self, reason: str) -> None:
+        self._end(NodeLost.from_facts("this machine", self.node, f"its daemon is gone ({reason})"))
+
+    def _end(self, error: Exception) -> None:
+        if self._closed is not None:
+            return
+        self._closed = error
+        if self in _open:
+            _open.remove(self)
+        self.ready._settle(error=error)
+        for call, sink in list(self._calls.items()):
+            for slot, target in enumerate(sink.targets):
+                self._answer(call, slot, Status.LOST, frames.pack([frames.node_of(target), str(error)]))
+        self._calls.clear()
+        asks, self._asks = self._asks, {}
+        for work, _, _ in asks.values():
+            work._settle(error=error)
+        for listener in self.on_event.get("closed", ()):
+            listener({"reason": str(error)})
+
+    @property
+    def closed(self) -> Exception | None:
+        """Why nothing can be sent any more, or None."""
+        return self._closed
+
+    def close(self, reason: str = "the cluster is closed") -> None:
+        """Closes the socket; everything that still waits fails with ``ClosedError``.  On the loop's own thread."""
+        self._end(ClosedError(reason))
+        if self._connection is not None:
+            self._connection.close()
+
+    def last_words(self, timeout: float) -> None:
+        """Writes what is queued before the process ends."""
+        if self._connection is not None and self._closed is None:
+            self._connection.flush_blocking(timeout)
+
+
+class _Ask(Work[Any]):
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self._what = what
+
+    def _describe(self) -> str:
+        return self._what
+
+
+def _error_of(value: Sequence[str]) -> Exception:
+    """The error of an ANSWER: ``[class name, message]``."""
+    name, message = value
+    kind = getattr(errors, name, None) or getattr(builtins, name, None)
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        return kind(message)
+    return RuntimeError(f"{name}: {message}")
+
+
+_open: list[NodeClient] = []
+"""The clients of this process's open clusters; of a worker, its own."""
+
+
+def opened(client: NodeClient) -> None:
+    _open.append(client)
+
+
+def only_open() -> NodeClient:
+    """The client of the only open cluster of this process.
+
+    Raises:
+        RuntimeError: there is none, or there are several.
+    """
+    if len(_open) == 1:
+        return _open[0]
+    how_many = f"{len(_open)} clusters are" if _open else "no cluster is"
+    raise RuntimeError(f"{how_many} open in this process: say which one is meant with cluster=...")

@@ -1,0 +1,45 @@
+"""Per-rank arguments of a group call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+
+class each:  # noqa: N801  # it reads as a word of the call: group.step(each(shards))
+    """Marks an argument of which every rank gets its own element, in the order of the called ranks.
+
+    Example:
+        shards = data.chunk(4)
+        await group.step(each(shards), learning_rate=0.1)     # rank i gets shards[i], all get the same rate
+    """
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        self.values = list(values)
+
+    def __repr__(self) -> str:
+        return f"each(<{len(self.values)} values>)"
+
+
+def per_rank(args: tuple[Any, ...], kwargs: dict[str, Any], size: int) -> list[tuple[Any, Any]] | None:
+    """The arguments of every rank, or None where all get the same.
+
+    Raises:
+        ValueError: an ``each`` has not one value per rank.
+    """
+    marked = [(str(place), value) for place, value in (*enumerate(args), *kwargs.items()) if isinstance(value, each)]
+    if not marked:
+        return None
+    for place, value in marked:
+        if len(value.values) != size:
+            raise ValueError(f"argument {place}: each() has {len(value.values)} values for {size} ranks")
+
+    def of(value: Any, slot: int) -> Any:
+        return value.values[slot] if isinstance(value, each) else value
+
+    return [
+        (tuple(of(value, slot) for value in args), {name: of(value, slot) for name, value in kwargs.items()})
+        for slot in range(size)
+    ]

@@ -1,0 +1,299 @@
+"""``WorkerGroup``: many workers of one class, called as if they were one object."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf_async import client as clients
+from rlinf_async.address import WorkerAddress, WorkerInfo
+from rlinf_async.client import NodeClient
+from rlinf_async.core import codec, failures, frames
+from rlinf_async.each import per_rank
+from rlinf_async.errors import DeadlineExceeded, NodeLost
+from rlinf_async.handle import Handle
+from rlinf_async.members import Members
+from rlinf_async.stream import Stream
+from rlinf_async.work import Work, blocking
+
+CLOSE_GRACE = 2.0
+"""Seconds that workers have to end in order before they are killed."""
+
+
+@dataclass(frozen=True)
+class WorkerRank:
+    """One entry of ``worker_info_list``."""
+
+    worker: WorkerInfo
+    rank: int
+
+
+class WorkerGroup:
+    """A launched group.  Every public method of the worker class is a method of the group.
+
+    Calling one sends the call to all ranks and returns a ``Handle``; an async generator method returns a ``Stream``.
+
+    Example:
+        group = Rollout.create_group(config).launch(cluster, name="rollout")
+        await group                                      # all constructors are done; their errors come here
+        results = await group.rollout(3)                 # [rank 0's, rank 1's, ...]
+        await group.execute_on(0, 3).rollout(3)          # two of them; group[0:4] is a view as well
+        await group.load(each(shards))                   # every rank gets its own argument
+        await group.close()                              # or `async with group:`
+    """
+
+    def __init__(
+        self, members: Members, worker_cls: type, ranks: Sequence[int] | None = None, ready: Handle | None = None
+    ) -> None:
+        self._members = members
+        self._worker_cls = worker_cls
+        self._ranks = range(members.size) if ranks is None else ranks
+        self._callee = members.callee(self._ranks)
+        self._ready = ready
+        for name, method in public_methods(worker_cls).items():
+            setattr(self, name, method.bind(self))
+
+    def __repr__(self) -> str:
+        members = self._members
+        nodes = len({info.cluster_node_rank for info in members.infos})
+        where = f" on {nodes} node{'s' * (nodes != 1)}" if nodes else ""
+        parts = [f"{members.size} worker{'s' * (members.size != 1)}{where}"]
+        if len(self._ranks) != members.size:
+            parts[0] = f"ranks {failures.fold_ranks(self._ranks)} of {parts[0]}"
+        if members.closed:
+            parts.append("closed")
+        elif members.endpoints is None:
+            parts.append("launching")
+        if members.deaths:
+            parts.append(f"{len(members.deaths)} dead: {failures.fold_ranks(sorted(members.deaths))}")
+        calls = len(members.open)
+        parts.append(f"{calls} call{'s' * (calls != 1)} open")
+        return f"<WorkerGroup {members.name} [{' | '.join(parts)}]>"
+
+    # -- waiting ------------------------------------------------------------------------------------------------
+
+    def __await__(self) -> Generator[Any, Any, WorkerGroup]:
+        """Waits until every worker is constructed.
+
+        Raises:
+            Exception: what a constructor raised, or why the workers could not be started.
+        """
+        if self._ready is not None:
+            yield from self._ready.async_wait().__await__()
+        return self
+
+    def wait_ready(self, timeout: float | None = None) -> WorkerGroup:
+        """The same without a running loop."""
+        if self._ready is not None:
+            self._ready.wait(timeout)
+        return self
+
+    async def __aenter__(self) -> WorkerGroup:
+        return await self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close_work()
+
+    # -- views --------------------------------------------------------------------------------------------------
+
+    def execute_on(self, *ranks: int) -> WorkerGroup:
+        """A view of some ranks, in the given order; this group stays as it is.
+
+        Raises:
+            AssertionError: a rank does not exist, or is named twice.
+        """
+        for rank in ranks:
+            if not isinstance(rank, int) or not 0 <= rank < self._members.size:
+                last = self._members.size - 1
+                raise AssertionError(f"{rank!r} is not a rank of '{self._members.name}', which has ranks 0-{last}")
+        if len(set(ranks)) != len(ranks) or not ranks:
+            raise AssertionError(f"execute_on() needs different ranks, got {ranks}")
+        return WorkerGroup(self._members, self._worker_cls, list(ranks), self._ready)
+
+    def __getitem__(self, index: int | slice) -> WorkerGroup:
+        """A view of the ranks that a list of this view's ranks would give."""
+        chosen = list(self._ranks)[index]
+        ranks = chosen if isinstance(chosen, list) else [chosen]
+        if not ranks:
+            raise IndexError(f"{index} selects no rank of {self!r}")
+        return WorkerGroup(self._members, self._worker_cls, ranks, self._ready)
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    # -- facts --------------------------------------------------------------------------------------------------
+
+    @property
+    def worker_cls_name(self) -> str:
+        return self._worker_cls.__name__
+
+    @property
+    def worker_group_name(self) -> str:
+        return self._members.name
+
+    @property
+    def worker_info_list(self) -> list[WorkerRank]:
+        """Where each rank of this view lives; empty until the workers are started."""
+        infos = self._members.infos
+        return [WorkerRank(infos[rank], rank) for rank in self._ranks] if infos else []
+
+    @property
+    def log_paths(self) -> list[str]:
+        """Path of each rank's stderr log on its node."""
+        return [self._members.logs[rank] for rank in self._ranks] if self._members.logs else []
+
+    # -- calls --------------------------------------------------------------------------------------------------
+
+    def _call(self, method: str, streams: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Handle | Stream:
+        shares = per_rank(args, kwargs, len(self._ranks))
+        describe = f"argument of {self._members.name}.{method}()"
+        encoded = [
+            codec.encode(share, describe=describe, root=("args", "kwargs"))
+            for share in ([(args, kwargs)] if shares is None else shares)
+        ]
+        sink: Handle | Stream = Stream(self._callee, method) if streams else Handle(self._callee, method)
+        self._members.call(self._callee, sink, method, encoded)
+        return sink
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name.startswith("_") and callable(getattr(self._worker_cls, name, None)):
+            raise ValueError(f"{name} of {self._worker_cls.__name__} is hidden: only public methods can be called")
+        methods = ", ".join(public_methods(self._worker_cls))
+        raise AttributeError(f"{self._worker_cls.__name__} has no public method {name!r}; it has {methods}")
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def close_work(self, grace: float = CLOSE_GRACE) -> Work[None]:
+        """Starts closing and returns the work of it."""
+        return self._members.client.run(close(self._members, grace))
+
+    def close(self, grace: float = CLOSE_GRACE) -> Any:
+        """Ends the workers: open calls are cancelled, and after ``grace`` seconds what still runs is killed.
+
+        Idempotent.  In a coroutine it returns a ``Work`` to await, elsewhere it blocks.  The name is free afterwards.
+        """
+        return blocking(self.close_work(grace))
+
+    _close = close
+
+    @classmethod
+    def from_group_name(
+        cls, worker_cls: type, group_name: str, *, client: NodeClient | None = None, timeout: float | None = None
+    ) -> Any:
+        """The group of that name, launched elsewhere; waits for it if it does not exist yet.
+
+        Returns:
+            The group; in a coroutine a ``Work`` of it.
+
+        Raises:
+            DeadlineExceeded: there was no such group within ``timeout`` seconds; lists those that there are.
+        """
+        seat = client or clients.only_open()
+        return blocking(seat.run(_find(cls, seat, worker_cls, group_name, timeout)))
+
+
+async def _find(
+    cls: type[WorkerGroup], seat: NodeClient, worker_cls: type, name: str, timeout: float | None
+) -> WorkerGroup:
+    lookup = seat.ask("lookup", {"name": name}, node=0, what=f"a group named '{name}'")
+    try:
+        roster = await lookup.async_wait(timeout)
+    except DeadlineExceeded:
+        names = await seat.ask("forget_lookup", {"name": name}, node=0)
+        raise DeadlineExceeded(
+            f"there was no group named '{name}' within {timeout:g} s; there are: {', '.join(names) or 'none'}"
+        ) from None
+    members = Members(seat, name, len(roster))
+    infos = [info_from(entry["info"], entry["pid"]) for entry in roster]
+    members.start([entry["endpoint"] for entry in roster], infos, [entry["log"] for entry in roster])
+    return cls(members, worker_cls)
+
+
+async def close(members: Members, grace: float) -> None:
+    """Closes a group on all its nodes; nodes that are lost are closed already."""
+    members.close()
+    client = members.client
+    if client.closed is not None:
+        return
+    nodes = {frames.node_of(endpoint) for endpoint in members.endpoints or ()}
+    asks = [
+        client.ask("close", {"group": members.name, "grace": grace}, node=node)
+        for node in nodes
+        if node not in client.lost_nodes
+    ]
+    for ask in (*asks, client.ask("release", {"name": members.name}, node=0)):
+        try:
+            await ask.async_wait()
+        except NodeLost:
+            continue
+
+
+def info_from(facts: dict[str, Any], pid: int) -> WorkerInfo:
+    """A ``WorkerInfo`` from plain data."""
+    facts = dict(facts)
+    facts["address"] = WorkerAddress.from_name(facts["address"])
+    facts["available_accelerators"] = tuple(facts.get("available_accelerators", ()))
+    facts["pid"] = pid
+    return WorkerInfo(**facts)
+
+
+@dataclass(frozen=True)
+class PublicMethod:
+    """A method of the worker class that the group offers."""
+
+    name: str
+    streams: bool
+
+    def bind(self, group: WorkerGroup) -> GroupMethod:
+        return GroupMethod(group, self.name, self.streams)
+
+
+class GroupMethod:
+    """``group.step``: calling it calls ``step`` on every rank of the group."""
+
+    __slots__ = ("_group", "_name", "_streams")
+
+    def __init__(self, group: WorkerGroup, name: str, streams: bool) -> None:
+        self._group = group
+        self._name = name
+        self._streams = streams
+
+    def __repr__(self) -> str:
+        return f"<GroupMethod {self._group.worker_group_name}.{self._name}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._group._call(self._name, self._streams, args, kwargs)
+
+
+_methods: dict[type, dict[str, PublicMethod]] = {}
+
+
+def public_methods(worker_cls: type) -> dict[str, PublicMethod]:
+    """The public callables of a worker class.
+
+    Raises:
+        ValueError: one of them has a name that the group needs itself.
+    """
+    known = _methods.get(worker_cls)
+    if known is not None:
+        return known
+    found: dict[str, PublicMethod] = {}
+    for name in dir(worker_cls):
+        attribute = inspect.getattr_static(worker_cls, name)
+        if name.startswith("_") or isinstance(attribute, (property, classmethod, type)):
+            continue
+        member = getattr(worker_cls, name)
+        if not callable(member) or name in ("timer", "create_group"):
+            continue
+        if hasattr(WorkerGroup, name):
+            raise ValueError(
+                f"{worker_cls.__name__}.{name} has the name of a method of WorkerGroup: rename it "
+                f"(taken are {', '.join(taken for taken in dir(WorkerGroup) if not taken.startswith('_'))})"
+            )
+        found[name] = PublicMethod(name, inspect.isasyncgenfunction(member))
+    _methods[worker_cls] = found
+    return found

@@ -1,0 +1,340 @@
+"""One call on many ranks: something to wait for, rank by rank or as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Final
+
+from rlinf_async.core import codec, failures, frames
+from rlinf_async.core.body import Body
+from rlinf_async.core.calls import Next, Tally
+from rlinf_async.core.frames import Status
+from rlinf_async.errors import ClosedError
+from rlinf_async.outcome import Callee, Outcome, error_of, root_error
+from rlinf_async.work import Work
+
+logger = logging.getLogger(__name__)
+
+SETTLE: Final = 0.1
+"""Seconds that the first failure waits for the others' word: a death that caused it outranks it."""
+
+ABORT_GRACE: Final = 5.0
+"""Seconds after which a rank that is still inside the failed call is named in the error's notes."""
+
+WINDOW: Final = 16
+"""Items that one rank of a stream may send ahead of its consumer."""
+
+
+class Handle(Work[list[Any]]):
+    """A call that has been sent to the ranks of a group; awaiting it gives their results in rank order.
+
+    The wait ends at the first failure: the other ranks' calls are cancelled, and the root cause is raised (a death
+    outranks the errors that it causes, otherwise the earliest one), the others in its notes.
+
+    Example:
+        handle = group.step(x)              # sent
+        results = await handle              # [rank 0's, rank 1's, ...]; handle.wait() without a loop
+        first = await handle[0]             # one rank's
+        async for rank, value in handle.as_completed(): ...
+        for outcome in await group.step(x).outcomes(): print(outcome.rank, outcome.ok)
+        handle.cancel()
+    """
+
+    def __init__(self, callee: Callee, method: str) -> None:
+        super().__init__()
+        self._callee = callee
+        self._method = method
+        self._tally = Tally(len(callee.ranks))
+        self._call = 0
+        self._order: list[int] = []
+        self._parts: dict[int, Work[Any]] = {}
+        self._tick: Work[None] | None = None
+        self._keep_going = False
+        self._cancelled = False
+        self._given_up = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._retrieved = False
+        self._outcome: tuple[list[Any] | None, BaseException | None] | None = None
+        self._decoding = threading.Lock()
+
+    def __repr__(self) -> str:
+        state = "done" if self._done else f"{self._tally.missing} of {len(self._callee.ranks)} open"
+        return f"<Handle {self._callee.name}.{self._method}() [{state}]>"
+
+    def _describe(self) -> str:
+        missing = [self._callee.ranks[slot] for slot in self._tally.unanswered()]
+        ranks = f", ranks {failures.fold_ranks(missing)} have not answered" if missing else ""
+        return f"{self._callee.name}.{self._method}() on {len(self._callee.ranks)} ranks{ranks}"
+
+    # -- answers, on the client's loop --------------------------------------------------------------------------
+
+    @property
+    def targets(self) -> Sequence[int]:
+        return self._callee.targets
+
+    def sent(self, call: int) -> None:
+        """The call has left under this id."""
+        self._call = call
+        if self._cancelled:
+            self._cancel_open()
+
+    def answer(self, slot: int, status: int, body: Body) -> bool:
+        """Takes a rank's answer; True once no more is expected."""
+        step = self._tally.answer(slot, status, body)
+        if step is Next.NOTHING:
+            return self._tally.missing == 0
+        self._order.append(slot)
+        part = self._parts.get(slot)
+        if part is not None:
+            self._settle_part(part, slot)
+        if step is Next.FINISH:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._finish()
+            self._callee.call_finished(self)
+            return True
+        if step is Next.CANCEL_OTHERS and not self._keep_going:
+            self._cancel_open()
+            self._timer = self._callee.client.loop.call_later(SETTLE, self._give_up)
+        tick, self._tick = self._tick, None
+        if tick is not None:
+            tick._settle()
+        return False
+
+    def fail(self, error: BaseException) -> None:
+        """The call could not even be sent."""
+        self._outcome = (None, error)
+        self._order = list(range(len(self._callee.ranks)))
+        for part in self._parts.values():
+            part._settle(error=error)
+        self._finish()
+
+    def _finish(self) -> None:
+        self._settle()
+        tick, self._tick = self._tick, None
+        if tick is not None:
+            tick._settle()
+
+    def _give_up(self) -> None:
+        """Raises what is known; ranks that are stuck inside a ``def`` method are named later."""
+        self._given_up = True
+        self._timer = self._callee.client.loop.call_later(ABORT_GRACE - SETTLE, self._name_stuck)
+        self._finish()
+
+    def _name_stuck(self) -> None:
+        stuck = [self._callee.ranks[slot] for slot in self._tally.unanswered()]
+        if not stuck:
+            return
+        note = (
+            f"ranks {failures.fold_ranks(stuck)} of '{self._callee.name}' are still inside {self._method}() "
+            f"{ABORT_GRACE:g} s after the failure (waiting for the failed rank, perhaps); closing the group ends them"
+        )
+        logger.warning("%s", note)
+        with self._decoding:
+            if self._outcome is not None and self._outcome[1] is not None:
+                self._outcome[1].add_note(note)
+
+    def _cancel_open(self) -> None:
+        if self._call:
+            targets = [self._callee.targets[slot] for slot in self._tally.unanswered()]
+            if targets:
+                self._callee.client.cancel(self._call, targets)
+
+    # -- outcomes, in a waiter's thread -------------------------------------------------------------------------
+
+    def _result(self) -> list[Any]:
+        self._retrieved = True
+        if self._outcome is None:
+            with self._decoding:
+                if self._outcome is None:
+                    self._outcome = self._decode()
+        values, error = self._outcome
+        if error is not None:
+            raise error.with_traceback(None)
+        assert values is not None
+        return values
+
+    def _decode(self) -> tuple[list[Any] | None, BaseException | None]:
+        failed = self._tally.failures()
+        if not failed:
+            if any(answer is None or answer[0] != Status.OK for answer in self._tally.answers):
+                return None, ClosedError(f"{self._callee.name}.{self._method}() was cancelled by handle.cancel()")
+            try:
+                return [codec.decode(answer[1]) for answer in self._tally.answers if answer is not None], None
+            except Exception as error:
+                return None, error
+        return None, root_error(self._callee, failed)
+
+    def _part_outcome(self, slot: int) -> Outcome:
+        rank = self._callee.ranks[slot]
+        answer = self._tally.answers[slot]
+        if answer is None:
+            _, error = self._outcome or (None, None)
+            return Outcome(rank, error=error or ClosedError(f"rank {rank} did not answer"))
+        status, body = answer
+        if status == Status.OK:
+            try:
+                return Outcome(rank, codec.decode(body))
+            except Exception as error:
+                return Outcome(rank, error=error)
+        if status == Status.CANCELLED:
+            text = f"{self._method}() was cancelled on {self._callee.describe_slot(slot)}"
+            return Outcome(rank, error=ClosedError(text))
+        return Outcome(rank, error=error_of(self._callee, slot, status, body))
+
+    def _settle_part(self, part: Work[Any], slot: int) -> None:
+        outcome = self._part_outcome(slot)
+        part._settle(outcome.value, outcome.error)
+
+    # -- the user's side ----------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._callee.ranks)
+
+    def __getitem__(self, index: int) -> Work[Any]:
+        """One rank's result, by its place among the ranks that were called."""
+        slot = range(len(self._callee.ranks))[index]
+        with self._lock:
+            part = self._parts.get(slot)
+            if part is None:
+                part = self._parts[slot] = Work()
+                answered = self._tally.answers[slot] is not None or self._done
+            else:
+                answered = False
+        if answered:
+            self._settle_part(part, slot)
+        return part
+
+    async def as_completed(self) -> AsyncIterator[tuple[int, Any]]:
+        """(rank, value) in the order in which the ranks answer.
+
+        Raises:
+            Exception: what awaiting the handle raises, as soon as one rank has failed.
+        """
+        seen = 0
+        while seen < len(self._callee.ranks):
+            with self._lock:
+                if seen >= len(self._order) and not self._done and self._tick is None:
+                    self._tick = Work()
+                tick = self._tick
+            if seen >= len(self._order) and tick is not None:
+                await tick.async_wait()
+                continue
+            if self._done and self._tally.failures():
+                self._result()
+            if seen >= len(self._order):
+                self._result()
+                return
+            slot = self._order[seen]
+            answer = self._tally.answers[slot]
+            if answer is None or answer[0] != Status.OK:
+                await self
+            seen += 1
+            outcome = self._part_outcome(slot)
+            if outcome.error is not None:
+                raise outcome.error
+            yield outcome.rank, outcome.value
+
+    def outcomes(self, timeout: float | None = None) -> Work[list[Outcome]]:
+        """Every rank's result or error; one rank's failure does not cancel the others when this is asked for first.
+
+        Returns:
+            A work: ``await`` it, or ``.wait()`` for it.
+        """
+        self._keep_going = True
+        self._retrieved = True
+        every: Work[list[Outcome]] = Work()
+
+        def collect() -> None:
+            every._settle([self._part_outcome(slot) for slot in range(len(self._callee.ranks))])
+
+        with self._lock:
+            if not self._done:
+                self._waiters.append(collect)
+                return every
+        collect()
+        return every
+
+    def cancel(self) -> None:
+        """Cancels the call on every rank: a waiting one never starts, a coroutine gets ``CancelledError``.
+
+        A ``def`` method that has begun runs to its end; nobody waits for it.  Waiters get ``ClosedError``.
+        """
+        if self._done:
+            return
+        self._cancelled = True
+        self._cancel_open()
+        self._finish()
+
+    def _abandon(self) -> None:
+        self._retrieved = True
+        self.cancel()
+
+    def consume_duration(self, reduction_type: str = "max") -> Any:
+        """Seconds under the called method's own timer tag, reduced over the ranks (``max``, ``min``, ``mean``)."""
+        return self._durations(lambda times: _reduce(reduction_type, _only(times, self._method)))
+
+    def consume_durations(self, reduction_type: str = "max", return_per_rank: bool = False) -> Any:
+        """Seconds by timer tag, reduced over the ranks; then the workers' timers are empty.
+
+        Returns:
+            A dict tag → seconds, or with ``return_per_rank`` also the list of every rank's dict.  In a coroutine a
+            ``Work`` of it.
+        """
+
+        def reduce(times: list[dict[str, float]]) -> Any:
+            tags = dict.fromkeys(tag for rank_times in times for tag in rank_times)
+            reduced = {
+                tag: _reduce(reduction_type, [rank_times[tag] for rank_times in times if tag in rank_times])
+                for tag in tags
+            }
+            return (reduced, times) if return_per_rank else reduced
+
+        return self._durations(reduce)
+
+    def _durations(self, reduce: Callable[[list[dict[str, float]]], Any]) -> Any:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            self.wait()
+            return reduce(self._pop_times().wait())
+
+        async def collect() -> Any:
+            await self
+            return reduce(await self._pop_times())
+
+        return self._callee.client.run(collect())
+
+    def _pop_times(self) -> Handle:
+        handle = Handle(self._callee, "pop_execution_times")
+        route = frames.route_to(self._callee.targets)
+        handle.sent(self._callee.client.call(handle, route, "pop_execution_times", codec.encode(((), {}))))
+        return handle
+
+    def __del__(self) -> None:
+        if self._done and not self._retrieved and self._tally.failures():
+            try:
+                self._result()
+            except BaseException as error:
+                logger.error("%s failed and nobody asked for its result: %r", self._describe(), error)
+
+
+def _only(times: list[dict[str, float]], tag: str) -> list[float]:
+    values = [rank_times[tag] for rank_times in times if tag in rank_times]
+    if not values:
+        known = sorted({known for rank_times in times for known in rank_times})
+        raise ValueError(f"no timer of tag {tag!r} has been recorded; recorded tags: {known}")
+    return values
+
+
+def _reduce(reduction_type: str, values: list[float]) -> float:
+    if reduction_type == "max":
+        return max(values)
+    if reduction_type == "min":
+        return min(values)
+    if reduction_type == "mean":
+        return sum(values) / len(values)
+    raise ValueError(f"reduction_type must be 'max', 'min' or 'mean', got {reduction_type!r}")

@@ -1,0 +1,165 @@
+"""How a group comes to life: a name, a store, processes on their nodes, a roster."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlinf_async.address import NodeInfo, WorkerAddress
+from rlinf_async.client import NodeClient
+from rlinf_async.core import frames
+from rlinf_async.errors import ClosedError, NodeLost
+from rlinf_async.group import CLOSE_GRACE, info_from
+from rlinf_async.members import Members
+from rlinf_async.placement import Placement, worker_environment
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything about a launch that is decided before anything starts."""
+
+    name: str
+    address: WorkerAddress
+    placements: Sequence[Placement]
+    nodes: Sequence[NodeInfo]
+    run: str
+    environment: dict[str, str]
+    seed: int | None
+    max_concurrency: int | None
+    quiet: bool
+    catch_system_failure: bool
+
+
+async def launch(client: NodeClient, members: Members, plan: Plan, *, reserved: bool) -> None:
+    """Starts the processes of a group and lets its waiting calls go.
+
+    Nothing is left of a launch that fails: the processes are ended, the name is free, and every call that waits on the
+    members gets the error.
+    """
+    named = reserved
+    try:
+        if not reserved:
+            await client.ask("reserve", {"name": plan.name}, node=0)
+            named = True
+        roster = await _spawn(client, plan)
+        await client.ask("publish", {"name": plan.name, "roster": roster}, node=0)
+        infos = [info_from(entry["info"], entry["pid"]) for entry in roster]
+        if members.closed:
+            raise asyncio.CancelledError
+        members.start([entry["endpoint"] for entry in roster], infos, [entry["log"] for entry in roster])
+    except BaseException as error:
+        members.fail(error if isinstance(error, Exception) else _cancelled(plan.name))
+        await _undo(client, plan, named)
+        raise
+
+
+async def _spawn(client: NodeClient, plan: Plan) -> list[dict[str, Any]]:
+    by_node: dict[int, list[Placement]] = {}
+    for placement in plan.placements:
+        by_node.setdefault(placement.cluster_node_rank, []).append(placement)
+    first = plan.nodes[plan.placements[0].cluster_node_rank]
+    port = await client.ask("open_store", {"group": plan.name}, node=first.node_rank)
+    requests = {
+        node: client.ask(
+            "spawn",
+            {
+                "group": plan.name,
+                "workers": [_worker(plan, placement, first.node_ip, port) for placement in placements],
+                "env": plan.environment,
+                "python": None,
+                "seed": plan.seed,
+                "world_size": len(plan.placements),
+                "max_concurrency": plan.max_concurrency,
+                "quiet": plan.quiet,
+                **_surroundings(),
+            },
+            node=node,
+            what=f"{len(placements)} workers of '{plan.name}' on node {node}",
+        )
+        for node, placements in by_node.items()
+    }
+    roster: list[dict[str, Any]] = [{} for _ in plan.placements]
+    for node, request in requests.items():
+        for placement, (number, pid, log) in zip(by_node[node], await request, strict=True):
+            roster[placement.rank] = {
+                "endpoint": frames.endpoint(node, number),
+                "pid": pid,
+                "log": log,
+                "info": _info(plan, placement, pid),
+            }
+    return roster
+
+
+def _worker(plan: Plan, placement: Placement, master_addr: str, master_port: int) -> dict[str, Any]:
+    name = plan.address.get_child_address(placement.rank).get_name()
+    environment = worker_environment(
+        placement,
+        group=plan.name,
+        name=name,
+        world_size=len(plan.placements),
+        master_addr=master_addr,
+        master_port=master_port,
+        run_id=plan.run,
+        accelerator_model=plan.nodes[placement.cluster_node_rank].accelerator_model,
+        catch_system_failure=plan.catch_system_failure,
+    )
+    return {"rank": placement.rank, "address": name, "env": environment, "info": _info(plan, placement, 0)}
+
+
+def _info(plan: Plan, placement: Placement, pid: int) -> dict[str, Any]:
+    node = plan.nodes[placement.cluster_node_rank]
+    return {
+        "address": plan.address.get_child_address(placement.rank).get_name(),
+        "rank": placement.rank,
+        "group_world_size": len(plan.placements),
+        "cluster_node_rank": node.node_rank,
+        "accelerator_type": placement.accelerator_type,
+        "accelerator_model": node.accelerator_model,
+        "accelerator_rank": placement.local_accelerator_rank,
+        "node_ip": node.node_ip,
+        "node_port": 0,
+        "available_accelerators": list(placement.global_accelerator_ids),
+        "node_name": node.name,
+        "pid": pid,
+    }
+
+
+def _surroundings() -> dict[str, Any]:
+    """Where the launching script runs and imports from; its workers do the same."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    path = [str(Path(entry).absolute()) if entry else str(Path.cwd()) for entry in sys.path]
+    return {"cwd": str(Path.cwd()), "sys_path": path, "script": str(Path(script).absolute()) if script else None}
+
+
+async def _undo(client: NodeClient, plan: Plan, named: bool) -> None:
+    if client.closed is not None:
+        return
+    nodes = {placement.cluster_node_rank for placement in plan.placements} - set(client.lost_nodes)
+    asks = [client.ask("close", {"group": plan.name, "grace": CLOSE_GRACE}, node=node) for node in nodes]
+    if named:
+        asks.append(client.ask("release", {"name": plan.name}, node=0))
+    for ask in asks:
+        try:
+            await ask.async_wait()
+        except NodeLost:
+            continue
+
+
+def _cancelled(name: str) -> Exception:
+    return ClosedError(f"group '{name}' was closed while it was being launched")
+
+
+def base_environment(extra: dict[str, str] | None) -> dict[str, str]:
+    """The group's own variables, as strings.
+
+    Raises:
+        TypeError: a name or value is not a string.
+    """
+    for name, value in (extra or {}).items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(f"env= takes strings, got {name!r}: {value!r} ({type(value).__name__})")
+    return dict(extra or {})

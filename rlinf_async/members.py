@@ -1,0 +1,155 @@
+"""The processes of a worker group, as every view of the group shares them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from rlinf_async.address import WorkerInfo
+from rlinf_async.client import NodeClient
+from rlinf_async.core import codec, failures, frames
+from rlinf_async.errors import ClosedError
+from rlinf_async.handle import WINDOW, Handle
+from rlinf_async.stream import Stream
+
+logger = logging.getLogger(__name__)
+
+Sink = Handle | Stream
+
+
+class Members:
+    """Who is in a group and where they live; until that is known, calls wait here in order.
+
+    Lifecycle: launching (calls are queued) -> running -> closed (calls raise ``ClosedError``), or failed at launch.
+    """
+
+    def __init__(self, client: NodeClient, name: str, size: int) -> None:
+        self.client = client
+        self.name = name
+        self.size = size
+        self.infos: list[WorkerInfo] = []
+        self.logs: list[str] = []
+        self.endpoints: list[int] | None = None
+        self.deaths: dict[int, dict[str, Any]] = {}
+        self.open: set[int] = set()
+        self.closed = False
+        self._lock = threading.Lock()
+        self._pending: list[tuple[Callee, Sink, str, Sequence[codec.Encoded]]] = []
+        self._failure: BaseException | None = None
+        client.on_event.setdefault("died", []).append(self._on_death)
+
+    def callee(self, ranks: Sequence[int]) -> Callee:
+        return Callee(self, ranks)
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    def start(self, endpoints: list[int], infos: list[WorkerInfo], logs: list[str]) -> None:
+        """The processes exist: what was called meanwhile is sent, in order."""
+        with self._lock:
+            self.infos, self.logs = infos, logs
+            self.endpoints = endpoints
+            for callee, sink, method, encoded in self._pending:
+                self._send(callee, sink, method, encoded)
+            self._pending.clear()
+
+    def fail(self, error: BaseException) -> None:
+        """There will be no processes."""
+        with self._lock:
+            self._failure = error
+            pending, self._pending = self._pending, []
+        for _, sink, _, _ in pending:
+            sink.fail(error)
+
+    def close(self) -> None:
+        self.closed = True
+        listeners = self.client.on_event.get("died", [])
+        if self._on_death in listeners:
+            listeners.remove(self._on_death)
+        if self.endpoints is None:
+            self.fail(ClosedError(f"group '{self.name}' was closed while it was being launched"))
+
+    def _on_death(self, facts: dict[str, Any]) -> None:
+        if self.endpoints is not None and facts["endpoint"] in self.endpoints:
+            rank = self.endpoints.index(facts["endpoint"])
+            self.deaths[rank] = facts
+            logger.warning(
+                "rank %d of group '%s' on %s (pid %d) %s; full log %s",
+                rank, self.name, facts["node"], facts["pid"], facts["verdict"], facts["log_path"],
+            )  # fmt: skip
+
+    # -- calls --------------------------------------------------------------------------------------------------
+
+    def call(self, callee: Callee, sink: Sink, method: str, encoded: Sequence[codec.Encoded]) -> None:
+        """Sends a call, or keeps it until it can be sent.
+
+        Args:
+            encoded: one body for all ranks, or one for each.
+
+        Raises:
+            ClosedError: the group is closed.
+        """
+        if self.closed:
+            raise ClosedError(f"group '{self.name}' is closed: {method}() cannot be called any more")
+        if self.endpoints is None or self._failure is not None:
+            with self._lock:
+                if self._failure is not None:
+                    raise self._failure.with_traceback(None)
+                if self.endpoints is None:
+                    self._pending.append((callee, sink, method, encoded))
+                    return
+        self._send(callee, sink, method, encoded)
+
+    def _send(self, callee: Callee, sink: Sink, method: str, encoded: Sequence[codec.Encoded]) -> None:
+        credit = WINDOW if isinstance(sink, Stream) else 0
+        self.open.add(id(sink))
+        if len(encoded) == 1:
+            sink.sent(self.client.call(sink, callee.route, method, encoded[0], credit))
+        else:
+            sink.sent(self.client.call_each(sink, callee.targets, method, encoded, credit))
+
+
+class Callee:
+    """Some of the members, as a call sees them: ranks and where to reach them."""
+
+    def __init__(self, members: Members, ranks: Sequence[int]) -> None:
+        self._members = members
+        self.ranks = ranks
+        self._targets: list[int] | None = None
+        self._route: list[list[Any]] | None = None
+
+    @property
+    def client(self) -> NodeClient:
+        return self._members.client
+
+    @property
+    def name(self) -> str:
+        return self._members.name
+
+    @property
+    def targets(self) -> Sequence[int]:
+        if self._targets is None:
+            endpoints = self._members.endpoints
+            if endpoints is None:
+                return ()
+            self._targets = [endpoints[rank] for rank in self.ranks]
+        return self._targets
+
+    @property
+    def route(self) -> list[list[Any]]:
+        if self._route is None:
+            self._route = frames.route_to(self.targets)
+        return self._route
+
+    def describe_slot(self, slot: int) -> str:
+        rank = self.ranks[slot]
+        infos = self._members.infos
+        where = f" on {infos[rank].node_name} (pid {infos[rank].pid})" if infos else ""
+        return f"rank {rank} of group '{self.name}'{where}"
+
+    def call_finished(self, call: object) -> None:
+        self._members.open.discard(id(call))
+
+    def describe(self) -> str:
+        return f"ranks {failures.fold_ranks(self.ranks)} of '{self.name}'"

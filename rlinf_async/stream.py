@@ -1,0 +1,190 @@
+"""The items of an async generator method, from all ranks, as they come."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+from rlinf_async.core import codec
+from rlinf_async.core.body import Body
+from rlinf_async.core.calls import Next, Tally
+from rlinf_async.core.frames import Status
+from rlinf_async.handle import WINDOW
+from rlinf_async.outcome import Callee, root_error
+from rlinf_async.work import Work
+
+
+class Stream:
+    """The items that an ``async def`` generator method yields on every rank, merged as they arrive.
+
+    Each rank may run at most a window of items ahead of the consumer.  Leaving the loop, however it is left, closes
+    the remote generators (their ``finally`` blocks run).
+
+    Example:
+        async for rank, item in group.rollout():
+            if enough(item):
+                break
+    """
+
+    def __init__(self, callee: Callee, method: str) -> None:
+        self._callee = callee
+        self._method = method
+        self._call = 0
+        self._items: deque[tuple[int, Body]] = deque()
+        self._consumed = [0] * len(callee.ranks)
+        self._tally = Tally(len(callee.ranks))
+        self._tick: Work[None] | None = None
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
+        self._closed = False
+        self._iterated = False
+        self._ended: Work[None] = Work()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{self._tally.missing} ranks open, {len(self._items)} items here"
+        return f"<Stream {self._callee.name}.{self._method}() [{state}]>"
+
+    @property
+    def targets(self) -> Sequence[int]:
+        return self._callee.targets
+
+    def sent(self, call: int) -> None:
+        self._call = call
+        if self._closed:
+            self.close()
+
+    def answer(self, slot: int, status: int, body: Body) -> bool:
+        if status == Status.ITEM:
+            if not self._closed:
+                self._items.append((slot, body))
+        else:
+            step = self._tally.answer(slot, Status.OK if status == Status.END else status, body)
+            if step is Next.CANCEL_OTHERS:
+                self._cancel_open()
+        self._wake()
+        if not self._tally.missing:
+            self._ended._settle()
+            self._callee.call_finished(self)
+            return True
+        return False
+
+    def fail(self, error: BaseException) -> None:
+        self._error = error
+        self._ended._settle()
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._lock:
+            tick, self._tick = self._tick, None
+        if tick is not None:
+            tick._settle()
+
+    def _cancel_open(self) -> None:
+        if self._call:
+            targets = [self._callee.targets[slot] for slot in self._tally.unanswered()]
+            if targets:
+                self._callee.client.cancel(self._call, targets)
+
+    def _next(self) -> tuple[int, Any] | Work[None] | None:
+        """An item, or what to wait for, or None at the end.
+
+        Raises:
+            Exception: a rank's error, once what came before it has been consumed.
+        """
+        with self._lock:
+            if not self._items:
+                if self._error is not None:
+                    raise self._error
+                failed = self._tally.failures()
+                if failed:
+                    self._error = root_error(self._callee, failed)
+                    raise self._error
+                if not self._tally.missing or self._closed:
+                    return None
+                if self._tick is None:
+                    self._tick = Work()
+                return self._tick
+            slot, body = self._items.popleft()
+            self._consumed[slot] += 1
+            grant = self._consumed[slot] >= WINDOW // 2
+            if grant:
+                count, self._consumed[slot] = self._consumed[slot], 0
+        if grant and not self._closed:
+            self._callee.client.credit(self._call, self._callee.targets[slot], count)
+        return self._callee.ranks[slot], codec.decode(body)
+
+    def _begin(self) -> None:
+        if self._iterated:
+            raise RuntimeError(f"{self!r} has been iterated over before; call {self._method}() again for a new stream")
+        self._iterated = True
+
+    def __aiter__(self) -> AsyncIterator[tuple[int, Any]]:
+        self._begin()
+        return _Items(self)
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        """The same without a running loop; blocks the thread between items."""
+        self._begin()
+        return _BlockingItems(self)
+
+    def close(self) -> None:
+        """Closes the remote generators without waiting for it.  Any thread; idempotent."""
+        self._closed = True
+        self._items.clear()
+        self._cancel_open()
+        self._wake()
+
+    async def aclose(self) -> None:
+        """Closes the remote generators and waits until their ``finally`` blocks have run."""
+        self.close()
+        await self._ended.async_wait()
+
+    async def __aenter__(self) -> Stream:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    def __await__(self) -> Any:
+        raise TypeError(
+            f"{self._callee.name}.{self._method}() is an async generator: iterate over it with "
+            "`async for rank, item in ...`"
+        )
+
+
+class _Items(AsyncIterator[tuple[int, Any]]):
+    """One loop over a stream; when the loop is left this goes, and takes the stream with it."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    async def __anext__(self) -> tuple[int, Any]:
+        while True:
+            item = self._stream._next()
+            if item is None:
+                raise StopAsyncIteration
+            if isinstance(item, tuple):
+                return item
+            await item.async_wait()
+
+    def __del__(self) -> None:
+        self._stream.close()
+
+
+class _BlockingItems(Iterator[tuple[int, Any]]):
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def __next__(self) -> tuple[int, Any]:
+        while True:
+            item = self._stream._next()
+            if item is None:
+                raise StopIteration
+            if isinstance(item, tuple):
+                return item
+            item.wait()
+
+    def __del__(self) -> None:
+        self._stream.close()

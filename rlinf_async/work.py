@@ -1,0 +1,247 @@
+"""One thing to wait for, from any thread and any event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import warnings
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Final, Generic, TypeVar
+
+from rlinf_async.errors import DeadlineExceeded
+
+T = TypeVar("T")
+
+_SLOW: Final = 60.0
+"""Seconds after which a blocking wait without a deadline says once that it still waits."""
+
+
+class Work(Coroutine[Any, Any, T], Generic[T]):
+    """An operation that has been started; awaiting it gives its result.
+
+    It may be awaited several times, by several tasks, in several loops and threads, before or after it is done; every
+    waiter gets the same result or the same error.  When the last waiter of an unfinished operation is cancelled, so is
+    the operation; ``asyncio.shield(work)`` and ``work.async_wait()`` protect it.  It is a ``Coroutine``, so that
+    ``TaskGroup.create_task`` takes it.  Its truth value is an error until it is done, so that a forgotten ``await``
+    cannot pass for a result.
+
+    Example:
+        work = worker.recv("actor", 0)       # in a coroutine: started, not waited for
+        tensor = await work                  # or work.wait() in a thread without a running loop
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._done = False
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._waiters: list[Callable[[], None]] = []
+        self._drivers: dict[Any, Generator[Any, Any, T]] = {}
+
+    # -- what subclasses say ------------------------------------------------------------------------------------
+
+    def _describe(self) -> str:
+        """What is awaited and from whom, for deadlines and warnings."""
+        return "an operation"
+
+    def _abandon(self) -> None:
+        """Called when the last waiter was cancelled."""
+
+    def _result(self) -> T:
+        """The outcome, in a waiter's thread."""
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        value: T = self._value
+        return value
+
+    # -- settling -----------------------------------------------------------------------------------------------
+
+    def _settle(self, value: Any = None, error: BaseException | None = None) -> bool:
+        """Finishes the operation and wakes everybody who waits.  False if it had been finished before."""
+        with self._lock:
+            if self._done:
+                return False
+            self._value, self._error = value, error
+            self._done = True
+            waiters, self._waiters = self._waiters, []
+        for wake in waiters:
+            wake()
+        return True
+
+    def done(self) -> bool:
+        return self._done
+
+    # -- waiting ------------------------------------------------------------------------------------------------
+
+    def _waiting(self, *, abandon: bool) -> Generator[Any, Any, None]:
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        thread = threading.get_ident()
+
+        def finish() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        def wake() -> None:
+            if threading.get_ident() == thread:
+                finish()
+                return
+            try:
+                loop.call_soon_threadsafe(finish)
+            except RuntimeError:
+                pass  # that loop is closed, and with it whoever waited there
+
+        with self._lock:
+            if self._done:
+                return
+            self._waiters.append(wake)
+        try:
+            yield from future
+        except BaseException:
+            with self._lock:
+                if wake in self._waiters:
+                    self._waiters.remove(wake)
+                last = abandon and not self._waiters and not self._done
+            if last:
+                self._abandon()
+            raise
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        if not self._done:
+            yield from self._waiting(abandon=True)
+        return self._result()
+
+    async def async_wait(self, timeout: float | None = None) -> T:
+        """Waits without owning the operation: cancelling this wait leaves the operation running.
+
+        Raises:
+            DeadlineExceeded: ``timeout`` seconds have passed.
+        """
+        if not self._done:
+            deadline = asyncio.timeout(timeout)
+            try:
+                async with deadline:
+                    await _Waiting(self)
+            except TimeoutError:
+                if not deadline.expired():
+                    raise
+                raise self._late(timeout) from None
+        return self._result()
+
+    def wait(self, timeout: float | None = None) -> T:
+        """Blocks the calling thread until the operation is done.  A deadline leaves the operation running.
+
+        Raises:
+            RuntimeError: called where a loop runs on this thread, which would block it; ``await`` instead.
+            DeadlineExceeded: ``timeout`` seconds have passed.
+        """
+        if not self._done:
+            self._wait_for_thread(timeout)
+        return self._result()
+
+    def _wait_for_thread(self, timeout: float | None) -> None:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            pass
+        else:
+            raise RuntimeError(
+                f".wait() would block the event loop that runs on this thread (waiting for {self._describe()}): "
+                "use `await` here"
+            )
+        gate = threading.Lock()
+        gate.acquire()
+        with self._lock:
+            if self._done:
+                return
+            self._waiters.append(gate.release)
+        try:
+            if timeout is None and not gate.acquire(timeout=_SLOW):
+                warnings.warn(f"still waiting after {_SLOW:.0f} s for {self._describe()}", RuntimeWarning, stacklevel=4)
+                gate.acquire()
+            elif timeout is not None and not gate.acquire(timeout=max(0.0, timeout)):
+                raise self._late(timeout)
+        except BaseException:
+            with self._lock:
+                if gate.release in self._waiters:
+                    self._waiters.remove(gate.release)
+            raise
+
+    def _late(self, timeout: float | None) -> DeadlineExceeded:
+        return DeadlineExceeded(f"{self._describe()} was not done within {timeout:g} s")
+
+    def then(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Work[Any]:
+        """A new work: ``function(*args, **kwargs)``, called once this one has succeeded, in the thread that settles it.
+
+        An error of this work, or of the function, is the new work's error.
+        """
+        following: Work[Any] = Work()
+
+        def follow() -> None:
+            try:
+                self._result()
+                value = function(*args, **kwargs)
+            except BaseException as error:
+                following._settle(error=error)
+            else:
+                following._settle(value)
+
+        with self._lock:
+            if not self._done:
+                self._waiters.append(follow)
+                return following
+        follow()
+        return following
+
+    def __bool__(self) -> bool:
+        if not self._done:
+            raise TypeError(f"{self._describe()} is not done: `await` it (or `.wait()`) before asking for its truth")
+        return bool(self._result())
+
+    # -- the coroutine protocol, one generator per task that drives this object -----------------------------------
+
+    def send(self, value: Any) -> Any:
+        task = asyncio.current_task()
+        driver = self._drivers.get(task)
+        if driver is None:
+            driver = self._drivers[task] = self.__await__()
+        try:
+            return driver.send(value)
+        except BaseException:
+            self._drivers.pop(task, None)
+            raise
+
+    def throw(self, *error: Any) -> Any:
+        task = asyncio.current_task()
+        driver = self._drivers.get(task)
+        if driver is None:
+            driver = self.__await__()
+        try:
+            return driver.throw(error[-1] if isinstance(error[-1], BaseException) else error[0])
+        except BaseException:
+            self._drivers.pop(task, None)
+            raise
+
+    def close(self) -> None:
+        for driver in list(self._drivers.values()):
+            driver.close()
+        self._drivers.clear()
+
+
+class _Waiting:
+    """Awaits the end of a work without owning it."""
+
+    def __init__(self, work: Work[Any]) -> None:
+        self._work = work
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._work._waiting(abandon=False)
+
+
+def blocking(work: Work[T]) -> Any:
+    """The work itself inside a coroutine, where it is awaited; its result elsewhere."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return work.wait()
+    return work
