@@ -1,0 +1,132 @@
+"""The folder that ``--sync`` ships, as one compressed archive in memory."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rlinf_async.errors import ConfigError
+
+LARGE: Final = 64 << 20
+"""Bytes of an archive from which on a run should say why its start is slow."""
+
+_SKIPPED_FOLDERS: Final = frozenset({".git", "__pycache__", ".venv", "node_modules"})
+_GIT_PATIENCE: Final = 60.0
+
+
+@dataclass(frozen=True)
+class Archive:
+    """What is shipped.
+
+    Attributes:
+        data: a tar file, compressed; names are relative to the folder.
+        files: how many it holds.
+        largest: the largest ones, ``(bytes, name)``, largest first.
+        left_out: names of what cannot travel: links that lead out of the folder, sockets, devices.
+    """
+
+    data: bytes
+    files: int
+    largest: tuple[tuple[int, str], ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def warning(self) -> str | None:
+        """What to tell the user about it, if anything."""
+        words = []
+        if len(self.data) > LARGE:
+            big = ", ".join(f"{name} ({size >> 20} MiB)" for size, name in self.largest[:3])
+            words.append(
+                f"--sync ships {len(self.data) >> 20} MiB to every host; the largest files are {big}: "
+                ".gitignore keeps out what is not needed there"
+            )
+        if self.left_out:
+            words.append(f"--sync leaves out {', '.join(self.left_out[:5])}: no plain files inside the folder")
+        return "\n".join(words) or None
+
+
+def pack(folder: Path) -> Archive:
+    """Packs a folder: what git knows or would add, where it is a checkout; else everything but caches.
+
+    Blocks while it reads.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    sink = io.BytesIO()
+    sizes: list[tuple[int, str]] = []
+    left_out: list[str] = []
+    try:
+        # Level 1: the network is what the rest would wait for, and code is small.
+        with tarfile.open(fileobj=sink, mode="w:gz", compresslevel=1, format=tarfile.PAX_FORMAT) as tar:
+            for name in _names(folder):
+                member = tar.gettarinfo(folder / name, name)
+                if member.isfile() or member.islnk():
+                    _add_file(tar, member, folder / name)
+                    sizes.append((member.size, name))
+                elif member.isdir() or (member.issym() and _stays_inside(name, member.linkname)):
+                    tar.addfile(member)
+                else:
+                    left_out.append(name)
+    except OSError as error:
+        raise ConfigError(
+            f"--sync {folder}: {error.filename or ''}: {error.strerror or error}\n  fix: make it readable, or name it "
+            "in .gitignore"
+        ) from error
+    largest = tuple(sorted(sizes, reverse=True)[:3])
+    return Archive(sink.getvalue(), len(sizes), largest, tuple(left_out))
+
+
+def _add_file(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
+    """A plain file, hard links included: each name gets its bytes."""
+    member.type, member.linkname = tarfile.REGTYPE, ""
+    with path.open("rb") as file:
+        member.size = os.fstat(file.fileno()).st_size
+        tar.addfile(member, file)
+
+
+def _stays_inside(name: str, target: str) -> bool:
+    path = os.path.normpath(Path(name).parent / target)
+    return not Path(target).is_absolute() and path.split("/")[0] != os.pardir
+
+
+def _names(folder: Path) -> Iterator[str]:
+    """Relative names of what is to be shipped, folders before what is in them."""
+    tracked = _git_names(folder)
+    if tracked is None:
+        yield from _walk(folder)
+        return
+    for name in tracked:
+        if _SKIPPED_FOLDERS.isdisjoint(Path(name).parts) and not name.endswith(".pyc"):
+            path = folder / name
+            if path.is_dir() and not path.is_symlink():  # a submodule, or a checkout inside the checkout
+                yield from (f"{name.rstrip('/')}/{inner}" for inner in _names(path))
+            elif path.is_symlink() or path.exists():  # deleted, but not yet for git
+                yield name
+
+
+def _git_names(folder: Path) -> list[str] | None:
+    """None where the folder is no checkout, where git keeps all of it out, or is not installed."""
+    if not any((parent / ".git").exists() for parent in (folder, *folder.parents)):
+        return None
+    command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_GIT_PATIENCE, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode:
+        return None
+    return sorted({os.fsdecode(name) for name in done.stdout.split(b"\0") if name}) or None
+
+
+def _walk(folder: Path) -> Iterator[str]:
+    for base, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name not in _SKIPPED_FOLDERS)
+        inner = Path(base).relative_to(folder)
+        yield from (str(inner / name) for name in [*folders, *sorted(files)] if not name.endswith(".pyc"))

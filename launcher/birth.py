@@ -1,0 +1,89 @@
+"""What a daemon is told at its birth, on the first line of its stdin."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlinf_async.core.frames import PROTOCOL
+from rlinf_async.errors import VersionMismatch
+from rlinf_async.wire.credentials import NodeCredentials
+
+
+@dataclass(frozen=True)
+class Birth:
+    """Everything that the near side decides about this node."""
+
+    run: str
+    marker: str
+    node: int
+    name: str
+    hidden: bool
+    bind: str | None
+    credentials: NodeCredentials | None = field(repr=False)
+    log_dir: Path
+    run_dir: Path
+    environment: dict[str, str] = field(repr=False)
+    gpus: tuple[str, ...] | None
+    fake_gpus: int | None
+    slots: int | None
+    sync: tuple[str, str] | None
+    tee: str
+    rest_of_stdin: bytes = field(repr=False)
+
+    @property
+    def socket_path(self) -> Path:
+        return self.run_dir / "node.sock"
+
+    @property
+    def worker_environment(self) -> dict[str, str]:
+        """What every worker of this node inherits."""
+        return {**os.environ, **self.environment, "RLINF_RUN_ID": self.run}
+
+
+def read_birth(make_run_dir: Any) -> Birth:
+    """Reads the first line of stdin.
+
+    Raises:
+        VersionMismatch: the near side speaks another protocol.
+    """
+    data = b""
+    while b"\n" not in data:
+        piece = os.read(0, 65536)
+        if not piece:
+            raise EOFError("stdin ended before the first line: this program is started by rlinf-launch or Cluster()")
+        data += piece
+    line, _, rest = data.partition(b"\n")
+    told: dict[str, Any] = json.loads(line)
+    if told.get("protocol") != PROTOCOL:
+        raise VersionMismatch(
+            f"the launcher speaks protocol {told.get('protocol')}, the rlinf_async of this node protocol {PROTOCOL}"
+        )
+    run = told["run"]
+    credentials = None
+    if told.get("cert"):
+        credentials = NodeCredentials(ca=told["ca"], cert=told["cert"], key=told["key"])
+    log_dir = told.get("log_dir") or str(Path(tempfile.gettempdir()) / f"rlinf-logs-{os.getuid()}" / run)
+    sync = told.get("sync")
+    return Birth(
+        run=run,
+        marker=told["marker"],
+        node=told["node"],
+        name=told["name"],
+        hidden=bool(told.get("hidden")),
+        bind=told.get("bind"),
+        credentials=credentials,
+        log_dir=Path(log_dir),
+        run_dir=make_run_dir(told.get("run_dir"), run, told["node"]),
+        environment=dict(told.get("env") or {}),
+        gpus=tuple(told["gpus"]) if told.get("gpus") is not None else None,
+        fake_gpus=told.get("fake_gpus"),
+        slots=told.get("slots"),
+        sync=(sync[0], sync[1]) if sync else None,
+        tee=str(told.get("tee") or "all"),
+        rest_of_stdin=rest,
+    )

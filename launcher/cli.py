@@ -1,0 +1,204 @@
+"""``rlinf-launch``: arguments in, exit code out.
+
+What the launcher has to say goes to stderr: stdout is the script's.  Only what was asked for in place of a run
+(``--help``, ``--version``, ``--dry-run``, ``--check``, ``--sweep``) is printed on stdout.
+
+Exit codes: the script's own; 2 wrong usage; 130 after Ctrl-C, SIGTERM or SIGHUP; 255 when nodes could not be started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from rlinf_async.errors import ConfigError, LaunchError, RLinfAsyncError
+
+from .allocation import find_hosts
+from .driver import Driver
+from .flags import help_text
+from .inspection import Inspection, own_version
+from .job import INTERRUPTED, Job, fresh_run_id, script_command, script_is_missing
+from .options import Options, exported, parse
+from .plan import Node, plan
+from .preview import preview, preview_facts
+from .sweep import sweep
+from .table import Report, grid, make_report
+
+USAGE: Final = 2
+LAUNCH_FAILED: Final = 255
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs ``rlinf-launch`` with the words after its name; returns the exit code."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    try:
+        options = parse(words, os.environ)
+        if options.help:
+            return _print(help_text())
+        if options.version:
+            return _print(f"rlinf-launch {own_version() or '(from a checkout)'}")
+        if script_is_missing(options):
+            return asyncio.run(_run_alone(options))
+        variables = exported(os.environ, options)
+        hosts, source = find_hosts(options.hosts, os.environ, sys.stdin, options.allow_duplicate_hosts)
+        nodes = plan(hosts, options)
+        if options.dry_run:
+            facts = preview_facts(nodes, source, options, variables)
+            return _print(json.dumps(facts) if options.json else preview(nodes, source, options, variables))
+    except ConfigError as error:
+        return _fail(f"rlinf-launch: {error}", USAGE)
+    report = make_report(as_json=options.json, verbosity=options.verbosity)
+    report.detail(f"hosts from {source}")
+    try:
+        if options.sweep:
+            return asyncio.run(_interruptible(_sweep(nodes, options)))
+        if options.check:
+            return asyncio.run(_interruptible(_check(nodes, options, variables.get("PYTHONPATH", ""), report)))
+        return asyncio.run(_launch(nodes, options, variables, report))
+    except ConfigError as error:
+        report.error(str(error))
+        return USAGE
+    except RLinfAsyncError as error:
+        report.error(str(error))
+        return LAUNCH_FAILED
+    except KeyboardInterrupt:  # before a loop was there to hear of it
+        return INTERRUPTED
+
+
+async def _launch(nodes: Sequence[Node], options: Options, variables: dict[str, str], report: Report) -> int:
+    job = Job(nodes, options, variables, os.environ, report)
+    code = INTERRUPTED
+    with _signals(job, report):
+        try:
+            async with job:
+                code = await job.run_script()
+        except asyncio.CancelledError:
+            if not job.was_interrupted:
+                raise
+        except LaunchError:
+            if not job.was_interrupted:
+                raise
+    if job.was_interrupted:
+        return INTERRUPTED
+    if code:
+        report.note(f"{options.script} ended with exit code {code}", exit_code=code)
+    return code
+
+
+async def _run_alone(options: Options) -> int:
+    """A script that is not there needs no nodes: Python says so in its own words, with its own exit code."""
+    driver = Driver(script_command(options), os.environ)
+    try:
+        return await driver.wait()
+    finally:
+        await driver.close()
+
+
+async def _check(nodes: Sequence[Node], options: Options, python_path: str, report: Report) -> int:
+    inspection = Inspection(nodes, options, fresh_run_id(), report)
+    inspection.python_path = python_path
+    report.begin("check", [node.name for node in nodes])
+    loop = asyncio.get_running_loop()
+    deadline = None if options.start_timeout is None else loop.time() + options.start_timeout
+    try:
+        failures = await inspection.look(deadline)
+    finally:
+        await inspection.close()
+        report.close()
+    if options.json:
+        for node in nodes:
+            answer = inspection.answers.get(node.rank, {})
+            _print(json.dumps({"event": "check", "rank": node.rank, "name": node.name, "ok": node.rank not in failures,
+                               "failure": failures.get(node.rank), "answer": answer}))  # fmt: skip
+    else:
+        _print(_check_table(nodes, inspection, failures))
+    return LAUNCH_FAILED if failures else 0
+
+
+def _check_table(nodes: Sequence[Node], inspection: Inspection, failures: dict[int, str]) -> str:
+    rows = []
+    binds = inspection.binds()
+    for node in nodes:
+        answer: dict[str, Any] = inspection.answers.get(node.rank, {})
+        state = "failed" if node.rank in failures else "ok"
+        facts = [str(answer.get(key) or "-") for key in ("hostname", "python", "torch", "version")]
+        rows.append([node.name, state, *facts, binds[node.rank] or "-", *([f"{answer['skew']:+.1f} s"] if answer else ["-"])])
+    out = [grid(["NODE", "STATE", "HOSTNAME", "PY", "TORCH", "RLINF-ASYNC", "ADDRESS", "CLOCK"], rows)]
+    for rank, text in sorted(failures.items()):
+        out.append("\n".join(["", nodes[rank].name, *(f"  {line}" for line in text.splitlines())]))
+    for node in nodes:
+        out += [f"warning: {node.name}: {text}" for text in inspection.answers.get(node.rank, {}).get("warnings", ())]
+    return "\n".join(out)
+
+
+async def _sweep(nodes: Sequence[Node], options: Options) -> int:
+    assert options.sweep is not None
+    results, failures = await sweep(nodes, options.sweep)
+    for node in nodes:
+        answer, failure = results.get(node.rank), failures.get(node.rank)
+        if options.json:
+            _print(json.dumps({"event": "sweep", "name": node.name, "failure": failure, "answer": answer}))
+        elif answer is None:
+            _print(f"{node.name}: {failure}")
+        else:
+            _print(f"{node.name}: {len(answer['ended'])} processes ended, {len(answer['removed'])} directories removed")
+            for line in answer["ended"]:
+                _print(f"  {line}")
+    return LAUNCH_FAILED if failures else 0
+
+
+@contextmanager
+def _signals(job: Job, report: Report) -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP end the job in order; a second one ends it at once."""
+    loop = asyncio.get_running_loop()
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup has said so
+        numbers.append(signal.SIGHUP)
+
+    def on_signal(number: signal.Signals) -> None:
+        if job.was_interrupted:
+            report.note(f"{number.name} again: ending at once")
+            job.kill()
+        else:
+            report.note(f"{number.name}: ending in order, within 5 s; again to end at once")
+            job.interrupt(number)
+
+    for number in numbers:
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+async def _interruptible(work: Any) -> int:
+    """``work``'s result; 130 when a signal ends it first."""
+    loop = asyncio.get_running_loop()
+    task: asyncio.Task[int] = asyncio.ensure_future(work)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        return INTERRUPTED
+
+
+def _print(text: str) -> int:
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _fail(text: str, code: int) -> int:
+    sys.stderr.write(text + "\n")
+    return code

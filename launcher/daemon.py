@@ -1,0 +1,86 @@
+"""The daemon of a node: ``python -m launcher.daemon``, started by ``rlinf-launch`` or by ``Cluster()``.
+
+It begins as the guardian, which forks the daemon proper.  The worker template starts before anything else is imported,
+so that torch's import, the longest part of a start, runs beside everything.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .guardian import PR_SET_CHILD_SUBREAPER, guard, prctl
+
+if TYPE_CHECKING:
+    from .birth import Birth
+    from .templates import Templates
+
+
+def daemon() -> int:
+    """The daemon's life; its exit code."""
+    from rlinf_async.errors import RLinfAsyncError
+
+    from .birth import read_birth
+    from .node import make_run_dir
+    from .templates import Templates
+
+    try:
+        birth = read_birth(make_run_dir)
+    except (RLinfAsyncError, EOFError, OSError, ValueError, KeyError) as error:
+        sys.stderr.write(f"rlinf daemon: {type(error).__name__}: {error}\n")
+        return 1
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    _log_to(birth.log_dir, birth.node)
+    templates = Templates(sys.executable, birth.worker_environment)
+    try:
+        if not birth.hidden:
+            templates.get()
+        _live(birth, templates)
+    except Exception as error:
+        logging.getLogger(__name__).exception("the daemon failed")
+        failed = {"event": "failed", "error": f"{type(error).__name__}: {error}"}
+        os.write(1, (birth.marker + json.dumps(failed) + "\n").encode())
+        return 1
+    finally:
+        templates.close()
+    return 0
+
+
+def _live(birth: Birth, templates: Templates) -> None:
+    import asyncio
+
+    import uvloop
+
+    from .node import Node
+    from .resources import facts
+
+    async def life() -> None:
+        loop = asyncio.get_running_loop()
+        templates.watch(loop)
+        await Node(loop, birth, templates, facts(birth.gpus, birth.fake_gpus, birth.worker_environment)).run()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(life())
+
+
+def _log_to(log_dir: Path, node: int) -> None:
+    """The daemon's own words go to a file beside its workers' logs; its stderr follows, for the template's sake."""
+    log_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = log_dir / f"daemon_{node}.log"
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    os.dup2(fd, 2)
+    os.close(fd)
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        sys.stderr.write("python -m launcher.daemon takes no arguments: it is started by rlinf-launch\n")
+        sys.exit(2)
+    guard(daemon)

@@ -1,0 +1,328 @@
+"""What a node's daemon does when it is asked: names, groups, stores, status.
+
+Each operation is a method; its argument and result are plain data.  What it raises arrives at the asker as an error of
+the same name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from rlinf_async.core import frames
+from rlinf_async.core.directory import Directory
+from rlinf_async.errors import LaunchError
+from rlinf_async.wire.unix import Connection
+
+from .processes import Birth, WorkerProcess
+from .router import Endpoint, Router
+from .templates import MARKER, Template, Templates
+
+logger = logging.getLogger(__name__)
+
+GRACE: Final = 2.0
+"""Seconds that workers have for an orderly end when nobody says otherwise."""
+
+
+@dataclass
+class Group:
+    """The part of a worker group that lives on this node."""
+
+    name: str
+    owner: int
+    workers: list[Endpoint] = field(default_factory=list)
+    closed: asyncio.Future[None] | None = None
+
+
+@dataclass(frozen=True)
+class Site:
+    """What is fixed about this node: where things are, what workers inherit."""
+
+    run: str
+    node: int
+    name: str
+    address: str
+    log_dir: Path
+    environment: dict[str, str]
+    cpus: int
+    sync: tuple[str, str] | None = None
+    tee: str = "all"
+
+
+class Desk:
+    """Answers the asks that come to one daemon."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, site: Site, templates: Templates) -> None:
+        self._loop = loop
+        self._site = site
+        self._templates = templates
+        self.router: Router
+        self.directory = Directory()
+        self.groups: dict[tuple[int, str], Group] = {}
+        self._stores: dict[tuple[int, str], socket.socket] = {}
+        self._gone: set[int] = set()
+
+    async def answer(self, source: int, ask: int, operation: str, arguments: Any) -> None:
+        """Does what is asked and sends the ANSWER."""
+        ok, value = True, None
+        try:
+            method = getattr(self, f"do_{operation}", None)
+            if method is None:
+                raise ValueError(f"a daemon knows no operation {operation!r}")
+            value = await method(source, ask, arguments)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            ok, value = False, [type(error).__name__, str(error)]
+            if not isinstance(error, (ValueError, LaunchError, KeyError)):
+                logger.exception("%s failed", operation)
+        if value is not _LATER:
+            self._answer(source, ask, ok, value)
+
+    def _answer(self, target: int, ask: int, ok: bool, value: Any) -> None:
+        me = frames.endpoint(self._site.node, 0)
+        self.router.deliver((frames.ANSWER, 0, me, target, ask, ok, value))
+
+    # -- names (node 0) -----------------------------------------------------------------------------------------
+
+    async def do_reserve(self, source: int, ask: int, arguments: Any) -> bool:
+        """Takes a name for a group that is about to be launched."""
+        name = arguments["name"]
+        if not self.directory.reserve(name, source):
+            raise ValueError(
+                f"a group named '{name}' exists already: close it first, or give this one another name= in launch()"
+            )
+        return True
+
+    async def do_publish(self, source: int, ask: int, arguments: Any) -> bool:
+        """Makes a roster known under its name."""
+        for waiter, waiting_ask in self.directory.publish(arguments["name"], source, arguments["roster"]):
+            self._answer(waiter, waiting_ask, True, arguments["roster"])
+        return True
+
+    async def do_lookup(self, source: int, ask: int, arguments: Any) -> Any:
+        """The roster of a name; answered when there is one."""
+        roster = self.directory.lookup(arguments["name"], (source, ask))
+        return _LATER if roster is None else roster
+
+    async def do_forget_lookup(self, source: int, ask: int, arguments: Any) -> list[str]:
+        """Nobody waits for that name any more; the names that there are."""
+        for waiter in list(self.directory.waiters.get(arguments["name"], ())):
+            if waiter[0] == source:
+                self.directory.forget_waiter(arguments["name"], waiter)
+        return self.directory.names()
+
+    async def do_release(self, source: int, ask: int, arguments: Any) -> bool:
+        return self.directory.release(arguments["name"], source)
+
+    # -- groups -------------------------------------------------------------------------------------------------
+
+    async def do_open_store(self, source: int, ask: int, arguments: Any) -> int:
+        """A listening socket on this node's own address for the group's first rank; its port."""
+        family = socket.AF_INET6 if ":" in self._site.address else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            listener.bind((self._site.address, 0))
+            listener.listen(1024)
+        except OSError:
+            listener.close()
+            raise
+        self._stores[source, arguments["group"]] = listener
+        return int(listener.getsockname()[1])
+
+    async def do_spawn(self, source: int, ask: int, arguments: Any) -> list[list[Any]]:
+        """Starts workers on this node; ``[number, pid, log path]`` of each, in the order of the request."""
+        if source in self._gone:
+            raise LaunchError("whoever asked for these workers is gone")
+        name = arguments["group"]
+        group = self.groups.setdefault((source, name), Group(name, source))
+        template = self._templates.get(arguments["env"], arguments.get("python"))
+        async with asyncio.TaskGroup() as tasks:
+            births = [
+                tasks.create_task(self._start_worker(group, template, arguments, worker))
+                for worker in arguments["workers"]
+            ]
+        endpoints = [birth.result() for birth in births]
+        return [[endpoint.number, endpoint.process.pid, endpoint.process.log_path] for endpoint in endpoints]  # type: ignore[union-attr]
+
+    async def _start_worker(self, group: Group, template: Template, arguments: Any, worker: Any) -> Endpoint:
+        site = self._site
+        user_threads = arguments["env"].get("OMP_NUM_THREADS") or site.environment.get("OMP_NUM_THREADS")
+        threads = int(user_threads or max(1, site.cpus // len(arguments["workers"])))
+        environment = {**site.environment, **worker["env"], **arguments["env"]}
+        environment["RLINF_RUN_ID"] = site.run
+        environment.setdefault("OMP_NUM_THREADS", str(threads))
+        endpoint = self.router.new_endpoint("worker")
+        token = f"{site.run[:8]:0>8}{endpoint.id & 0xFFFFFFFF:08x}"
+        environment[MARKER] = token
+        spec = {
+            "env": environment,
+            "token": token,
+            "cwd": self._here(arguments["cwd"]),
+            "sys_path": [self._here(entry) for entry in arguments["sys_path"]],
+            "script": self._here(arguments["script"]) if arguments["script"] else None,
+            "seed": None if arguments["seed"] is None else arguments["seed"] + worker["rank"],
+            "threads": threads,
+            "max_concurrency": arguments["max_concurrency"],
+            "info": {**worker["info"], "node_name": site.name},
+            "world_size": arguments["world_size"],
+            "group": group.name,
+        }
+        store = self._stores.pop((group.owner, group.name), None) if worker["rank"] == 0 else None
+        on_lines = None
+        if not arguments["quiet"] and site.tee != "none" and _teed(site.tee, worker["rank"]):
+            prefix = f"{group.name}:{worker['rank']}@{site.name}"
+
+            def on_lines(stream: str, lines: list[str]) -> None:
+                facts = {"who": prefix, "stream": stream, "lines": lines}
+                self.router.tell(group.owner, "output", facts)
+
+        birth = Birth(group.name, worker["rank"], worker["address"], spec, store, on_lines)
+        process = WorkerProcess(self._loop, birth, site.name, site.log_dir)
+        endpoint.process = process
+        try:
+            sock = await process.start(template, lambda: self._died(endpoint))
+        except BaseException:
+            del self.router.endpoints[endpoint.number]
+            raise
+        endpoint.connection = Connection(
+            sock,
+            self._loop,
+            on_frame=lambda frame, fds: self.router.from_endpoint(endpoint, frame, fds),
+            on_closed=lambda reason: None,  # its pidfd tells of its death; end-of-file proves nothing
+        )
+        welcome = {"endpoint": endpoint.id, "node": site.node, **self.welcome}
+        endpoint.connection.send((frames.HELLO, 0, frames.endpoint(site.node, 0), welcome))
+        endpoint.connection.open()
+        group.workers.append(endpoint)
+        return endpoint
+
+    welcome: dict[str, Any] = {}  # noqa: RUF012  # replaced by the node once it knows its neighbours
+
+    def _here(self, path: str) -> str:
+        """A path of the driver's machine, as it is called on this one (``--sync``)."""
+        if self._site.sync is None:
+            return path
+        near, far = self._site.sync
+        if path == near or path.startswith(near.rstrip("/") + "/"):
+            return far + path[len(near.rstrip("/")) :]
+        return path
+
+    def _died(self, endpoint: Endpoint) -> None:
+        process = endpoint.process
+        assert process is not None
+        if endpoint.connection is not None:
+            endpoint.connection.drain()
+        story = process.story(endpoint.debts.methods(time.monotonic()))
+        if process.closing:
+            story = {**story, "verdict": f"{story['verdict']} while its group was being closed"}
+        else:
+            logger.warning("worker %s (pid %d) %s", process.birth.name, process.pid, story["verdict"])
+        self.router.bury(endpoint, story)
+        self.forget_endpoint(endpoint.id)
+        group = next((group for group in self.groups.values() if endpoint in group.workers), None)
+        if group is not None and not process.closing:
+            self.router.tell(group.owner, "died", {**story, "endpoint": endpoint.id})
+
+    async def do_close(self, source: int, ask: int, arguments: Any) -> bool:
+        """Ends the workers of a group on this node, in order if they can within ``grace`` seconds."""
+        group = self.groups.get((source, arguments["group"]))
+        if group is not None:
+            await self.close_group(group, arguments["grace"])
+        return True
+
+    async def close_group(self, group: Group, grace: float) -> None:
+        """Returns once every worker of the group, and what it left behind, is gone."""
+        if group.closed is not None:
+            await asyncio.shield(group.closed)
+            return
+        group.closed = self._loop.create_future()
+        try:
+            store = self._stores.pop((group.owner, group.name), None)
+            if store is not None:
+                store.close()
+            processes = []
+            me = frames.endpoint(self._site.node, 0)
+            for endpoint in group.workers:
+                assert endpoint.process is not None
+                endpoint.process.closing = True
+                endpoint.send((frames.STOP, 0, me, max(0.0, grace * 0.8)))
+                processes.append(endpoint.process)
+            waiting = [process.ended for process in processes if not process.ended.done()]
+            if waiting:
+                await asyncio.wait(waiting, timeout=grace)
+            for process in processes:
+                process.kill()
+            waiting = [process.ended for process in processes if not process.ended.done()]
+            if waiting:
+                await asyncio.wait(waiting)
+            for endpoint in group.workers:
+                self.router.endpoints.pop(endpoint.number, None)
+            self.groups.pop((group.owner, group.name), None)
+        finally:
+            group.closed.set_result(None)
+
+    # -- those who are gone -------------------------------------------------------------------------------------
+
+    def forget_endpoint(self, gone: int) -> None:
+        """An endpoint of this node is no more: here and elsewhere nobody need do anything for it."""
+        self.router.broadcast((frames.GONE, 0, frames.endpoint(self._site.node, 0), gone))
+        self.drop_owner(gone)
+
+    def drop_owner(self, gone: int) -> None:
+        """Frees what an endpoint (of any node) owned: its calls, its names, its groups."""
+        self._gone.add(gone)
+        self.router.cancel_calls_of(gone)
+        self.directory.drop_owner(gone)
+        for group in [group for group in self.groups.values() if group.owner == gone]:
+            self.abandon(group)
+
+    def abandon(self, group: Group) -> None:
+        """Replaced by the node, which owns the task that closes the group."""
+        raise NotImplementedError
+
+    # -- questions ----------------------------------------------------------------------------------------------
+
+    async def do_free_port(self, source: int, ask: int, arguments: Any) -> int:
+        """A port that was free on this node's address a moment ago."""
+        with contextlib.closing(socket.socket()) as probe:
+            probe.bind((self._site.address, 0))
+            return int(probe.getsockname()[1])
+
+    async def do_status(self, source: int, ask: int, arguments: Any) -> dict[str, Any]:
+        """What this daemon has: for people and for tests."""
+        now = time.monotonic()
+        return {
+            "node": self._site.node,
+            "pid": os.getpid(),
+            "groups": {group.name: len(group.workers) for group in self.groups.values()},
+            "endpoints": len(self.router.endpoints),
+            "busy": {
+                endpoint.process.birth.name: endpoint.debts.methods(now)
+                for endpoint in self.router.endpoints.values()
+                if endpoint.process is not None and len(endpoint.debts)
+            },
+            "names": self.directory.names(),
+            "calls_sent": {str(node): neighbour.calls_sent for node, neighbour in self.router.neighbours.items()},
+        }
+
+    def close_stores(self) -> None:
+        for store in self._stores.values():
+            store.close()
+        self._stores.clear()
+
+
+_LATER: Final = object()
+
+
+def _teed(tee: str, rank: int) -> bool:
+    return tee in ("all", "") or str(rank) in tee.split(",")
+
+

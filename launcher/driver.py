@@ -1,0 +1,107 @@
+"""The user's script as a child process: it shares our terminal, and dies with us."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+_PR_SET_CHILD_SUBREAPER: Final = 36
+
+
+class Driver:
+    """The running script.
+
+    In the foreground of a terminal it stays in our process group, so that it can read from the terminal; Ctrl-C
+    reaches it from there.  Elsewhere it has a group of its own, and hears of Ctrl-C through ``interrupt``.
+    """
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        self._shares_terminal = _in_foreground()
+        tether = [sys.executable, "-I", "-S", str(Path(__file__).with_name("tether.py")), str(os.getpid())]
+        self._process = subprocess.Popen(
+            [*tether, *argv], env=dict(env), process_group=None if self._shares_terminal else 0
+        )
+        self._loop = asyncio.get_running_loop()
+        self._exited = asyncio.Event()
+        self._pidfd = os.pidfd_open(self._process.pid)
+        self._loop.add_reader(self._pidfd, self._on_exit)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def wait(self) -> int:
+        """The exit code, as a shell has it: 128 + n for signal n."""
+        await self._exited.wait()
+        code = self._process.returncode
+        return 128 - code if code < 0 else code
+
+    def interrupt(self, number: int) -> None:
+        """Passes on, as SIGINT, what told us to end; not the SIGINT that the terminal has sent to the script too."""
+        if not (self._shares_terminal and number == signal.SIGINT) and not self._exited.is_set():
+            self._process.send_signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        """SIGKILL for the script, and for its group where that is not ours."""
+        if self._exited.is_set():
+            return
+        if not self._shares_terminal:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
+
+    async def close(self) -> None:
+        """Afterwards the script has ended."""
+        self.kill()
+        await self._exited.wait()
+
+    def _on_exit(self) -> None:
+        if self._process.poll() is not None:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._exited.set()
+
+
+def _in_foreground() -> bool:
+    try:
+        return os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return False
+
+
+def adopt_orphans(yes: bool) -> None:
+    """Whether what the script's processes leave behind becomes our child, to be ended by ``end_orphans``."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(yes), 0, 0, 0)
+
+
+def end_orphans(run: str, spare: Iterable[int]) -> int:
+    """Kills and reaps adopted processes of the run, and what they leave in turn; returns how many.
+
+    Args:
+        spare: children that are not ours to reap here.
+    """
+    ended = 0
+    while orphans := list(_orphans(run, set(spare))):
+        for pid in orphans:
+            os.kill(pid, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+            ended += 1
+    return ended
+
+
+def _orphans(run: str, spare: set[int]) -> Iterator[int]:
+    mark = f"RLINF_RUN_ID={run}".encode()
+    for task in Path("/proc/self/task").iterdir():
+        for pid in map(int, (task / "children").read_text().split()):
+            with suppress(OSError):
+                if pid not in spare and mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    yield pid

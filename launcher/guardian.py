@@ -1,0 +1,89 @@
+"""The first process of a node: it forks the daemon, and sweeps up after it.
+
+It does nothing but wait, for the daemon's end or for the end of its own stdin (the *lifeline*: the kernel cuts it when
+the launcher, the ssh client or the embedding process goes, however it goes).  As a subreaper it inherits whatever the
+daemon and its workers leave behind, however deep and in whatever session, and ends it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NoReturn
+
+PR_SET_PDEATHSIG: Final = 1
+PR_SET_CHILD_SUBREAPER: Final = 36
+
+PATIENCE: Final = 4.0
+"""Seconds that the daemon has for an orderly end after the lifeline was cut."""
+
+
+def prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option})")
+
+
+def children() -> list[int]:
+    """Pids of this process's children, adopted ones among them."""
+    return [int(pid) for task in Path("/proc/self/task").iterdir() for pid in _children_of(task)]
+
+
+def _children_of(task: Path) -> list[str]:
+    try:
+        return (task / "children").read_text().split()
+    except OSError:
+        return []
+
+
+def guard(daemon: Callable[[], int]) -> NoReturn:
+    """Forks the daemon, waits for its end or the lifeline's, leaves nothing, and exits with the daemon's code."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    guardian = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != guardian:
+            os._exit(1)
+        os._exit(daemon())
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, lambda *_: os.kill(pid, signal.SIGTERM))
+    os._exit(_watch(pid))
+
+
+def _watch(pid: int) -> int:
+    ended = os.pidfd_open(pid)
+    poll = select.poll()
+    poll.register(0, select.POLLRDHUP)
+    poll.register(ended, select.POLLIN)
+    deadline: float | None = None
+    while True:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+        ready = {fd for fd, _ in poll.poll(left)}
+        if ended in ready or (deadline is not None and not ready):
+            break
+        if 0 in ready:
+            # The daemon has seen it too and ends in order; this is for the case that it cannot.
+            poll.unregister(0)
+            deadline = time.monotonic() + PATIENCE
+    return _sweep(pid)
+
+
+def _sweep(daemon: int) -> int:
+    """Kills and reaps until nothing is left; the daemon's exit code."""
+    code = 1
+    while True:
+        for child in children():
+            os.kill(child, signal.SIGKILL)
+        try:
+            pid, status = os.waitpid(-1, 0)
+        except ChildProcessError:
+            return code
+        if pid == daemon:
+            code = os.waitstatus_to_exitcode(status)
+            code = 128 - code if code < 0 else code

@@ -1,0 +1,299 @@
+"""A whole run as one ``async with``: nodes up, the script, nodes down."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from rlinf_async.errors import LaunchError
+from rlinf_async.wire.lifeline import Lifeline
+from rlinf_async.wire.mesh import birth, launch_error, start_nodes
+
+from .archive import Archive, pack
+from .driver import Driver, adopt_orphans, end_orphans
+from .inspection import Inspection
+from .options import Options
+from .plan import Node, driver_python
+from .table import Report
+
+GRACE: Final = 5.0
+"""Seconds for the nodes to end in order."""
+INTERRUPTED: Final = 130
+
+_SCRIPT_GRACE: Final = 2.5
+"""Of the five seconds after Ctrl-C, what the script has."""
+_ALL_GRACE: Final = 4.0
+_HURRY: Final = 1.5
+
+
+def fresh_run_id() -> str:
+    return secrets.token_hex(4)
+
+
+class Job:
+    """The nodes of a run; inside the ``async with`` they are ready.
+
+    ``interrupt`` and ``kill`` are what a first and a second Ctrl-C do; they may be called at any time.
+
+    Args:
+        nodes: as `launcher.plan.plan` makes them.
+        exported: variables for every node.
+        environ: ours; the script inherits it.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        options: Options,
+        exported: Mapping[str, str],
+        environ: Mapping[str, str],
+        report: Report,
+    ) -> None:
+        self.run_id = fresh_run_id()
+        self.was_interrupted = False
+        self._nodes = nodes
+        self._options = options
+        self._exported = exported
+        self._environ = environ
+        self._report = report
+        self._inspection = Inspection(nodes, options, self.run_id, report)
+        self._main: asyncio.Task[Any] | None = None
+        self._phase = "new"
+        self._hurry = asyncio.Event()
+        self._end_by: float | None = None
+        self._going: set[int] = set()
+        self._peers: list[dict[str, Any]] = []
+        self._watchers: list[asyncio.Task[None]] = []
+        self._lost: set[int] = set()
+        self._driver: Driver | None = None
+
+    @property
+    def _lifelines(self) -> Mapping[int, Lifeline]:
+        return self._inspection.lifelines
+
+    async def __aenter__(self) -> Job:
+        """Starts everything.
+
+        Raises:
+            LaunchError: lists every node that failed; the others have been taken down again.
+            ConfigError: the folder to ship cannot be read.
+        """
+        self._main = asyncio.current_task()
+        self._phase = "starting"
+        self._report.begin(self.run_id, [node.name for node in self._nodes])
+        try:
+            await self._start()
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._stop()
+
+    async def run_script(self) -> int:
+        """Runs the script to its end; its exit code, 128 + n for signal n."""
+        environ = {**self._environ, **self._exported, "RLINF_RUN_ID": self.run_id}
+        environ["RLINF_NODE_SOCKET"] = self._here["socket"]
+        if path := self._inspection.answers[self._here["node"]]["python_path"]:
+            environ["PYTHONPATH"] = os.pathsep.join(path)
+        if self.was_interrupted:
+            return INTERRUPTED
+        self._phase = "running"
+        adopt_orphans(True)
+        self._driver = Driver(script_command(self._options), environ)
+        try:
+            return await self._driver.wait()
+        finally:
+            await self._driver.close()
+
+    def interrupt(self, number: int) -> None:
+        """Everything ends in order, within five seconds; ``number`` is the signal that said so."""
+        self.was_interrupted = True
+        loop = asyncio.get_running_loop()
+        self._end_by = loop.time() + _ALL_GRACE
+        if self._phase == "starting":
+            assert self._main is not None
+            self._main.cancel()
+        elif self._phase == "running" and self._driver is not None:
+            self._driver.interrupt(number)
+            loop.call_later(_SCRIPT_GRACE, self._driver.kill)
+
+    def kill(self) -> None:
+        """Everything ends at once."""
+        self.was_interrupted = True
+        self._hurry.set()
+        if self._driver is not None:
+            self._driver.kill()
+
+    @property
+    def _here(self) -> Mapping[str, Any]:
+        """The first node on this machine, whose daemon the script speaks to."""
+        rank = next(node.rank for node in self._nodes if node.is_here)
+        return self._peers[rank]
+
+    async def _start(self) -> None:
+        loop = asyncio.get_running_loop()
+        inspection = self._inspection
+        timeout = self._options.start_timeout
+        inspection.python_path = self._exported.get("PYTHONPATH", "")
+        inspection.archive = await self._pack()
+        deadline = None if timeout is None else loop.time() + timeout
+        if failures := await inspection.look(deadline):
+            raise launch_error([node.name for node in self._nodes], failures)
+        began = time.monotonic()
+        births = self._births()
+        for node in self._nodes:
+            self._going.add(node.rank)
+            await self._go(node)
+
+        def progress(rank: int, state: str, text: str) -> None:
+            columns = {"daemon": f"{time.monotonic() - began:.1f}s"} if state == "up" else {}
+            self._report.node(rank, state, text, **columns)
+
+        lifelines = [self._lifelines[node.rank] for node in self._nodes]
+        left = None if deadline is None else max(1.0, deadline - loop.time())
+        self._peers = await start_nodes(lifelines, births, timeout=left, progress=progress)
+        for node, lifeline in zip(self._nodes, lifelines, strict=True):
+            lifeline.on_stderr = self._report.output
+            self._watchers.append(asyncio.create_task(self._watch(node.rank), name=f"watch {node.name}"))
+        self._report.ready(self._shape())
+
+    async def _pack(self) -> Archive | None:
+        folder = self._options.sync
+        if folder is None or all(node.is_here for node in self._nodes):
+            return None
+        archive = await asyncio.to_thread(pack, folder)
+        if archive.warning:
+            self._report.warn(archive.warning)
+        self._report.detail(f"--sync ships {archive.files} files, {len(archive.data) / 1e6:.1f} MB, from {folder}")
+        return archive
+
+    async def _go(self, node: Node) -> None:
+        """Turns a preflight into the daemon."""
+        answer = self._inspection.answers[node.rank]
+        order = {
+            "op": "go",
+            "argv": [answer["executable"], "-P", "-m", "launcher.daemon"],
+            "env": {**self._exported, **node.host.env, "RLINF_RUN_ID": self.run_id},
+        }
+        await self._lifelines[node.rank].send(order)
+
+    def _births(self) -> list[dict[str, Any]]:
+        options, binds = self._options, self._inspection.binds()
+        authority = None
+        if len(self._nodes) > 1:
+            from rlinf_async.wire.credentials import RunAuthority  # a slow import, and a lone node needs none
+
+            authority = RunAuthority(self.run_id)
+        births = []
+        for node in self._nodes:
+            host, answer = node.host, self._inspection.answers[node.rank]
+            keys = authority.issue(node.rank) if authority is not None else None
+            env = {name: value for name, value in self._exported.items() if name != "PYTHONPATH"}
+            births.append(
+                birth(
+                    self.run_id,
+                    marker=self._lifelines[node.rank].marker,
+                    node=node.rank,
+                    num_nodes=sum(not each.hidden for each in self._nodes),
+                    name=node.name,
+                    hidden=node.hidden,
+                    bind=binds[node.rank],
+                    ca=keys.ca if keys else None,
+                    cert=keys.cert if keys else None,
+                    key=keys.key if keys else None,
+                    log_dir=str(options.log_dir) if options.log_dir else None,
+                    env={**env, **host.env},
+                    slots=host.slots,
+                    max_slots=host.max_slots,
+                    gpus=host.gpus,
+                    fake_gpus=host.fake_gpus,
+                    labels=host.labels,
+                    sync=(str(options.sync), answer["sync"]) if answer["sync"] else None,
+                    run_dir=answer["run_dir"],
+                    tee=options.tee,
+                )
+            )
+        return births
+
+    def _shape(self) -> dict[str, Any]:
+        visible = [peer for peer in self._peers if not peer["hidden"]]
+        gpus = sum(len(peer["facts"].get("gpus") or ()) for peer in visible)
+        return {"nodes": len(visible), "GPUs": gpus, "CPUs": sum(peer["facts"].get("cpus", 0) for peer in visible)}
+
+    async def _watch(self, rank: int) -> None:
+        """Shows what a node has to say while the script runs, to the node's end."""
+        while True:
+            try:
+                message = await self._lifelines[rank].receive(None)
+            except LaunchError as error:
+                self._show_loss(rank, str(error))
+                return
+            if message.get("event") == "node_lost":
+                self._show_loss(int(message["node"]), str(message["reason"]))
+
+    def _show_loss(self, rank: int, reason: str) -> None:
+        if self._phase != "stopping" and rank not in self._lost:
+            self._lost.add(rank)
+            self._report.node(rank, "lost", reason)
+
+    async def _stop(self) -> None:
+        self._phase = "stopping"
+        stopping = asyncio.ensure_future(self._stop_nodes())
+        hurry = asyncio.ensure_future(self._hurry.wait())
+        try:
+            await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not stopping.done():
+                stopping.cancel()
+            hurry.cancel()
+            await asyncio.gather(stopping, hurry, *self._watchers, return_exceptions=True)
+            await self._cut_nodes()
+            spare = [lifeline.pid for lifeline in self._lifelines.values() if lifeline.exit_code is None]
+            end_orphans(self.run_id, spare)
+            adopt_orphans(False)
+            self._remove_run_dirs()
+            self._report.close()
+
+    async def _stop_nodes(self) -> None:
+        """In order: daemons are asked to end; whoever still waits to become one sees the end of its stdin."""
+        left = GRACE if self._end_by is None else max(0.3, self._end_by - asyncio.get_running_loop().time())
+        cut = GRACE if self._end_by is None else 1.0
+        await asyncio.gather(
+            *(
+                lifeline.stop(left, cut=cut) if rank in self._going else lifeline.close(cut)
+                for rank, lifeline in self._lifelines.items()
+            )
+        )
+
+    async def _cut_nodes(self) -> None:
+        """At once: every lifeline is cut, and whatever holds on to it is killed."""
+        await asyncio.gather(*(lifeline.close(_HURRY) for lifeline in self._lifelines.values()))
+
+    def _remove_run_dirs(self) -> None:
+        """What a killed daemon on this machine has left."""
+        for rank, answer in self._inspection.answers.items():
+            if self._nodes[rank].is_here and answer["run_dir"]:
+                shutil.rmtree(answer["run_dir"], ignore_errors=True)
+
+
+def script_command(options: Options) -> list[str]:
+    """The command line of the script."""
+    assert options.script is not None
+    target = ["-m", options.script] if options.module else [options.script]
+    return [driver_python(options), *target, *options.args]
+
+
+def script_is_missing(options: Options) -> bool:
+    """Whether Python itself had better say so, before any node is started for nothing."""
+    return options.script is not None and not options.module and not Path(options.script).exists()

@@ -1,0 +1,174 @@
+"""Another node, as this node's daemon sees it: frames over gRPC, large bodies in pieces on the bulk stream."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+from rlinf_async.core import frames
+from rlinf_async.core.calls import Holdback
+from rlinf_async.core.segment import allocate_segment, close_fds, seal_segment
+
+PIECE: Final = 256 * 1024
+_HEADER: Final = struct.Struct("<QQQ")
+"""Of a piece: transfer, size of the whole body, offset of this piece."""
+
+
+class Link(Protocol):
+    """What this file needs of a gRPC link (``rlinf_async.wire.grpc.PeerLink``)."""
+
+    on_control: Callable[[bytes], None] | None
+    on_bulk: Callable[[bytes], None] | None
+    on_lost: Callable[[str], None] | None
+
+    def send(self, data: bytes) -> None: ...
+
+    async def send_bulk(self, piece: bytes) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+OnFrame = Callable[["Neighbour", list[Any], list[int]], None]
+
+
+class Neighbour:
+    """The frames between this node and one other, in order per source.
+
+    A body that rides on a frame as a descriptor crosses in pieces; the frame itself goes ahead at once and is held
+    back on the other side until its body is complete, and with it whatever its source sends later.
+
+    Attributes:
+        calls_sent: CALL frames that have left for this node; a group call is one, however many ranks live there.
+    """
+
+    def __init__(self, node: int, name: str, link: Link, on_frame: OnFrame, on_lost: Callable[[Neighbour, str], None]):
+        self.node = node
+        self.name = name
+        self.lost: str | None = None
+        self.calls_sent = 0
+        self._link = link
+        self._on_frame = on_frame
+        self._on_lost = on_lost
+        self._packer = frames.new_packer()
+        self._reader = frames.FrameReader()
+        self._holdback = Holdback()
+        self._transfers = 0
+        self._outgoing: deque[tuple[int, int, int]] = deque()
+        self._bulk_ready = asyncio.Event()
+        self._incoming: dict[int, tuple[int, int, int]] = {}
+        self._complete: dict[int, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<Neighbour {self.node} {self.name} {self.lost or 'connected'} [{len(self._outgoing)} bodies to send]>"
+
+    def open(self) -> None:
+        """Starts listening; frames that came earlier arrive now."""
+        self._link.on_lost = self._gone
+        self._link.on_control = self._control
+        self._link.on_bulk = self._bulk
+
+    # -- sending ------------------------------------------------------------------------------------------------
+
+    def send(self, frame: frames.Frame, fds: Sequence[int] = ()) -> None:
+        """Sends a frame; descriptors given belong to the neighbour from then on."""
+        if self.lost is not None:
+            close_fds(fds)
+            return
+        if frame[0] == frames.CALL:
+            self.calls_sent += 1
+        if fds:
+            self._transfers += 1
+            *fields, size = frame
+            self._outgoing.append((self._transfers, fds[0], size))
+            self._bulk_ready.set()
+            fields[1] = 0
+            frame = [*fields, [self._transfers, size]]
+        self._link.send(self._packer.pack(frame))
+
+    async def send_bodies(self) -> None:
+        """Sends the bodies that wait, piece by piece, for as long as the node lives."""
+        while self.lost is None:
+            await self._bulk_ready.wait()
+            self._bulk_ready.clear()
+            while self._outgoing and self.lost is None:
+                transfer, fd, size = self._outgoing[0]
+                try:
+                    for offset in range(0, size, PIECE):
+                        piece = os.pread(fd, PIECE, offset)
+                        await self._link.send_bulk(_HEADER.pack(transfer, size, offset) + piece)
+                finally:
+                    self._outgoing.popleft()
+                    os.close(fd)
+
+    # -- receiving ----------------------------------------------------------------------------------------------
+
+    def _control(self, data: bytes) -> None:
+        try:
+            received = self._reader.feed(data)
+        except frames.FrameError as error:
+            self._gone(str(error))
+            return
+        for frame in received:
+            body = frame[-1]
+            transfer = body[0] if isinstance(body, list) and frame[0] in (frames.CALL, frames.REPLY) else None
+            self._pass_on(self._holdback.push(frame[2], frame, transfer))
+
+    def _pass_on(self, received: list[list[Any]]) -> None:
+        for frame in received:
+            fds: list[int] = []
+            body = frame[-1]
+            if isinstance(body, list) and frame[0] in (frames.CALL, frames.REPLY):
+                transfer, size = body
+                fds = [self._complete.pop(transfer)]
+                frame[1], frame[-1] = 1, size
+            self._on_frame(self, frame, fds)
+
+    def _bulk(self, data: bytes) -> None:
+        transfer, size, offset = _HEADER.unpack_from(data)
+        known = self._incoming.get(transfer)
+        if known is None:
+            try:
+                known = (allocate_segment(size), size, 0)
+            except (OSError, MemoryError) as error:
+                self._gone(f"a body of {size} bytes does not fit into this node's memory: {error}")
+                return
+        fd, size, received = known
+        piece = memoryview(data)[_HEADER.size :]
+        if offset + len(piece) > size:
+            self._gone("a piece of a body lies outside the body")
+            return
+        os.pwrite(fd, piece, offset)
+        received += len(piece)
+        if received < size:
+            self._incoming[transfer] = (fd, size, received)
+            return
+        self._incoming.pop(transfer, None)
+        seal_segment(fd)
+        self._complete[transfer] = fd
+        self._pass_on(self._holdback.arrived(transfer))
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def _gone(self, reason: str) -> None:
+        if self.lost is not None:
+            return
+        self.lost = reason
+        self._bulk_ready.set()
+        self._holdback.drop()
+        close_fds([fd for fd, _, _ in self._incoming.values()])
+        close_fds(self._complete.values())
+        self._incoming.clear()
+        self._complete.clear()
+        self._on_lost(self, reason)
+
+    async def close(self) -> None:
+        if self.lost is None:
+            self.lost = "this node is closing"
+            self._bulk_ready.set()
+        await self._link.close()
+        close_fds([fd for _, fd, _ in self._outgoing])
+        self._outgoing.clear()

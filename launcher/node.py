@@ -1,0 +1,326 @@
+"""One node of a run: its socket for local processes, its links to the other nodes, its workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import shutil
+import socket
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from rlinf_async.core import frames
+from rlinf_async.errors import AuthError, RLinfAsyncError
+from rlinf_async.wire.unix import Connection, check_peer, listen
+
+from .birth import Birth
+from .desk import GRACE, Desk, Group, Site
+from .neighbour import Neighbour
+from .router import Endpoint, Router
+from .templates import Templates
+
+logger = logging.getLogger(__name__)
+
+MESH_TIMEOUT: Final = 20.0
+"""Seconds for the links to all other nodes."""
+
+
+class Node:
+    """The daemon's whole: ``run`` goes from the first line on stdin to the last process's end.
+
+    Lifecycle: up (socket listens, template imports) -> peers known -> links open -> ready -> stop or lifeline cut ->
+    groups closed, links closed, run directory removed.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, birth: Birth, templates: Templates, facts: dict[str, Any]
+    ) -> None:
+        self._loop = loop
+        self._birth = birth
+        self._templates = templates
+        self._facts = facts
+        self._stop = asyncio.Event()
+        self._closing: set[asyncio.Task[None]] = set()
+        self._tasks: asyncio.TaskGroup
+        self._expected_links: dict[int, asyncio.Future[Any]] = {}
+        self._names: dict[int, str] = {birth.node: birth.name}
+        self._server: Any = None
+        site = Site(
+            run=birth.run,
+            node=birth.node,
+            name=birth.name,
+            address=birth.bind or "127.0.0.1",
+            log_dir=birth.log_dir,
+            environment=birth.worker_environment,
+            cpus=int(facts.get("cpus") or 1),
+            sync=birth.sync,
+            tee=birth.tee,
+        )
+        self._desk = Desk(loop, site, templates)
+        self._router = Router(birth.node, self._on_ask)
+        self._desk.router = self._router
+        self._desk.abandon = self._abandon  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        return f"<Node {self._birth.node} {self._birth.name} {self._router!r}>"
+
+    async def run(self) -> None:
+        listener = listen(str(self._birth.socket_path))
+        self._loop.add_reader(listener.fileno(), self._accept, listener)
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                address = await self._serve_neighbours()
+                self._tasks.create_task(self._converse(address))
+                await self._stop.wait()
+                self._loop.remove_reader(listener.fileno())
+                await self._close_everything()
+        finally:
+            listener.close()
+            self._desk.close_stores()
+            shutil.rmtree(self._birth.run_dir, ignore_errors=True)
+
+    # -- the near side, over stdin and stdout ---------------------------------------------------------------------
+
+    def _say(self, event: dict[str, Any]) -> None:
+        line = self._birth.marker + json.dumps(event) + "\n"
+        with contextlib.suppress(OSError):
+            os.write(1, line.encode())
+
+    async def _converse(self, address: str | None) -> None:
+        """Reads what the near side says until it says stop, or is gone."""
+        self._say(
+            {
+                "event": "up",
+                "address": address,
+                "socket": str(self._birth.socket_path),
+                "pid": os.getpid(),
+                "facts": self._facts,
+            }
+        )
+        lines = self._birth.rest_of_stdin
+        reader = asyncio.Event()
+        os.set_blocking(0, False)
+        self._loop.add_reader(0, reader.set)
+        try:
+            while True:
+                while b"\n" in lines:
+                    line, _, lines = lines.partition(b"\n")
+                    message = json.loads(line)
+                    if message["op"] == "stop":
+                        return
+                    if message["op"] == "peers":
+                        await self._meet(message["peers"])
+                reader.clear()
+                await reader.wait()
+                try:
+                    data = os.read(0, 65536)
+                except BlockingIOError:
+                    continue
+                if not data:
+                    logger.info("the lifeline is cut: ending")
+                    return
+                lines += data
+        except OSError as error:
+            logger.info("the lifeline is cut (%s): ending", error)
+        finally:
+            self._loop.remove_reader(0)
+            self._stop.set()
+
+    # -- other nodes --------------------------------------------------------------------------------------------
+
+    async def _serve_neighbours(self) -> str | None:
+        birth = self._birth
+        if birth.bind is None:
+            return None
+        from rlinf_async.wire import grpc
+
+        assert birth.credentials is not None
+        self._server = grpc.PeerServer(birth.node, birth.run, birth.credentials, birth.bind, self._on_link)
+        address: str = await self._server.start()
+        return address
+
+    def _on_link(self, link: Any) -> None:
+        self._add_neighbour(link)
+        expected = self._expected(link.peer)
+        if not expected.done():
+            expected.set_result(None)
+
+    def _expected(self, node: int) -> asyncio.Future[Any]:
+        return self._expected_links.setdefault(node, self._loop.create_future())
+
+    def _add_neighbour(self, link: Any) -> None:
+        name = self._names.get(link.peer, f"node {link.peer}")
+        neighbour = Neighbour(link.peer, name, link, self._from_neighbour, self._on_neighbour_lost)
+        self._router.neighbours[link.peer] = neighbour
+        self._tasks.create_task(neighbour.send_bodies())
+        neighbour.open()
+
+    async def _meet(self, peers: list[dict[str, Any]]) -> None:
+        """Opens the links: this node dials those of higher rank and waits for those of lower rank."""
+        for peer in peers:
+            self._names[peer["node"]] = peer["name"]
+        for node, neighbour in self._router.neighbours.items():
+            neighbour.name = self._names.get(node, neighbour.name)
+        self._desk.welcome = {"run": self._birth.run, "nodes": peers, "log_dir": str(self._birth.log_dir)}
+        event: dict[str, Any] = {"event": "ready"}
+        try:
+            async with asyncio.timeout(MESH_TIMEOUT), asyncio.TaskGroup() as tasks:
+                for peer in peers:
+                    if peer["node"] > self._birth.node:
+                        tasks.create_task(self._dial(peer))
+                    elif peer["node"] < self._birth.node:
+                        tasks.create_task(self._await_link(peer["node"]))
+        except* RLinfAsyncError as errors:
+            event = {"event": "failed", "error": "; ".join(str(error) for error in _leaves(errors))}
+        except* TimeoutError:
+            here = {*self._router.neighbours, self._birth.node}
+            missing = ", ".join(peer["name"] for peer in peers if peer["node"] not in here)
+            text = f"no link to {missing} within {MESH_TIMEOUT:g} s (is a firewall between the nodes?)"
+            event = {"event": "failed", "error": text}
+        self._say(event)
+
+    async def _await_link(self, node: int) -> None:
+        await self._expected(node)
+
+    async def _dial(self, peer: dict[str, Any]) -> None:
+        from rlinf_async.wire import grpc
+
+        birth = self._birth
+        assert birth.credentials is not None
+        link = await grpc.dial(
+            peer["address"],
+            node=birth.node,
+            peer=peer["node"],
+            run=birth.run,
+            credentials=birth.credentials,
+            timeout=MESH_TIMEOUT,
+        )
+        self._add_neighbour(link)
+
+    def _from_neighbour(self, neighbour: Neighbour, frame: list[Any], fds: list[int]) -> None:
+        if frame[0] == frames.GONE:
+            if frames.node_of(frame[3]) == neighbour.node:
+                self._desk.drop_owner(frame[3])
+            return
+        try:
+            self._router.from_neighbour(neighbour, frame, fds)
+        except (TypeError, ValueError, IndexError, AttributeError):
+            logger.exception("node %d sent a frame that makes no sense", neighbour.node)
+
+    def _on_neighbour_lost(self, neighbour: Neighbour, reason: str) -> None:
+        if self._stop.is_set():
+            return
+        logger.warning("node %d (%s) is lost: %s", neighbour.node, neighbour.name, reason)
+        self._say({"event": "node_lost", "node": neighbour.node, "reason": reason})
+        self._router.tell_all("node_lost", {"node": neighbour.node, "name": neighbour.name, "reason": reason})
+        for source in self._router.callers_on(neighbour.node):
+            self._router.cancel_calls_of(source)
+        owners = {entry.owner for entry in self._desk.directory.entries.values()}
+        owners |= {group.owner for group in self._desk.groups.values()}
+        for owner in owners:
+            if frames.node_of(owner) == neighbour.node:
+                self._desk.drop_owner(owner)
+
+    # -- local processes ----------------------------------------------------------------------------------------
+
+    def _accept(self, listener: socket.socket) -> None:
+        """A driver connects."""
+        try:
+            sock, _ = listener.accept()
+        except OSError:
+            return
+        try:
+            pid = check_peer(sock)
+            pidfd = os.pidfd_open(pid)
+        except (AuthError, OSError) as error:
+            logger.warning("a connection was refused: %s", error)
+            sock.close()
+            return
+        endpoint = self._router.new_endpoint("driver")
+        endpoint.pidfd = pidfd
+        endpoint.connection = Connection(
+            sock,
+            self._loop,
+            on_frame=lambda frame, fds: self._from_driver(endpoint, frame, fds),
+            on_closed=lambda reason: self._driver_gone(endpoint),
+        )
+        # A forked child of the driver may hold its socket open: its pidfd tells the truth.
+        self._loop.add_reader(pidfd, self._driver_gone, endpoint)
+        endpoint.connection.open()
+
+    def _from_driver(self, endpoint: Endpoint, frame: list[Any], fds: list[int]) -> None:
+        if frame[0] == frames.HELLO:
+            facts = frame[3] if isinstance(frame[3], dict) else {}
+            if facts.get("protocol") != frames.PROTOCOL:
+                text = (
+                    f"protocol {facts.get('protocol')} of the driver (rlinf_async in {facts.get('python')}) is not "
+                    f"protocol {frames.PROTOCOL} of the daemon ({sys.executable}): both must be the same version"
+                )
+                self._router.tell(endpoint.id, "refused", {"error": ["VersionMismatch", text]})
+                return
+            welcome = {"endpoint": endpoint.id, "node": self._birth.node, **self._desk.welcome}
+            endpoint.send((frames.HELLO, 0, frames.endpoint(self._birth.node, 0), welcome))
+            return
+        self._router.from_endpoint(endpoint, frame, fds)
+
+    def _driver_gone(self, endpoint: Endpoint) -> None:
+        if self._router.endpoints.pop(endpoint.number, None) is None:
+            return
+        self._loop.remove_reader(endpoint.pidfd)
+        os.close(endpoint.pidfd)
+        if endpoint.connection is not None:
+            endpoint.connection.close()
+        self._desk.forget_endpoint(endpoint.id)
+
+    def _on_ask(self, source: int, ask: int, operation: str, arguments: Any) -> None:
+        self._tasks.create_task(self._desk.answer(source, ask, operation, arguments))
+
+    def _abandon(self, group: Group) -> None:
+        self._tasks.create_task(self._desk.close_group(group, GRACE))
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    async def _close_everything(self) -> None:
+        await asyncio.gather(*(self._desk.close_group(group, GRACE) for group in list(self._desk.groups.values())))
+        for neighbour in self._router.neighbours.values():
+            await neighbour.close()
+        if self._server is not None:
+            await self._server.stop()
+        self._templates.close()
+        for endpoint in list(self._router.endpoints.values()):
+            if endpoint.role == "driver":
+                self._driver_gone(endpoint)
+
+
+def _leaves(group: BaseExceptionGroup[Any]) -> list[BaseException]:
+    leaves: list[BaseException] = []
+    for error in group.exceptions:
+        leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return leaves
+
+
+def make_run_dir(path: str | None, run: str, node: int) -> Path:
+    """The node's own directory, mode 0700, under the run's.
+
+    Raises:
+        AuthError: the path exists and is not this user's alone.
+    """
+    if path is not None:
+        base = Path(path)
+    elif runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        base = Path(runtime) / f"rlinf-{run}"
+    else:
+        import tempfile
+
+        base = Path(tempfile.gettempdir()) / f"rlinf-{os.getuid()}-{run}"
+    for directory in (base, base / f"node-{node}"):
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
+        status = directory.lstat()
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise AuthError(f"{directory} must be a directory of this user alone (mode 0700)")
+    return base / f"node-{node}"

@@ -1,0 +1,80 @@
+"""Which nodes a run has: a rank, a host and the way to it for each."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rlinf_async.errors import ConfigError
+
+from .host import Host
+from .local import LocalWay, is_here
+from .options import Options
+from .ssh import way as ssh_way
+from .way import Way
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node to start.
+
+    Attributes:
+        rank: place in the list of hosts; a hidden node comes after all others.
+        hidden: it only connects the driver's machine, which is not in the list.
+    """
+
+    rank: int
+    host: Host
+    way: Way
+    hidden: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.host.name
+
+    @property
+    def is_here(self) -> bool:
+        return self.way.is_here
+
+
+def plan(hosts: Sequence[Host], options: Options) -> tuple[Node, ...]:
+    """The nodes of a run, in the order of their ranks; at least one of them is on this machine.
+
+    Raises:
+        ConfigError: ``--nnodes`` asks for more hosts than there are; a host's name is none.
+    """
+    hosts = chosen_hosts(hosts, options)
+    nodes = [Node(rank, host, _way(host, options)) for rank, host in enumerate(hosts)]
+    if not any(node.is_here for node in nodes):
+        here = Host("localhost", slots=0, source="the driver's own machine")
+        nodes.append(Node(len(nodes), here, LocalWay(driver_python(options)), hidden=True))
+    return tuple(nodes)
+
+
+def chosen_hosts(hosts: Sequence[Host], options: Options) -> tuple[Host, ...]:
+    """What ``--local-nodes`` and ``--nnodes`` make of the hosts that were found."""
+    if options.local_nodes is not None:
+        here = Host("localhost", source=f"--local-nodes {options.local_nodes}")
+        count = options.local_nodes
+        hosts = [replace(here, name=f"local{number}") for number in range(count)] if count > 1 else [here]
+    if options.nnodes is None:
+        return tuple(hosts)
+    if options.nnodes > len(hosts):
+        raise ConfigError(
+            f"--nnodes {options.nnodes}, but there are {len(hosts)} hosts: {', '.join(host.name for host in hosts)}\n"
+            f"  fix: name more hosts, or --nnodes {len(hosts)}"
+        )
+    return tuple(hosts[: options.nnodes])
+
+
+def driver_python(options: Options) -> str:
+    """The interpreter of the script, and of nodes on this machine: ``--python`` where that exists here."""
+    return (shutil.which(options.python) if options.python else None) or sys.executable
+
+
+def _way(host: Host, options: Options) -> Way:
+    if options.local_nodes is not None or is_here(host):
+        return LocalWay(host.python or driver_python(options))
+    return ssh_way(host, options, host.python or options.python or sys.executable)

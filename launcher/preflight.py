@@ -1,0 +1,380 @@
+"""The program that is shipped to every host and runs there before anything else does.
+
+It looks what is missing there, says so, waits to be told, and becomes the node's daemon, on the same stdin and stdout.
+It comes over ssh's stdin, so nothing of ours needs to be installed there for it to give a readable answer: one file,
+the standard library only, and the syntax of Python 3.6.
+"""
+# ruff: noqa: UP006, UP035, UP036, UP045
+
+import errno
+import fcntl
+import importlib.machinery
+import importlib.util
+import io
+import json
+import os
+import resource
+import select
+import shutil
+import socket
+import struct
+import sys
+import tarfile
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional
+
+Read = Callable[[int], bytes]
+Request = Dict[str, Any]
+
+_SIOCGIFADDR = 0x8915
+_LONGEST_RUN_DIR = 80  # a socket's path has 108 characters at most
+_FEW_FILES = 4096
+_LITTLE_SPACE = 100 << 20
+_BLOCK = 1 << 20
+
+
+def main(read: Read) -> None:
+    """Serves one request.  ``read(n)`` gives exactly ``n`` bytes of stdin; it ends the process where there are none."""
+    request = json.loads(read(int(read(10))).decode())
+    survey = Survey(request)
+    try:
+        survey.unpack(read)
+        survey.look()
+    except Exception as error:
+        survey.miss("preflight", f"{type(error).__name__}: {error}", "see the text; --check repeats this alone")
+    try:
+        say(request["marker"], survey.answer())
+        order = wait_for_order(request["patience"])
+        if order.get("op") == "go":
+            become(order, survey)
+    except Exception as error:
+        say(request["marker"], {"event": "failed", "error": f"the daemon cannot be started: {error}"})
+    finally:
+        survey.clean_up()
+
+
+def say(marker: str, message: Dict[str, Any]) -> None:
+    rest = (marker + json.dumps(message) + "\n").encode()
+    while rest:
+        rest = rest[os.write(1, rest) :]
+
+
+def wait_for_order(patience: float) -> Dict[str, Any]:
+    """The next line of stdin, and not a byte more: what follows it is the daemon's."""
+    line = b""
+    deadline = time.monotonic() + patience
+    while not line.endswith(b"\n"):
+        readable, _, _ = select.select([0], [], [], max(0.0, deadline - time.monotonic()))
+        byte = os.read(0, 1) if readable else b""
+        if not byte:
+            return {"op": "no"}
+        line += byte
+    order = json.loads(line.decode())
+    return order if isinstance(order, dict) else {"op": "no"}
+
+
+def become(order: Dict[str, Any], survey: "Survey") -> None:
+    """Replaces this process by the daemon.  Returns only by raising."""
+    environment = dict(os.environ)
+    environment.update(order["env"])
+    if survey.python_path:
+        environment["PYTHONPATH"] = os.pathsep.join(survey.python_path)
+    os.chdir(survey.cwd)
+    os.execvpe(order["argv"][0], order["argv"], environment)
+
+
+class Survey:
+    """What was found on this host, and what was not."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.missing: List[Dict[str, str]] = []
+        self.warnings: List[str] = []
+        self.run_dir: Optional[Path] = None
+        self.sync: Optional[Path] = None
+        self.cwd = Path(request["cwd"])
+        self.python_path: List[str] = []
+        self.iface_address: Optional[str] = None
+
+    def miss(self, what: str, detail: str, fix: str) -> None:
+        self.missing.append({"what": what, "detail": detail, "fix": fix})
+
+    def unpack(self, read: Read) -> None:
+        """Makes the run's directory, and fills its ``sync`` folder with the archive that follows the request."""
+        size = self.request["archive_size"]
+        archive = Archive(read, size)
+        try:
+            self.run_dir = make_run_dir(self.request["run"], self.request["node"], wants_exec=bool(size))
+        except OSError as error:
+            self.miss("run directory", str(error), "set XDG_RUNTIME_DIR or TMPDIR there to a folder that is writable")
+        try:
+            if size and self.run_dir:
+                self.sync = self.run_dir / "sync"
+                extract(archive, self.sync)
+        except (OSError, ValueError, tarfile.TarError) as error:
+            fix = "make room there, or ship less: what .gitignore names is left out"
+            self.miss("--sync", f"cannot unpack into {self.sync}: {error}", fix)
+        finally:
+            archive.drain()  # the near side writes all of it before it reads the answer
+
+    def look(self) -> None:
+        self.look_for_cwd()
+        if self.look_at_python():
+            self.look_for_packages()
+        self.look_for_script()
+        self.look_for_interface()
+        self.look_at_limits()
+
+    def look_at_python(self) -> bool:
+        """Whether it is new enough; nothing else is worth asking of one that is not."""
+        least = self.request["python_minimum"]
+        if list(sys.version_info[:2]) >= least:
+            return True
+        detail = f"{sys.executable} is Python {version_text()}, and the least is {least[0]}.{least[1]}"
+        self.miss("Python", detail, "name a newer one: --python PATH, or python=PATH after the host")
+        return False
+
+    def mapped(self, path: str) -> Path:
+        """Where a path of the near side is here: in the unpacked folder, where it lies in that; else as it is."""
+        if self.sync is not None:
+            inner = os.path.relpath(path, self.request["sync_dir"])
+            if inner.split("/")[0] != os.pardir:
+                return self.sync / inner
+        return Path(path)
+
+    def look_for_cwd(self) -> None:
+        wanted = self.mapped(self.request["cwd"])
+        if self.sync is not None and not wanted.is_dir():
+            wanted = self.sync
+        if not wanted.is_dir():
+            detail = f"the working directory {wanted} is not there"
+            self.miss("directory", detail, "--sync DIR ships a folder; --cwd DIR names one that is there")
+            wanted = Path("/")
+        self.cwd = wanted
+
+    def look_for_packages(self) -> None:
+        first = [str(self.sync)] if self.sync else list(self.request["path"])
+        self.python_path = first + [part for part in self.request["python_path"].split(os.pathsep) if part]
+        sys.path[:0] = self.python_path
+        root = self.mapped(self.request["package_root"])
+        if find("rlinf_async") is None and (root / "rlinf_async").is_dir():
+            self.python_path.append(str(root))
+            sys.path.append(str(root))
+        lacking = [name for name in self.request["packages"] if find(name) is None]
+        if lacking:
+            fix = "pip install " + " ".join(lacking) + " there"
+            if "rlinf_async" in lacking:
+                fix = "pip install rlinf-async there, --sync the checkout, or name another Python with --python PATH"
+            detail = f"{sys.executable} cannot import {', '.join(lacking)}"
+            self.miss("package" if len(lacking) == 1 else "packages", detail, fix)
+            return
+        if self.sync is not None and str(find("rlinf_async").origin).startswith(str(self.sync)):
+            return  # it is the launcher's own
+        here, near = distribution_version("rlinf-async"), self.request["version"]
+        if here and near and here != near:
+            fix = f"install the same version on every host: pip install rlinf-async=={near}"
+            self.miss("version", f"rlinf-async is {here} there and {near} here", fix)
+
+    def look_for_script(self) -> None:
+        script, module = self.request["script"], self.request["module"]
+        if script and not self.mapped(script).exists():
+            fix = "--sync DIR ships the folder that holds it; a shared file system also does"
+            self.miss("script", f"{self.mapped(script)} is not there", fix)
+        if module:
+            sys.path.insert(0, str(self.cwd))
+            if find(module) is None:
+                detail = f"{sys.executable} finds no module {module} in {self.cwd}"
+                self.miss("module", detail, "--sync DIR ships a folder; or install it there")
+            del sys.path[0]
+
+    def look_for_interface(self) -> None:
+        name = self.request["iface"]
+        if name:
+            self.iface_address = interface_address(name)
+            if self.iface_address is None:
+                others = ", ".join(sorted(known for _, known in socket.if_nameindex()))
+                self.miss("interface", f"{name} has no address there; there are: {others}", "--iface NAME")
+
+    def look_at_limits(self) -> None:
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        if 0 <= files < _FEW_FILES:
+            self.warnings.append(f"at most {files} open files (ulimit -n)")
+        if self.run_dir is not None and shutil.disk_usage(str(self.run_dir)).free < _LITTLE_SPACE:
+            self.warnings.append(f"little space left in {self.run_dir.parent}")
+
+    def answer(self) -> Dict[str, Any]:
+        connection = os.environ.get("SSH_CONNECTION", "").split()
+        return {
+            "event": "preflight",
+            "ok": not self.missing,
+            "missing": self.missing,
+            "warnings": self.warnings,
+            "python": version_text(),
+            "executable": sys.executable,
+            "torch": distribution_version("torch"),
+            "version": distribution_version("rlinf-async"),
+            "hostname": socket.gethostname(),
+            "machine_id": first_line("/etc/machine-id"),
+            "boot_id": first_line("/proc/sys/kernel/random/boot_id"),
+            "uid": os.getuid(),
+            "time": time.time(),
+            "ssh_address": connection[2] if len(connection) == 4 else None,
+            "iface_address": self.iface_address,
+            "run_dir": str(self.run_dir) if self.run_dir else None,
+            "sync": str(self.sync) if self.sync else None,
+            "cwd": str(self.cwd),
+            "python_path": self.python_path,
+        }
+
+    def clean_up(self) -> None:
+        if self.run_dir:
+            shutil.rmtree(str(self.run_dir), ignore_errors=True)
+
+
+def version_text() -> str:
+    return "{}.{}.{}".format(*sys.version_info[:3])
+
+
+def first_line(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.readline().strip()
+    except OSError:
+        return ""
+
+
+def find(name: str) -> Any:
+    """The spec of a module, its parent packages not imported; None where there is none."""
+    path = None  # type: Any
+    spec = None  # type: Any
+    parts = name.split(".")
+    for length in range(1, len(parts) + 1):
+        full = ".".join(parts[:length])
+        look = importlib.util.find_spec if length == 1 else importlib.machinery.PathFinder.find_spec
+        spec = look(full, path)
+        if spec is None:
+            return None
+        path = spec.submodule_search_locations
+        if path is None and length < len(parts):
+            return None
+    return spec
+
+
+def distribution_version(name: str) -> Optional[str]:
+    """The installed version; None where it is not installed, or only on the path."""
+    if sys.version_info < (3, 8):
+        return None
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def interface_address(name: str) -> Optional[str]:
+    """The address of a network interface: IPv4 where it has one, else a global IPv6; None without any."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            packed = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            return socket.inet_ntoa(packed[20:24])
+        except OSError:
+            pass
+    try:
+        with open("/proc/net/if_inet6") as table:
+            rows = [line.split() for line in table]
+    except OSError:
+        return None
+    for digits, _, _, scope, _, interface in rows:
+        if interface == name and scope in ("00", "10"):  # global, loopback; link-local needs a zone
+            return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
+    return None
+
+
+def make_run_dir(run: str, node: int, wants_exec: bool) -> Path:
+    """A new directory of the run, for us alone.  A second node on the same machine has one of its own."""
+    places = [Path(tempfile.gettempdir()) / f"rlinf-{os.getuid()}-{run}"]
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    # Compiled modules of a synced folder could not be loaded from a file system that is mounted noexec.
+    if runtime and Path(runtime).is_dir() and not (wants_exec and os.statvfs(runtime).f_flag & os.ST_NOEXEC):
+        places.insert(0, Path(runtime) / f"rlinf-{run}")
+    trouble = OSError(errno.ENAMETOOLONG, "the path is too long for a socket", str(places[-1]))
+    for place in places:
+        for path in (place, place.with_name(f"{place.name}-{node}")):
+            try:
+                if len(str(path)) <= _LONGEST_RUN_DIR:
+                    path.mkdir(0o700)
+                    path.chmod(0o700)
+                    return path
+            except FileExistsError as error:
+                trouble = error
+            except OSError as error:
+                trouble = error
+                break
+    raise trouble
+
+
+class Archive(io.RawIOBase):
+    """The next ``size`` bytes of stdin as a file."""
+
+    def __init__(self, read: Read, size: int) -> None:
+        super().__init__()
+        self._read = read
+        self._left = size
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        count = self._left if size < 0 else min(size, self._left)
+        self._left -= count
+        return self._read(count)
+
+    def drain(self) -> None:
+        while self._left:
+            self.read(_BLOCK)
+
+
+def extract(archive: Archive, target: Path) -> None:
+    """Unpacks plain files, folders and links that stay inside ``target``.
+
+    Raises:
+        ValueError: a member wants to be anything else, or anywhere else.
+    """
+    target.mkdir(0o700)
+    links = []
+    with tarfile.open(fileobj=archive, mode="r|gz", bufsize=_BLOCK) as members:
+        for member in members:
+            place = target / inner_path(member.name)
+            if member.isdir():
+                place.mkdir(parents=True, exist_ok=True)
+            elif member.isfile():
+                place.parent.mkdir(parents=True, exist_ok=True)
+                write_file(members, member, place)
+            elif member.issym():
+                inner_path(str(Path(member.name).parent / member.linkname))
+                links.append((place, member.linkname))
+            else:
+                raise ValueError(f"{member.name} is neither a file nor a folder nor a link")
+    # Links come last: no file is ever written through one.
+    for place, destination in links:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(destination)
+
+
+def write_file(members: tarfile.TarFile, member: tarfile.TarInfo, place: Path) -> None:
+    source = members.extractfile(member)
+    assert source is not None
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with source, open(os.open(str(place), flags, 0o700 if member.mode & 0o100 else 0o600), "wb") as sink:
+        shutil.copyfileobj(source, sink, _BLOCK)
+    os.utime(str(place), (member.mtime, member.mtime))
+
+
+def inner_path(name: str) -> str:
+    path = os.path.normpath(name)
+    if path.startswith("/") or path.split("/")[0] == os.pardir:
+        raise ValueError(f"{name} leads out of the folder")
+    return path

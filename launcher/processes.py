@@ -1,0 +1,164 @@
+"""One worker process: born from a template, watched by pidfd, buried with a verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .guardian import children
+from .output import Output
+from .templates import MARKER, Template
+from .verdict import Verdict, oom_kills, reap
+
+
+@dataclass
+class Birth:
+    """What a worker process is made from; plain data, and the descriptors that it takes along."""
+
+    group: str
+    rank: int
+    name: str
+    spec: dict[str, Any]
+    store: socket.socket | None = None
+    on_lines: Callable[[str, list[str]], None] | None = field(default=None, repr=False)
+
+
+class WorkerProcess:
+    """A child of this daemon.
+
+    ``ended`` is done with the verdict once the process is dead, its last words are read and its descendants are gone.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, birth: Birth, node: str, log_dir: Path) -> None:
+        self._loop = loop
+        self.birth = birth
+        self.node = node
+        self.log = log_dir / birth.group.replace("/", "_") / f"rank_{birth.rank}"
+        self.pid = 0
+        self.verdict: Verdict | None = None
+        self.ended: asyncio.Future[Verdict] = loop.create_future()
+        self.closing = False
+        self._pidfd = -1
+        self._oom_kills = oom_kills()
+        self._outputs: list[Output] = []
+        self._orphans: set[int] = set()
+
+    def __repr__(self) -> str:
+        state = self.verdict.text if self.verdict else "alive"
+        return f"<WorkerProcess {self.birth.name} pid {self.pid} {state}>"
+
+    @property
+    def log_path(self) -> str:
+        return f"{self.log}.err"
+
+    async def start(self, template: Template, on_death: Callable[[], None]) -> socket.socket:
+        """Forks the process; this node's end of its socket.
+
+        Raises:
+            LaunchError: it could not be forked.
+        """
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        fds = [far.fileno()]
+        try:
+            for name, suffix in (("stdout", ".out"), ("stderr", ".err")):
+                read, write = os.pipe2(os.O_CLOEXEC)
+                fds.append(write)
+                on_lines = None if self.birth.on_lines is None else functools.partial(self.birth.on_lines, name)
+                log = self.log.with_name(self.log.name + suffix)
+                self._outputs.append(Output(self._loop, read, log, on_lines))
+            if self.birth.store is not None:
+                fds.append(self.birth.store.fileno())
+            self.pid = await template.fork({**self.birth.spec, "parent": os.getpid()}, fds)
+        except BaseException:
+            near.close()
+            for output in self._outputs:
+                output.close()
+            raise
+        finally:
+            far.close()
+            for fd in fds[1:3]:
+                os.close(fd)
+            if self.birth.store is not None:
+                self.birth.store.close()
+        self._pidfd = os.pidfd_open(self.pid)
+        self._loop.add_reader(self._pidfd, self._died, on_death)
+        return near
+
+    def _died(self, on_death: Callable[[], None]) -> None:
+        verdict = reap(self._pidfd, self._oom_kills)
+        if verdict is None:
+            return
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self.verdict = verdict
+        for output in self._outputs:
+            output.close()
+        on_death()
+        self._sweep()
+
+    # -- descendants --------------------------------------------------------------------------------------------
+
+    def _sweep(self) -> None:
+        """Ends what the worker left behind; this daemon, a subreaper, has become its parent."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        marker = f"{MARKER}={self.birth.spec['token']}".encode()
+        for pid in children():
+            if pid not in self._orphans and _carries(pid, marker):
+                self._orphans.add(pid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                    pidfd = os.pidfd_open(pid)
+                    self._loop.add_reader(pidfd, self._orphan_died, pid, pidfd)
+        if not self._orphans and not self.ended.done():
+            assert self.verdict is not None
+            self.ended.set_result(self.verdict)
+
+    def _orphan_died(self, pid: int, pidfd: int) -> None:
+        self._loop.remove_reader(pidfd)
+        os.close(pidfd)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+        self._orphans.discard(pid)
+        self._sweep()  # its own children are ours now
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        if self.verdict is None and self.pid:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def story(self, methods: list[str]) -> Mapping[str, Any]:
+        """What the world is told about the death (see ``WorkerDied``)."""
+        assert self.verdict is not None
+        return {
+            "group": self.birth.group,
+            "rank": self.birth.rank,
+            "node": self.node,
+            "pid": self.pid,
+            "verdict": self.verdict.text,
+            "signal": self.verdict.signal,
+            "exit_code": self.verdict.exit_code,
+            "methods": methods,
+            "last_words": self._outputs[1].last_words(),
+            "log_path": self.log_path,
+            "when": time.time(),
+        }
+
+
+def _carries(pid: int, marker: bytes) -> bool:
+    try:
+        return marker in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False

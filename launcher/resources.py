@@ -1,0 +1,142 @@
+"""What this node has, found without torch: CPUs, GPUs, addresses, and what tells it from others."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import platform
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rlinf_async.errors import ConfigError
+
+from .gpus import find_gpus
+
+
+def facts(
+    gpus: Sequence[str] | None = None, fake_gpus: int | None = None, environ: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """What the node tells the others about itself, ready for JSON.
+
+    ``hostname``, ``python`` ("3.11.7"), ``cpus`` (usable ones), ``gpus`` (``{"id", "model"}`` each),
+    ``addresses`` (interface → IPs), ``boot_id`` and ``machine_id`` (empty where the system has none), ``time``
+    (seconds since 1970, to find skewed clocks).
+
+    Args:
+        gpus: ids that the hosts file names in place of ``CUDA_VISIBLE_DEVICES``.
+        fake_gpus: so many are made up.
+        environ: the variables that workers will get, where ``CUDA_VISIBLE_DEVICES`` is honoured; by default
+            this process's own.
+
+    Raises:
+        ConfigError: ``gpus`` names a device that is not there.
+    """
+    return {
+        "hostname": socket.gethostname(),
+        "python": platform.python_version(),
+        "cpus": count_cpus(),
+        "gpus": [
+            {"id": gpu.id, "model": gpu.model}
+            for gpu in find_gpus(os.environ if environ is None else environ, gpus, fake_gpus)
+        ],
+        "addresses": addresses(),
+        "boot_id": _read(Path("/proc/sys/kernel/random/boot_id")),
+        "machine_id": _read(Path("/etc/machine-id")),
+        "time": time.time(),
+    }
+
+
+def addresses() -> dict[str, list[str]]:
+    """The IPs of every interface that is up, IPv4 first.
+
+    Link-local IPv6 is left out: another node could not use it without the name of its own interface.
+    """
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    found: dict[str, list[str]] = {}
+    for name, entries in psutil.net_if_addrs().items():
+        v4 = [entry.address for entry in entries if entry.family == socket.AF_INET]
+        v6 = [entry.address.partition("%")[0] for entry in entries if entry.family == socket.AF_INET6]
+        usable = v4 + [address for address in v6 if not ipaddress.ip_address(address).is_link_local]
+        if name in up and usable:
+            found[name] = usable
+    return found
+
+
+def interface_of(ip: str) -> str | None:
+    """The interface that has an IP; None where this node does not have it."""
+    wanted = ipaddress.ip_address(ip)
+    for name, own in addresses().items():
+        if any(ipaddress.ip_address(address) == wanted for address in own):
+            return name
+    return None
+
+
+def address_of(interface: str) -> str:
+    """The first IP of an interface, IPv4 before IPv6.
+
+    Raises:
+        ConfigError: there is no such interface, it is down or has no IP; names those that could be meant.
+    """
+    own = addresses()
+    if interface not in own:
+        there = ", ".join(f"{name} ({ips[0]})" for name, ips in own.items())
+        raise ConfigError(
+            f"{socket.gethostname()} has no interface {interface!r} that is up and has an address; it has: "
+            f"{there}\n  fix: name one of these with --iface"
+        )
+    return own[interface][0]
+
+
+def count_cpus(root: Path = Path("/")) -> int:
+    """CPUs that this process may use: its affinity, bounded by its control groups' quota; at least 1.
+
+    Args:
+        root: where ``proc`` and ``sys`` are.
+    """
+    allowed = len(os.sched_getaffinity(0))
+    quotas = list(_quotas(root))
+    # Rounded down: a thread more than the quota makes all of them wait for the next period.
+    return max(1, min([allowed, *(int(quota) for quota in quotas)]))
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """CPUs that each group above this process allows, in both versions of control groups."""
+    mounts = root / "sys/fs/cgroup"
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            # A hybrid system keeps version 2 in a folder of its own.
+            for mount in (mounts, mounts / "unified"):
+                for folder in _upwards(mount, path):
+                    yield from _quota(*_read(folder / "cpu.max").split())
+        elif "cpu" in controllers.split(","):
+            for mount in (mounts / "cpu", mounts / controllers):
+                for folder in _upwards(mount, path):
+                    yield from _quota(_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us"))
+
+
+def _upwards(mount: Path, path: str) -> Iterator[Path]:
+    """The folder of a group and of all above it.  In a container only the mount itself may be there."""
+    folder = mount / path.lstrip("/")
+    while folder != mount:
+        yield folder
+        folder = folder.parent
+    yield mount
+
+
+def _quota(limit: str = "", period: str = "") -> Iterator[float]:
+    """CPUs of one group; nothing where it sets no limit (``max`` or -1)."""
+    if limit.isdecimal() and period.isdecimal() and int(period):
+        yield int(limit) / int(period)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,47 @@
+"""What every far side begins as: a line of Python that reads a program from its stdin and runs it.
+
+The line is the same for every host and every run, and holds nothing secret; all that is secret, or ours, follows on
+stdin.  It must pass through any login shell unharmed (one line; no single quote, no doubled backslash, no exclamation
+mark), run on any Python that a ``python`` may turn out to be, and not read a byte too many, because stdin is the
+daemon's in the end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+_SOURCE: Final = """\
+import os,sys
+sys.path=[p for p in sys.path if p]
+def read(n):
+ b=b""
+ while len(b)<n:
+  c=os.read(0,min(n-len(b),1<<20))
+  if c==b"":
+   os._exit(3)
+  b+=c
+ return b
+if sys.version_info<(3,6):
+ sys.stderr.write("rlinf: %s is Python %s"%(sys.executable,sys.version.split()[0])+chr(10))
+ os._exit(4)
+g={"__name__":"shipped"}
+exec(compile(read(int(read(10))),"shipped","exec"),g)
+g["main"](read)
+"""
+
+STUB: Final = 'exec("' + _SOURCE.replace('"', '\\"').replace("\n", "\\n") + '")'
+"""For ``python -c``."""
+
+TOO_OLD: Final = "rlinf: "
+"""How the stub's only message begins."""
+
+
+def shipment(program: str, request: Mapping[str, Any], archive: bytes = b"") -> Iterator[bytes]:
+    """The bytes that the stub wants: a program of this package (``"preflight"``), its request, what belongs to it."""
+    for piece in (Path(__file__).with_name(f"{program}.py").read_bytes(), json.dumps(request).encode()):
+        yield b"%010d" % len(piece) + piece
+    if archive:
+        yield archive

@@ -1,0 +1,204 @@
+"""What the launcher says while a run starts, lives and ends; all of it on stderr, so that stdout is the script's.
+
+On a terminal it is one live table that collapses into a line; elsewhere one line per change, without colours; with
+``--json`` one JSON object per line.  Quiet leaves the errors.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final, TextIO
+
+COLUMNS: Final = ("ssh", "daemon", "py", "torch", "gpus")
+
+
+class Report:
+    """One line per change.  Writing never raises: a closed terminal must not keep a run from ending in order.
+
+    Args:
+        verbosity: -1 errors only, 0 normal, 1 and more adds details.
+    """
+
+    def __init__(self, stream: TextIO | None = None, verbosity: int = 0) -> None:
+        self._stream = stream or sys.stderr
+        self.verbosity = verbosity
+        self._names: Sequence[str] = ()
+        self._rows: list[dict[str, str]] = []
+        self._began = time.monotonic()
+
+    def begin(self, run: str, names: Sequence[str]) -> None:
+        """A run starts; ``names`` in the order of ranks."""
+        self._names = names
+        self._rows = [dict.fromkeys(COLUMNS, "-") | {"state": "starting"} for _ in names]
+        self.note(f"rlinf run {run}: {_count(len(names), 'node')}", run=run)
+
+    def node(self, rank: int, state: str, text: str = "", **columns: str) -> None:
+        """A node's state has changed: ``"reached"``, ``"up"``, ``"ready"``, ``"failed"``, ``"lost"``."""
+        self._rows[rank].update(columns, state=f"{state}: {text}" if text else state)
+        known = " ".join(f"{key} {value}" for key, value in columns.items())
+        self._changed(rank, state, text, known)
+
+    def ready(self, facts: Mapping[str, Any]) -> None:
+        """All nodes are ready; the script starts now."""
+        seconds = time.monotonic() - self._began
+        told = ", ".join(f"{value} {name}" for name, value in facts.items())
+        self.note(f"ready in {seconds:.1f} s: {told}", seconds=round(seconds, 3), **facts)
+
+    def note(self, text: str, **facts: Any) -> None:
+        """Something worth knowing."""
+        if self.verbosity >= 0:
+            self._write(text)
+
+    def detail(self, text: str) -> None:
+        """Something worth knowing with ``-v``."""
+        if self.verbosity >= 1:
+            self._write(text)
+
+    def warn(self, text: str) -> None:
+        if self.verbosity >= 0:
+            self._write(f"warning: {text}")
+
+    def error(self, text: str) -> None:
+        self._write(f"error: {text}")
+
+    def output(self, text: str) -> None:
+        """A line that a node's own processes wrote."""
+        self._write(text)
+
+    def close(self) -> None:
+        """Nothing more is to come."""
+
+    def _changed(self, rank: int, state: str, text: str, known: str) -> None:
+        if state == "lost":
+            self.error(f"{self._names[rank]}: lost: {text}")
+        elif state != "failed":  # failures are listed together, at the end
+            self.note(" ".join(filter(None, (f"{self._names[rank]}: {state}", known, text))))
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.write(text + "\n")
+            self._stream.flush()
+
+
+class JsonReport(Report):
+    """One JSON object per line: ``{"event": …}``."""
+
+    def begin(self, run: str, names: Sequence[str]) -> None:
+        super().begin(run, names)
+        self._say("run", run=run, nodes=list(names))
+
+    def node(self, rank: int, state: str, text: str = "", **columns: str) -> None:
+        self._say("node", rank=rank, name=self._names[rank], state=state, text=text, **columns)
+
+    def ready(self, facts: Mapping[str, Any]) -> None:
+        self._say("ready", seconds=round(time.monotonic() - self._began, 3), **facts)
+
+    def note(self, text: str, **facts: Any) -> None:
+        if not facts:
+            self._say("note", text=text)
+
+    def detail(self, text: str) -> None:
+        if self.verbosity >= 1:
+            self._say("detail", text=text)
+
+    def warn(self, text: str) -> None:
+        self._say("warning", text=text)
+
+    def error(self, text: str) -> None:
+        self._say("error", text=text)
+
+    def output(self, text: str) -> None:
+        self._say("output", text=text)
+
+    def _say(self, event: str, **facts: Any) -> None:
+        self._write(json.dumps({"event": event, **facts}))
+
+
+class LiveReport(Report):
+    """A table that is drawn again at every change, and gives way to one line in the end.  No thread redraws it."""
+
+    def __init__(self, stream: TextIO | None = None, verbosity: int = 0) -> None:
+        super().__init__(stream, verbosity)
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(file=self._stream, highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._drawn = False
+
+    def begin(self, run: str, names: Sequence[str]) -> None:
+        super().begin(run, names)
+        if len(names) > 1:
+            self._draw()
+
+    def ready(self, facts: Mapping[str, Any]) -> None:
+        self._erase()
+        super().ready(facts)
+
+    def close(self) -> None:
+        self._erase()
+
+    def error(self, text: str) -> None:
+        self._erase()
+        super().error(text)
+
+    def _changed(self, rank: int, state: str, text: str, known: str) -> None:
+        if self._drawn:
+            self._draw()
+        elif state == "lost":
+            super()._changed(rank, state, text, known)
+
+    def _draw(self) -> None:
+        from rich.table import Table
+
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+        for title in ("node", *COLUMNS, "state"):
+            table.add_column(title.upper(), no_wrap=title != "state")
+        for name, row in zip(self._names, self._rows, strict=True):
+            colour = {"ready": "green", "failed": "red", "lost": "red"}.get(row["state"].partition(":")[0])
+            table.add_row(name, *(row[key] for key in COLUMNS), row["state"].splitlines()[0], style=colour)
+        with suppress(OSError, ValueError):
+            if not self._drawn:
+                self._live.start()
+                self._drawn = True
+            self._live.update(table, refresh=True)
+
+    def _erase(self) -> None:
+        if self._drawn:
+            self._drawn = False
+            with suppress(OSError, ValueError):
+                self._live.stop()
+
+    def _write(self, text: str) -> None:
+        if not self._drawn:
+            super()._write(text)
+            return
+        with suppress(OSError, ValueError):
+            self._console.print(text, markup=False, soft_wrap=True)
+
+
+def make_report(*, as_json: bool, verbosity: int, stream: TextIO | None = None) -> Report:
+    """The report that fits where stderr goes."""
+    stream = stream or sys.stderr
+    if as_json:
+        return JsonReport(stream, verbosity)
+    is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
+    if is_terminal and verbosity == 0:
+        return LiveReport(stream, verbosity)
+    return Report(stream, verbosity)
+
+
+def grid(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Aligned columns, for ``--check`` and ``--dry-run``."""
+    widths = [max(len(row[column]) for row in (titles, *rows)) for column in range(len(titles))]
+    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in (titles, *rows)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

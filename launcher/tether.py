@@ -1,0 +1,29 @@
+"""Becomes another program that dies with its parent: ``python -I -S tether.py PARENT PROGRAM [ARGUMENT ...]``.
+
+The kernel keeps the parent-death signal across exec, so the user's program needs no line of ours in it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    parent, program = int(sys.argv[1]), sys.argv[2:]
+    if os.getppid() != parent:  # it died before the line above
+        sys.exit(1)
+    try:
+        os.execv(program[0], program)
+    except OSError as error:
+        sys.exit(f"rlinf-launch: {program[0]} cannot be run: {error.strerror}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""A piece of the user's text that knows where it stands, so that an error can point at it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from rlinf_async.errors import ConfigError
+
+_VIEW = 100
+"""Characters of a line that an error shows around the place it points at."""
+
+_WORD = re.compile(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""")
+_QUOTED = re.compile(r"""(["'])(.*?)\1""")
+
+
+@dataclass(frozen=True)
+class Span:
+    """Some characters of one line.
+
+    Attributes:
+        text: the characters.
+        source: the file, flag or variable that the line came from.
+        number: the line's number, from 1.
+        start: where ``text`` begins in ``line``, from 0.
+        line: the whole line.
+    """
+
+    text: str
+    source: str
+    number: int
+    start: int
+    line: str
+
+    @property
+    def where(self) -> str:
+        """``file:line``"""
+        return f"{self.source}:{self.number}"
+
+    def cut(self, start: int, stop: int | None = None) -> Span:
+        """The part ``text[start:stop]``."""
+        return Span(self.text[start:stop], self.source, self.number, self.start + start, self.line)
+
+    def words(self) -> Iterator[Span]:
+        """The words up to a ``#`` that begins one.  Quotes keep blanks together and stay in the word.
+
+        Raises:
+            ConfigError: a quote is never closed.
+        """
+        place = 0
+        while place < len(self.text):
+            if self.text[place].isspace():
+                place += 1
+                continue
+            if self.text[place] == "#":
+                return
+            match = _WORD.match(self.text, place)
+            if match is None:
+                raise self.cut(place).error("this quote is never closed", f"end it with {self.text[place]}")
+            yield self.cut(place, match.end())
+            place = match.end()
+
+    def unquoted(self) -> str:
+        return _QUOTED.sub(r"\2", self.text)
+
+    def error(self, problem: str, fix: str) -> ConfigError:
+        """An error that shows the line, marks this part of it, and says what to do."""
+        first = max(0, self.start - _VIEW // 2)
+        view = self.line[first : first + _VIEW]
+        before, width = self.start - first, max(1, len(self.text))
+        # Tabs stay tabs, so that the mark stands under what it marks.
+        indent = "".join("\t" if letter == "\t" else " " for letter in view[:before])
+        mark = "^" * max(1, min(width, len(view) - before))
+        gutter = " " * len(str(self.number))
+        return ConfigError(
+            f"{self.where}:{self.start + 1}: {problem}\n"
+            f"  {self.number} | {view}\n"
+            f"  {gutter} | {indent}{mark}\n"
+            f"  fix: {fix}"
+        )
+
+
+def lines(text: str, source: str) -> Iterator[Span]:
+    """Every line of a text, from line 1."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        yield Span(line, source, number, 0, line)
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """``"; did you mean 'slots'?"`` where something known is close, else nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

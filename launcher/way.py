@@ -1,0 +1,23 @@
+"""How a host is reached: what ``ssh.py`` and ``local.py`` both give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from rlinf_async.wire.lifeline import Ending
+
+
+class Way(Protocol):
+    """Runs the stub on a host, with our end of its stdin and stdout here."""
+
+    @property
+    def argv(self) -> Sequence[str]:
+        """The command that is run on this machine."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the host is this machine."""
+
+    def explain(self, ending: Ending) -> str:
+        """Why the far side is gone, and what to try."""
