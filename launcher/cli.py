@@ -13,22 +13,23 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
 from rlinf_async.errors import ConfigError, LaunchError, RLinfAsyncError
 
 from .allocation import find_hosts
+from .check import check
 from .driver import Driver
 from .flags import help_text
-from .inspection import Inspection, own_version
-from .job import INTERRUPTED, Job, fresh_run_id, script_command, script_is_missing
+from .inspection import own_version
+from .job import INTERRUPTED, Job, script_command, script_is_missing
 from .options import Options, exported, parse
 from .plan import Node, plan
 from .preview import preview, preview_facts
 from .sweep import sweep
-from .table import Report, grid, make_report
+from .table import Report, counted, make_report
 
 USAGE: Final = 2
 LAUNCH_FAILED: Final = 255
@@ -43,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _print(help_text())
         if options.version:
             return _print(f"rlinf-launch {own_version() or '(from a checkout)'}")
-        if script_is_missing(options):
+        is_run = not (options.sweep or options.check or options.dry_run)
+        if is_run and script_is_missing(options):
             return asyncio.run(_run_alone(options))
         variables = exported(os.environ, options)
         hosts, source = find_hosts(options.hosts, os.environ, sys.stdin, options.allow_duplicate_hosts)
@@ -59,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.sweep:
             return asyncio.run(_interruptible(_sweep(nodes, options)))
         if options.check:
-            return asyncio.run(_interruptible(_check(nodes, options, variables.get("PYTHONPATH", ""), report)))
+            return asyncio.run(_interruptible(_check(nodes, options, variables, report)))
         return asyncio.run(_launch(nodes, options, variables, report))
     except ConfigError as error:
         report.error(str(error))
@@ -71,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-async def _launch(nodes: Sequence[Node], options: Options, variables: dict[str, str], report: Report) -> int:
+async def _launch(nodes: Sequence[Node], options: Options, variables: Mapping[str, str], report: Report) -> int:
     job = Job(nodes, options, variables, os.environ, report)
     code = INTERRUPTED
     with _signals(job, report):
@@ -86,8 +88,7 @@ async def _launch(nodes: Sequence[Node], options: Options, variables: dict[str, 
                 raise
     if job.was_interrupted:
         return INTERRUPTED
-    if code:
-        report.note(f"{options.script} ended with exit code {code}", exit_code=code)
+    report.exit(str(options.script), code)
     return code
 
 
@@ -100,41 +101,14 @@ async def _run_alone(options: Options) -> int:
         await driver.close()
 
 
-async def _check(nodes: Sequence[Node], options: Options, python_path: str, report: Report) -> int:
-    inspection = Inspection(nodes, options, fresh_run_id(), report)
-    inspection.python_path = python_path
-    report.begin("check", [node.name for node in nodes])
-    loop = asyncio.get_running_loop()
-    deadline = None if options.start_timeout is None else loop.time() + options.start_timeout
-    try:
-        failures = await inspection.look(deadline)
-    finally:
-        await inspection.close()
-        report.close()
+async def _check(nodes: Sequence[Node], options: Options, variables: Mapping[str, str], report: Report) -> int:
+    found = await check(nodes, options, variables.get("PYTHONPATH", ""), report)
     if options.json:
-        for node in nodes:
-            answer = inspection.answers.get(node.rank, {})
-            _print(json.dumps({"event": "check", "rank": node.rank, "name": node.name, "ok": node.rank not in failures,
-                               "failure": failures.get(node.rank), "answer": answer}))  # fmt: skip
+        for facts in found.facts():
+            _print(json.dumps(facts))
     else:
-        _print(_check_table(nodes, inspection, failures))
-    return LAUNCH_FAILED if failures else 0
-
-
-def _check_table(nodes: Sequence[Node], inspection: Inspection, failures: dict[int, str]) -> str:
-    rows = []
-    binds = inspection.binds()
-    for node in nodes:
-        answer: dict[str, Any] = inspection.answers.get(node.rank, {})
-        state = "failed" if node.rank in failures else "ok"
-        facts = [str(answer.get(key) or "-") for key in ("hostname", "python", "torch", "version")]
-        rows.append([node.name, state, *facts, binds[node.rank] or "-", *([f"{answer['skew']:+.1f} s"] if answer else ["-"])])
-    out = [grid(["NODE", "STATE", "HOSTNAME", "PY", "TORCH", "RLINF-ASYNC", "ADDRESS", "CLOCK"], rows)]
-    for rank, text in sorted(failures.items()):
-        out.append("\n".join(["", nodes[rank].name, *(f"  {line}" for line in text.splitlines())]))
-    for node in nodes:
-        out += [f"warning: {node.name}: {text}" for text in inspection.answers.get(node.rank, {}).get("warnings", ())]
-    return "\n".join(out)
+        _print(found.text())
+    return LAUNCH_FAILED if found.failures else 0
 
 
 async def _sweep(nodes: Sequence[Node], options: Options) -> int:
@@ -147,7 +121,8 @@ async def _sweep(nodes: Sequence[Node], options: Options) -> int:
         elif answer is None:
             _print(f"{node.name}: {failure}")
         else:
-            _print(f"{node.name}: {len(answer['ended'])} processes ended, {len(answer['removed'])} directories removed")
+            ended, removed = counted(len(answer["ended"]), "process"), answer["removed"]
+            _print(f"{node.name}: {ended} ended{''.join(f', {path} removed' for path in removed)}")
             for line in answer["ended"]:
                 _print(f"  {line}")
     return LAUNCH_FAILED if failures else 0

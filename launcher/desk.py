@@ -79,7 +79,8 @@ class Desk:
             value = await method(source, ask, arguments)
         except asyncio.CancelledError:
             raise
-        except Exception as error:
+        except Exception as caught:
+            error = _first(caught)
             ok, value = False, [type(error).__name__, str(error)]
             if not isinstance(error, (ValueError, LaunchError, KeyError)):
                 logger.exception("%s failed", operation)
@@ -221,11 +222,9 @@ class Desk:
         if endpoint.connection is not None:
             endpoint.connection.drain()
         story = process.story(endpoint.debts.methods(time.monotonic()))
-        if process.closing:
-            story = {**story, "verdict": f"{story['verdict']} while its group was being closed"}
-        else:
+        if not process.closing:
             logger.warning("worker %s (pid %d) %s", process.birth.name, process.pid, story["verdict"])
-        self.router.bury(endpoint, story)
+        self.router.bury(endpoint, story, expected=process.closing)
         self.forget_endpoint(endpoint.id)
         group = next((group for group in self.groups.values() if endpoint in group.workers), None)
         if group is not None and not process.closing:
@@ -320,6 +319,13 @@ class Desk:
 
 
 _LATER: Final = object()
+
+
+def _first(error: Exception) -> Exception:
+    """The first of what a task group gathered: that is what went wrong."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _teed(tee: str, rank: int) -> bool:

@@ -60,7 +60,7 @@ class Inspection:
             self._visit,
             deadline=deadline,
             doing="being reached and looked at",
-            progress=self._report.node,
+            progress=lambda rank, state, told: self._report.node(rank, state, told["error"]),
             said=lambda rank: self.lifelines[rank].mutterings() if rank in self.lifelines else "",
         )
         for rank, text in self._judge().items():
@@ -107,7 +107,8 @@ class Inspection:
             raise LaunchError(str(answer.get("error") or answer))
         answer["skew"] = float(answer["time"]) - time.time()
         torch = answer["torch"] or "-"
-        self._report.node(rank, "reached", ssh=f"{loop.time() - began:.1f}s", py=answer["python"], torch=torch)
+        took = {} if node.is_here else {"ssh": f"{loop.time() - began:.1f}s"}
+        self._report.node(rank, "reached", **took, py=answer["python"], torch=torch)
         for warning in answer["warnings"]:
             self._report.warn(f"{node.name}: {warning}")
         return answer

@@ -87,7 +87,7 @@ class Job:
         """
         self._main = asyncio.current_task()
         self._phase = "starting"
-        self._report.begin(self.run_id, [node.name for node in self._nodes])
+        self._report.begin(self.run_id, self._nodes)
         try:
             await self._start()
         except BaseException:
@@ -149,16 +149,20 @@ class Job:
         inspection.archive = await self._pack()
         deadline = None if timeout is None else loop.time() + timeout
         if failures := await inspection.look(deadline):
-            raise launch_error([node.name for node in self._nodes], failures)
+            hidden = [node.rank for node in self._nodes if node.hidden]
+            raise launch_error([node.name for node in self._nodes], failures, hidden)
         began = time.monotonic()
         births = self._births()
         for node in self._nodes:
             self._going.add(node.rank)
             await self._go(node)
 
-        def progress(rank: int, state: str, text: str) -> None:
-            columns = {"daemon": f"{time.monotonic() - began:.1f}s"} if state == "up" else {}
-            self._report.node(rank, state, text, **columns)
+        def progress(rank: int, state: str, told: Mapping[str, Any]) -> None:
+            columns = {}
+            if state == "up":
+                gpus = len(told["facts"].get("gpus") or ())
+                columns = {"daemon": f"{time.monotonic() - began:.1f}s", "gpus": str(gpus)}
+            self._report.node(rank, state, told.get("error") or told.get("address") or "", **columns)
 
         lifelines = [self._lifelines[node.rank] for node in self._nodes]
         left = None if deadline is None else max(1.0, deadline - loop.time())
@@ -226,10 +230,10 @@ class Job:
             )
         return births
 
-    def _shape(self) -> dict[str, Any]:
+    def _shape(self) -> dict[str, int]:
         visible = [peer for peer in self._peers if not peer["hidden"]]
         gpus = sum(len(peer["facts"].get("gpus") or ()) for peer in visible)
-        return {"nodes": len(visible), "GPUs": gpus, "CPUs": sum(peer["facts"].get("cpus", 0) for peer in visible)}
+        return {"node": len(visible), "GPU": gpus, "CPU": sum(peer["facts"].get("cpus", 0) for peer in visible)}
 
     async def _watch(self, rank: int) -> None:
         """Shows what a node has to say while the script runs, to the node's end."""

@@ -82,6 +82,8 @@ class Node:
             listener.close()
             self._desk.close_stores()
             shutil.rmtree(self._birth.run_dir, ignore_errors=True)
+            with contextlib.suppress(OSError):  # another node of this run still has its folder there
+                self._birth.run_dir.parent.rmdir()
 
     # -- the near side, over stdin and stdout ---------------------------------------------------------------------
 

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-LAST_WORDS: Final = 20
+LAST_WORDS: Final = 50
 LONGEST_LINE: Final = 8192
+LONGEST_WORD: Final = 400
+"""Characters of a line that are told again with a death; the log has them all."""
 
 
 class Output:
@@ -36,7 +38,7 @@ class Output:
     def last_words(self) -> list[str]:
         """The last lines, the unfinished one among them."""
         rest = self._rest.decode("utf-8", "replace").strip()
-        return [*self._last, rest] if rest else list(self._last)
+        return [line[:LONGEST_WORD] for line in (*self._last, rest) if line]
 
     def _readable(self) -> None:
         self._read()

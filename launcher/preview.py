@@ -17,8 +17,7 @@ def preview(nodes: Sequence[Node], source: str, options: Options, exported: Mapp
     """Hosts and how they were understood, ranks, variables with secrets masked, the exact command lines."""
     visible = [node for node in nodes if not node.hidden]
     out = [f"hosts from {source}", ""]
-    rows = [[str(node.rank), "here" if node.is_here else "ssh", describe(node.host)] for node in visible]
-    out.append(grid(["RANK", "HOW", "HOST"], rows))
+    out.append(grid(["RANK", "HOST"], [[str(node.rank), _understood(node)] for node in visible]))
     if len(visible) < len(nodes):
         out.append("\nthis machine is not among them: a daemon without slots runs here, for the script")
     out += ["", f"variables for every node ({len(exported)})"]
@@ -30,6 +29,11 @@ def preview(nodes: Sequence[Node], source: str, options: Options, exported: Mapp
     if options.script is not None:
         out.append(f"  {shlex.join(script_command(options))}")
     return "\n".join(out)
+
+
+def _understood(node: Node) -> str:
+    named = " = this machine, so without ssh" if node.is_here and not node.host.is_local else ""
+    return describe(node.host) + named
 
 
 def preview_facts(

@@ -192,12 +192,19 @@ class Router:
 
     # -- ends ---------------------------------------------------------------------------------------------------
 
-    def bury(self, endpoint: Endpoint, story: Any) -> None:
-        """A worker is dead: everybody who waits for an answer of it learns the story."""
+    def bury(self, endpoint: Endpoint, story: Any, *, expected: bool) -> None:
+        """A worker is dead: everybody who waits for an answer of it learns the story.
+
+        Args:
+            expected: its group is being closed; then the story is only that.
+        """
         endpoint.obituary = frames.pack(story)
         me = frames.endpoint(self.node, 0)
+        status, body = Status.DIED, endpoint.obituary
+        if expected:
+            status, body = Status.UNKNOWN, frames.pack("its group was closed")
         for source, call, slot in endpoint.debts.default():
-            self.deliver((frames.REPLY, 0, me, source, call, slot, int(Status.DIED), endpoint.obituary))
+            self.deliver((frames.REPLY, 0, me, source, call, slot, int(status), body))
         if endpoint.connection is not None:
             endpoint.connection.close()
 

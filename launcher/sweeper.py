@@ -46,13 +46,12 @@ def processes_of(run: str) -> Set[int]:
     """Pids of this user's processes that bear the run's id in their environment; not this one."""
     mark = f"RLINF_RUN_ID={run}".encode()
     found = set()
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid():
+    for place in Path("/proc").iterdir():
+        if place.name.isdigit() and int(place.name) != os.getpid():
             try:
-                place = Path("/proc") / name
                 is_mine = place.stat().st_uid == os.getuid()
                 if is_mine and mark in (place / "environ").read_bytes().split(b"\0") and not is_dead(place):
-                    found.add(int(name))
+                    found.add(int(place.name))
             except OSError:
                 continue  # it has just ended, or is not ours to look into
     return found

@@ -12,9 +12,19 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, TextIO
+from typing import Any, Final, Protocol, TextIO
 
 COLUMNS: Final = ("ssh", "daemon", "py", "torch", "gpus")
+
+
+class Named(Protocol):
+    """What the report has to know of a node."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def hidden(self) -> bool: ...
 
 
 class Report:
@@ -31,11 +41,14 @@ class Report:
         self._rows: list[dict[str, str]] = []
         self._began = time.monotonic()
 
-    def begin(self, run: str, names: Sequence[str]) -> None:
-        """A run starts; ``names`` in the order of ranks."""
-        self._names = names
-        self._rows = [dict.fromkeys(COLUMNS, "-") | {"state": "starting"} for _ in names]
-        self.note(f"rlinf run {run}: {_count(len(names), 'node')}", run=run)
+    def begin(self, run: str, nodes: Sequence[Named]) -> None:
+        """A run starts (or, without an id, a check); ``nodes`` in the order of ranks."""
+        self._names = [node.name for node in nodes]
+        self._rows = [dict.fromkeys(COLUMNS, "-") | {"state": "starting"} for _ in nodes]
+        if run:
+            count = counted(sum(not node.hidden for node in nodes), "node")
+            also = ", and a daemon here for the script" if any(node.hidden for node in nodes) else ""
+            self._header(run, f"{count}{also}")
 
     def node(self, rank: int, state: str, text: str = "", **columns: str) -> None:
         """A node's state has changed: ``"reached"``, ``"up"``, ``"ready"``, ``"failed"``, ``"lost"``."""
@@ -43,13 +56,13 @@ class Report:
         known = " ".join(f"{key} {value}" for key, value in columns.items())
         self._changed(rank, state, text, known)
 
-    def ready(self, facts: Mapping[str, Any]) -> None:
-        """All nodes are ready; the script starts now."""
+    def ready(self, facts: Mapping[str, int]) -> None:
+        """All nodes are ready, and the script starts now; ``facts`` are counts by noun (``{"node": 2}``)."""
         seconds = time.monotonic() - self._began
-        told = ", ".join(f"{value} {name}" for name, value in facts.items())
-        self.note(f"ready in {seconds:.1f} s: {told}", seconds=round(seconds, 3), **facts)
+        told = ", ".join(counted(value, name) for name, value in facts.items())
+        self.note(f"ready in {seconds:.1f} s: {told}")
 
-    def note(self, text: str, **facts: Any) -> None:
+    def note(self, text: str) -> None:
         """Something worth knowing."""
         if self.verbosity >= 0:
             self._write(text)
@@ -70,8 +83,18 @@ class Report:
         """A line that a node's own processes wrote."""
         self._write(text)
 
+    def exit(self, script: str, code: int) -> None:
+        """The script has ended; 128 + n for signal n."""
+        if code > 128:
+            self.note(f"{script} was ended by signal {code - 128} (exit code {code})")
+        elif code:
+            self.note(f"{script} ended with exit code {code}")
+
     def close(self) -> None:
         """Nothing more is to come."""
+
+    def _header(self, run: str, text: str) -> None:
+        self.note(f"rlinf run {run}: {text}")
 
     def _changed(self, rank: int, state: str, text: str, known: str) -> None:
         if state == "lost":
@@ -88,19 +111,17 @@ class Report:
 class JsonReport(Report):
     """One JSON object per line: ``{"event": …}``."""
 
-    def begin(self, run: str, names: Sequence[str]) -> None:
-        super().begin(run, names)
-        self._say("run", run=run, nodes=list(names))
+    def _header(self, run: str, text: str) -> None:
+        self._say("run", run=run, nodes=self._names)
 
     def node(self, rank: int, state: str, text: str = "", **columns: str) -> None:
         self._say("node", rank=rank, name=self._names[rank], state=state, text=text, **columns)
 
-    def ready(self, facts: Mapping[str, Any]) -> None:
+    def ready(self, facts: Mapping[str, int]) -> None:
         self._say("ready", seconds=round(time.monotonic() - self._began, 3), **facts)
 
-    def note(self, text: str, **facts: Any) -> None:
-        if not facts:
-            self._say("note", text=text)
+    def note(self, text: str) -> None:
+        self._say("note", text=text)
 
     def detail(self, text: str) -> None:
         if self.verbosity >= 1:
@@ -115,6 +136,9 @@ class JsonReport(Report):
     def output(self, text: str) -> None:
         self._say("output", text=text)
 
+    def exit(self, script: str, code: int) -> None:
+        self._say("exit", script=script, code=code)
+
     def _say(self, event: str, **facts: Any) -> None:
         self._write(json.dumps({"event": event, **facts}))
 
@@ -128,15 +152,17 @@ class LiveReport(Report):
         from rich.live import Live
 
         self._console = Console(file=self._stream, highlight=False)
-        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._live = Live(
+            console=self._console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+        )
         self._drawn = False
 
-    def begin(self, run: str, names: Sequence[str]) -> None:
-        super().begin(run, names)
-        if len(names) > 1:
+    def begin(self, run: str, nodes: Sequence[Named]) -> None:
+        super().begin(run, nodes)
+        if len(nodes) > 1:
             self._draw()
 
-    def ready(self, facts: Mapping[str, Any]) -> None:
+    def ready(self, facts: Mapping[str, int]) -> None:
         self._erase()
         super().ready(facts)
 
@@ -200,5 +226,7 @@ def grid(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def counted(number: int, noun: str) -> str:
+    """``"1 node"``, ``"2 nodes"``."""
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{number} {noun if number == 1 else plural}"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import contextlib
 import itertools
 import socket
 from collections.abc import Callable, Coroutine, Sequence
@@ -302,7 +303,8 @@ def _error_of(value: Sequence[str]) -> Exception:
     name, message = value
     kind = getattr(errors, name, None) or getattr(builtins, name, None)
     if isinstance(kind, type) and issubclass(kind, Exception):
-        return kind(message)
+        with contextlib.suppress(TypeError):  # a type that takes more than a message
+            return kind(message)
     return RuntimeError(f"{name}: {message}")
 
 

@@ -152,7 +152,7 @@ class Cluster:
             line = await Lifeline.start(
                 [sys.executable, "-m", "launcher.daemon"],
                 name=name,
-                env={**os.environ, "RLINF_RUN_ID": run, "PYTHONPATH": _importable_path()},
+                env=_environment(run),
             )
             self._lifelines.append(line)
             credentials = authority.issue(node) if authority is not None else None
@@ -193,6 +193,11 @@ class Cluster:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+    @property
+    def client(self) -> NodeClient:
+        """This process's seat at its node."""
+        return self._client
 
     # -- facts --------------------------------------------------------------------------------------------------
 
@@ -257,7 +262,7 @@ class Cluster:
 
     def find_group(self, worker_cls: type, name: str, timeout: float | None = None) -> Any:
         """The group of that name, whoever launched it; see ``WorkerGroup.from_group_name``."""
-        return WorkerGroup.from_group_name(worker_cls, name, client=self._client, timeout=timeout)
+        return WorkerGroup.from_group_name(worker_cls, name, cluster=self, timeout=timeout)
 
     # -- groups -------------------------------------------------------------------------------------------------
 
@@ -309,7 +314,7 @@ class Cluster:
         ready = Handle(everyone, "__init__")
         members.call(everyone, ready, "__init__", [construct])
         self._groups = [*(group for group in self._groups if not group.closed), members]
-        self._client.run(launch(self._client, members, plan, reserved=reserved))
+        members.launching = self._client.run(launch(self._client, members, plan, reserved=reserved))
         return WorkerGroup(members, spec.worker_cls, ready=ready)
 
     def _address(self, name: str | None, worker_cls: type) -> WorkerAddress:
@@ -385,6 +390,13 @@ def _wanted_nodes(num_nodes: int | None, cluster_cfg: Any) -> int | None:
     return num_nodes or configured or None
 
 
-def _importable_path() -> str:
-    """PYTHONPATH for a child that must find the same ``launcher`` and ``rlinf_async`` as this process."""
-    return os.pathsep.join(dict.fromkeys(entry for entry in (str(Path.cwd()), *sys.path) if entry))
+def _environment(run: str) -> dict[str, str]:
+    """What the daemon is born with; it must find the same ``launcher`` and ``rlinf_async`` as this process."""
+    environment = {**os.environ, "RLINF_RUN_ID": run}
+    home = Path(__file__).resolve().parents[1]
+    found_by_path = any(Path(entry or ".").resolve() == home for entry in sys.path)
+    if found_by_path and home.name not in ("site-packages", "dist-packages"):
+        # A checkout that is not installed.
+        path = [str(home), os.environ.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(entry for entry in path if entry)
+    return environment

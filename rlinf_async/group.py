@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from rlinf_async import client as clients
 from rlinf_async.address import WorkerAddress, WorkerInfo
@@ -28,6 +29,13 @@ class WorkerRank:
 
     worker: WorkerInfo
     rank: int
+
+
+class HasClient(Protocol):
+    """A ``Cluster``."""
+
+    @property
+    def client(self) -> NodeClient: ...
 
 
 class WorkerGroup:
@@ -182,7 +190,7 @@ class WorkerGroup:
 
     @classmethod
     def from_group_name(
-        cls, worker_cls: type, group_name: str, *, client: NodeClient | None = None, timeout: float | None = None
+        cls, worker_cls: type, group_name: str, *, cluster: HasClient | None = None, timeout: float | None = None
     ) -> Any:
         """The group of that name, launched elsewhere; waits for it if it does not exist yet.
 
@@ -190,9 +198,10 @@ class WorkerGroup:
             The group; in a coroutine a ``Work`` of it.
 
         Raises:
+            RuntimeError: no ``cluster=`` was given, and not exactly one is open in this process.
             DeadlineExceeded: there was no such group within ``timeout`` seconds; lists those that there are.
         """
-        seat = client or clients.only_open()
+        seat = clients.only_open() if cluster is None else cluster.client
         return blocking(seat.run(_find(cls, seat, worker_cls, group_name, timeout)))
 
 
@@ -219,6 +228,9 @@ async def close(members: Members, grace: float) -> None:
     client = members.client
     if client.closed is not None:
         return
+    if members.launching is not None:
+        with contextlib.suppress(Exception):  # a launch that fails has told its callers, and leaves nothing
+            await members.launching.async_wait()
     nodes = {frames.node_of(endpoint) for endpoint in members.endpoints or ()}
     asks = [
         client.ask("close", {"group": members.name, "grace": grace}, node=node)

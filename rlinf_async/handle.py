@@ -161,7 +161,8 @@ class Handle(Work[list[Any]]):
         failed = self._tally.failures()
         if not failed:
             if any(answer is None or answer[0] != Status.OK for answer in self._tally.answers):
-                return None, ClosedError(f"{self._callee.name}.{self._method}() was cancelled by handle.cancel()")
+                why = "by handle.cancel()" if self._cancelled else "because its group was closed"
+                return None, ClosedError(f"{self._callee.name}.{self._method}() was cancelled {why}")
             try:
                 return [codec.decode(answer[1]) for answer in self._tally.answers if answer is not None], None
             except Exception as error:
@@ -318,6 +319,8 @@ class Handle(Work[list[Any]]):
         if self._done and not self._retrieved and self._tally.failures():
             try:
                 self._result()
+            except ClosedError:
+                pass
             except BaseException as error:
                 logger.error("%s failed and nobody asked for its result: %r", self._describe(), error)
 

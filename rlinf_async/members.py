@@ -13,6 +13,7 @@ from rlinf_async.core import codec, failures, frames
 from rlinf_async.errors import ClosedError
 from rlinf_async.handle import WINDOW, Handle
 from rlinf_async.stream import Stream
+from rlinf_async.work import Work
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ class Members:
         self.endpoints: list[int] | None = None
         self.deaths: dict[int, dict[str, Any]] = {}
         self.open: set[int] = set()
+        self.launching: Work[None] | None = None
         self.closed = False
         self._lock = threading.Lock()
         self._pending: list[tuple[Callee, Sink, str, Sequence[codec.Encoded]]] = []

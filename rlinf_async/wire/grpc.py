@@ -422,9 +422,9 @@ class PeerLink:
         return bool(queue)
 
     async def _write(self, stream: _Stream, data: bytes) -> None:
-        await stream.write(data)
         self.messages_sent += 1
         self.bytes_sent += len(data)
+        await stream.write(data)
 
     async def _read(self, stream: _Stream, callback: str) -> None:
         while (data := await stream.read()) != _GOODBYE:
@@ -628,7 +628,7 @@ _CODES = {
 
 async def _refuse(context: Any, error: RLinfAsyncError) -> NoReturn:
     """Ends a peer's call with the error's text, which both sides' logs then hold."""
-    _log.warning("refused a connection from %s: %s", context.peer(), error)
+    _log.warning("refused a connection from %s: %s", context.peer(), str(error))
     await context.abort(_CODES[type(error)], str(error)[:_DETAILS])
     raise error  # not reached: abort raises what gRPC wants to see
 

@@ -112,7 +112,7 @@ class Lifeline:
         self._err = bytearray()
         self._news = asyncio.Event()
         self._exited = asyncio.Event()
-        self._out_ended = self._sealed = self._closed = False
+        self._out_ended = self._broken = self._sealed = self._closed = False
         assert process.stderr is not None
         self._stderr = process.stderr
         os.set_blocking(self._stderr.fileno(), False)
@@ -156,7 +156,7 @@ class Lifeline:
             for piece in prelude:
                 await lifeline._loop.sock_sendall(near, piece)
         except OSError:
-            lifeline._sealed = True
+            lifeline._broken = lifeline._sealed = True
         except BaseException:
             lifeline.kill()
             await lifeline.close()
@@ -183,10 +183,10 @@ class Lifeline:
         """
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
         async with self._writing:
-            if self._closed:
-                raise ClosedError(f"the lifeline of {self.name} is closed")
-            if self._sealed:
+            if self._broken:
                 raise await self._story()
+            if self._sealed:
+                raise ClosedError(f"the lifeline of {self.name} is closed")
             try:
                 async with asyncio.timeout(timeout):
                     await self._loop.sock_sendall(self._socket, line)
@@ -196,7 +196,7 @@ class Lifeline:
                     f"{self.name} did not read a message of {len(line)} bytes within {timeout:g} s"
                 ) from None
             except OSError:
-                self._sealed = True
+                self._broken = self._sealed = True
                 raise await self._story() from None
             except BaseException:
                 self._seal()  # half a line may have left: nothing may follow it
@@ -338,8 +338,9 @@ class Lifeline:
                 return
             if not data:
                 self._loop.remove_reader(self._stderr.fileno())
-                if self._err:
-                    self._on_stderr_line(self._err)
+                rest, self._err = self._err, bytearray()
+                if rest:
+                    self._on_stderr_line(rest)
                 return
             self._err += data
             *lines, self._err = self._err.split(b"\n")

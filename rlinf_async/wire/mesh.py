@@ -6,7 +6,7 @@ The same few messages serve the one daemon of an embedded cluster and the hundre
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from rlinf_async.core.frames import PROTOCOL
@@ -15,8 +15,8 @@ from rlinf_async.wire.lifeline import Lifeline
 
 _Result = TypeVar("_Result")
 
-Progress = Callable[[int, str, str], None]
-"""``(node, state, text)``; states: ``"up"``, ``"ready"``, ``"failed"`` with the cause as text."""
+Progress = Callable[[int, str, Mapping[str, Any]], None]
+"""``(index, state, told)``: ``"up"`` with ``address`` and ``facts``, ``"ready"``, ``"failed"`` with the ``error``."""
 
 
 def birth(
@@ -88,22 +88,23 @@ async def start_nodes(
         await lifelines[index].send(births[index], timeout=None)
         message = await _expect(lifelines[index], "up")
         if progress is not None:
-            progress(index, "up", message.get("address") or "")
+            progress(index, "up", message)
         return message
 
     async def ready(index: int) -> None:
         await lifelines[index].send({"op": "peers", "peers": peers}, timeout=None)
-        await _expect(lifelines[index], "ready")
+        message = await _expect(lifelines[index], "ready")
         if progress is not None:
-            progress(index, "ready", "")
+            progress(index, "ready", message)
 
     names = [lifeline.name for lifeline in lifelines]
+    hidden = {index for index, birth in enumerate(births) if birth["hidden"]}
     loop = asyncio.get_running_loop()
     deadline = None if timeout is None else loop.time() + timeout
     common: Any = {"deadline": deadline, "progress": progress, "said": lambda index: lifelines[index].mutterings()}
     ups, failures = await on_all_nodes(len(names), up, doing="starting its daemon", **common)
     if failures:
-        raise launch_error(names, failures)
+        raise launch_error(names, failures, hidden)
     known = [
         {key: birth[key] for key in ("node", "name", "hidden")} | {"address": up["address"], "facts": up["facts"]}
         for birth, up in zip(births, (ups[index] for index in range(len(names))), strict=True)
@@ -111,7 +112,7 @@ async def start_nodes(
     peers = sorted(known, key=lambda peer: peer["node"])
     _, failures = await on_all_nodes(len(names), ready, doing="connecting to the other nodes", **common)
     if failures:
-        raise launch_error(names, failures)
+        raise launch_error(names, failures, hidden)
     return [peer | {"socket": ups[index]["socket"], "pid": ups[index]["pid"]} for index, peer in enumerate(known)]
 
 
@@ -151,7 +152,7 @@ async def on_all_nodes(
     def fail(index: int, text: str) -> None:
         failures[index] = text
         if progress is not None:
-            progress(index, "failed", text)
+            progress(index, "failed", {"error": text})
 
     started = loop.time()
     try:
@@ -166,10 +167,14 @@ async def on_all_nodes(
     return results, failures
 
 
-def launch_error(names: Sequence[str], failures: Mapping[int, str]) -> LaunchError:
-    """One error that lists every node that could not be started, with its cause."""
+def launch_error(names: Sequence[str], failures: Mapping[int, str], hidden: Collection[int] = ()) -> LaunchError:
+    """One error that lists every node that could not be started, with its cause.
+
+    A hidden node counts only when it is among the failures: the user has not written it.
+    """
     width = max(len(names[index]) for index in failures)
-    lines = [f"{len(failures)} of {len(names)} nodes could not be started:"]
+    count = sum(index in failures or index not in hidden for index in range(len(names)))
+    lines = [f"{len(failures)} of {count} nodes could not be started:"]
     for index in sorted(failures):
         first, *rest = failures[index].splitlines() or [""]
         lines.append(f"  {names[index]:<{width}}  {first}")

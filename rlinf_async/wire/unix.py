@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import struct
@@ -21,6 +22,8 @@ from typing import Any, Final
 
 from rlinf_async.core.frames import Frame, FrameError, FrameReader, new_packer
 from rlinf_async.errors import AuthError
+
+logger = logging.getLogger(__name__)
 
 _READ: Final = 256 * 1024
 _ANCILLARY: Final = socket.CMSG_SPACE(64 * 4)
@@ -200,7 +203,11 @@ class Connection:
                     if len(self._received_fds) < count:
                         raise FrameError("a frame came without its file descriptors")
                     fds_of_frame = [self._received_fds.popleft() for _ in range(count)]
-                self._on_frame(frame, fds_of_frame)
+                try:
+                    self._on_frame(frame, fds_of_frame)
+                except Exception:
+                    # One frame that cannot be handled must not keep the others from their receivers.
+                    logger.exception("a frame of kind %d could not be handled", frame[0])
                 if self._closed:
                     return None
         except FrameError as error:

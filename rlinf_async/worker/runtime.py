@@ -337,7 +337,7 @@ class Runtime:
         self._answer(call, Status.OK, body, fds)
 
     def _answer_error(self, call: Call, error: BaseException) -> None:
-        if call.cancelled and isinstance(error, asyncio.CancelledError):
+        if (call.cancelled or self._stopping) and isinstance(error, asyncio.CancelledError):
             self._answer(call, Status.CANCELLED, b"")
         else:
             self._answer(call, Status.ERROR, failures.pack(self._capture(error)))

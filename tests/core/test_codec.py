@@ -63,10 +63,10 @@ class Selective:
 
 class RaisesInReduce:
     def __init__(self, error: BaseException) -> None:
-        self.error = error
+        self.errors = [error]
 
     def __reduce__(self) -> Any:
-        raise self.error
+        raise self.errors.pop() if self.errors else ValueError("again")
 
 
 class LoadsBadly:
@@ -152,9 +152,12 @@ def test_a_plain_value_is_one_pickle_behind_a_zero() -> None:
     assert not encoded.buffers
 
 
-def test_objects_of_a_kind_that_only_looks_plain_keep_their_type() -> None:
-    for value in (OrderedDict(a=1), True, deque([1], maxlen=3), Holder(a=1).__dict__):
-        assert type(travel((value,))[0]) is type(value)
+@pytest.mark.parametrize("base", [dict, list, tuple, str, int, float, bytes])
+def test_a_local_class_that_only_looks_plain_keeps_its_type(base: type) -> None:
+    local = type("Local", (base,), {})
+    for value in (local(), [local()], {"a": (local(),)}):
+        assert type(travel(value)) is type(value)
+    assert type(travel([local()])[0]) is local
 
 
 def test_encoding_copies_no_large_memory() -> None:
@@ -167,6 +170,17 @@ def test_encoding_copies_no_large_memory() -> None:
 def test_large_bytes_are_not_copied_into_the_pickle() -> None:
     text = b"x" * LARGE
     assert any(part is text for part in codec.encode([text, Holder()]).parts())
+
+
+def test_large_arrays_from_bytes_are_writable() -> None:
+    array = travel(np.zeros(LARGE))
+    array[:] = 1
+    assert array.all()
+
+
+def test_memory_that_was_read_only_stays_so() -> None:
+    for size in (8, LARGE):
+        assert not travel(np.frombuffer(bytes(size), np.uint8)).flags.writeable
 
 
 def test_a_writable_body_is_viewed_not_copied() -> None:
@@ -192,6 +206,8 @@ def test_the_layout_refuses_what_it_does_not_know() -> None:
     for body in (b"", b"\2" + good[1:], good[:-1], good[:10], b"\0", b"\0garbage", memoryview(b"")):
         with pytest.raises(SerializationError, match="cannot be rebuilt"):
             codec.decode(body)
+    with pytest.raises(SerializationError, match=rf"speaks of {len(good)} bytes, the body has {len(good) - 1}"):
+        codec.decode(good[:-1])
 
 
 # -- what __main__ defines ------------------------------------------------------------------------------------------
@@ -336,7 +352,7 @@ def in_a_circle() -> Any:
     parent, child = Holder(), Holder()
     child.parent = parent
     parent.children = [child]
-    parent.lock = threading.Lock()
+    parent.inner = Holder(lock=LOCK)
     return parent
 
 
@@ -360,7 +376,7 @@ LOCK = threading.Lock()
         (Holder(a=LOCK).__init__, "value.__self__.a", "_thread.lock"),
         (ValueError("x", LOCK), "value.args[1]", "_thread.lock"),
         (Selective(), "value.steps", "generator"),
-        (in_a_circle(), "value.lock", "_thread.lock"),
+        (in_a_circle(), "value.inner.lock", "_thread.lock"),
         (type("Local", (), {"shared": LOCK})(), "value.__class__.shared", "_thread.lock"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

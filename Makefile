@@ -1,0 +1,37 @@
+# make run    train the example job on this machine
+# make test   ruff, mypy and the tests; as root, with sshd and ip installed, also those across several fake hosts
+# The first of them makes .venv.  PYTHON=/path/to/python3.12 chooses the interpreter, ARGS="..." adds arguments.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: run test lint orphans bench clean
+
+run: $(READY)
+	$(BIN)/rlinf-launch examples/embodiment/train_embodied_agent.py $(ARGS)
+
+test: lint
+	$(BIN)/python -m pytest -m "not orphans and not long" $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+# Every kill of every process of a run, twenty times over.
+orphans: $(READY)
+	$(BIN)/python -m pytest -m orphans $(ARGS)
+
+bench: $(READY)
+	$(BIN)/python -m benches.bench_launch $(ARGS)
+	$(BIN)/python -m benches.bench_call $(ARGS)
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is %d.%d: make PYTHON=..." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -c constraints.txt -e '.[test,examples]'
+	@touch $@

@@ -1,0 +1,118 @@
+"""What every test runs in: nothing may be left behind, and nobody may complain in silence."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import logging
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests import leaks
+from tests.namespaces import FakeHosts
+
+_CALL_FAILED = pytest.StashKey[bool]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "shared_cluster: (of a module) tests share a cluster; leaks count at the end")
+    config.addinivalue_line("markers", "long: takes minutes; not part of make test")
+    os.environ.setdefault(leaks.SESSION_MARK, uuid.uuid4().hex)
+    # Run directories of this session stand apart from those of others.  Short: a socket's path has 108 bytes.
+    os.environ["XDG_RUNTIME_DIR"] = directory = tempfile.mkdtemp(prefix="rlt-")
+    config.add_cleanup(functools.partial(shutil.rmtree, directory, ignore_errors=True))
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Asynchronous tests are also watched from inside their loop."""
+    if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj) and not _is_shared(item):
+        names = item.fixturenames
+        if "_no_task_is_left" not in names:
+            names.insert(names.index("_nothing_is_left") + 1, "_no_task_is_left")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report = yield
+    if call.when == "call":
+        item.stash[_CALL_FAILED] = call.excinfo is not None
+    return report
+
+
+def _is_shared(node: pytest.Item | pytest.Collector) -> bool:
+    module = node.getparent(pytest.Module)
+    return module is not None and module.get_closest_marker("shared_cluster") is not None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_is_left_by_the_module(request: pytest.FixtureRequest) -> Iterator[None]:
+    with leaks.none_left() if _is_shared(request.node) else contextlib.nullcontext():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    if _is_shared(request.node):
+        yield
+        return
+    leaks.warm_up()
+    before = leaks.take()
+    yield
+    for record in caplog.get_records("call"):
+        record.exc_info = None  # formatted long since; the traceback would keep alive whatever the test used
+    if request.node.stash.get(_CALL_FAILED, True):
+        leaks.end_processes_since(before)  # its traceback holds on to the rest
+    elif found := leaks.settle(before):
+        leaks.end_processes_since(before)
+        pytest.fail(leaks.told(found), pytrace=False)
+
+
+@pytest.fixture
+async def _no_task_is_left(request: pytest.FixtureRequest) -> AsyncIterator[None]:
+    before = asyncio.all_tasks()
+    yield
+    if left := asyncio.all_tasks() - before - {asyncio.current_task()}:
+        await asyncio.wait(left, timeout=leaks.PATIENCE)
+    found = leaks.leaked_tasks(before)
+    if found and not request.node.stash.get(_CALL_FAILED, True):
+        pytest.fail(leaks.told(found), pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def complaints() -> Iterator[list[str]]:
+    """Errors that asyncio or grpc log because there is nobody to raise them to; a test that means to cause some
+    takes them out of this list."""
+    heard: list[str] = []
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            heard.append(self.format(record))
+
+    ear = Ear(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in ("asyncio", "grpc")]
+    for logger in loggers:
+        logger.addHandler(ear)
+    yield heard
+    for logger in loggers:
+        logger.removeHandler(ear)
+    if heard:
+        pytest.fail("logged during the test:\n" + "\n".join(heard), pytrace=False)
+
+
+@pytest.fixture
+def fake_hosts() -> Iterator[Callable[..., FakeHosts]]:
+    """Makes fake hosts, ``fake_hosts(2, hidden={1: [CHECKOUT]})``, that end with the test; may skip it."""
+    with contextlib.ExitStack() as stack:
+
+        def make(count: int, **options: Any) -> FakeHosts:
+            return stack.enter_context(FakeHosts(count, **options))
+
+        yield make

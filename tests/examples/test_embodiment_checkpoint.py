@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint import load_checkpoint, load_policy, save_checkpoint
+from policy import GaussianPolicy
+
+from rlinf_async.errors import ConfigError
+
+
+def train_once(policy: GaussianPolicy, optimizer: torch.optim.Optimizer) -> None:
+    observations = torch.linspace(-1, 1, 12).view(3, 4)
+    optimizer.zero_grad()
+    actions, _ = policy.act(observations)
+    (actions.square().mean() + policy.state_value(observations).square().mean()).backward()
+    optimizer.step()
+
+
+def test_training_goes_on_from_a_checkpoint_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+    policy = GaussianPolicy(4, 2)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=0.01)
+    moments = torch.tensor(5.0).double(), torch.arange(4).double(), torch.full((4,), 2.0).double()
+    policy.moments.merge(*moments)
+    train_once(policy, optimizer)
+    save_checkpoint(tmp_path, 1, {"policy": policy.state_dict(), "optimizer": optimizer.state_dict(), "step": 1})
+
+    restored = load_checkpoint(tmp_path)
+    again = GaussianPolicy(4, 2)
+    optimizer_again = torch.optim.Adam(again.parameters(), lr=0.5)
+    again.load_state_dict(restored["policy"])
+    optimizer_again.load_state_dict(restored["optimizer"])
+    assert restored["step"] == 1
+
+    train_once(policy, optimizer)
+    train_once(again, optimizer_again)
+    for name, tensor in policy.state_dict().items():
+        torch.testing.assert_close(again.state_dict()[name], tensor, rtol=0, atol=0)
+
+
+def test_the_latest_is_found_from_the_folder_the_log_path_and_the_file(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    first = save_checkpoint(folder, 9, {"step": 9})
+    save_checkpoint(folder, 2, {"step": 2})  # a later run in the same place
+    assert load_checkpoint(folder)["step"] == 2
+    assert load_checkpoint(tmp_path)["step"] == 2
+    assert load_checkpoint(first)["step"] == 9
+
+
+def test_a_crash_while_writing_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_checkpoint(tmp_path, 1, {"step": 1})
+
+    def write_half(state: Any, file: Any) -> None:
+        file.write(b"half of a che")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(torch, "save", write_half)
+    for step in (1, 2):
+        with pytest.raises(OSError, match="disk full"):
+            save_checkpoint(tmp_path, step, {"step": step})
+    assert load_checkpoint(tmp_path)["step"] == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest.pt", "step_000001.pt"]
+
+
+def test_no_checkpoint_is_an_error_that_says_where_it_looked(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"checkpoints/latest\.pt"):
+        load_checkpoint(tmp_path)
+    with pytest.raises(ConfigError, match=r"absent\.pt"):
+        load_checkpoint(tmp_path / "absent.pt")
+
+
+class Canary:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (print, ("a checkpoint ran code",))
+
+
+def test_a_checkpoint_cannot_run_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = save_checkpoint(tmp_path, 1, {"policy": Canary()})
+    with pytest.raises(pickle.UnpicklingError):
+        load_policy(path)
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,312 @@
+"""What a test leaves behind: processes, threads, open files, shared memory, run directories, tasks.
+
+    with leaks.none_left():
+        ...                      # AssertionError that names each leaked thing
+
+``conftest.py`` puts this around every test.  A module whose tests share a cluster says
+``pytestmark = pytest.mark.shared_cluster`` and is counted once, at its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import select
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+SESSION_MARK = "RLINF_TEST_SESSION"
+"""Set in the environment of every process that the tests start: test sessions side by side can tell theirs."""
+
+INNOCENT_THREADS = {
+    "libuv-worker": "libuv's pool starts with the first name lookup and never ends",
+    "iou-": "the kernel's own helpers of an io_uring; they come and go as it likes",
+    "pt_autograd_": "torch keeps one thread per device for backward passes",
+    "event_engine": "gRPC's pool, which it ends and starts anew around every fork; what leaks in gRPC also has files",
+    "lifeguard": "watches over that pool",
+    "grpc_global_tim": "gRPC's timers, likewise",
+}
+"""Threads of C libraries, by the start of their names, that come once and never end."""
+
+
+PATIENCE = 2.0
+"""Seconds that things have to end by themselves before a test is blamed for them."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What there is now, for ``found_since``."""
+
+    processes: frozenset[tuple[int, str]]
+    threads: frozenset[int]
+    files: dict[int, str]
+    mappings: frozenset[str]
+    folders: frozenset[Path]
+
+
+@contextlib.contextmanager
+def none_left() -> Iterator[None]:
+    """Fails if the block leaves anything; what is about to end has ``PATIENCE`` seconds for it.
+
+    A block that raises is not blamed: its traceback holds on to what it used.  Processes that it left are ended in
+    either case.
+    """
+    warm_up()
+    before = take()
+    try:
+        yield
+    except BaseException:
+        end_processes_since(before)
+        raise
+    if found := settle(before):
+        end_processes_since(before)
+        raise AssertionError(told(found))
+
+
+def take() -> Snapshot:
+    return Snapshot(
+        processes=frozenset((pid, start) for pid, (_, start) in _processes().items()),
+        threads=frozenset(_thread_ids()),
+        files=_open_files(),
+        mappings=frozenset(_shared_mappings()),
+        folders=frozenset(_shared_names()),
+    )
+
+
+def told(found: list[str]) -> str:
+    return "left behind:\n" + "\n".join(f"  {thing}" for thing in found)
+
+
+def settle(before: Snapshot) -> list[str]:
+    """What is still left after ``PATIENCE`` seconds; comes back as soon as nothing is."""
+    if not found_since(before):
+        return []
+    gc.collect()
+    deadline = time.monotonic() + PATIENCE
+    while (found := found_since(before)) and time.monotonic() < deadline:
+        time.sleep(0.02)  # threads, files and folders tell nobody that they have gone
+    return found
+
+
+def found_since(before: Snapshot) -> list[str]:
+    """One line for each thing that was not there before."""
+    found = [f"process {pid} [{state}]: {command}" for pid, state, command in _new_processes(before)]
+    found += [f"thread {name}" for name in _new_threads(before)]
+    found += [f"open file {number} -> {target}" for number, target in _new_files(before)]
+    found += [f"mapped memory {name}" for name in sorted(set(_shared_mappings()) - before.mappings)]
+    new_folders = sorted(set(_shared_names()) - before.folders)
+    found += [f"file or folder {path}" for path in new_folders if not _is_used_by_strangers(path)]
+    return found
+
+
+def leaked_tasks(before: Iterable[asyncio.Task[object]]) -> list[str]:
+    """One line for each unfinished task of the running loop, but for the current one and those in ``before``."""
+    left = asyncio.all_tasks() - set(before) - {asyncio.current_task()}
+    return [f"task {task!r}" for task in left]
+
+
+def processes_of_run(run_id: str) -> list[int]:
+    """Pids of all processes on this machine whose environment names the run; zombies have no environment."""
+    return [pid for pid in _processes() if _environment(pid).get("RLINF_RUN_ID") == run_id]
+
+
+def wait_ended(pids: Iterable[int], timeout: float) -> list[int]:
+    """Waits until all of ``pids`` have ended, ``timeout`` seconds at most; returns those that have not."""
+    deadline = time.monotonic() + timeout
+    left = []
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError), open(os.pidfd_open(pid)) as handle:
+            if not select.select([handle], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                left.append(pid)
+    return left
+
+
+def end_processes_since(before: Snapshot) -> None:
+    """SIGKILL for new processes that certainly belong to this test session, and waits for them."""
+    for pid, _, _ in _new_processes(before, certainly=True):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            wait_ended([pid], 5)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+
+
+_warm: set[str] = set()
+
+
+def warm_up() -> None:
+    """Lets libraries that are loaded take what they take once and keep for ever, so that no test is blamed."""
+    for library, start in {"uvloop": _start_uvloop, "torch": _start_torch}.items():
+        if library in sys.modules and library not in _warm:
+            _warm.add(library)
+            start()
+
+
+def _start_uvloop() -> None:
+    """The pipe through which libuv hears of signals, one for all loops."""
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(asyncio.sleep(0))
+
+
+def _start_torch() -> None:
+    """The OpenMP pool."""
+    import torch
+
+    matrix = torch.ones(256, 256, requires_grad=True)
+    (matrix @ matrix).sum().backward()
+
+
+# ---- processes
+
+
+def _processes() -> dict[int, tuple[int, str]]:
+    """Pid → (parent, start time); the start time tells two processes of one pid apart."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+                found[int(name)] = (int(fields[1]), fields[19])
+    return found
+
+
+def _environment(pid: int) -> dict[str, str]:
+    with contextlib.suppress(OSError):
+        entries = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+        return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+    return {}
+
+
+def _new_processes(before: Snapshot, certainly: bool = False) -> Iterator[tuple[int, str, str]]:
+    """(pid, state, command line) of new processes of this session: what descends from the test process, what bears
+    the session's mark, and (unless ``certainly``) orphans of some run that bear no session's mark.
+    """
+    processes = _processes()
+    mark = os.environ.get(SESSION_MARK)
+    for pid, (_, start) in processes.items():
+        if (pid, start) in before.processes or pid == os.getpid():
+            continue
+        ours = os.getpid() in _ancestors(pid, processes)
+        if not ours and "RLINF_RUN_ID" in (environment := _environment(pid)):
+            ours = environment.get(SESSION_MARK, None if certainly else mark) == mark and (
+                SESSION_MARK in environment or _is_orphaned(pid, processes)
+            )
+        if ours:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                state = process.status()
+                dead = state == psutil.STATUS_ZOMBIE
+                yield pid, state, f"({process.name()}, not waited for)" if dead else " ".join(process.cmdline())
+
+
+def _ancestors(pid: int, processes: dict[int, tuple[int, str]]) -> list[int]:
+    found: list[int] = []
+    while pid in processes and (pid := processes[pid][0]) > 1:
+        found.append(pid)
+    return found
+
+
+def _is_orphaned(pid: int, processes: dict[int, tuple[int, str]]) -> bool:
+    """Whether nobody but processes of a run stands between this one and init; else it is some living user's."""
+    return all("RLINF_RUN_ID" in _environment(ancestor) for ancestor in _ancestors(pid, processes))
+
+
+# ---- this process: threads, files, memory
+
+
+def _thread_ids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc/self/task")]
+
+
+def _new_threads(before: Snapshot) -> Iterator[str]:
+    known = {thread.native_id: thread for thread in threading.enumerate()}
+    own_name = Path("/proc/self/comm").read_text().strip()
+    for number in set(_thread_ids()) - before.threads:
+        if thread := known.get(number):
+            yield repr(thread.name) + (" (daemon)" if thread.daemon else "")
+            continue
+        with contextlib.suppress(OSError):
+            name = Path(f"/proc/self/task/{number}/comm").read_text().strip()
+            # OpenMP and BLAS pools have no names of their own; they grow with the work and never shrink
+            of_a_pool = name == own_name and "numpy" in sys.modules
+            if not of_a_pool and not name.startswith(tuple(INNOCENT_THREADS)):
+                yield f"{name!r} (of a C library)"
+
+
+def _open_files() -> dict[int, str]:
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+    return found
+
+
+def _new_files(before: Snapshot) -> Iterator[tuple[int, str]]:
+    now = _open_files()
+    moved = Counter(target for number, target in before.files.items() if now.get(number) != target)
+    for number, target in now.items():
+        if before.files.get(number) != target:
+            if moved[target]:
+                moved[target] -= 1  # closed, and opened again under another number
+            else:
+                yield number, target + _peers_of(number) if target.startswith("socket:") else target
+
+
+def _peers_of(number: int) -> str:
+    for connection in psutil.Process().net_connections("all"):
+        if connection.fd == number:
+            return f" {connection.laddr or ''} {connection.raddr or ''} {connection.status}"
+    return ""
+
+
+def _shared_mappings() -> Iterator[str]:
+    with open("/proc/self/maps") as lines:
+        for line in lines:
+            if "/memfd:" in line or "/dev/shm/" in line:
+                fields = line.split(maxsplit=5)
+                yield f"{fields[5].strip()} (inode {fields[4]})"
+
+
+# ---- names that outlive processes
+
+
+def _shared_names() -> Iterator[Path]:
+    """Entries of /dev/shm, and run directories in both of the places where they can be."""
+    yield from Path("/dev/shm").iterdir()
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        yield from Path(runtime).glob("rlinf-*")
+    yield from Path(tempfile.gettempdir()).glob(f"rlinf-{os.getuid()}-*")
+
+
+def _is_used_by_strangers(path: Path) -> bool:
+    """Whether a process that is not of this session has the file open, or is of the run that the folder is of."""
+    processes = _processes()
+    mark = os.environ.get(SESSION_MARK)
+    for pid in processes:
+        if pid == os.getpid() or os.getpid() in _ancestors(pid, processes):
+            continue
+        environment = _environment(pid)
+        if environment.get(SESSION_MARK) == mark:
+            continue
+        run_id = environment.get("RLINF_RUN_ID")
+        if run_id and path.name.endswith(f"-{run_id}"):
+            return True
+        with contextlib.suppress(OSError):
+            if f" {path}" in Path(f"/proc/{pid}/maps").read_text():
+                return True
+            if any(os.readlink(file) == str(path) for file in Path(f"/proc/{pid}/fd").iterdir()):
+                return True
+    return False

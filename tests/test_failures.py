@@ -1,0 +1,255 @@
+"""What becomes of calls when workers raise, die, freeze, or when the caller gives up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from rlinf_async import ClosedError, Cluster, NodePlacementStrategy, RemoteError, WorkerDied, each
+from tests.workers import Plain, SeedWorker, Stillborn
+
+pytestmark = pytest.mark.shared_cluster
+
+FOUR = NodePlacementStrategy([0] * 4)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(num_nodes=1, log_to_driver=False) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def four(cluster: Cluster) -> Iterator[Any]:
+    group = Plain.create_group().launch(cluster, placement=FOUR, name="four").wait_ready()
+    yield group
+    group.close()
+
+
+def test_a_remote_exception_arrives_as_itself_with_who_and_where(four: Any) -> None:
+    with pytest.raises(ValueError, match="as told") as caught:
+        four.fail([2]).wait()
+    notes = "\n".join(caught.value.__notes__)
+    pid = four.pid().wait()[2]
+    assert f"from rank 2 of group 'four' on localhost (pid {pid})" in notes
+    assert 'raise ValueError(text)' in notes
+    assert "rlinf_async" not in notes
+
+
+def test_several_failures_are_one_error_and_the_others_are_notes(four: Any) -> None:
+    with pytest.raises(ValueError, match="as told") as caught:
+        four.fail([0, 1, 2, 3]).wait()
+    assert "other failures of the same call" in "\n".join(caught.value.__notes__)
+
+
+def test_an_exception_that_cannot_travel_becomes_a_remote_error(four: Any) -> None:
+    with pytest.raises(RemoteError, match="OddError: this and that") as caught:
+        four[0].fail_oddly().wait()
+    assert "raise OddError" in caught.value.remote_traceback
+
+
+@pytest.mark.parametrize(("method", "text"), [("leave", "SystemExit: 3"), ("interrupt", "KeyboardInterrupt")])
+def test_what_would_end_a_process_is_an_error_and_the_worker_lives(four: Any, method: str, text: str) -> None:
+    with pytest.raises(RemoteError, match=text):
+        getattr(four, method)().wait()
+    assert four.hello().wait() == [0, 1, 2, 3]
+
+
+async def test_outcomes_give_every_ranks_result_or_error(four: Any) -> None:
+    outcomes = await four.fail([1]).outcomes()
+    assert [outcome.ok for outcome in outcomes] == [True, False, True, True]
+    assert isinstance(outcomes[1].error, ValueError)
+    assert outcomes[3].value == 3
+
+
+async def test_a_failure_cancels_the_other_ranks(four: Any) -> None:
+    with pytest.raises(ValueError, match="as told"):
+        async with asyncio.timeout(2):
+            await four.fail_after(each([60, 60, 60, 0.2]))
+    assert await four.was_cancelled() == [True, True, True, False]
+
+
+async def test_a_cancelled_call_is_cancelled_on_every_rank_within_half_a_second(four: Any) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await four.sleep(60)
+    since = time.monotonic()
+    assert await four.was_cancelled() == [True] * 4
+    assert time.monotonic() - since < 0.5
+
+
+async def test_the_caller_is_freed_although_a_rank_is_stopped(four: Any) -> None:
+    pids = await four.pid()
+    handle = four.sleep(60)
+    assert await four.noted() == [["sleeping"]] * 4
+    os.kill(pids[1], signal.SIGSTOP)
+    try:
+        since = time.monotonic()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await handle
+        assert time.monotonic() - since < 0.5
+        others = four.execute_on(0, 2, 3)
+        assert await others.was_cancelled() == [True] * 3
+    finally:
+        os.kill(pids[1], signal.SIGCONT)
+    assert await four[1].was_cancelled() == [True]
+
+
+async def test_a_call_that_waits_in_the_queue_never_starts_once_cancelled(four: Any) -> None:
+    busy = four.block(0.3)
+    queued = four.note("never")
+    queued.cancel()
+    with pytest.raises(ClosedError, match=r"handle.cancel\(\)"):
+        await queued
+    await busy
+    assert await four.noted() == [[]] * 4
+
+
+async def test_shielded_and_async_waits_do_not_cancel_the_call(four: Any) -> None:
+    handle = four.sleep(0.3)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await asyncio.shield(handle)
+    with pytest.raises(TimeoutError, match=r"four.sleep\(\)"):
+        await handle.async_wait(timeout=0.05)
+    assert await handle == [0.3] * 4
+    assert await four.was_cancelled() == [False] * 4
+
+
+async def test_a_call_is_cancelled_by_its_last_waiter_only(four: Any) -> None:
+    handle = four.sleep(0.3)
+    impatient = asyncio.ensure_future(_wait(handle))
+    patient = asyncio.ensure_future(_wait(handle))
+    await asyncio.sleep(0.05)
+    impatient.cancel()
+    assert await patient == [0.3] * 4
+
+
+async def _wait(handle: Any) -> Any:
+    return await handle
+
+
+async def test_a_thousand_random_cancels_leave_nothing_open(cluster: Cluster, four: Any) -> None:
+    async def give_up(after: float) -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(after):
+                await four.sleep(30)
+
+    for _ in range(5):
+        await asyncio.gather(*(give_up(0.0005 * (i % 40)) for i in range(200)))
+    assert await four.hello() == [0, 1, 2, 3]
+    status = await cluster.status()
+    assert status["busy"] == {}
+    assert repr(four) == "<WorkerGroup four [4 workers on 1 node | 0 calls open]>"
+
+
+@pytest.mark.parametrize(
+    ("how", "verdict"),
+    [("SIGKILL", "killed by SIGKILL"), ("SIGSEGV", "killed by SIGSEGV"), ("exit", "exited with code 3")],
+)
+def test_a_death_is_told_within_a_second_with_everything_that_is_known(four: Any, how: str, verdict: str) -> None:
+    pid = four.pid().wait()[2]
+    since = time.monotonic()
+    with pytest.raises(WorkerDied) as caught:
+        four.die([2], how).wait()
+    assert time.monotonic() - since < 1
+    died = caught.value
+    assert (died.group, died.rank, died.node, died.pid) == ("four", 2, "localhost", pid)
+    assert verdict in str(died)
+    assert any(method.startswith("die") for method in died.methods)
+    assert "last words of rank 2" in str(died)
+    assert os.path.exists(died.log_path)
+    assert died.log_path in str(died)
+    with pytest.raises(WorkerDied, match="rank 2 of group 'four'"):
+        four.hello().wait()
+    assert four.execute_on(0, 1, 3).hello().wait() == [0, 1, 3]
+    assert "1 dead: 2" in repr(four)
+
+
+async def test_closing_after_a_death_raises_nothing(cluster: Cluster) -> None:
+    group = Plain.create_group().launch(cluster, placement=FOUR, name="to-die")
+    async with group:
+        calls = [group.sleep(60) for _ in range(3)]
+        os.kill((await group.pid())[0], signal.SIGKILL)
+        for call in calls:
+            with pytest.raises(WorkerDied, match="sleep"):
+                await call
+    with pytest.raises(ClosedError, match="group 'to-die' is closed"):
+        group.hello()
+
+
+async def test_a_rank_that_raises_frees_the_caller_while_others_sit_in_a_collective(cluster: Cluster) -> None:
+    pids = []
+    since = time.monotonic()
+    with pytest.raises(ValueError, match="not this time"):
+        async with SeedWorker.create_group().launch(cluster, placement=FOUR, name="collective") as group:
+            pids = [entry.worker.pid for entry in group.worker_info_list]
+            await group.initialize()
+            since = time.monotonic()
+            try:
+                await group.reduce_unless(3)
+            finally:
+                assert time.monotonic() - since < 2
+    assert time.monotonic() - since < 5
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+async def test_a_constructors_error_comes_at_the_first_await(cluster: Cluster) -> None:
+    group = Stillborn.create_group([1]).launch(cluster, placement=FOUR, name="stillborn")
+    call = group.hello()
+    with pytest.raises(ValueError, match="not born today") as caught:
+        await group
+    assert "from rank 1 of group 'stillborn'" in "\n".join(caught.value.__notes__)
+    with pytest.raises(ValueError, match="not born today"):
+        await call
+    await group.close()
+
+
+def test_what_a_dead_worker_left_behind_is_gone_with_it(cluster: Cluster) -> None:
+    group = Plain.create_group().launch(cluster, name="leaver").wait_ready()
+    left = group.leave_behind().wait()[0]
+    assert all(psutil.pid_exists(pid) for pid in left)
+    group.close()
+    assert [pid for pid in left if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"] == []
+
+
+def test_a_closing_group_gives_coroutines_time_to_clean_up(cluster: Cluster, tmp_path: Any) -> None:
+    group = Plain.create_group().launch(cluster, name="cleaner").wait_ready()
+    handle = group.write_when_cancelled(str(tmp_path / "words"))
+    assert group.noted().wait() == [["waiting"]]
+    group.close()
+    with pytest.raises(ClosedError, match="because its group was closed"):
+        handle.wait()
+    assert (tmp_path / "words").read_text() == "cleaned up"
+
+
+def test_closing_twice_does_nothing(cluster: Cluster) -> None:
+    group = Plain.create_group().launch(cluster, name="twice")
+    group.close()
+    group.close()
+
+
+def test_a_group_closed_while_it_is_launched_leaves_nothing(cluster: Cluster) -> None:
+    before = cluster.status()["endpoints"]
+    for _ in range(5):
+        group = Plain.create_group().launch(cluster, placement=FOUR, name="hasty")
+        call = group.hello()
+        group.close()
+        with pytest.raises(ClosedError):
+            call.wait()
+    assert cluster.status()["endpoints"] == before
+
+
+def test_a_template_that_cannot_start_fails_the_launch_with_a_cause(cluster: Cluster) -> None:
+    group = Plain.create_group().launch(cluster, name="broken", env={"PYTHONHOME": "/nonexistent"})
+    with pytest.raises(Exception, match="template"):
+        group.wait_ready()
+    group.close()

@@ -1,0 +1,481 @@
+"""The house stands as drawn: imports run down only, in no circles, and dangerous things stay in their rooms.
+
+A new module is given its place here: in ``STOREYS`` (rlinf_async) or in ``NEAR`` or ``FAR`` (launcher).
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+
+
+def rooms(line: str) -> set[str]:
+    return set(line.split())
+
+
+# Bottom first.  A room imports itself and the storeys below, not its neighbours on the same line.
+STOREYS = (
+    "errors",
+    "address",
+    "core",
+    "placement",
+    "wire",
+    "work",
+    "client",
+    "outcome",
+    "handle",
+    "stream",
+    "data",
+    "worker",
+    "each members",
+    "group",
+    "launch",
+    "channel",
+    "nodes output loop_thread",
+    "cluster",
+    "weights",
+    "__init__",
+)
+HEIGHT = {room: height for height, line in enumerate(STOREYS) for room in rooms(line)}
+STRANGERS = [("data", "wire"), ("wire", "data")]  # they meet in the worker's mailbox
+
+OPEN_TO_LAUNCHER = ("errors", "address", "core", "wire", "placement")
+NEAR = rooms(
+    "__main__ cli job ssh local hosts options allocation table archive sweep check driver entry environment flags "
+    "host inspection plan preview ranges stub tether text way words"
+)
+FAR = rooms(
+    "daemon guardian router processes resources birth desk gpus neighbour node output preflight sweeper templates "
+    "verdict"
+)
+
+# Run where nothing of ours is installed, or must stay small: the standard library only.
+STANDALONE = ("launcher/guardian.py", "launcher/preflight.py", "launcher/sweeper.py", "launcher/tether.py")
+
+# Library → the only places that may import it, here or later in a function.
+ROOMS_OF = {
+    "grpc": ("rlinf_async/wire/grpc.py",),
+    "torch": ("rlinf_async/data/", "rlinf_async/weights/", "rlinf_async/worker/"),
+    "multiprocessing.reduction": (),  # unpickles whatever its socket brings
+    "multiprocessing.connection": (),
+}
+NOT_IN_CORE = {"asyncio", "uvloop", "socket", "socketserver", "ssl", "select", "selectors", "subprocess", "http"}
+
+UNPICKLING = {
+    f"{module}.{name}" for module in ("pickle", "cloudpickle", "_pickle") for name in ("load", "loads", "Unpickler")
+} | {"torch.load", "marshal.load", "marshal.loads", "shelve.open"}
+UNPICKLING_ROOM = "rlinf_async/core/codec.py"
+
+FORBIDDEN = {
+    "asyncio.wait_for": "can swallow a cancellation on Python 3.11: use asyncio.timeout",
+    "asyncio.sleep": "nothing polls: wait for the thing itself, or loop.call_later",
+    "time.sleep": "nothing polls: wait for the thing itself",
+}
+EXCUSED = {
+    ("launcher/sweeper.py", "time.sleep"): "waits for processes that are not its children on any Python since 3.6",
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    line: int
+    name: str  # absolute and dotted
+    relative: bool
+    for_annotations: bool  # under ``if TYPE_CHECKING``
+
+
+@dataclass(frozen=True)
+class Source:
+    path: str  # from the top of the checkout
+    text: str
+
+    @property
+    def module(self) -> str:
+        return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+    @property
+    def package(self) -> str:
+        return self.path.rpartition("/")[0].replace("/", ".")
+
+    @property
+    def room(self) -> str:
+        """``core`` of rlinf_async/core/frames.py, ``work`` of rlinf_async/work.py."""
+        return room_of(self.module)
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @cached_property
+    def imports(self) -> list[Import]:
+        """Every import, wherever it stands; ``from a import b`` once as ``a.b``."""
+        return list(self._imports(self.tree, False))
+
+    def _imports(self, parent: ast.AST, for_annotations: bool) -> Iterator[Import]:
+        for node in ast.iter_child_nodes(parent):
+            if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+                for child in node.body:
+                    yield from self._imports(ast.Module([child], []), True)
+                for child in node.orelse:
+                    yield from self._imports(ast.Module([child], []), for_annotations)
+            elif isinstance(node, ast.Import):
+                for alias in node.names:
+                    yield Import(node.lineno, alias.name, False, for_annotations)
+            elif isinstance(node, ast.ImportFrom):
+                origin = self._origin(node)
+                for alias in node.names:
+                    yield Import(node.lineno, f"{origin}.{alias.name}", node.level > 0, for_annotations)
+            else:
+                if name := _imported_by_call(node):
+                    yield Import(getattr(node, "lineno", 0), name, False, for_annotations)
+                yield from self._imports(node, for_annotations)
+
+    def _origin(self, node: ast.ImportFrom) -> str:
+        parents = self.package.split(".")
+        above = parents[: len(parents) - node.level + 1] if node.level else []
+        return ".".join([*above, *([node.module] if node.module else [])])
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """What a local name means in full: ``sleep`` → ``time.sleep``."""
+        found = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    found[alias.asname or alias.name.partition(".")[0]] = (
+                        alias.name if alias.asname else alias.name.partition(".")[0]
+                    )
+            elif isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    found[alias.asname or alias.name] = f"{self._origin(node)}.{alias.name}"
+        return found
+
+    @cached_property
+    def uses(self) -> list[tuple[int, str]]:
+        """Line and full name of whatever an import made known, but for ``asyncio.sleep(0)``: that gives way to
+        others once, and waits for nothing.
+        """
+        nodes = [node for node in ast.walk(self.tree) if isinstance(node, ast.Name | ast.Attribute)]
+        harmless = [
+            node.func
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Call)
+            and self.meaning(node.func) == "asyncio.sleep"
+            and ast.unparse(node).endswith("(0)")
+        ]
+        return [(node.lineno, self.meaning(node)) for node in nodes if node not in harmless]
+
+    def meaning(self, node: ast.AST) -> str:
+        """The full dotted name of an expression, or nothing if it has none."""
+        if isinstance(node, ast.Name):
+            return self.names.get(node.id, "")
+        if isinstance(node, ast.Attribute) and (owner := self.meaning(node.value)):
+            return f"{owner}.{node.attr}"
+        return ""
+
+
+def _imported_by_call(node: ast.AST) -> str:
+    """``torch`` of ``import_module("torch")``; nothing of any other expression."""
+    match node:
+        case ast.Call(func=function, args=[ast.Constant(value=str(name)), *_]):
+            return name if ast.unparse(function).endswith(("import_module", "__import__")) else ""
+    return ""
+
+
+Broken = Iterator[tuple[int, str]]
+"""Line and complaint."""
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def within(name: str, *packages: str) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def imports_run_down_only(source: Source) -> Broken:
+    """An import for annotations alone may point up: it is never executed, and a name is no dependency."""
+    if not within(source.module, "rlinf_async"):
+        return
+    if source.room not in HEIGHT:
+        yield 1, f"room {source.room!r} has no storey: give it one in STOREYS of tests/test_layers.py"
+        return
+    for found in source.imports:
+        if found.for_annotations or not within(found.name, "rlinf_async") or source.room == "__init__":
+            continue
+        room = room_of(found.name)
+        if room not in HEIGHT:
+            room = "__init__"  # a name out of rlinf_async/__init__.py
+        if room != source.room and HEIGHT[room] >= HEIGHT[source.room]:
+            yield found.line, f"{source.room} imports {room}, which is not below it"
+        if (source.room, room) in STRANGERS:
+            yield found.line, f"{source.room} and {room} never import each other"
+
+
+def the_two_packages_stay_apart(source: Source) -> Broken:
+    for found in source.imports:
+        if within(source.module, "rlinf_async") and within(found.name, "launcher"):
+            yield found.line, "rlinf_async never imports launcher: start it by name"
+        of_ours = within(source.module, "launcher") and within(found.name, "rlinf_async")
+        if of_ours and room_of(found.name) not in OPEN_TO_LAUNCHER:
+            yield found.line, f"launcher imports {found.name}, but may only import {', '.join(OPEN_TO_LAUNCHER)}"
+
+
+def the_launchers_two_sides_stay_apart(source: Source) -> Broken:
+    """The near side runs beside the user, the far side on every node; what they share is the protocol."""
+    if not within(source.module, "launcher") or source.module == "launcher":
+        return
+    if source.room not in NEAR | FAR:
+        yield 1, f"launcher/{source.room} is on neither side: put it into NEAR or FAR of tests/test_layers.py"
+    for found in source.imports:
+        if not within(found.name, "launcher"):
+            continue
+        if not found.relative:
+            yield found.line, "imports inside launcher are relative"
+        for ours, theirs, side in ((NEAR, FAR, "far"), (FAR, NEAR, "near")):
+            if source.room in ours and room_of(found.name) in theirs:
+                yield found.line, f"{source.room} imports {room_of(found.name)} of the {side} side"
+
+
+def libraries_stay_in_their_rooms(source: Source) -> Broken:
+    """Annotations may name them anywhere: that loads nothing."""
+    for found in source.imports:
+        if found.for_annotations:
+            continue
+        for library, places in ROOMS_OF.items():
+            if within(found.name, library) and not source.path.startswith(places):
+                yield found.line, f"{library} may only be imported in {', '.join(places) or 'no place'}"
+        top = found.name.partition(".")[0]
+        if source.path.startswith("rlinf_async/core/") and top in NOT_IN_CORE:
+            yield found.line, f"core is plain state and functions: no {top}"
+        if source.path in STANDALONE and top not in {*sys.stdlib_module_names, "__future__"}:
+            yield found.line, f"{source.path} stands alone: the standard library only"
+
+
+def pickles_are_loaded_in_one_place(source: Source) -> Broken:
+    for line, name in source.uses:
+        if name in UNPICKLING and source.path != UNPICKLING_ROOM:
+            yield line, f"{name}: only {UNPICKLING_ROOM} unpickles, and only what an authenticated peer sent"
+
+
+def nothing_polls_and_waits_are_cancellable(source: Source) -> Broken:
+    for line, name in source.uses:
+        if name in FORBIDDEN and (source.path, name) not in EXCUSED:
+            yield line, f"{name}: {FORBIDDEN[name]}"
+
+
+def every_task_has_an_owner(source: Source) -> Broken:
+    for node in ast.walk(source.tree):
+        match node:
+            case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Call(func=loop), attr="create_task"))):
+                makes = source.meaning(loop) in ("asyncio.get_running_loop", "asyncio.get_event_loop")
+            case ast.Expr(value=ast.Call(func=function)):
+                makes = source.meaning(function) in ("asyncio.create_task", "asyncio.ensure_future")
+            case _:
+                continue
+        if makes:
+            yield node.lineno, "a task that nobody keeps: await it, or start it in a TaskGroup"
+
+
+def no_bare_except(source: Source) -> Broken:
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.ExceptHandler) and node.type is None:
+            yield node.lineno, "bare except also catches cancellation: name the exceptions"
+
+
+def nothing_listens_everywhere(source: Source) -> Broken:
+    documents = [
+        node.body[0].value
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    ]
+    for node in ast.walk(source.tree):
+        match node:
+            case ast.Constant(value=str(text)) if node not in documents and ("0.0.0.0" in text or "[::]" in text):
+                yield node.lineno, "a wildcard: bind to one address (to recognise one, ask ipaddress: is_unspecified)"
+            case ast.Call(func=function, args=[ast.Tuple(elts=[ast.Constant(value="" | None), *_]), *_]):
+                if ast.unparse(function).endswith(("bind", "create_server", "TCPServer")):
+                    yield node.lineno, "an empty host is every interface: bind to one address"
+
+
+RULES: tuple[Callable[[Source], Broken], ...] = (
+    imports_run_down_only,
+    the_two_packages_stay_apart,
+    the_launchers_two_sides_stay_apart,
+    libraries_stay_in_their_rooms,
+    pickles_are_loaded_in_one_place,
+    nothing_polls_and_waits_are_cancellable,
+    every_task_has_an_owner,
+    no_bare_except,
+    nothing_listens_everywhere,
+)
+
+
+def circles(sources: Iterable[Source]) -> list[list[str]]:
+    """Import circles of modules, deferred imports counted, each from its first module back to it."""
+    sources = list(sources)
+    modules = {source.module for source in sources}
+
+    def targets(source: Source) -> set[str]:
+        found = {
+            name if name in modules else name.rpartition(".")[0]
+            for name in (found.name for found in source.imports if not found.for_annotations)
+        }
+        return (found & modules) - {source.module}
+
+    edges = {source.module: targets(source) for source in sources}
+    found = []
+    while edges:
+        leaves = {module for module, below in edges.items() if not below & edges.keys()}
+        if leaves:  # these are in no circle, and nor is what only leads to them
+            edges = {module: below for module, below in edges.items() if module not in leaves}
+            continue
+        path = [min(edges)]
+        while (following := min(edges[path[-1]] & edges.keys())) not in path:
+            path.append(following)
+        circle = path[path.index(following) :]
+        found.append([*circle, following])
+        edges = {module: below for module, below in edges.items() if module not in circle}
+    return found
+
+
+@functools.cache
+def the_tree() -> list[Source]:
+    files = [file for package in ("rlinf_async", "launcher") for file in sorted((CHECKOUT / package).rglob("*.py"))]
+    return [Source(str(file.relative_to(CHECKOUT)), file.read_text()) for file in files]
+
+
+def named(rule: Callable[[Source], Broken]) -> str:
+    return rule.__name__
+
+
+@pytest.mark.parametrize("rule", RULES, ids=named)
+def test_the_house_keeps_the_rule(rule: Callable[[Source], Broken]) -> None:
+    broken = [f"{source.path}:{line}: {complaint}" for source in the_tree() for line, complaint in rule(source)]
+    assert not broken, "\n".join([f"rule broken: {rule.__name__}", *broken])
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert not (found := circles(the_tree())), "\n".join(" -> ".join(circle) for circle in found)
+
+
+@pytest.mark.parametrize("module", ["rlinf_async", "launcher.cli", "launcher.daemon"])
+def test_importing_it_loads_neither_torch_nor_grpc_nor_numpy(module: str) -> None:
+    if not any(source.module == module for source in the_tree()):
+        pytest.skip(f"there is no {module} yet")
+    script = f"import sys, {module}; print(*{{'torch', 'grpc', 'numpy'}} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=CHECKOUT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+# Each rule sees what it is there for, on the line where it stands, and lets the rest pass (line 0).
+CASES = [
+    (imports_run_down_only, "rlinf_async/core/calls.py", "import rlinf_async.wire.unix", 1),
+    (imports_run_down_only, "rlinf_async/work.py", "def f():\n    from rlinf_async.handle import Handle", 2),
+    (imports_run_down_only, "rlinf_async/work.py", "from .group import WorkerGroup", 1),
+    (imports_run_down_only, "rlinf_async/work.py", "from rlinf_async import cluster", 1),
+    (imports_run_down_only, "rlinf_async/work.py", "from rlinf_async import Worker", 1),
+    (imports_run_down_only, "rlinf_async/core/calls.py", "from ..wire import unix", 1),
+    (imports_run_down_only, "rlinf_async/nodes.py", "from rlinf_async.output import show", 1),
+    (imports_run_down_only, "rlinf_async/data/link.py", "from rlinf_async.wire import unix", 1),
+    (imports_run_down_only, "rlinf_async/work.py", "import_module('rlinf_async.group')", 1),
+    (imports_run_down_only, "rlinf_async/attic.py", "", 1),
+    (imports_run_down_only, "rlinf_async/core/calls.py", "from .frames import Status", 0),
+    (imports_run_down_only, "rlinf_async/handle.py", "from rlinf_async.work import Work", 0),
+    (imports_run_down_only, "rlinf_async/work.py", "if TYPE_CHECKING:\n    from rlinf_async.group import Group", 0),
+    (imports_run_down_only, "rlinf_async/work.py", "if TYPE_CHECKING: ...\nelse:\n    from .group import f", 3),
+    (imports_run_down_only, "rlinf_async/__init__.py", "from rlinf_async.cluster import Cluster", 0),
+    (the_two_packages_stay_apart, "rlinf_async/cluster.py", "from launcher import daemon", 1),
+    (the_two_packages_stay_apart, "launcher/job.py", "from rlinf_async.cluster import Cluster", 1),
+    (the_two_packages_stay_apart, "launcher/job.py", "import rlinf_async", 1),
+    (the_two_packages_stay_apart, "launcher/job.py", "from rlinf_async import errors", 0),
+    (the_two_packages_stay_apart, "launcher/job.py", "from rlinf_async.wire.unix import Connection", 0),
+    (the_launchers_two_sides_stay_apart, "launcher/job.py", "from .daemon import daemon", 1),
+    (the_launchers_two_sides_stay_apart, "launcher/job.py", "from . import router", 1),
+    (the_launchers_two_sides_stay_apart, "launcher/daemon.py", "def f():\n    from .hosts import read", 2),
+    (the_launchers_two_sides_stay_apart, "launcher/job.py", "from launcher.hosts import read", 1),
+    (the_launchers_two_sides_stay_apart, "launcher/attic.py", "", 1),
+    (the_launchers_two_sides_stay_apart, "launcher/job.py", "from .hosts import read", 0),
+    (libraries_stay_in_their_rooms, "rlinf_async/wire/unix.py", "import grpc.aio", 1),
+    (libraries_stay_in_their_rooms, "launcher/node.py", "def f():\n    from grpc import aio", 2),
+    (libraries_stay_in_their_rooms, "launcher/node.py", "__import__('torch')", 1),
+    (libraries_stay_in_their_rooms, "rlinf_async/client.py", "import torch", 1),
+    (libraries_stay_in_their_rooms, "rlinf_async/core/tree.py", "def f():\n    import torch.nn as nn", 2),
+    (libraries_stay_in_their_rooms, "rlinf_async/core/calls.py", "import asyncio", 1),
+    (libraries_stay_in_their_rooms, "rlinf_async/core/calls.py", "from socket import socket", 1),
+    (libraries_stay_in_their_rooms, "rlinf_async/worker/base.py", "from multiprocessing import reduction", 1),
+    (libraries_stay_in_their_rooms, "launcher/guardian.py", "import psutil", 1),
+    (libraries_stay_in_their_rooms, "launcher/tether.py", "from .text import Span", 1),
+    (libraries_stay_in_their_rooms, "rlinf_async/wire/grpc.py", "import grpc", 0),
+    (libraries_stay_in_their_rooms, "rlinf_async/data/tensors.py", "import torch", 0),
+    (libraries_stay_in_their_rooms, "rlinf_async/core/tree.py", "if typing.TYPE_CHECKING:\n    import torch", 0),
+    (libraries_stay_in_their_rooms, "rlinf_async/core/calls.py", "from .segment import socket", 0),
+    (pickles_are_loaded_in_one_place, "rlinf_async/wire/unix.py", "import pickle\npickle.loads(b'')", 2),
+    (pickles_are_loaded_in_one_place, "rlinf_async/wire/unix.py", "import cloudpickle as c\nf(c.loads)", 2),
+    (pickles_are_loaded_in_one_place, "launcher/node.py", "from pickle import loads as read\nread(b'')", 2),
+    (pickles_are_loaded_in_one_place, "launcher/node.py", "import pickle\nclass R(pickle.Unpickler): ...", 2),
+    (pickles_are_loaded_in_one_place, "rlinf_async/worker/base.py", "import torch\ntorch.load('x')", 2),
+    (pickles_are_loaded_in_one_place, "rlinf_async/core/codec.py", "import pickle\npickle.loads(b'')", 0),
+    (pickles_are_loaded_in_one_place, "rlinf_async/data/tensors.py", "import pickle\npickle.dumps(0)", 0),
+    (pickles_are_loaded_in_one_place, "launcher/node.py", "import json\njson.loads('0')", 0),
+    (nothing_polls_and_waits_are_cancellable, "launcher/node.py", "import time\ntime.sleep(1)", 2),
+    (nothing_polls_and_waits_are_cancellable, "launcher/node.py", "from asyncio import sleep\nawait sleep(1)", 2),
+    (nothing_polls_and_waits_are_cancellable, "launcher/node.py", "import asyncio\nasyncio.wait_for(f, 1)", 2),
+    (nothing_polls_and_waits_are_cancellable, "launcher/node.py", "import asyncio\nawait asyncio.sleep(0)", 0),
+    (nothing_polls_and_waits_are_cancellable, "launcher/node.py", "import asyncio\nawait asyncio.sleep(0.1)", 2),
+    (nothing_polls_and_waits_are_cancellable, "launcher/sweeper.py", "import time\ntime.sleep(0.1)", 0),
+    (every_task_has_an_owner, "launcher/node.py", "import asyncio\nasyncio.create_task(f())", 2),
+    (every_task_has_an_owner, "launcher/node.py", "import asyncio\nasyncio.get_running_loop().create_task(f())", 2),
+    (every_task_has_an_owner, "launcher/node.py", "import asyncio\ntask = asyncio.create_task(f())", 0),
+    (every_task_has_an_owner, "launcher/node.py", "group.create_task(f())", 0),
+    (no_bare_except, "launcher/node.py", "try:\n    f()\nexcept:\n    pass", 3),
+    (no_bare_except, "launcher/node.py", "try:\n    f()\nexcept OSError:\n    pass", 0),
+    (nothing_listens_everywhere, "launcher/node.py", "server.add_secure_port('0.0.0.0:0', keys)", 1),
+    (nothing_listens_everywhere, "launcher/node.py", "f'[::]:{port}'", 1),
+    (nothing_listens_everywhere, "launcher/node.py", "sock.bind(('', 0))", 1),
+    (nothing_listens_everywhere, "launcher/node.py", "sock.bind(('127.0.0.1', 0))", 0),
+    (nothing_listens_everywhere, "launcher/node.py", "'''Never on 0.0.0.0.'''", 0),
+]
+
+
+@pytest.mark.parametrize(("rule", "path", "text", "line"), CASES)
+def test_a_rule_sees_what_it_is_there_for(rule: Callable[[Source], Broken], path: str, text: str, line: int) -> None:
+    assert [found for found, _ in rule(Source(path, text))][:1] == ([line] if line else [])
+
+
+def test_every_excuse_is_still_needed() -> None:
+    uses = {(source.path, name) for source in the_tree() for _, name in source.uses}
+    assert set(EXCUSED) <= uses
+
+
+def test_every_rule_is_shown_to_bite_and_to_let_pass() -> None:
+    for rule in RULES:
+        assert {bool(line) for tested, *_, line in CASES if tested is rule} == {True, False}, rule.__name__
+
+
+def test_a_circle_is_found_also_through_a_deferred_import_and_a_package() -> None:
+    house = [
+        Source("rlinf_async/core/__init__.py", "from .calls import Tally"),
+        Source("rlinf_async/core/calls.py", "from rlinf_async.core import frames"),
+        Source("rlinf_async/core/frames.py", "def f():\n    from rlinf_async.core import Tally"),
+        Source("rlinf_async/work.py", "from rlinf_async.core import calls"),
+        Source("rlinf_async/errors.py", ""),
+    ]
+    found = ["rlinf_async.core", "rlinf_async.core.calls", "rlinf_async.core.frames", "rlinf_async.core"]
+    assert circles(house) == [found]
+    for_annotations = "if TYPE_CHECKING:\n    from rlinf_async.core import Tally"
+    house[2] = Source("rlinf_async/core/frames.py", for_annotations)
+    assert circles(house) == []

@@ -1,0 +1,182 @@
+"""The fake hosts are as separate as real ones, and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.leaks import wait_ended
+from tests.namespaces import CHECKOUT, FakeHosts
+
+pytestmark = pytest.mark.namespaces
+
+MakeHosts = Callable[..., FakeHosts]
+
+
+def test_hosts_reach_each_other_by_ssh_with_strict_host_keys(fake_hosts: MakeHosts) -> None:
+    hosts = fake_hosts(2)
+    ssh = ["ssh", *hosts.ssh_args, "-o", "StrictHostKeyChecking=yes"]
+    for near, far in [(hosts.driver, hosts[0]), (hosts[0], hosts[1]), (hosts[1], hosts[0]), (hosts[1], hosts.driver)]:
+        assert near.run([*ssh, far.hostname, "hostname"]).stdout.strip() == far.hostname
+        assert near.run([*ssh, far.address, "hostname"]).stdout.strip() == far.hostname
+
+
+def test_a_wrong_or_unknown_host_key_is_refused(fake_hosts: MakeHosts, tmp_path: Path) -> None:
+    hosts = fake_hosts(2)
+    keys = dict(line.split(" ", 1) for line in hosts.known_hosts.read_text().splitlines())
+    swapped = tmp_path / "swapped"
+    swapped.write_text(f"node0 {keys[f'node1,{hosts[1].address}']}\n")
+    for known_hosts, complaint in [(swapped, "IDENTIFICATION HAS CHANGED"), ("/dev/null", "verification failed")]:
+        ssh = ["ssh", *hosts.ssh_args, "-o", f"UserKnownHostsFile={known_hosts}", "node0", "hostname"]
+        refused = hosts.driver.run(ssh, check=False)
+        assert refused.returncode == 255
+        assert complaint in refused.stderr
+        assert refused.stdout == ""
+
+
+def test_each_host_is_a_machine_of_its_own(fake_hosts: MakeHosts) -> None:
+    hosts = fake_hosts(2, names=["north", "south"])
+    for question in ["hostname", "cat /etc/machine-id", "cat /proc/sys/kernel/random/boot_id", "ip -o -4 address"]:
+        answers = [host.run(["sh", "-c", question]).stdout for host in [hosts.driver, *hosts]]
+        assert len(set(answers)) == 3, (question, answers)
+    assert [host.run(["hostname"]).stdout for host in hosts] == ["north\n", "south\n"]
+
+
+def test_shared_memory_and_temporary_files_of_a_host_are_its_own(fake_hosts: MakeHosts) -> None:
+    hosts = fake_hosts(2)
+    for folder in ["/dev/shm", "/tmp", "/run"]:
+        file = f"{folder}/rlinf-test-{os.getpid()}"
+        hosts[0].run(["touch", file])
+        assert hosts[1].run(["test", "-e", file], check=False).returncode == 1
+        assert not Path(file).exists()
+
+
+def test_a_hidden_folder_is_empty_on_that_host_only(fake_hosts: MakeHosts) -> None:
+    hosts = fake_hosts(2, hidden={1: [CHECKOUT]})
+    here, there = (set(host.run(["ls", "-A", str(CHECKOUT)]).stdout.split()) for host in hosts)
+    assert "pyproject.toml" in here
+    assert "pyproject.toml" in hosts.driver.run(["ls", str(CHECKOUT)]).stdout
+    prefix = Path(sys.prefix)
+    kept = {prefix.relative_to(CHECKOUT).parts[0]} if prefix.is_relative_to(CHECKOUT) else set()
+    assert there == kept
+
+
+def test_python_and_its_packages_stay_where_the_checkout_is_hidden(fake_hosts: MakeHosts) -> None:
+    hosts = fake_hosts(1, hidden={0: [CHECKOUT]})
+    script = "import msgpack, importlib.util; print(importlib.util.find_spec('rlinf_async.errors'))"
+    refused = hosts[0].run([sys.executable, "-c", script], check=False)
+    assert "No module named 'rlinf_async'" in refused.stderr
+
+
+def test_a_pulled_cable_stops_traffic_and_a_plugged_one_lets_it_through(fake_hosts: MakeHosts) -> None:
+    hosts = fake_hosts(2)
+    ssh = ["ssh", *hosts.ssh_args, "-o", "ConnectTimeout=1", "node1", "hostname"]
+    hosts[1].link_down()
+    assert hosts.driver.run(ssh, check=False).returncode == 255
+    hosts[1].link_up()
+    assert hosts.driver.run(ssh).stdout == "node1\n"
+
+
+def test_power_off_ends_every_process_of_that_host_only(fake_hosts: MakeHosts) -> None:
+    hosts = fake_hosts(2)
+    sleepers = [host.popen(["setsid", "sleep", "60"], env={"RLINF_RUN_ID": "0badcafe"}) for host in hosts]
+    waiting = [host.popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for host in hosts]
+    for process in waiting:  # an answer shows that the host runs what it was given
+        process.stdin.write(b"x\n")
+        process.stdin.flush()
+        assert process.stdout.read(1) == b"x"
+    hosts[0].kill()
+    assert [process.wait(5) for process in (sleepers[0], waiting[0])] == [-signal.SIGKILL] * 2
+    assert hosts[0].processes() == []
+    assert [process.poll() for process in (sleepers[1], waiting[1])] == [None, None]
+    assert hosts[1].run(["true"]).returncode == 0
+    hosts[1].kill()
+    for process in [*sleepers, *waiting]:
+        process.wait(5)
+    for process in waiting:
+        process.communicate()
+
+
+def test_the_processes_of_a_run_are_found_on_their_hosts(fake_hosts: MakeHosts) -> None:
+    hosts = fake_hosts(2)
+    script = "echo up; exec sleep 60"
+    far = ["ssh", *hosts.ssh_args, "node1", f"RLINF_RUN_ID=0badcafe sh -c '{script}'"]
+    near = ["sh", "-c", script]
+    started = [
+        hosts.driver.popen(far, stdout=subprocess.PIPE),
+        hosts.driver.popen(near, stdout=subprocess.PIPE, env={"RLINF_RUN_ID": "0badcafe"}),
+    ]
+    for process in started:
+        assert process.stdout.readline() == b"up\n"
+    found = hosts.processes("0badcafe")
+    assert found["driver"] == [started[1].pid]
+    assert len(found["node1"]) == 1
+    assert set(found) == {"driver", "node1"}
+    assert hosts.processes("deadbeef") == {}
+    for pid in [started[1].pid, *found["node1"]]:
+        os.kill(pid, signal.SIGKILL)
+    for process in started:
+        process.communicate(timeout=5)
+
+
+def traces() -> dict[str, object]:
+    """What fake hosts could leave on the machine."""
+    links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
+    named = Path("/run/netns")
+    return {
+        "links": [line.split(": ")[1] for line in links.splitlines()],
+        "mounts": Path("/proc/self/mountinfo").read_text(),
+        "named namespaces": sorted(os.listdir(named)) if named.exists() else [],
+    }
+
+
+def test_nothing_is_left_on_the_machine_also_after_a_failure() -> None:
+    before = traces()
+    hosts = FakeHosts(2)
+    started: list[subprocess.Popen[bytes]] = []
+    pids: list[int] = []
+
+    def use_and_fail() -> None:
+        with hosts:
+            everyone = [hosts.driver, *hosts]
+            started.extend(host.popen(["setsid", "sleep", "60"]) for host in everyone)
+            pids.extend(pid for host in everyone for pid in host.processes())
+            assert len(pids) >= len(everyone) * 2
+            assert traces()["links"] == before["links"]
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        use_and_fail()
+    for process in started:
+        process.wait(5)
+    assert wait_ended(pids, 5) == []
+    assert traces() == before
+    assert not hosts.directory.exists()
+
+
+def test_a_killed_test_process_takes_its_hosts_along() -> None:
+    script = (
+        "from tests.namespaces import FakeHosts\n"
+        "with FakeHosts(2) as hosts:\n"
+        "    hosts[1].popen(['setsid', 'sleep', '60'])\n"
+        "    hosts.driver.popen(['setsid', 'sleep', '60'])\n"
+        "    print(*(pid for host in [hosts.driver, *hosts] for pid in host.processes()), flush=True)\n"
+        "    print(hosts.directory, flush=True)\n"
+        "    input()\n"
+    )
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, cwd=CHECKOUT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as test:
+        pids = [int(pid) for pid in test.stdout.readline().split()]
+        directory = Path(test.stdout.readline().strip())
+        assert len(pids) >= 9
+        test.kill()
+    assert wait_ended(pids, 5) == []
+    for file in directory.iterdir():  # the one thing that only the killed process could have removed
+        file.unlink()
+    directory.rmdir()
