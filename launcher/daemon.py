@@ -20,8 +20,12 @@ if TYPE_CHECKING:
     from .templates import Templates
 
 
-def daemon() -> int:
-    """The daemon's life; its exit code."""
+def daemon(leave_to_guardian: int) -> int:
+    """The daemon's life; its exit code.
+
+    Args:
+        leave_to_guardian: where it writes which folders the guardian removes if it cannot do so itself.
+    """
     from rlinf_async.errors import RLinfAsyncError
 
     from .birth import read_birth
@@ -33,6 +37,7 @@ def daemon() -> int:
     except (RLinfAsyncError, EOFError, OSError, ValueError, KeyError) as error:
         sys.stderr.write(f"rlinf daemon: {type(error).__name__}: {error}\n")
         return 1
+    os.write(leave_to_guardian, f"{birth.run_dir}\n".encode())
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     _log_to(birth.log_dir, birth.node)
     templates = Templates(sys.executable, birth.worker_environment)

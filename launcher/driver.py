@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -77,31 +77,46 @@ def _in_foreground() -> bool:
         return False
 
 
-def adopt_orphans(yes: bool) -> None:
-    """Whether what the script's processes leave behind becomes our child, to be ended by ``end_orphans``."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(yes), 0, 0, 0)
+class Orphans:
+    """What the script's processes leave behind: it becomes our child, whatever its session, and ends with the run.
 
-
-def end_orphans(run: str, spare: Iterable[int]) -> int:
-    """Kills and reaps adopted processes of the run, and what they leave in turn; returns how many.
-
-    Args:
-        spare: children that are not ours to reap here.
+    Only what bears the run's id in its environment is ended.  Children that we had before are not touched.
     """
-    ended = 0
-    while orphans := list(_orphans(run, set(spare))):
-        for pid in orphans:
-            os.kill(pid, signal.SIGKILL)
-            with suppress(ChildProcessError):
-                os.waitpid(pid, 0)
-            ended += 1
-    return ended
 
+    def __init__(self, run: str) -> None:
+        self._mark = f"RLINF_RUN_ID={run}".encode()
+        self._others = set(_children())
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
-def _orphans(run: str, spare: set[int]) -> Iterator[int]:
-    mark = f"RLINF_RUN_ID={run}".encode()
-    for task in Path("/proc/self/task").iterdir():
-        for pid in map(int, (task / "children").read_text().split()):
+    def end(self) -> None:
+        """Kills and reaps them, and what they leave in turn."""
+        while found := list(self._find()):
+            for pid in found:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                with suppress(ChildProcessError):
+                    os.waitpid(pid, 0)
+        _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+
+    def _find(self) -> Iterator[int]:
+        for pid in _children():
+            place = Path("/proc") / str(pid)
             with suppress(OSError):
-                if pid not in spare and mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                if pid not in self._others and (
+                    _is_zombie(place) or self._mark in (place / "environ").read_bytes().split(b"\0")
+                ):
                     yield pid
+
+
+def _children() -> Iterator[int]:
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # the thread has ended
+            yield from map(int, (task / "children").read_text().split())
+
+
+def _is_zombie(place: Path) -> bool:
+    return (place / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

@@ -7,9 +7,11 @@ daemon and its workers leave behind, however deep and in whatever session, and e
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -41,19 +43,37 @@ def _children_of(task: Path) -> list[str]:
         return []
 
 
-def guard(daemon: Callable[[], int]) -> NoReturn:
-    """Forks the daemon, waits for its end or the lifeline's, leaves nothing, and exits with the daemon's code."""
+def guard(daemon: Callable[[int], int]) -> NoReturn:
+    """Forks the daemon, waits for its end or the lifeline's, leaves nothing, and exits with the daemon's code.
+
+    Args:
+        daemon: gets a descriptor, to which it writes the paths that shall not outlive it, one per line.
+    """
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     guardian = os.getpid()
+    told, tell = os.pipe()
     pid = os.fork()
     if pid == 0:
+        os.close(told)
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != guardian:
             os._exit(1)
-        os._exit(daemon())
+        os._exit(daemon(tell))
+    os.close(tell)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda *_: os.kill(pid, signal.SIGTERM))
-    os._exit(_watch(pid))
+    code = _watch(pid)
+    with open(told) as paths:
+        remove(paths.read().splitlines())
+    os._exit(code)
+
+
+def remove(paths: list[str]) -> None:
+    """Removes folders, and the folder that they are in once it is empty."""
+    for path in paths:
+        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another node of this run still has its folder there
+            Path(path).parent.rmdir()
 
 
 def _watch(pid: int) -> int:

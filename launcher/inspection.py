@@ -26,6 +26,8 @@ PACKAGES: Final = ("rlinf_async", "launcher", "torch", "numpy", "msgpack", "clou
 BETWEEN_NODES: Final = ("grpc", "cryptography")
 
 _AT_ONCE: Final = 32
+_LET_GO: Final = 1.5
+"""Seconds to remove what was unpacked; an ssh that has not connected is killed after them."""
 _PATIENCE_WITHOUT_END: Final = 24 * 3600.0
 _SKEW_NOTED: Final = 300.0
 _SKEW_BEHIND: Final = 47 * 3600.0  # certificates are valid from two days ago
@@ -63,7 +65,7 @@ class Inspection:
             progress=lambda rank, state, told: self._report.node(rank, state, told["error"]),
             said=lambda rank: self.lifelines[rank].mutterings() if rank in self.lifelines else "",
         )
-        for rank, text in self._judge().items():
+        for rank, text in self.judge().items():
             failures[rank] = text
             self._report.node(rank, "failed", text)
         return failures
@@ -88,7 +90,7 @@ class Inspection:
 
     async def close(self) -> None:
         """Lets go of every host; what was unpacked there is removed."""
-        await asyncio.gather(*(lifeline.close() for lifeline in self.lifelines.values()))
+        await asyncio.gather(*(lifeline.close(_LET_GO) for lifeline in self.lifelines.values()))
 
     async def _visit(self, rank: int) -> dict[str, Any]:
         node = self._nodes[rank]
@@ -135,7 +137,7 @@ class Inspection:
             "iface": options.iface if node.host.address is None else None,
         }
 
-    def _judge(self) -> dict[int, str]:
+    def judge(self) -> dict[int, str]:
         """What only shows when all answers are there, or is measured against this machine."""
         failures: dict[int, list[str]] = {}
         binds = self.binds()

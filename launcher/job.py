@@ -17,7 +17,7 @@ from rlinf_async.wire.lifeline import Lifeline
 from rlinf_async.wire.mesh import birth, launch_error, start_nodes
 
 from .archive import Archive, pack
-from .driver import Driver, adopt_orphans, end_orphans
+from .driver import Driver, Orphans
 from .inspection import Inspection
 from .options import Options
 from .plan import Node, driver_python
@@ -31,6 +31,7 @@ _SCRIPT_GRACE: Final = 2.5
 """Of the five seconds after Ctrl-C, what the script has."""
 _ALL_GRACE: Final = 4.0
 _HURRY: Final = 1.5
+"""Seconds for whoever has nothing to end in order, or shall not."""
 
 
 def fresh_run_id() -> str:
@@ -73,6 +74,7 @@ class Job:
         self._watchers: list[asyncio.Task[None]] = []
         self._lost: set[int] = set()
         self._driver: Driver | None = None
+        self._orphans: Orphans | None = None
 
     @property
     def _lifelines(self) -> Mapping[int, Lifeline]:
@@ -109,7 +111,7 @@ class Job:
         if self.was_interrupted:
             return INTERRUPTED
         self._phase = "running"
-        adopt_orphans(True)
+        self._orphans = Orphans(self.run_id)
         self._driver = Driver(script_command(self._options), environ)
         try:
             return await self._driver.wait()
@@ -261,11 +263,11 @@ class Job:
             if not stopping.done():
                 stopping.cancel()
             hurry.cancel()
-            await asyncio.gather(stopping, hurry, *self._watchers, return_exceptions=True)
+            await asyncio.gather(stopping, hurry, return_exceptions=True)
             await self._cut_nodes()
-            spare = [lifeline.pid for lifeline in self._lifelines.values() if lifeline.exit_code is None]
-            end_orphans(self.run_id, spare)
-            adopt_orphans(False)
+            await asyncio.gather(*self._watchers, return_exceptions=True)
+            if self._orphans is not None:
+                self._orphans.end()
             self._remove_run_dirs()
             self._report.close()
 
@@ -275,7 +277,7 @@ class Job:
         cut = GRACE if self._end_by is None else 1.0
         await asyncio.gather(
             *(
-                lifeline.stop(left, cut=cut) if rank in self._going else lifeline.close(cut)
+                lifeline.stop(left, cut=cut) if rank in self._going else lifeline.close(_HURRY)
                 for rank, lifeline in self._lifelines.items()
             )
         )

@@ -7,7 +7,6 @@ import contextlib
 import json
 import logging
 import os
-import shutil
 import socket
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ from rlinf_async.wire.unix import Connection, check_peer, listen
 
 from .birth import Birth
 from .desk import GRACE, Desk, Group, Site
+from .guardian import remove
 from .neighbour import Neighbour
 from .router import Endpoint, Router
 from .templates import Templates
@@ -81,9 +81,7 @@ class Node:
         finally:
             listener.close()
             self._desk.close_stores()
-            shutil.rmtree(self._birth.run_dir, ignore_errors=True)
-            with contextlib.suppress(OSError):  # another node of this run still has its folder there
-                self._birth.run_dir.parent.rmdir()
+            remove([str(self._birth.run_dir)])
 
     # -- the near side, over stdin and stdout ---------------------------------------------------------------------
 

@@ -26,9 +26,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "shared_cluster: (of a module) tests share a cluster; leaks count at the end")
     config.addinivalue_line("markers", "long: takes minutes; not part of make test")
     os.environ.setdefault(leaks.SESSION_MARK, uuid.uuid4().hex)
-    # Run directories of this session stand apart from those of others.  Short: a socket's path has 108 bytes.
-    os.environ["XDG_RUNTIME_DIR"] = directory = tempfile.mkdtemp(prefix="rlt-")
+    # Run directories and logs of this session stand apart from those of others.  The name is short, because a
+    # socket's path has 108 bytes; the test process itself keeps the usual place, which pytest does not clear at once.
+    directory = tempfile.mkdtemp(prefix="rlt-")
     config.add_cleanup(functools.partial(shutil.rmtree, directory, ignore_errors=True))
+    os.environ["XDG_RUNTIME_DIR"] = directory
+    os.environ["TMPDIR"] = os.path.join(directory, "tmp")
+    os.mkdir(os.environ["TMPDIR"])
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -67,7 +71,8 @@ def _nothing_is_left(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFi
     before = leaks.take()
     yield
     for record in caplog.get_records("call"):
-        record.exc_info = None  # formatted long since; the traceback would keep alive whatever the test used
+        # Formatted long since; an exception among these keeps alive whatever its traceback saw.
+        record.msg, record.args, record.exc_info = record.getMessage(), (), None
     if request.node.stash.get(_CALL_FAILED, True):
         leaks.end_processes_since(before)  # its traceback holds on to the rest
     elif found := leaks.settle(before):

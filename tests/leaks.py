@@ -127,7 +127,9 @@ def wait_ended(pids: Iterable[int], timeout: float) -> list[int]:
     left = []
     for pid in pids:
         with contextlib.suppress(ProcessLookupError), open(os.pidfd_open(pid)) as handle:
-            if not select.select([handle], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            poll = select.poll()
+            poll.register(handle, select.POLLIN)
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 left.append(pid)
     return left
 
@@ -288,7 +290,8 @@ def _shared_names() -> Iterator[Path]:
     yield from Path("/dev/shm").iterdir()
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
         yield from Path(runtime).glob("rlinf-*")
-    yield from Path(tempfile.gettempdir()).glob(f"rlinf-{os.getuid()}-*")
+    temporary = os.environ.get("TMPDIR") or tempfile.gettempdir()
+    yield from Path(temporary).glob(f"rlinf-{os.getuid()}-*")
 
 
 def _is_used_by_strangers(path: Path) -> bool:

@@ -378,7 +378,9 @@ def _kill_all(network: str, spare: Set[int] = frozenset()) -> None:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError), open(os.pidfd_open(pid)) as handle:
                 signal.pidfd_send_signal(handle.fileno(), signal.SIGKILL)
-                select.select([handle], [], [])  # readable once it has ended
+                poll = select.poll()
+                poll.register(handle, select.POLLIN)
+                poll.poll()  # readable once it has ended
 
 
 # ---- the init of a host: runs as a script, in the new namespaces, with the standard library only

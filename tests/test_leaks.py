@@ -77,7 +77,7 @@ def a_run_directory() -> Iterator[str]:
 
 @contextlib.contextmanager
 def a_run_directory_in_tmp() -> Iterator[str]:
-    path = Path(tempfile.gettempdir(), f"rlinf-{os.getuid()}-test{os.getpid()}")
+    path = Path(os.environ["TMPDIR"], f"rlinf-{os.getuid()}-0badcafe")
     path.mkdir()
     yield f"file or folder {path}"
     path.rmdir()

@@ -17,13 +17,14 @@ _DEVICES: Final = frozenset({"cpu", "cuda"})
 
 
 class _Region:
-    """The memory of a tensor, as flat bytes; pickled once, however many tensors cover it."""
+    """The memory that a tensor covers; pickled once, however many tensors cover it."""
 
-    def __init__(self, owner: torch.Tensor, offset: int, nbytes: int) -> None:
-        self._owner = owner  # nobody else may get this memory while its address stands for it
+    def __init__(self, owner: torch.Tensor) -> None:
         self._on_cuda = owner.is_cuda
+        offset = int(owner.storage_offset()) * owner.itemsize
         flat = torch.empty(0, dtype=torch.uint8, device=owner.device)
-        self._bytes = flat.set_(owner.untyped_storage(), offset, (nbytes,), (1,))
+        # Holds the storage: nobody else gets this memory while its address stands for it.
+        self._bytes = flat.set_(owner.untyped_storage(), offset, (owner.nbytes,), (1,))
 
     def __reduce__(self) -> tuple[Any, ...]:
         memory: Any = self._bytes.cpu().numpy()
@@ -49,8 +50,7 @@ def reduce(obj: Any, state: dict[Any, Any]) -> Any:
     key = (tensor.device, tensor.data_ptr(), tensor.nbytes)
     region = state.get(key)
     if region is None:
-        offset = int(tensor.storage_offset()) * tensor.itemsize
-        region = state[key] = _Region(tensor, offset, tensor.nbytes)
+        region = state[key] = _Region(tensor)
     return _rebuild_tensor, (region, tensor.dtype, tuple(tensor.shape), tensor.stride())
 
 

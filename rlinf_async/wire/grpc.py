@@ -89,7 +89,7 @@ def _server_options(keepalive: float) -> _Options:
         *_shared_options(keepalive),
         ("grpc.so_reuseport", 0),  # else a second process could bind the same port and take half the calls
         ("grpc.server_handshake_timeout_ms", 5_000),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", round(keepalive * 400)),
+        ("grpc.http2.min_ping_interval_without_data_ms", round(keepalive * 400)),  # else the third ping is one too many
         ("grpc.server.max_pending_requests", 1 << 20),
         ("grpc.server_max_unrequested_time_in_server", 86_400),
     ]
@@ -629,14 +629,18 @@ _CODES = {
 async def _refuse(context: Any, error: RLinfAsyncError) -> NoReturn:
     """Ends a peer's call with the error's text, which both sides' logs then hold."""
     _log.warning("refused a connection from %s: %s", context.peer(), str(error))
-    await context.abort(_CODES[type(error)], str(error)[:_DETAILS])
+    await context.abort(_CODES[type(error)], _details(str(error)))
     raise error  # not reached: abort raises what gRPC wants to see
 
 
 async def _conclude(context: Any, reason: str) -> None:
     """Ends the server's half of a stream: in order, or with the reason for which the link ended."""
     if reason:
-        await context.abort(grpc.StatusCode.ABORTED, ascii(reason)[1:_DETAILS])
+        await context.abort(grpc.StatusCode.ABORTED, _details(reason))
+
+
+def _details(text: str) -> str:
+    return text.encode("ascii", "backslashreplace").decode()[:_DETAILS]
 
 
 async def _ended(link: PeerLink) -> None:

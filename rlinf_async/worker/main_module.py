@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 
 def renew(script: str | None) -> None:
@@ -32,6 +32,7 @@ def adopt(cls: type) -> None:
         for member in vars(ancestor).values():
             function = getattr(member, "__func__", member)
             for name, value in getattr(function, "__globals__", {}).items():
-                ours = isinstance(value, type) and value.__module__ == "__main__" and value.__name__ == name
+                definition = isinstance(value, type | FunctionType)
+                ours = definition and value.__module__ == "__main__" and value.__name__ == name
                 if ours:
                     main.__dict__.setdefault(name, value)

@@ -238,6 +238,7 @@ SPECIAL = {
     "meta": lambda: torch.empty(3, device="meta"),
     "subclass": lambda: torch.ones(3).as_subclass(Subclass),  # type: ignore[arg-type]
     "attribute": with_attribute,
+    "frozen parameter": lambda: nn.Parameter(torch.ones(3), requires_grad=False),
 }
 
 

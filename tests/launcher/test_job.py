@@ -1,0 +1,334 @@
+"""A whole run, its nodes played by fakes: started, shown, ended, and nothing left."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher import job as job_module
+from launcher.host import Host
+from launcher.job import Job
+from launcher.table import Report
+from rlinf_async.errors import LaunchError
+from tests.launcher.fakes import Stage
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    stage = Stage(tmp_path)
+    monkeypatch.setenv("PATH", stage.environ["PATH"])  # where the fake ssh is found
+    return stage
+
+
+@pytest.fixture
+def screen() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture
+def report(screen: io.StringIO) -> Report:
+    return Report(screen)
+
+
+DEAF = "import os, signal, time; signal.signal(2, signal.SIG_IGN); open(os.environ['OUT'], 'w'); time.sleep(1000)"
+
+
+async def life(job: Job) -> int:
+    async with asyncio.timeout(30), job:
+        return await job.run_script()
+
+
+def processes_of(run: str) -> list[int]:
+    mark = f"RLINF_RUN_ID={run}".encode()
+    found = []
+    for place in Path("/proc").iterdir():
+        if place.name.isdigit():
+            try:
+                if mark in (place / "environ").read_bytes().split(b"\0"):
+                    found.append(int(place.name))
+            except OSError:
+                continue
+    return found
+
+
+async def test_the_script_finds_its_run_and_its_exit_code_is_the_runs(stage: Stage, report: Report) -> None:
+    stage.runs(
+        "import json, os, sys\n"
+        "names = ['RLINF_RUN_ID', 'RLINF_NODE_SOCKET', 'PYTHONPATH', 'FAKE_DAEMONS']\n"
+        "json.dump([sys.argv, [os.environ[name] for name in names]], open(os.environ['OUT'], 'w'))\n"
+        "sys.exit(7)\n"
+    )
+    job = stage.job(report, args=("--lr", "3"))
+    assert await life(job) == 7
+    argv, (run, node_socket, path, exported) = json.loads(stage.out)
+    birth = stage.daemon(0)["birth"]
+    assert argv == [str(stage.script), "--lr", "3"]
+    assert run == job.run_id == birth["run"]
+    assert node_socket == birth["run_dir"] + "/node.sock"
+    assert path.split(":")[0] == str(stage.folder / "path")
+    assert exported == str(stage.folder)
+
+
+async def test_a_lone_local_node_has_neither_address_nor_keys(stage: Stage, report: Report) -> None:
+    assert await life(stage.job(report)) == 0
+    seen = stage.daemon(0)
+    birth = seen["birth"]
+    assert (birth["bind"], birth["ca"], birth["cert"], birth["key"], birth["hidden"]) == (None,) * 4 + (False,)
+    assert (birth["num_nodes"], birth["name"]) == (1, "localhost")
+    assert seen["environ"]["RLINF_RUN_ID"] == birth["run"]
+    assert seen["cwd"] == os.getcwd()
+    assert not Path(birth["run_dir"]).exists()
+
+
+async def test_local_nodes_speak_over_the_loopback_with_keys_of_one_authority(stage: Stage, report: Report) -> None:
+    assert await life(stage.job(report, local_nodes=3)) == 0
+    births = [stage.daemon(rank)["birth"] for rank in range(3)]
+    assert [birth["name"] for birth in births] == ["local0", "local1", "local2"]
+    assert {birth["bind"] for birth in births} == {"127.0.0.1"}
+    assert len({birth["run_dir"] for birth in births}) == 3
+    assert len({birth["ca"] for birth in births}) == 1
+    assert len({birth["key"] for birth in births}) == 3
+    for rank in range(3):
+        seen = stage.daemon(rank)
+        assert "PRIVATE KEY" not in json.dumps([seen["environ"], seen["argv"]])
+
+
+async def test_what_the_user_says_of_a_host_reaches_its_daemon_alone(stage: Stage, report: Report) -> None:
+    here = Host("localhost", slots=4, gpus=("0", "2"), labels=("big",), env={"ROBOT_IP": "10.0.0.2"})
+    assert await life(stage.job(report, [here], tee="0,3", log_dir=Path("/logs"))) == 0
+    seen = stage.daemon(0)
+    birth = seen["birth"]
+    assert (birth["slots"], birth["gpus"], birth["labels"]) == (4, ["0", "2"], ["big"])
+    assert (birth["tee"], birth["log_dir"]) == ("0,3", "/logs")
+    assert birth["env"]["ROBOT_IP"] == seen["environ"]["ROBOT_IP"] == "10.0.0.2"
+
+
+async def test_a_host_behind_ssh_brings_a_hidden_node_for_the_script(stage: Stage, report: Report) -> None:
+    assert await life(stage.job(report, [Host("noisy")])) == 0
+    there, here = stage.daemon(0)["birth"], stage.daemon(1)["birth"]
+    assert (there["name"], there["hidden"], here["hidden"]) == ("noisy", False, True)
+    assert there["num_nodes"] == here["num_nodes"] == 1
+    assert there["bind"] == "127.0.0.1"  # as $SSH_CONNECTION has it
+    assert here["bind"] == "127.0.0.1"  # our address on the way there
+
+
+async def test_addr_in_the_hosts_file_wins(stage: Stage, report: Report) -> None:
+    assert await life(stage.job(report, [Host("there", address="127.0.0.5")])) == 0
+    assert stage.daemon(0)["birth"]["bind"] == "127.0.0.5"
+
+
+async def test_every_host_that_failed_is_listed_and_the_others_are_taken_down(stage: Stage, report: Report) -> None:
+    job = stage.job(report, [Host("refused"), Host("noisy"), Host("pythonless", python="/no/python")])
+    with pytest.raises(LaunchError) as caught:
+        await life(job)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "2 of 3 nodes could not be started:"
+    assert lines[1] == "  refused     ssh: nothing listens on port 22"
+    assert lines[3] == "  pythonless  /no/python is not there"
+    assert "noisy" not in str(caught.value)
+    assert processes_of(job.run_id) == []
+    assert not list(Path(os.environ["XDG_RUNTIME_DIR"]).glob(f"*{job.run_id}*"))
+    assert not list(stage.folder.glob("*.json"))  # no daemon was started for nothing
+
+
+async def test_a_script_that_only_this_machine_has_is_named_with_the_cure(
+    stage: Stage, report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(stage.folder)
+    stage.script.unlink()
+    with pytest.raises(LaunchError, match=r"there +script: .*train\.py is not there\n.*fix: --sync DIR"):
+        await life(stage.job(report, [Host("there")]))
+
+
+async def test_a_folder_that_is_shipped_stands_first_on_the_path_there(
+    stage: Stage, report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = stage.folder / "code"
+    code.mkdir()
+    (code / "train.py").write_text("import os; open(os.environ['OUT'], 'w').write(os.environ['PYTHONPATH'])")
+    monkeypatch.chdir(code)
+    assert await life(stage.job(report, [Host("there")], sync=code, script="train.py")) == 0
+    there, here = stage.daemon(0), stage.daemon(1)
+    near, far = there["birth"]["sync"]
+    assert (near, here["birth"]["sync"]) == (str(code), None)
+    assert far == there["birth"]["run_dir"] + "/sync"
+    assert there["cwd"] == far
+    assert there["environ"]["PYTHONPATH"].split(":")[0] == far
+    # here the folder itself stands first, for the daemon and for the script
+    assert here["environ"]["PYTHONPATH"].split(":")[0] == stage.out.split(":")[0] == str(code)
+
+
+async def test_a_machine_under_two_names_is_found_out(stage: Stage, report: Report) -> None:
+    hosts = [Host("localhost"), Host("there")]
+    with pytest.raises(LaunchError, match="there  is the same machine as localhost"):
+        await life(stage.job(report, hosts))
+    assert await life(stage.job(report, local_nodes=2)) == 0  # meant so
+
+
+async def test_a_node_that_never_answers_is_named_within_the_start_timeout(stage: Stage, report: Report) -> None:
+    stage.behaviour = {"local1": "mute"}
+    job = stage.job(report, local_nodes=2, start_timeout=1.5)
+    began = time.monotonic()
+    with pytest.raises(LaunchError, match="local1  was still starting its daemon after"):
+        await life(job)
+    assert time.monotonic() - began < 6
+    assert processes_of(job.run_id) == []
+
+
+async def test_a_host_that_never_answers_is_named_within_the_start_timeout(stage: Stage, report: Report) -> None:
+    job = stage.job(report, [Host("silent"), Host("refused")], start_timeout=0.7)
+    with pytest.raises(LaunchError, match=r"2 of 2 (.|\n)*silent   was still being reached"):
+        await life(job)
+
+
+async def test_daemons_that_fail_are_all_listed(stage: Stage, report: Report) -> None:
+    stage.behaviour = {"local0": "failing", "local2": "failing"}
+    with pytest.raises(LaunchError) as caught:
+        await life(stage.job(report, local_nodes=3))
+    assert str(caught.value).splitlines() == [
+        "2 of 3 nodes could not be started:",
+        "  local0  no room for a socket",
+        "  local2  no room for a socket",
+    ]
+
+
+async def test_a_node_that_is_lost_is_shown_and_the_script_goes_on(
+    stage: Stage, report: Report, screen: io.StringIO
+) -> None:
+    stage.behaviour = {"local1": "dying"}
+    stage.runs(
+        "import os, time\n"
+        "folder = os.environ['FAKE_DAEMONS']\n"
+        "open(folder + '/die', 'w').close()\n"
+        "while not os.path.exists(folder + '/seen'): time.sleep(0.01)\n"
+    )
+    job = stage.job(report, local_nodes=2)
+
+    async def see() -> None:
+        while "local1: lost: its process ended with exit code 3" not in screen.getvalue():
+            await asyncio.sleep(0.01)
+        (stage.folder / "seen").touch()
+
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        group.create_task(see())
+        assert await life(job) == 0
+    assert "out of luck" in screen.getvalue()
+
+
+async def test_a_script_that_a_signal_ends_counts_as_in_a_shell(stage: Stage, report: Report) -> None:
+    stage.runs("import os; os.kill(os.getpid(), 11)")
+    assert await life(stage.job(report)) == 128 + 11
+
+
+async def test_what_the_script_leaves_behind_ends_with_the_run(stage: Stage, report: Report) -> None:
+    stage.runs(
+        "import os, subprocess\n"
+        "p = subprocess.Popen(['sh', '-c', 'setsid sleep 1000 & echo $!'], stdout=subprocess.PIPE)\n"
+        "open(os.environ['OUT'], 'wb').write(p.stdout.readline())\n"
+    )
+    job = stage.job(report)
+    assert await life(job) == 0
+    assert not Path(f"/proc/{int(stage.out)}").exists()
+    assert processes_of(job.run_id) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_an_interrupted_script_may_end_in_order(stage: Stage, report: Report, number: int) -> None:
+    stage.runs(
+        "import os, time\n"
+        "out = open(os.environ['OUT'], 'w', 1)\n"
+        "try:\n"
+        "    print('running', file=out); time.sleep(1000)\n"
+        "except KeyboardInterrupt:\n"
+        "    print('saved', file=out)\n"
+    )
+    job = stage.job(report)
+
+    async def interrupt() -> None:
+        while not (stage.folder / "out").exists() or "running" not in stage.out:
+            await asyncio.sleep(0.01)
+        job.interrupt(number)
+
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        group.create_task(interrupt())
+        assert await life(job) == 0
+    assert stage.out == "running\nsaved\n"
+    assert job.was_interrupted
+
+
+async def test_a_start_that_is_interrupted_leaves_nothing(stage: Stage, report: Report) -> None:
+    stage.behaviour = {"local1": "mute"}
+    job = stage.job(report, local_nodes=2)
+
+    async def interrupt() -> None:
+        while not (stage.folder / "1.json").exists():
+            await asyncio.sleep(0.01)
+        job.interrupt(signal.SIGINT)
+
+    interrupter = asyncio.create_task(interrupt())
+    began = time.monotonic()
+    main = asyncio.create_task(life(job))
+    await asyncio.wait([main])
+    await interrupter
+    assert main.cancelled()
+    assert time.monotonic() - began < 10
+    assert processes_of(job.run_id) == []
+
+
+async def test_who_ignores_the_first_interrupt_is_killed_within_five_seconds(stage: Stage, report: Report) -> None:
+    stage.behaviour = {"localhost": "stubborn"}
+    stage.runs(DEAF)
+    job = stage.job(report)
+    interrupted = 0.0
+
+    async def interrupt() -> None:
+        nonlocal interrupted
+        while not (stage.folder / "out").exists():
+            await asyncio.sleep(0.01)
+        interrupted = time.monotonic()
+        job.interrupt(signal.SIGINT)
+
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        group.create_task(interrupt())
+        assert await life(job) == 128 + 9
+    assert time.monotonic() - interrupted < 5.8
+    assert processes_of(job.run_id) == []
+
+
+async def test_a_second_interrupt_ends_everything_at_once(
+    stage: Stage, report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_module, "_ALL_GRACE", 60.0)
+    monkeypatch.setattr(job_module, "_SCRIPT_GRACE", 60.0)
+    stage.behaviour = {"localhost": "stubborn"}
+    stage.runs(DEAF)
+    job = stage.job(report)
+    killed = 0.0
+
+    async def interrupt() -> None:
+        nonlocal killed
+        while not (stage.folder / "out").exists():
+            await asyncio.sleep(0.01)
+        job.interrupt(signal.SIGINT)
+        await asyncio.sleep(0.05)
+        killed = time.monotonic()
+        job.kill()
+
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        group.create_task(interrupt())
+        await life(job)
+    assert time.monotonic() - killed < 2.5
+    assert processes_of(job.run_id) == []
+
+
+async def test_this_machine_by_its_own_name_needs_no_ssh(stage: Stage, report: Report) -> None:
+    assert await life(stage.job(report, [Host(socket.gethostname())])) == 0
+    assert stage.daemon(0)["birth"]["bind"] is None

@@ -1,0 +1,143 @@
+"""A cluster inside somebody else's event loop: it keeps to itself, and leaves as it came."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import uvloop
+
+from rlinf_async import ClosedError, Cluster, LaunchError, WorkerGroup
+from rlinf_async.work import Work
+from tests.workers import Plain
+
+
+def traces() -> dict[str, Any]:
+    """Everything that a service would notice of a guest."""
+    gc.collect()
+    return {
+        "signals": [signal.getsignal(number) for number in sorted(signal.valid_signals())],
+        "excepthook": sys.excepthook,
+        "threads": threading.active_count(),
+        "fds": len(os.listdir("/proc/self/fd")),
+        "children": psutil.Process().children(recursive=True),
+        "shared memory": sorted(os.listdir("/dev/shm")),
+        "run directories": sorted(Path(os.environ["XDG_RUNTIME_DIR"]).glob("rlinf-*")),
+    }
+
+
+async def serve_once(*, group: bool = True) -> None:
+    async with Cluster(num_nodes=1, log_to_driver=False) as cluster:
+        if not group:
+            return
+        async with Plain.create_group().launch(cluster, name="served") as group:
+            assert await group.hello() == [0]
+
+
+@pytest.mark.slow
+async def test_a_service_started_and_stopped_fifty_times_is_as_it_was() -> None:
+    await serve_once()  # whatever is imported or opened once, is
+    before = traces()
+    for cycle in range(50):
+        await serve_once(group=cycle % 5 == 0)  # a service may also be stopped before anybody used it
+    assert traces() == before
+
+
+def test_it_lives_on_uvloop_as_well() -> None:
+    before = traces()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve_once())
+    assert traces() == before
+
+
+async def test_two_clusters_live_in_one_loop() -> None:
+    async with Cluster(log_to_driver=False) as first, Cluster(log_to_driver=False) as second:
+        one = Plain.create_group(1).launch(first, name="same")
+        two = Plain.create_group(2).launch(second, name="same")
+        assert await asyncio.gather(one.scaled(1), two.scaled(1)) == [[1], [2]]
+        assert first.run_id != second.run_id
+        with pytest.raises(RuntimeError, match="2 clusters are open"):
+            WorkerGroup.from_group_name(Plain, "same")
+        found = await second.find_group(Plain, "same")
+        assert await found.scaled(1) == [2]
+
+
+async def test_constructing_and_launching_do_not_wait() -> None:
+    cluster = Cluster(num_nodes=1, log_to_driver=False)
+    with pytest.raises(RuntimeError, match="still starting: `await cluster`"):
+        _ = cluster.num_nodes
+    await cluster
+    group = Plain.create_group().launch(cluster)
+    call: Work[Any] = group.hello()
+    assert not call.done()
+    assert await call == [0]
+    await cluster.aclose()
+
+
+async def test_closing_a_cluster_that_is_still_starting_leaves_nothing() -> None:
+    cluster = Cluster(num_nodes=1)
+    await asyncio.sleep(0)
+    await cluster.aclose()
+    with pytest.raises(ClosedError):
+        Plain.create_group().launch(cluster)
+
+
+async def test_a_service_that_is_cancelled_while_it_starts_leaves_nothing() -> None:
+    for delay in (0.0, 0.05, 0.3):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(delay):
+                async with Cluster(num_nodes=1) as cluster:
+                    async with Plain.create_group().launch(cluster):
+                        await asyncio.sleep(60)
+
+
+async def test_calls_that_are_open_when_the_cluster_closes_fail_with_closed() -> None:
+    async with Cluster(log_to_driver=False) as cluster:
+        group = Plain.create_group().launch(cluster)
+        await group
+        call = group.sleep(60)
+    with pytest.raises(ClosedError):
+        await call
+
+
+async def test_a_daemon_that_dies_fails_everything_with_what_happened() -> None:
+    async with Cluster(log_to_driver=False) as cluster:
+        group = Plain.create_group().launch(cluster)
+        await group
+        call = group.sleep(60)
+        os.kill((await cluster.status())["pid"], signal.SIGKILL)
+        with pytest.raises(Exception, match="daemon is gone"):
+            await call
+        with pytest.raises(Exception, match="daemon is gone"):
+            await group.hello()
+
+
+def test_a_daemon_that_cannot_start_is_a_launch_error_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONHOME", "/nonexistent")
+    with pytest.raises(LaunchError, match="encodings"):
+        Cluster(num_nodes=1)
+
+
+async def test_the_loop_is_never_held_up_for_long() -> None:
+    worst = 0.0
+    loop = asyncio.get_running_loop()
+
+    async def watch() -> None:
+        nonlocal worst
+        while True:
+            since = loop.time()
+            await asyncio.sleep(0.01)
+            worst = max(worst, loop.time() - since - 0.01)
+
+    watcher = asyncio.create_task(watch())
+    await serve_once()
+    watcher.cancel()
+    assert worst < 0.5

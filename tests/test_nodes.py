@@ -1,0 +1,132 @@
+"""Groups over several nodes: two daemons on this machine, gRPC between them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from rlinf_async import Cluster, ConfigError, NodeLost, NodePlacementStrategy, WorkerDied, each
+from tests.workers import Parent, Plain, SeedWorker
+
+pytestmark = pytest.mark.shared_cluster
+
+BOTH = NodePlacementStrategy([0, 0, 1, 1])
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(num_nodes=2, local_nodes=2, log_to_driver=False) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def group(cluster: Cluster) -> Iterator[Any]:
+    group = Plain.create_group(2).launch(cluster, placement=BOTH, name="both")
+    yield group
+    group.close()
+
+
+def test_a_group_spans_nodes(group: Any) -> None:
+    assert group.hello().wait() == [0, 1, 2, 3]
+    assert group.environment("NODE_RANK").wait() == ["0", "0", "1", "1"]
+    assert group.environment("CLUSTER_NODE_RANK").wait() == ["0", "0", "1", "1"]
+    assert "4 workers on 2 nodes" in repr(group)
+
+
+def test_a_group_call_crosses_the_network_once_per_node(cluster: Cluster, group: Any) -> None:
+    group.hello().wait()
+    before = cluster.status()["calls_sent"]["1"]
+    for _ in range(10):
+        group.hello().wait()
+    group.echo(torch.zeros(1 << 20)).wait()
+    assert cluster.status()["calls_sent"]["1"] == before + 11
+
+
+def test_per_rank_arguments_and_large_bodies_cross_whole(group: Any) -> None:
+    shards = [torch.full((1 << 18,), float(rank)) for rank in range(4)]
+    results = group.echo(each(shards)).wait()
+    for rank, (args, _) in enumerate(results):
+        assert torch.equal(args[0], shards[rank])
+
+
+async def test_a_large_argument_is_not_overtaken_by_a_later_call(group: Any) -> None:
+    for i in range(5):
+        group.echo(torch.zeros(1 << 21))
+        group.note(i)
+    assert await group.noted() == [list(range(5))] * 4
+    await group.run("self.log.clear()")
+
+
+async def test_streams_cross_nodes(group: Any) -> None:
+    items = [rank async for rank, _ in group.count(50)]
+    assert sorted(items) == sorted(list(range(4)) * 50)
+    await group.run("self.log.clear()")
+
+
+async def test_a_cancel_reaches_every_node(group: Any) -> None:
+    handle = group.sleep(60)
+    assert await group.noted() == [["sleeping"]] * 4
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await handle
+    since = time.monotonic()
+    assert await group.was_cancelled() == [True] * 4
+    assert time.monotonic() - since < 0.5
+
+
+def test_torch_collectives_work_over_nodes(cluster: Cluster) -> None:
+    group = SeedWorker.create_group().launch(cluster, placement=BOTH, name="gloo")
+    assert torch.equal(group.initialize().wait()[3], torch.tensor([[4.0]]))
+    group.close()
+
+
+def test_a_worker_launches_a_group_on_another_node(cluster: Cluster) -> None:
+    group = Parent.create_group().launch(cluster, placement=NodePlacementStrategy([1]), name="far")
+    assert group.children().wait() == [[["far:0:0", "far:0:1"], [0, 0]]]
+    pids = group.child_pids().wait()[0]
+    group.close()
+    deadline = time.monotonic() + 5
+    while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline:
+        os.sched_yield()
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_death_on_another_node_is_told_within_a_second(cluster: Cluster) -> None:
+    group = Plain.create_group().launch(cluster, placement=BOTH, name="mortal").wait_ready()
+    since = time.monotonic()
+    with pytest.raises(WorkerDied, match=r"rank 3 of group 'mortal' on local-1 .*killed by SIGKILL"):
+        group.die([3], "SIGKILL").wait()
+    assert time.monotonic() - since < 1
+    group.close()
+
+
+def test_more_nodes_than_there_are_is_an_error_not_a_wait() -> None:
+    since = time.monotonic()
+    with pytest.raises(ConfigError, match=r"num_nodes=3, but this run has 1 \(localhost\): start it with `rlinf-launch"):
+        Cluster(num_nodes=3)
+    assert time.monotonic() - since < 15
+
+
+def test_a_lost_node_fails_what_waits_for_it_and_leaves_the_rest() -> None:
+    with Cluster(local_nodes=2, log_to_driver=False) as cluster:
+        group = Plain.create_group().launch(cluster, placement=BOTH, name="parted").wait_ready()
+        pids = group.pid().wait()
+        daemon = cluster.status(1)["pid"]
+        handle = group.sleep(60)
+        os.kill(daemon, signal.SIGKILL)
+        since = time.monotonic()
+        with pytest.raises(NodeLost, match="local-1"):
+            handle.wait()
+        assert time.monotonic() - since < 1
+        assert group.execute_on(0, 1).hello().wait() == [0, 1]
+        with pytest.raises(NodeLost, match="local-1"):
+            group.hello().wait()
+        assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids[2:])

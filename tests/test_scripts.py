@@ -1,0 +1,154 @@
+"""Plain scripts: ``python train.py`` with nothing configured."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def run_script(path: Path, text: str, *args: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    path.write_text(dedent(text))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, str(path), *args], env=environment, capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+def test_a_class_and_its_values_defined_in_main_travel_both_ways(tmp_path: Path) -> None:
+    done = run_script(
+        tmp_path / "train.py",
+        """
+        import multiprocessing
+        from dataclasses import dataclass
+        from rlinf_async import Cluster, Worker
+
+        @dataclass
+        class Point:
+            x: int
+
+        class Odd(Exception):
+            pass
+
+        def double(x):
+            return 2 * x
+
+        class Mover(Worker):
+            def move(self, point):
+                assert isinstance(point, Point)
+                return Point(point.x + 1)
+
+            def fail(self):
+                raise Odd("own type")
+
+            def spawned(self):
+                with multiprocessing.get_context("spawn").Pool(1) as pool:
+                    return pool.map(double, [1, 2])
+
+        if __name__ == "__main__":
+            with Cluster(num_nodes=1) as cluster:
+                group = Mover.create_group().launch(cluster)
+                moved = group.move(Point(1)).wait()[0]
+                assert isinstance(moved, Point) and moved == Point(2), moved
+                try:
+                    group.fail().wait()
+                except Odd as error:
+                    print("caught", error)
+                print(group.spawned().wait())
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "caught own type\n[[2, 4]]\n"
+
+
+def test_a_class_of_a_module_beside_the_script_is_found(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text(
+        dedent("""
+        from rlinf_async import Worker
+
+        class Beside(Worker):
+            def where(self):
+                import os
+                return __name__, os.getcwd()
+        """)
+    )
+    done = run_script(
+        tmp_path / "train.py",
+        """
+        import os
+        from beside import Beside
+        from rlinf_async import Cluster
+
+        with Cluster() as cluster:
+            group = Beside.create_group().launch(cluster)
+            assert group.where().wait() == [("beside", os.getcwd())]
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_output_of_workers_carries_who_said_it(tmp_path: Path) -> None:
+    done = run_script(
+        tmp_path / "train.py",
+        """
+        import sys
+        from rlinf_async import Cluster, NodePlacementStrategy, Worker
+
+        class Talker(Worker):
+            def talk(self):
+                print("hello from", self._rank)
+                print("trouble", file=sys.stderr)
+
+        with Cluster() as cluster:
+            group = Talker.create_group().launch(cluster, placement=NodePlacementStrategy([0, 0]), name="talk")
+            group.talk().wait()
+        """,
+    )
+    assert sorted(done.stdout.splitlines()) == [
+        "[talk:0@localhost] hello from 0",
+        "[talk:1@localhost] hello from 1",
+    ]
+    assert sorted(done.stderr.splitlines()) == ["[talk:0@localhost] trouble", "[talk:1@localhost] trouble"]
+
+
+@pytest.mark.parametrize(
+    ("last_line", "code"), [("", 0), ("import sys; sys.exit(7)", 7), ("raise ValueError('mine')", 1)]
+)
+def test_a_script_that_closes_nothing_keeps_its_exit_code_and_leaves_nothing(
+    tmp_path: Path, last_line: str, code: int
+) -> None:
+    done = run_script(
+        tmp_path / "train.py",
+        f"""
+        from rlinf_async import Cluster, Worker
+
+        class Idle(Worker):
+            def hello(self):
+                return self._rank
+
+        cluster = Cluster(num_nodes=1)
+        group = Idle.create_group().launch(cluster)
+        group.hello().wait()
+        print(cluster.run_id)
+        {last_line}
+        """,
+    )
+    assert done.returncode == code, done.stderr
+    run = done.stdout.strip()
+    left = [process for process in psutil.process_iter() if _belongs(process, run)]
+    psutil.wait_procs(left, timeout=5)
+    assert [process for process in psutil.process_iter() if _belongs(process, run)] == []
+
+
+def _belongs(process: psutil.Process, run: str) -> bool:
+    try:
+        return process.environ().get("RLINF_RUN_ID") == run
+    except psutil.Error:
+        return False
