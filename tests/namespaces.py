@@ -81,8 +81,10 @@ class Host:
         """The argument list that runs ``command`` on this host, for ``subprocess`` or ``asyncio``."""
         enter = ["nsenter", f"--target={self._pid}", "--net", "--mount", "--uts"]
         enter += ["--pid"] if self._own_pids else []
+        # folders of the test process that this host does not have
+        forgotten = ["-u", "XDG_RUNTIME_DIR", "-u", "TMPDIR"] if self._own_pids else []
         settings = [f"{name}={value}" for name, value in (env or {}).items()]
-        return [*enter, "--", "env", "-C", str(cwd or "/"), *settings, *map(str, command)]
+        return [*enter, "--", "env", "-C", str(cwd or "/"), *forgotten, *settings, *map(str, command)]
 
     def popen(
         self,

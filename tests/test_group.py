@@ -230,10 +230,12 @@ def test_a_name_is_free_again_when_its_group_ends(cluster: Cluster) -> None:
 
 
 async def test_a_duplicate_name_of_another_process_is_an_error(cluster: Cluster, four: Any) -> None:
-    async with Parent.create_group().launch(cluster, name="of-0"):
-        async with Parent.create_group().launch(cluster, name="parent") as parent:
-            with pytest.raises(ValueError, match="a group named 'of-0' exists already"):
-                await parent.children_async()
+    async with (
+        Parent.create_group().launch(cluster, name="of-0"),
+        Parent.create_group().launch(cluster, name="parent") as parent,
+    ):
+        with pytest.raises(ValueError, match="a group named 'of-0' exists already"):
+            await parent.children_async()
 
 
 def test_placement_beyond_the_machine_is_an_error_before_anything_starts(cluster: Cluster) -> None:

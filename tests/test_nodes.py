@@ -110,7 +110,7 @@ def test_a_death_on_another_node_is_told_within_a_second(cluster: Cluster) -> No
 
 def test_more_nodes_than_there_are_is_an_error_not_a_wait() -> None:
     since = time.monotonic()
-    with pytest.raises(ConfigError, match=r"num_nodes=3, but this run has 1 \(localhost\): start it with `rlinf-launch"):
+    with pytest.raises(ConfigError, match=r"num_nodes=3, but this run has 1 \(localhost\): start it with `rlinf-l"):
         Cluster(num_nodes=3)
     assert time.monotonic() - since < 15
 

@@ -17,9 +17,8 @@ ROOT = Path(__file__).parents[1]
 def run_script(path: Path, text: str, *args: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
     path.write_text(dedent(text))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, str(path), *args], env=environment, capture_output=True, text=True, timeout=timeout, check=False
-    )
+    command = [sys.executable, str(path), *args]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
 
 
 def test_a_class_and_its_values_defined_in_main_travel_both_ways(tmp_path: Path) -> None:

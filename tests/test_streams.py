@@ -76,9 +76,13 @@ async def test_a_stream_made_in_the_loop_header_closes_when_the_loop_is_left(gro
 
 async def test_an_error_of_a_rank_comes_after_its_items(group: Any) -> None:
     got = []
-    with pytest.raises(ValueError, match="after 5"):
+
+    async def consume() -> None:
         async for _rank, item in group[1].count_and_fail(5):
             got.append(item)
+
+    with pytest.raises(ValueError, match="after 5"):
+        await consume()
     assert got == [0, 1, 2, 3, 4]
 
 

@@ -141,14 +141,14 @@ class FrameReader:
     a known kind and length, so that a hostile stream ends in ``FrameError`` instead of memory.
     """
 
-    def __init__(self, limit: int = 64 << 20) -> None:
+    def __init__(self, limit: int = 16 << 20) -> None:
         self._unpacker = msgpack.Unpacker(
             raw=False,
             use_list=True,
             strict_map_key=False,
             max_buffer_size=limit,
             max_str_len=1 << 20,
-            max_bin_len=32 << 20,
+            max_bin_len=8 << 20,
             max_array_len=1 << 20,
             max_map_len=1 << 16,
             max_ext_len=0,

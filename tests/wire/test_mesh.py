@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +13,7 @@ import pytest
 from rlinf_async.core.frames import PROTOCOL
 from rlinf_async.errors import LaunchError
 from rlinf_async.wire.lifeline import Lifeline
-from rlinf_async.wire.mesh import birth, start_nodes
+from rlinf_async.wire.mesh import birth, launch_error, on_all_nodes, start_nodes
 from tests.wire.far import start
 
 GOOD = """
@@ -94,3 +95,24 @@ async def test_a_silent_node_is_named_with_what_it_was_doing_and_saying() -> Non
         with pytest.raises(LaunchError, match=r"1 of 2 (.|\n)*b  was still starting its daemon(.|\n)*loading modules"):
             await start_nodes(lifelines, births, timeout=0.5)
         assert time.monotonic() - began < 3
+
+
+async def test_after_the_first_failure_the_others_have_only_some_patience_left() -> None:
+    async def work(index: int) -> str:
+        if index == 0:
+            raise LaunchError("refused")
+        if index == 1:
+            return "done"
+        await asyncio.sleep(1000)
+        raise AssertionError
+
+    began = time.monotonic()
+    results, failures = await on_all_nodes(3, work, deadline=None, doing="connecting", patience=0.05)
+    assert results == {1: "done"}
+    assert failures == {0: "refused", 2: "was still connecting when the others failed"}
+    assert time.monotonic() - began < 2
+
+
+def test_a_hidden_node_counts_only_when_it_failed() -> None:
+    assert str(launch_error(["a", "b", "here"], {0: "x"}, {2})).startswith("1 of 2 nodes")
+    assert str(launch_error(["a", "b", "here"], {0: "x", 2: "y"}, {2})).startswith("2 of 3 nodes")

@@ -1,0 +1,99 @@
+"""Tallies, debts and held-back frames."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlinf_async.core.calls import Debts, Holdback, Next, Tally, fold
+from rlinf_async.core.frames import Status
+
+
+def test_a_call_finishes_with_its_last_answer() -> None:
+    tally = Tally(2)
+    assert tally.answer(1, Status.OK, b"b") is Next.WAIT
+    assert tally.unanswered() == [0]
+    assert tally.answer(0, Status.OK, b"a") is Next.FINISH
+    assert tally.failures() == []
+
+
+def test_the_first_failure_cancels_the_others_once() -> None:
+    tally = Tally(4)
+    assert tally.answer(2, Status.ERROR, b"first") is Next.CANCEL_OTHERS
+    assert tally.answer(1, Status.ERROR, b"second") is Next.WAIT
+    assert tally.answer(0, Status.CANCELLED, b"") is Next.WAIT
+    assert tally.answer(3, Status.CANCELLED, b"") is Next.FINISH
+    assert tally.failures() == [(1, Status.ERROR, b"second"), (2, Status.ERROR, b"first")]
+
+
+def test_a_second_answer_of_a_slot_counts_for_nothing() -> None:
+    tally = Tally(2)
+    tally.answer(0, Status.OK, b"a")
+    assert tally.answer(0, Status.DIED, b"") is Next.NOTHING
+    assert tally.missing == 1
+    assert tally.failures() == []
+
+
+@given(st.permutations(range(6)), st.lists(st.sampled_from(list(Status)[:3]), min_size=6, max_size=6))
+def test_whatever_the_order_every_slot_is_answered_once(order: list[int], statuses: list[Status]) -> None:
+    tally = Tally(6)
+    steps = [tally.answer(slot, statuses[slot], b"") for slot in order]
+    assert steps[-1] is Next.FINISH
+    assert steps.count(Next.FINISH) == 1
+    assert steps.count(Next.CANCEL_OTHERS) <= 1
+    assert {slot for slot, _, _ in tally.failures()} == {i for i in range(6) if statuses[i] == Status.ERROR}
+
+
+def test_what_is_owed_is_told_oldest_first() -> None:
+    debts = Debts()
+    for call in range(8):
+        debts.owe(1, call, 0, f"m{call}", float(call))
+    assert debts.pay(1, 0)
+    assert not debts.pay(1, 0)
+    assert debts.methods(10.0)[:2] == ["m1 (9.0 s)", "m2 (8.0 s)"]
+    assert debts.methods(10.0)[-1] == "and 2 more"
+    assert debts.of_source(1) == list(range(1, 8))
+    assert debts.of_source(2) == []
+    assert [call for _, call, _ in debts.default()] == list(range(1, 8))
+    assert len(debts) == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=40), st.data())
+def test_frames_keep_their_sources_order_whenever_bodies_arrive(
+    sent: list[tuple[int, bool]], data: st.DataObject
+) -> None:
+    holdback = Holdback()
+    passed: list[tuple[int, int]] = []
+    transfers = [number for number, (_, large) in enumerate(sent) if large]
+    waiting = data.draw(st.permutations(transfers))
+    arrivals = {number: data.draw(st.integers(0, len(sent))) for number in waiting}
+    for number, (source, large) in enumerate(sent):
+        for transfer in [t for t in waiting if arrivals[t] == number]:
+            passed += holdback.arrived(transfer)
+        passed += holdback.push(source, (source, number), number if large else None)
+    for transfer in [t for t in waiting if arrivals[t] >= len(sent)]:
+        passed += holdback.arrived(transfer)
+    for source in range(3):
+        assert [n for s, n in passed if s == source] == [n for n, (s, _) in enumerate(sent) if s == source]
+
+
+def test_a_source_does_not_wait_for_anothers_body() -> None:
+    holdback = Holdback()
+    assert holdback.push(1, "large", 5) == []
+    assert holdback.push(1, "after") == []
+    assert holdback.push(2, "other") == ["other"]
+    assert holdback.arrived(5) == ["large", "after"]
+    assert holdback.push(1, "free") == ["free"]
+
+
+def test_dropping_gives_back_what_was_held() -> None:
+    holdback = Holdback()
+    holdback.push(1, "large", 5)
+    holdback.push(1, "after")
+    assert holdback.drop() == ["large", "after"]
+    assert holdback.push(1, "next") == ["next"]
+
+
+def test_folding_says_how_many_more() -> None:
+    assert fold(["a", "b"]) == "a, b"
+    assert fold(map(str, range(10)), most=3) == "0, 1, 2 and 7 more"

@@ -1,0 +1,56 @@
+"""Names and who waits for them."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlinf_async.core.directory import Directory
+
+
+def test_a_lookup_waits_for_a_name_and_is_told() -> None:
+    directory = Directory()
+    assert directory.lookup("late", "a") is None
+    assert directory.lookup("late", "b") is None
+    directory.reserve("late", 1)
+    assert directory.lookup("late", "c") is None
+    assert directory.publish("late", 1, ["roster"]) == ["a", "b", "c"]
+    assert directory.lookup("late", "d") == ["roster"]
+    assert directory.names() == ["late"]
+
+
+def test_a_name_is_reserved_once_and_free_after_release() -> None:
+    directory = Directory()
+    assert directory.reserve("x", 1)
+    assert not directory.reserve("x", 2)
+    assert not directory.release("x", 2)
+    assert directory.release("x", 1)
+    assert directory.reserve("x", 2)
+
+
+def test_only_its_owner_publishes_a_name() -> None:
+    directory = Directory()
+    directory.reserve("x", 1)
+    with pytest.raises(KeyError):
+        directory.publish("x", 2, [])
+    with pytest.raises(KeyError):
+        directory.publish("y", 1, [])
+
+
+def test_what_a_dead_owner_had_is_free() -> None:
+    directory = Directory()
+    for name in "abc":
+        directory.reserve(name, 1 if name != "b" else 2)
+    assert directory.drop_owner(1) == ["a", "c"]
+    assert directory.reserve("a", 3)
+    assert not directory.reserve("b", 3)
+
+
+def test_a_waiter_that_gave_up_is_not_told() -> None:
+    directory = Directory()
+    directory.lookup("x", "a")
+    directory.lookup("x", "b")
+    directory.forget_waiter("x", "a")
+    directory.forget_waiter("x", "nobody")
+    directory.reserve("x", 1)
+    assert directory.publish("x", 1, []) == ["b"]
+    assert directory.waiters == {}

@@ -1,0 +1,92 @@
+"""Frames: routes, streams of bytes, hostile bytes."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlinf_async.core import frames
+from rlinf_async.core.frames import FrameError, FrameReader, endpoint, node_of, number_of, route_to
+
+CALL = (frames.CALL, 0, 1, [[0, [1, 0]]], 7, "step", 0, b"body")
+CANCEL = (frames.CANCEL, 0, 1, [[0, [1, 0]]], 7)
+
+
+@given(st.integers(0, 2**20), st.integers(0, 2**32 - 1))
+def test_an_endpoint_says_its_node_and_number(node: int, number: int) -> None:
+    assert (node_of(endpoint(node, number)), number_of(endpoint(node, number))) == (node, number)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 50)), unique=True, max_size=20))
+def test_a_route_names_every_target_once_with_its_slot(targets: list[tuple[int, int]]) -> None:
+    ids = [endpoint(node, number) for node, number in targets]
+    slots = {}
+    for node, pairs in route_to(ids):
+        for number, slot in zip(pairs[::2], pairs[1::2], strict=True):
+            slots[slot] = endpoint(node, number)
+    assert slots == dict(enumerate(ids))
+    assert len({node for node, _ in route_to(ids)}) == len(route_to(ids))
+
+
+@given(st.lists(st.sampled_from([CALL, CANCEL]), max_size=10), st.integers(1, 50))
+def test_a_stream_cut_anywhere_gives_the_same_frames(sent: list[tuple[object, ...]], size: int) -> None:
+    data = b"".join(frames.pack(frame) for frame in sent)
+    reader = FrameReader()
+    got = [frame for start in range(0, len(data), size) for frame in reader.feed(data[start : start + size])]
+    assert got == [list(frame) for frame in sent]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "text",
+        17,
+        [],
+        [99, 0, 0],
+        [frames.CALL, 0],
+        [frames.CANCEL, -1, 0, 0, 0],
+        [frames.CANCEL, 5, 0, 0, 0],
+        [frames.CANCEL, "x", 0, 0, 0],
+        [[1], 0, 0, 0, 0],
+        {"a": 1},
+    ],
+)
+def test_what_is_no_frame_is_refused(value: object) -> None:
+    with pytest.raises(FrameError):
+        FrameReader().feed(msgpack.packb(value))
+
+
+def test_extension_types_are_refused() -> None:
+    with pytest.raises(FrameError):
+        FrameReader().feed(msgpack.packb([frames.CANCEL, 0, 0, msgpack.ExtType(1, b"x"), 0]))
+
+
+@pytest.mark.parametrize("bomb", [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\x91" * 5000])
+def test_a_length_that_promises_memory_is_refused_without_it(bomb: bytes) -> None:
+    with pytest.raises(FrameError):
+        FrameReader().feed(bomb)
+
+
+def test_a_body_that_does_not_end_is_refused_after_a_bounded_wait() -> None:
+    reader = FrameReader(limit=1 << 20)
+    reader.feed(b"\x95\x03\x00\x01\xc6\x7f\xff\xff\xff")
+    with pytest.raises(FrameError):
+        for _ in range(10):
+            reader.feed(bytes(256 << 10))
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_end_in_frames_or_a_frame_error(data: bytes) -> None:
+    try:
+        FrameReader().feed(data)
+    except FrameError:
+        pass
+
+
+def test_plain_data_survives_packing() -> None:
+    value = {"a": [1, 2.5, None, "x", b"y"], "b": {"c": True}}
+    assert frames.unpack(frames.pack(value)) == value
+    with pytest.raises(FrameError):
+        frames.unpack(b"\xc1")

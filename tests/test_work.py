@@ -1,0 +1,192 @@
+"""One thing to wait for: many waiters, threads, loops, cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from rlinf_async.errors import DeadlineExceeded
+from rlinf_async.work import Work, blocking
+
+
+class Watched(Work[Any]):
+    def __init__(self) -> None:
+        super().__init__()
+        self.abandoned = 0
+
+    def _describe(self) -> str:
+        return "the watched thing"
+
+    def _abandon(self) -> None:
+        self.abandoned += 1
+
+
+async def test_every_waiter_gets_the_result() -> None:
+    work: Work[int] = Work()
+    waiters = [asyncio.ensure_future(_wait(work)) for _ in range(3)]
+    await asyncio.sleep(0)
+    work._settle(7)
+    assert await asyncio.gather(*waiters) == [7, 7, 7]
+    assert await work == 7
+    assert work.wait() == 7
+
+
+async def _wait(work: Work[Any]) -> Any:
+    return await work
+
+
+async def test_every_waiter_gets_the_same_error_without_a_growing_traceback() -> None:
+    work: Work[int] = Work()
+    error = ValueError("x")
+    work._settle(error=error)
+    for _ in range(20):
+        with pytest.raises(ValueError, match="x") as caught:
+            await work
+        assert caught.value is error
+    depth, frame = 0, error.__traceback__
+    while frame is not None:
+        depth, frame = depth + 1, frame.tb_next
+    assert depth < 6
+
+
+async def test_it_is_settled_once() -> None:
+    work: Work[int] = Work()
+    assert work._settle(1)
+    assert not work._settle(2)
+    assert await work == 1
+
+
+async def test_the_last_cancelled_waiter_abandons_it_and_nobody_before() -> None:
+    work = Watched()
+    waiters = [asyncio.ensure_future(_wait(work)) for _ in range(3)]
+    await asyncio.sleep(0)
+    for waiter in waiters[:2]:
+        waiter.cancel()
+    await asyncio.gather(*waiters[:2], return_exceptions=True)
+    assert work.abandoned == 0
+    waiters[2].cancel()
+    await asyncio.gather(waiters[2], return_exceptions=True)
+    assert work.abandoned == 1
+    assert work._waiters == []
+
+
+async def test_async_wait_and_shield_do_not_own_it() -> None:
+    work = Watched()
+    with pytest.raises(DeadlineExceeded, match=r"the watched thing was not done within 0.01 s"):
+        await work.async_wait(timeout=0.01)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await asyncio.shield(work)
+    assert work.abandoned == 0
+    work._settle(1)
+    await asyncio.sleep(0)
+
+
+async def test_a_users_own_timeout_stays_a_timeout() -> None:
+    work = Watched()
+    with pytest.raises(TimeoutError) as caught:
+        async with asyncio.timeout(0.01):
+            await work.async_wait(timeout=10)
+    assert not isinstance(caught.value, DeadlineExceeded)
+
+
+def test_a_blocking_deadline_leaves_no_waiter() -> None:
+    work = Watched()
+    for _ in range(100):
+        with pytest.raises(DeadlineExceeded):
+            work.wait(timeout=0)
+    assert work._waiters == []
+    assert work.abandoned == 0
+
+
+async def test_tasks_and_groups_take_it_several_times() -> None:
+    work: Work[int] = Work()
+    async with asyncio.TaskGroup() as tasks:
+        made = [tasks.create_task(work) for _ in range(3)]
+        await asyncio.sleep(0)
+        work._settle(3)
+    assert [task.result() for task in made] == [3, 3, 3]
+
+
+async def test_a_cancelled_task_of_it_abandons_it() -> None:
+    work = Watched()
+    task = asyncio.create_task(work)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert work.abandoned == 1
+
+
+async def test_then_follows_with_value_and_errors() -> None:
+    work: Work[int] = Work()
+    doubled = work.then(lambda: 2)
+    failing = work.then(lambda: 1 / 0)
+    work._settle(1)
+    assert await doubled == 2
+    with pytest.raises(ZeroDivisionError):
+        await failing
+    broken: Work[int] = Work()
+    broken._settle(error=ValueError("x"))
+    with pytest.raises(ValueError, match="x"):
+        await broken.then(lambda: 2)
+
+
+async def test_its_truth_is_an_error_until_it_is_done() -> None:
+    work: Work[int] = Work()
+    with pytest.raises(TypeError, match="await"):
+        bool(work)
+    work._settle(0)
+    assert not work
+
+
+async def test_blocking_gives_the_work_inside_a_coroutine() -> None:
+    work: Work[int] = Work()
+    work._settle(1)
+    assert blocking(work) is work
+
+
+def test_blocking_gives_the_result_elsewhere() -> None:
+    work: Work[int] = Work()
+    work._settle(1)
+    assert blocking(work) == 1
+
+
+def test_many_works_many_loops_many_threads_random_cancels() -> None:
+    """Every waiter ends, with the right value or its own cancellation."""
+    works: list[Work[int]] = [Work() for _ in range(300)]
+    seen: list[int] = []
+
+    def waiting(seed: int) -> None:
+        random_ = random.Random(seed)
+
+        async def one(index: int) -> None:
+            try:
+                async with asyncio.timeout(random_.choice([0.001, 5])):
+                    assert await works[index].async_wait() == index
+            except TimeoutError:
+                return
+            seen.append(index)
+
+        async def every() -> None:
+            await asyncio.gather(*(one(index) for index in range(len(works))))
+
+        asyncio.run(every())
+
+    threads = [threading.Thread(target=waiting, args=(seed,)) for seed in range(3)]
+    threads.append(threading.Thread(target=lambda: [seen.append(work.wait(10)) for work in works]))
+    for thread in threads:
+        thread.start()
+    time.sleep(0.02)
+    for index in random.Random(0).sample(range(len(works)), len(works)):
+        works[index]._settle(index)
+    for thread in threads:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in threads)
+    assert all(work._waiters == [] for work in works)
+    assert len(seen) >= len(works)

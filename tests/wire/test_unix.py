@@ -1,0 +1,194 @@
+"""Frames and descriptors over a socket pair."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_async.core import frames
+from rlinf_async.errors import AuthError
+from rlinf_async.wire.unix import Connection, check_peer, connect, listen
+
+
+class End:
+    """One side of a conversation and what it heard."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.frames: list[tuple[list[Any], list[int]]] = []
+        self.closed: list[str] = []
+        self.batches = 0
+        self.news = asyncio.Event()
+        self.connection = Connection(
+            sock, asyncio.get_running_loop(), on_frame=self._heard, on_closed=self._closed, on_batch=self._batch
+        )
+        self.connection.open()
+
+    def _heard(self, frame: list[Any], fds: list[int]) -> None:
+        self.frames.append((frame, fds))
+        self.news.set()
+
+    def _closed(self, reason: str) -> None:
+        self.closed.append(reason)
+        self.news.set()
+
+    def _batch(self) -> None:
+        self.batches += 1
+
+    async def until(self, count: int) -> None:
+        async with asyncio.timeout(10):
+            while len(self.frames) < count and not self.closed:
+                self.news.clear()
+                await self.news.wait()
+
+
+@pytest.fixture
+async def ends() -> Any:
+    left, right = socket.socketpair()
+    a, b = End(left), End(right)
+    yield a, b
+    a.connection.close()
+    b.connection.close()
+
+
+def signal_frame(number: int, fds: int = 0) -> tuple[Any, ...]:
+    return (frames.CANCEL, fds, 1, [], number)
+
+
+async def test_frames_arrive_in_order_in_few_batches(ends: tuple[End, End]) -> None:
+    a, b = ends
+    for number in range(2000):
+        a.connection.send(signal_frame(number))
+    await b.until(2000)
+    assert [frame[4] for frame, _ in b.frames] == list(range(2000))
+    assert b.batches < 20
+
+
+async def test_descriptors_arrive_with_their_own_frame(ends: tuple[End, End]) -> None:
+    a, b = ends
+    for number in range(60):
+        if number % 3:
+            a.connection.send(signal_frame(number))
+        else:
+            read, write = os.pipe()
+            os.write(write, str(number).encode())
+            os.close(write)
+            a.connection.send(signal_frame(number, 1), (read,))
+    await b.until(60)
+    for frame, fds in b.frames:
+        assert len(fds) == (frame[4] % 3 == 0)
+        for fd in fds:
+            assert os.read(fd, 10) == str(frame[4]).encode()
+            assert not os.get_inheritable(fd)
+            os.close(fd)
+
+
+async def test_a_full_socket_loses_nothing(ends: tuple[End, End]) -> None:
+    a, b = ends
+    body = bytes(20_000)
+    for number in range(500):
+        a.connection.send((frames.REPLY, 0, 1, 2, number, 0, 0, body))
+    await b.until(500)
+    assert [frame[4] for frame, _ in b.frames] == list(range(500))
+
+
+async def test_other_threads_may_send(ends: tuple[End, End]) -> None:
+    a, b = ends
+
+    def send(base: int) -> None:
+        for number in range(500):
+            a.connection.send(signal_frame(base + number), later=number % 2 == 0)
+
+    threads = [threading.Thread(target=send, args=(base,)) for base in (0, 1000, 2000)]
+    for thread in threads:
+        thread.start()
+    await b.until(1500)
+    for thread in threads:
+        thread.join()
+    got = [frame[4] for frame, _ in b.frames]
+    for base in (0, 1000, 2000):
+        assert [number for number in got if base <= number < base + 1000] == list(range(base, base + 500))
+
+
+async def test_the_other_ends_close_is_told_once_after_its_last_frame(ends: tuple[End, End]) -> None:
+    a, b = ends
+    a.connection.send(signal_frame(1))
+    await b.until(1)
+    a.connection.close()
+    async with asyncio.timeout(5):
+        while not b.closed:
+            b.news.clear()
+            await b.news.wait()
+    assert b.closed == ["end of file"]
+    assert [frame[4] for frame, _ in b.frames] == [1]
+
+
+async def test_garbage_closes_the_connection_with_a_reason() -> None:
+    left, right = socket.socketpair()
+    b = End(right)
+    left.send(b"\xc1garbage")
+    await b.until(1)
+    assert "not a frame" in b.closed[0]
+    left.close()
+
+
+async def test_descriptors_that_were_not_sent_are_closed() -> None:
+    left, right = socket.socketpair()
+    a = End(left)
+    a.connection.close()
+    read, write = os.pipe()
+    a.connection.send(signal_frame(0, 1), (read,))
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(read)
+    os.close(write)
+    right.close()
+
+
+async def test_a_handler_that_fails_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    left, right = socket.socketpair()
+    got: list[int] = []
+
+    def heard(frame: list[Any], fds: list[int]) -> None:
+        if frame[4] == 0:
+            raise RuntimeError("handler")
+        got.append(frame[4])
+
+    connection = Connection(right, asyncio.get_running_loop(), on_frame=heard, on_closed=print)
+    connection.open()
+    left.send(b"".join(frames.pack(signal_frame(number)) for number in range(3)))
+    async with asyncio.timeout(5):
+        while len(got) < 2:
+            await asyncio.sleep(0)
+    assert got == [1, 2]
+    assert "could not be handled" in caplog.text
+    connection.close()
+    left.close()
+
+
+def test_a_socket_in_an_open_directory_is_not_trusted(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    listener = listen(str(tmp_path / "s"))
+    with pytest.raises(AuthError, match="mode 0700"):
+        connect(str(tmp_path / "s"))
+    listener.close()
+
+
+@pytest.fixture
+def private(tmp_path: Path) -> Path:
+    tmp_path.chmod(0o700)
+    return tmp_path
+
+
+def test_the_kernel_vouches_for_the_peer(private: Path) -> None:
+    listener = listen(str(private / "s"))
+    assert (private / "s").stat().st_mode & 0o777 == 0o600
+    near = connect(str(private / "s"))
+    far, _ = listener.accept()
+    assert check_peer(far) == os.getpid()
+    for sock in (near, far, listener):
+        sock.close()
