@@ -54,7 +54,7 @@ def test_a_run_reports_each_step_with_its_phases_and_a_final_evaluation(two_step
     assert len(steps) == 2
     for phase in ("return", "steps/s", "sync", "interact", "generate", "recv", "advantages", "train", "carry"):
         assert phase in steps[-1]
-    assert lines[-1].startswith("evaluation of InvertedPendulum-v5, training seed 0: mean return ")
+    assert lines[-1].startswith("evaluation of InvertedPendulum-v5 (training seed 0, 128 samples in ")
     evaluation = json.loads((two_steps / "evaluation.json").read_text())
     assert evaluation["samples"] == 2 * SAMPLES_PER_STEP
     assert len(evaluation["returns"]) == len(evaluation["episode_seeds"]) == 3

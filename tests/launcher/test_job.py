@@ -162,6 +162,7 @@ async def test_a_folder_that_is_shipped_stands_first_on_the_path_there(
     assert far == there["birth"]["run_dir"] + "/sync"
     assert there["cwd"] == far
     assert there["environ"]["PYTHONPATH"].split(":")[0] == far
+    assert "PYTHONPATH" not in there["birth"]["env"]  # it would win over the one above
     # here the folder itself stands first, for the daemon and for the script
     assert here["environ"]["PYTHONPATH"].split(":")[0] == stage.out.split(":")[0] == str(code)
 

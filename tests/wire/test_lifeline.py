@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
 import time
+import tracemalloc
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 import uvloop
 
 from rlinf_async.errors import ClosedError, DeadlineExceeded, LaunchError
+from rlinf_async.wire import lifeline
 from rlinf_async.wire.lifeline import Lifeline
 from tests.wire.far import start
 
@@ -55,22 +61,36 @@ def test_only_marked_lines_are_messages(run: Callable[[Body], None]) -> None:
     run(body)
 
 
-def test_ten_megabytes_of_noise_are_survived_without_being_kept(run: Callable[[Body], None]) -> None:
+def test_noise_without_end_is_survived_without_being_kept(
+    run: Callable[[Body], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifeline, "_LONGEST_LINE", 1 << 20)
+
     async def body() -> None:
         far = await start("""
             for _ in range(40):
                 os.write(1, b"m" * (512 << 10))
-            os.write(1, b"\\n")
             say(event="here")
+            line()
+            for _ in range(40):
+                os.write(1, b"m" * (256 << 10) + b"\\n")
+            say(event="there")
             line()
         """)
         try:
             assert await far.receive(15) == {"event": "here"}
-            assert len(far.mutterings()) < 10_000
+            await far.send({})
+            assert await far.receive(15) == {"event": "there"}
+            assert len(far.mutterings()) < 20_000
         finally:
             await far.close()
 
-    run(body)
+    tracemalloc.start()
+    try:
+        run(body)
+        assert tracemalloc.get_traced_memory()[1] < 6 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_the_end_tells_exit_code_and_last_words(run: Callable[[Body], None]) -> None:
@@ -160,24 +180,28 @@ def test_closing_ends_the_stdin_of_the_far_side(run: Callable[[Body], None]) -> 
     run(body)
 
 
-def test_a_forked_child_of_ours_does_not_keep_the_far_side_alive(run: Callable[[Body], None]) -> None:
-    async def body() -> None:
-        far = await start("line()")
-        release, held = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(held)
-            os.read(release, 1)
-            os._exit(0)
-        try:
-            await far.close(cut=5)
-            assert far.exit_code == 0
-        finally:
-            os.close(release)
-            os.close(held)
-            os.waitpid(child, 0)
+def test_a_forked_child_does_not_keep_the_far_side_alive_when_its_parent_is_killed(tmp_path: Path) -> None:
+    program = """
+    import asyncio, os, signal, sys
+    from rlinf_async.wire import lifeline
+from rlinf_async.wire.lifeline import Lifeline
 
-    run(body)
+    async def main():
+        far = await Lifeline.start(["sh", "-c", f"cat >/dev/null; echo ended >{sys.argv[1]}"], name="far")
+        if os.fork() == 0:
+            os.read(0, 1)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    asyncio.run(main())
+    """
+    argv = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "out")]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, cwd=Path(__file__).parents[2]) as parent:
+        assert parent.wait(20) == -signal.SIGKILL
+        deadline = time.monotonic() + 10
+        while not (tmp_path / "out").exists():
+            assert time.monotonic() < deadline, "the far side has not seen the end of its stdin"
+            time.sleep(0.01)
 
 
 def test_the_prelude_arrives_first_and_whole(run: Callable[[Body], None]) -> None:

@@ -1,0 +1,169 @@
+"""The group that learns."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from batch_sizes import BatchSizes
+from checkpoint import load_policy
+from data_parallel import DataParallel
+from devices import pick_device
+from omegaconf import DictConfig
+from policy import GaussianPolicy
+from ppo import (
+    approximate_kl,
+    clip_fraction,
+    clipped_policy_loss,
+    generalized_advantage_estimation,
+    value_loss,
+)
+from rollouts import RolloutBatch, TaskShape
+from seeding import generator_for
+from torch import Tensor
+
+from rlinf_async import Worker
+
+_METRICS = ("policy_loss", "value_loss", "approximate_kl", "clip_fraction", "grad_norm", "entropy")
+
+
+class EmbodiedFSDPActor(Worker):
+    """Trains the policy with PPO, data-parallel over its ranks.
+
+    The name is RLinf's.  These policies have some thousand parameters: every rank keeps all of them, and
+    gradients are averaged, where a model that needs it would be sharded.
+    """
+
+    def __init__(self, cfg: DictConfig) -> None:
+        super().__init__()
+        self._cfg = cfg
+
+    def init_worker(self, shape: TaskShape, sizes: BatchSizes, checkpoint: dict[str, Any] | None) -> None:
+        """Builds policy and optimiser: from ``checkpoint``, else ``actor.model.model_path``, else at random."""
+        torch.set_num_threads(1)
+        seed, model, optim = self._cfg.runner.seed, self._cfg.actor.model, self._cfg.actor.optim
+        torch.manual_seed(seed)
+        self._sizes = sizes
+        self._device = pick_device(self._cfg.actor.device)
+        self._ranks = DataParallel(self._world_size, self._device)
+        self._policy = GaussianPolicy(
+            shape.observation_size, shape.action_size, model.hidden_sizes, model.initial_log_std
+        ).to(self._device)
+        self._optimizer = torch.optim.Adam(self._policy.parameters(), lr=optim.lr, eps=optim.eps)
+        if checkpoint is not None:
+            self._policy.load_state_dict(checkpoint["policy"])
+            # The optimiser keeps the tensors that it is given, and those of a call's argument are not ours.
+            self._optimizer.load_state_dict(copy.deepcopy(checkpoint["optimizer"]))
+        elif model.model_path is not None:
+            self._policy.load_state_dict(load_policy(model.model_path))
+        self._ranks.share_weights(self._policy)
+
+    @Worker.timer("sync_model")
+    def sync_model_to_rollout(self) -> dict[str, Tensor]:
+        """The weights, with the moments that observations are normalised by, on the CPU."""
+        weights: dict[str, Tensor] = _on_cpu(self._policy.state_dict())
+        return weights
+
+    def training_state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the actor; the same on every rank."""
+        return {"policy": _on_cpu(self._policy.state_dict()), "optimizer": _on_cpu(self._optimizer.state_dict())}
+
+    @Worker.timer("recv_rollout_batch")
+    def recv_rollout_batch(self, shard: RolloutBatch) -> None:
+        """Takes this rank's simulators' share of the experience."""
+        self._batch = {name: torch.from_numpy(array).to(self._device) for name, array in vars(shard).items()}
+
+    @Worker.timer("compute_advantages_and_returns")
+    @torch.no_grad()
+    def compute_advantages_and_returns(self) -> None:
+        """Values, advantages and returns of the batch; advantages normalised over all ranks' batches."""
+        algorithm, batch = self._cfg.algorithm, self._batch
+        values = self._policy.state_value(batch["observations"])
+        advantages = generalized_advantage_estimation(
+            rewards=batch["rewards"],
+            values=values,
+            next_values=self._policy.state_value(batch["next_observations"]),
+            terminated=batch["terminated"],
+            ended=batch["terminated"] | batch["truncated"],
+            gamma=algorithm.gamma,
+            gae_lambda=algorithm.gae_lambda,
+        )
+        batch["returns"] = advantages + values
+        if algorithm.normalize_advantages:
+            _, mean, variance = self._ranks.moments(advantages.flatten())
+            advantages = (advantages - mean.float()) / (variance.sqrt().float() + 1e-8)
+        batch["advantages"] = advantages
+
+    @Worker.timer("run_training")
+    def run_training(self, step: int, lr_factor: float) -> dict[str, float]:
+        """Several passes over the batch in random minibatches, then the moments of its observations.
+
+        The moments change only afterwards: until then, the policy must see what it saw when it acted.
+
+        Args:
+            step: the training step: it seeds the order of the minibatches.
+            lr_factor: multiplies ``actor.optim.lr``.
+
+        Returns:
+            Metrics, averaged over ranks and optimiser steps.
+        """
+        algorithm = self._cfg.algorithm
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._cfg.actor.optim.lr * lr_factor
+        names = ("observations", "actions", "log_probabilities", "advantages", "returns")
+        batch = {name: self._batch[name].flatten(0, 1) for name in names}
+        generator = generator_for(self._cfg.runner.seed, "minibatches", self._rank, step, torch.device("cpu"))
+        sums = torch.zeros(len(_METRICS), device=self._device)
+        updates = 0
+        for _ in range(algorithm.update_epochs):
+            order = torch.randperm(self._sizes.rollout_per_rank, generator=generator).to(self._device)
+            minibatches = order.split(self._sizes.minibatch_per_rank)
+            epoch = torch.stack([self._update(batch, indices) for indices in minibatches]).sum(0)
+            epoch = self._ranks.sum(epoch) / self._ranks.world_size
+            sums += epoch
+            updates += len(minibatches)
+            kl = epoch[_METRICS.index("approximate_kl")].item() / len(minibatches)
+            if algorithm.target_kl is not None and kl > algorithm.target_kl:
+                break
+        self._policy.moments.merge(*self._ranks.moments(batch["observations"]))
+        return dict(zip(_METRICS, (sums / updates).tolist(), strict=True)) | {"updates": float(updates)}
+
+    def _update(self, batch: dict[str, Tensor], indices: Tensor) -> Tensor:
+        """One optimiser step on this rank's ``indices`` into ``batch`` and the other ranks' into theirs.
+
+        Returns:
+            This rank's :data:`_METRICS`.
+        """
+        algorithm = self._cfg.algorithm
+        self._optimizer.zero_grad(set_to_none=True)
+        means = torch.zeros(4, device=self._device)
+        for part in indices.split(self._sizes.micro_batch):
+            share = len(part) / len(indices)
+            taken = {name: tensor[part] for name, tensor in batch.items()}
+            log_probabilities, values = self._policy.judge(taken["observations"], taken["actions"])
+            old, clip_ratio = taken["log_probabilities"], algorithm.clip_ratio
+            policy_term = clipped_policy_loss(log_probabilities, old, taken["advantages"], clip_ratio)
+            value_term = value_loss(values, taken["returns"])
+            loss = policy_term + algorithm.value_loss_coefficient * value_term
+            loss = loss - algorithm.entropy_bonus * self._policy.entropy()
+            (loss * share).backward()
+            with torch.no_grad():
+                kl = approximate_kl(log_probabilities, old)
+                clipped = clip_fraction(log_probabilities, old, clip_ratio)
+                means += share * torch.stack([policy_term, value_term, kl, clipped])
+        self._ranks.average_gradients(self._policy.parameters())
+        norm = torch.nn.utils.clip_grad_norm_(self._policy.parameters(), self._cfg.actor.optim.clip_grad)
+        self._optimizer.step()
+        return torch.cat([means, torch.stack([norm, self._policy.entropy().detach()])])
+
+
+def _on_cpu(state: Any) -> Any:
+    """``state`` with every tensor in it on the CPU."""
+    if isinstance(state, Tensor):
+        return state.detach().cpu()
+    if isinstance(state, dict):
+        return {key: _on_cpu(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [_on_cpu(value) for value in state]
+    return state

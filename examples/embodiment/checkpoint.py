@@ -1,0 +1,58 @@
+"""Checkpoints: one file each, complete or not there at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlinf_async.errors import ConfigError
+
+_LATEST = "latest.pt"
+
+
+def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
+    """Writes ``folder/step_<step>.pt`` and makes ``folder/latest.pt`` the same file.
+
+    Each name appears by a rename of a complete, synced file: a reader, and whoever resumes after a crash in
+    the middle, finds the old checkpoint or the new one.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step_{step:06d}.pt"
+    temporary = folder / f".{path.name}.{os.getpid()}"
+    try:
+        with temporary.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        temporary.hardlink_to(path)
+        temporary.replace(folder / _LATEST)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def load_checkpoint(place: str | Path) -> dict[str, Any]:
+    """Reads one checkpoint: a file, or the latest of a folder (of a run's log path as well).
+
+    Nothing in the file can run code: only tensors and plain containers are read.
+
+    Raises:
+        ConfigError: when there is none.
+    """
+    place = Path(place)
+    candidates = [place / _LATEST, place / "checkpoints" / _LATEST] if place.is_dir() else [place]
+    for path in candidates:
+        if path.is_file():
+            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+            return state
+    raise ConfigError(f"no checkpoint at {place}: looked for {' and '.join(map(str, candidates))}")
+
+
+def load_policy(place: str | Path) -> dict[str, Any]:
+    """The policy's weights alone, for ``model_path``."""
+    weights: dict[str, Any] = load_checkpoint(place)["policy"]
+    return weights

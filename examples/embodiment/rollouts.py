@@ -1,0 +1,101 @@
+"""What crosses the borders between the groups: frozen records of arrays.
+
+``envs`` below is the number of simulators that a record speaks of: those of one worker, or all of them once
+:func:`concatenate` has put the workers' records side by side.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class TaskShape:
+    """What a policy must know of the task: the sizes of an observation and of an action."""
+
+    observation_size: int
+    action_size: int
+
+
+@dataclass(frozen=True)
+class Actions:
+    """What the policy decided: ``actions [envs, action]`` in [-1, 1], ``log_probabilities [envs]``."""
+
+    actions: Floats
+    log_probabilities: Floats
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """What one step of the simulators led to.
+
+    Attributes:
+        next_observations: ``[envs, observation]``, the states that the actions led to.
+        observations: ``[envs, observation]``, what to act on now: the same, or the first of a new episode.
+        rewards, terminated, truncated: ``[envs]``.
+        finished_returns: the undiscounted, unscaled returns of the episodes that ended in this step.
+    """
+
+    next_observations: Floats
+    observations: Floats
+    rewards: Floats
+    terminated: Flags
+    truncated: Flags
+    finished_returns: Floats
+
+
+@dataclass(frozen=True)
+class RolloutBatch:
+    """A stretch of experience, every field ``[steps, envs, ...]``."""
+
+    observations: Floats
+    actions: Floats
+    log_probabilities: Floats
+    next_observations: Floats
+    rewards: Floats
+    terminated: Flags
+    truncated: Flags
+
+
+Record = TypeVar("Record")
+
+
+def concatenate(records: Sequence[Record]) -> Record:
+    """The workers' records, in rank order, as one: every field joined along its first axis."""
+    first: Any = records[0]
+    names = [field.name for field in dataclasses.fields(first)]
+    return type(first)(**{name: np.concatenate([getattr(record, name) for record in records]) for name in names})
+
+
+def split_envs(batch: RolloutBatch, parts: int) -> list[RolloutBatch]:
+    """Cuts the ``envs`` axis into ``parts`` equal shards.
+
+    Raises:
+        ValueError: when it cannot be cut evenly.
+    """
+    shards = {field.name: np.split(getattr(batch, field.name), parts, axis=1) for field in dataclasses.fields(batch)}
+    return [RolloutBatch(**{name: arrays[part] for name, arrays in shards.items()}) for part in range(parts)]
+
+
+def stack_steps(
+    observations: Sequence[Floats], actions: Sequence[Actions], transitions: Sequence[Transitions]
+) -> RolloutBatch:
+    """Step after step of all simulators → one batch.  ``observations[t]`` is what ``actions[t]`` answered."""
+    return RolloutBatch(
+        observations=np.stack(observations),
+        actions=np.stack([step.actions for step in actions]),
+        log_probabilities=np.stack([step.log_probabilities for step in actions]),
+        next_observations=np.stack([step.next_observations for step in transitions]),
+        rewards=np.stack([step.rewards for step in transitions]),
+        terminated=np.stack([step.terminated for step in transitions]),
+        truncated=np.stack([step.truncated for step in transitions]),
+    )

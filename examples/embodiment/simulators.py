@@ -1,0 +1,97 @@
+"""Several simulators of one task, stepped together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import gymnasium
+import numpy as np
+from rollouts import Floats, TaskShape, Transitions
+
+
+class Simulators:
+    """``len(seeds)`` simulators of ``env_id`` in one process; none is a legal number of them.
+
+    Actions are taken in [-1, 1] and stretched to the range of the task.
+
+    Args:
+        env_id: a gymnasium task with vectors as observations and bounded vectors as actions.
+        seeds: one for each simulator, drawn on for all its episodes.
+        reward_scale: rewards are multiplied by it; reported returns are not.
+        restart: whether a simulator begins a new episode when one ends.  If not, it stands still from then
+            on: its rewards are zero, and its entry in ``finished`` stays set.
+
+    Attributes:
+        observations: ``[envs, observation]``, what to act on next.
+        finished: ``[envs]`` bool, the simulator has come to the end of an episode and does not restart.
+    """
+
+    def __init__(self, env_id: str, seeds: Sequence[int], *, reward_scale: float = 1.0, restart: bool = True) -> None:
+        self._envs = [gymnasium.make(env_id, disable_env_checker=True) for _ in seeds]
+        self._restart = restart
+        self._reward_scale = reward_scale
+        self._returns = np.zeros(len(seeds))
+        self.shape, self._low, self._high = _task(env_id)
+        self.finished = np.zeros(len(seeds), dtype=bool)
+        self.observations = np.zeros((len(seeds), self.shape.observation_size), dtype=np.float32)
+        for index, (env, seed) in enumerate(zip(self._envs, seeds, strict=True)):
+            self.observations[index], _ = env.reset(seed=int(seed))
+
+    def step(self, actions: Floats) -> Transitions:
+        """One step with ``actions [envs, action]``."""
+        envs = len(self._envs)
+        forces = self._low + (np.clip(actions, -1.0, 1.0) + 1.0) * 0.5 * (self._high - self._low)
+        rewards = np.zeros(envs, dtype=np.float32)
+        terminated = np.zeros(envs, dtype=bool)
+        truncated = np.zeros(envs, dtype=bool)
+        next_observations = self.observations.copy()
+        observations = self.observations.copy()
+        finished_returns = []
+        for index, env in enumerate(self._envs):
+            if self.finished[index]:
+                continue
+            next_observations[index], reward, terminated[index], truncated[index], _ = env.step(forces[index])
+            observations[index] = next_observations[index]
+            rewards[index] = float(reward) * self._reward_scale
+            self._returns[index] += float(reward)
+            if terminated[index] or truncated[index]:
+                finished_returns.append(self._returns[index])
+                self._returns[index] = 0.0
+                if self._restart:
+                    observations[index], _ = env.reset()
+                else:
+                    self.finished[index] = True
+        self.observations = observations
+        return Transitions(
+            next_observations=next_observations,
+            observations=observations,
+            rewards=rewards,
+            terminated=terminated,
+            truncated=truncated,
+            finished_returns=np.array(finished_returns, dtype=np.float32),
+        )
+
+    def close(self) -> None:
+        for env in self._envs:
+            env.close()
+
+
+def _task(env_id: str) -> tuple[TaskShape, Floats, Floats]:
+    env = gymnasium.make(env_id, disable_env_checker=True)
+    try:
+        states, actions = env.observation_space, env.action_space
+        if not (
+            isinstance(states, gymnasium.spaces.Box)
+            and isinstance(actions, gymnasium.spaces.Box)
+            and len(states.shape) == len(actions.shape) == 1
+            and np.isfinite(actions.low).all()
+            and np.isfinite(actions.high).all()
+        ):
+            raise ValueError(
+                f"env.id: {env_id} has observations {states} and actions {actions}; "
+                "this example needs vectors, and bounds on the actions"
+            )
+        shape = TaskShape(observation_size=states.shape[0], action_size=actions.shape[0])
+        return shape, actions.low.astype(np.float32), actions.high.astype(np.float32)
+    finally:
+        env.close()

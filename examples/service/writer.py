@@ -1,0 +1,36 @@
+"""A worker that learns which word follows which, and writes."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import defaultdict
+from collections.abc import AsyncIterator
+
+from rlinf_async import Worker
+
+
+class Writer(Worker):
+    """A Markov chain over words; each rank has dice of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._followers: defaultdict[str, list[str]] = defaultdict(list)
+        self._dice = random.Random(self._rank)
+
+    def learn(self, text: str) -> int:
+        """Adds a text.  Returns the number of words that have a follower."""
+        words = text.split()
+        for word, follower in itertools.pairwise(words):
+            self._followers[word].append(follower)
+        return len(self._followers)
+
+    async def generate(self, start: str, words: int) -> AsyncIterator[str]:
+        """Up to ``words`` words after ``start``; fewer where it knows no follower."""
+        word = start
+        for _ in range(words):
+            followers = self._followers.get(word)
+            if not followers:
+                return
+            word = self._dice.choice(followers)
+            yield word
