@@ -61,7 +61,7 @@ class Node:
             tee=birth.tee,
         )
         self._desk = Desk(loop, site, templates)
-        self._router = Router(birth.node, self._on_ask)
+        self._router = Router(loop, birth.node, self._on_ask)
         self._desk.router = self._router
         self._desk.abandon = self._abandon  # type: ignore[method-assign]
 

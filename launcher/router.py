@@ -7,6 +7,7 @@ it says of itself.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import time
@@ -19,13 +20,11 @@ from rlinf_async.core.frames import Status
 from rlinf_async.core.segment import close_fds
 from rlinf_async.wire.unix import Connection
 
+from .gathering import PATIENCE, Answer, Gathering
 from .neighbour import Neighbour
 from .processes import WorkerProcess
 
 logger = logging.getLogger(__name__)
-
-FINAL = frozenset({Status.OK, Status.ERROR, Status.CANCELLED, Status.END})
-
 
 class Endpoint:
     """A process attached to this node.
@@ -60,8 +59,13 @@ class Endpoint:
 class Router:
     """The tables of one node and the rules by which frames move between them."""
 
-    def __init__(self, node: int, on_ask: Callable[[int, int, str, Any], None]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, node: int, on_ask: Callable[[int, int, str, Any], None]
+    ) -> None:
         self.node = node
+        self._loop = loop
+        self._gathering = Gathering()
+        self._release_timer: asyncio.TimerHandle | None = None
         self.endpoints: dict[int, Endpoint] = {}
         self.neighbours: dict[int, Neighbour] = {}
         self._on_ask = on_ask
@@ -84,9 +88,11 @@ class Router:
         if kind == frames.CALL:
             self._route_call(frame, fds)
         elif kind == frames.REPLY:
-            if frame[6] in FINAL:
+            if frame[6] in frames.FINAL:
                 source.debts.pay(frame[3], frame[4])
-            self.deliver(frame, fds)
+                self._gather(frame, fds)
+            else:
+                self.deliver(frame, fds)
         elif kind in (frames.CANCEL, frames.CREDIT):
             self._route_signal(frame)
         elif kind == frames.ASK:
@@ -134,6 +140,28 @@ class Router:
         else:
             endpoint.send(frame, fds)
 
+    def _gather(self, frame: list[Any], fds: list[int]) -> None:
+        answers = self._gathering.answer(frame, fds)
+        if answers:
+            self._deliver_together(answers)
+        elif self._release_timer is None:
+            self._release_timer = self._loop.call_later(PATIENCE, self._release)
+
+    def _release(self) -> None:
+        self._release_timer = None
+        for frame, fds in self._gathering.release():
+            self.deliver(frame, fds)
+
+    def _deliver_together(self, answers: list[Answer]) -> None:
+        """The answers to one call, in one write."""
+        target = answers[0][0][3]
+        endpoint = self.endpoints.get(frames.number_of(target)) if frames.node_of(target) == self.node else None
+        if len(answers) == 1 or endpoint is None or endpoint.connection is None:
+            for frame, fds in answers:
+                self.deliver(frame, fds)
+        else:
+            endpoint.connection.send_all(answers)
+
     def _to_neighbour(self, node: int, frame: frames.Frame, fds: Sequence[int]) -> None:
         neighbour = self.neighbours.get(node)
         if neighbour is None:
@@ -161,6 +189,8 @@ class Router:
                     self._refuse(source, call, slot, endpoint)
                 else:
                     mine.append((endpoint, slot))
+        if len(mine) > 1 and not credit:
+            self._gathering.expect(source, call, len(mine))
         copies = _duplicate(fds, len(mine) + len(elsewhere))
         for endpoint, slot in mine:
             endpoint.debts.owe(source, call, slot, method, now)
@@ -204,6 +234,8 @@ class Router:
         if expected:
             status, body = Status.UNKNOWN, frames.pack("its group was closed")
         for source, call, slot in endpoint.debts.default():
+            for frame, fds in self._gathering.forget(source, call):
+                self.deliver(frame, fds)
             self.deliver((frames.REPLY, 0, me, source, call, slot, int(status), body))
         if endpoint.connection is not None:
             endpoint.connection.close()

@@ -33,6 +33,10 @@ HERE: Final = -1
 """``ask(..., node=HERE)``: this process's own node."""
 
 
+Portable = codec.Encoded | bytes
+"""A value made ready to travel."""
+
+
 class Sink(Protocol):
     """Where the answers to one call go; ``answer`` is True once it expects no more."""
 
@@ -95,7 +99,7 @@ class NodeClient:
 
     # -- calls --------------------------------------------------------------------------------------------------
 
-    def call(self, sink: Sink, route: list[list[Any]], method: str, encoded: codec.Encoded, credit: int = 0) -> int:
+    def call(self, sink: Sink, route: list[list[Any]], method: str, encoded: Portable, credit: int = 0) -> int:
         """Sends a call to every target of the route; the answers go to the sink.  Its id."""
         body, fds = pack_body(encoded)
         call = next(self._ids)
@@ -106,7 +110,7 @@ class NodeClient:
         return call
 
     def call_each(
-        self, sink: Sink, targets: Sequence[int], method: str, encoded: Sequence[codec.Encoded], credit: int = 0
+        self, sink: Sink, targets: Sequence[int], method: str, encoded: Sequence[Portable], credit: int = 0
     ) -> int:
         """As ``call``, with a body of its own for every target."""
         call = next(self._ids)

@@ -29,6 +29,8 @@ def per_rank(args: tuple[Any, ...], kwargs: dict[str, Any], size: int) -> list[t
     Raises:
         ValueError: an ``each`` has not one value per rank.
     """
+    if not args and not kwargs:
+        return None
     marked = [(str(place), value) for place, value in (*enumerate(args), *kwargs.items()) if isinstance(value, each)]
     if not marked:
         return None

@@ -158,8 +158,8 @@ class WorkerGroup:
         shares = per_rank(args, kwargs, len(self._ranks))
         describe = f"argument of {self._members.name}.{method}()"
         encoded = [
-            codec.encode(share, describe=describe, root=("args", "kwargs"))
-            for share in ([(args, kwargs)] if shares is None else shares)
+            codec.encode_arguments(*share, describe=describe, root=("args", "kwargs"))
+            for share in (((args, kwargs),) if shares is None else shares)
         ]
         sink: Handle | Stream = Stream(self._callee, method) if streams else Handle(self._callee, method)
         self._members.call(self._callee, sink, method, encoded)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final
 
@@ -50,7 +49,7 @@ class Handle(Work[list[Any]]):
         self._tally = Tally(len(callee.ranks))
         self._call = 0
         self._order: list[int] = []
-        self._parts: dict[int, Work[Any]] = {}
+        self._parts: dict[int, Work[Any]] | None = None
         self._tick: Work[None] | None = None
         self._keep_going = False
         self._cancelled = False
@@ -58,7 +57,6 @@ class Handle(Work[list[Any]]):
         self._timer: asyncio.TimerHandle | None = None
         self._retrieved = False
         self._outcome: tuple[list[Any] | None, BaseException | None] | None = None
-        self._decoding = threading.Lock()
 
     def __repr__(self) -> str:
         state = "done" if self._done else f"{self._tally.missing} of {len(self._callee.ranks)} open"
@@ -87,9 +85,8 @@ class Handle(Work[list[Any]]):
         if step is Next.NOTHING:
             return self._tally.missing == 0
         self._order.append(slot)
-        part = self._parts.get(slot)
-        if part is not None:
-            self._settle_part(part, slot)
+        if self._parts is not None and slot in self._parts:
+            self._settle_part(self._parts[slot], slot)
         if step is Next.FINISH:
             if self._timer is not None:
                 self._timer.cancel()
@@ -108,7 +105,7 @@ class Handle(Work[list[Any]]):
         """The call could not even be sent."""
         self._outcome = (None, error)
         self._order = list(range(len(self._callee.ranks)))
-        for part in self._parts.values():
+        for part in (self._parts or {}).values():
             part._settle(error=error)
         self._finish()
 
@@ -133,7 +130,7 @@ class Handle(Work[list[Any]]):
             f"{ABORT_GRACE:g} s after the failure (waiting for the failed rank, perhaps); closing the group ends them"
         )
         logger.warning("%s", note)
-        with self._decoding:
+        with self._lock:
             if self._outcome is not None and self._outcome[1] is not None:
                 self._outcome[1].add_note(note)
 
@@ -148,7 +145,7 @@ class Handle(Work[list[Any]]):
     def _result(self) -> list[Any]:
         self._retrieved = True
         if self._outcome is None:
-            with self._decoding:
+            with self._lock:
                 if self._outcome is None:
                     self._outcome = self._decode()
         values, error = self._outcome
@@ -158,16 +155,17 @@ class Handle(Work[list[Any]]):
         return values
 
     def _decode(self) -> tuple[list[Any] | None, BaseException | None]:
-        failed = self._tally.failures()
-        if not failed:
-            if any(answer is None or answer[0] != Status.OK for answer in self._tally.answers):
-                why = "by handle.cancel()" if self._cancelled else "because its group was closed"
-                return None, ClosedError(f"{self._callee.name}.{self._method}() was cancelled {why}")
+        tally = self._tally
+        if not tally.failed and not tally.missing:
             try:
-                return [codec.decode(answer[1]) for answer in self._tally.answers if answer is not None], None
+                return [codec.decode(answer[1]) for answer in tally.answers if answer is not None], None
             except Exception as error:
                 return None, error
-        return None, root_error(self._callee, failed)
+        failed = tally.failures()
+        if failed:
+            return None, root_error(self._callee, failed)
+        why = "by handle.cancel()" if self._cancelled else "because its group was closed"
+        return None, ClosedError(f"{self._callee.name}.{self._method}() was cancelled {why}")
 
     def _part_outcome(self, slot: int) -> Outcome:
         rank = self._callee.ranks[slot]
@@ -199,6 +197,8 @@ class Handle(Work[list[Any]]):
         """One rank's result, by its place among the ranks that were called."""
         slot = range(len(self._callee.ranks))[index]
         with self._lock:
+            if self._parts is None:
+                self._parts = {}
             part = self._parts.get(slot)
             if part is None:
                 part = self._parts[slot] = Work()
@@ -316,7 +316,7 @@ class Handle(Work[list[Any]]):
         return handle
 
     def __del__(self) -> None:
-        if self._done and not self._retrieved and self._tally.failures():
+        if self._done and not self._retrieved and self._tally.failed:
             try:
                 self._result()
             except ClosedError:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlinf_async.address import WorkerInfo
-from rlinf_async.client import NodeClient
-from rlinf_async.core import codec, failures, frames
+from rlinf_async.client import NodeClient, Portable
+from rlinf_async.core import failures, frames
 from rlinf_async.errors import ClosedError
 from rlinf_async.handle import WINDOW, Handle
 from rlinf_async.stream import Stream
@@ -38,7 +38,7 @@ class Members:
         self.launching: Work[None] | None = None
         self.closed = False
         self._lock = threading.Lock()
-        self._pending: list[tuple[Callee, Sink, str, Sequence[codec.Encoded]]] = []
+        self._pending: list[tuple[Callee, Sink, str, Sequence[Portable]]] = []
         self._failure: BaseException | None = None
         client.on_event.setdefault("died", []).append(self._on_death)
 
@@ -83,7 +83,7 @@ class Members:
 
     # -- calls --------------------------------------------------------------------------------------------------
 
-    def call(self, callee: Callee, sink: Sink, method: str, encoded: Sequence[codec.Encoded]) -> None:
+    def call(self, callee: Callee, sink: Sink, method: str, encoded: Sequence[Portable]) -> None:
         """Sends a call, or keeps it until it can be sent.
 
         Args:
@@ -103,7 +103,7 @@ class Members:
                     return
         self._send(callee, sink, method, encoded)
 
-    def _send(self, callee: Callee, sink: Sink, method: str, encoded: Sequence[codec.Encoded]) -> None:
+    def _send(self, callee: Callee, sink: Sink, method: str, encoded: Sequence[Portable]) -> None:
         credit = WINDOW if isinstance(sink, Stream) else 0
         self.open.add(id(sink))
         if len(encoded) == 1:

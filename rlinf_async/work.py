@@ -36,7 +36,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         self._value: Any = None
         self._error: BaseException | None = None
         self._waiters: list[Callable[[], None]] = []
-        self._drivers: dict[Any, Generator[Any, Any, T]] = {}
+        self._drivers: dict[Any, Generator[Any, Any, T]] | None = None
 
     # -- what subclasses say ------------------------------------------------------------------------------------
 
@@ -202,6 +202,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
     def send(self, value: Any) -> Any:
         task = asyncio.current_task()
+        if self._drivers is None:
+            self._drivers = {}
         driver = self._drivers.get(task)
         if driver is None:
             driver = self._drivers[task] = self.__await__()
@@ -212,20 +214,19 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             raise
 
     def throw(self, *error: Any) -> Any:
+        drivers = self._drivers or {}
         task = asyncio.current_task()
-        driver = self._drivers.get(task)
-        if driver is None:
-            driver = self.__await__()
+        driver = drivers.get(task) or self.__await__()
         try:
             return driver.throw(error[-1] if isinstance(error[-1], BaseException) else error[0])
         except BaseException:
-            self._drivers.pop(task, None)
+            drivers.pop(task, None)
             raise
 
     def close(self) -> None:
-        for driver in list(self._drivers.values()):
+        drivers, self._drivers = self._drivers or {}, None
+        for driver in drivers.values():
             driver.close()
-        self._drivers.clear()
 
 
 class _Waiting:

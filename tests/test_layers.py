@@ -55,8 +55,8 @@ NEAR = rooms(
     "host inspection plan preview ranges stub tether text way words"
 )
 FAR = rooms(
-    "daemon guardian router processes resources birth desk gpus neighbour node output preflight sweeper templates "
-    "verdict"
+    "daemon guardian router processes resources birth desk gathering gpus neighbour node output preflight sweeper "
+    "templates verdict"
 )
 
 # Run where nothing of ours is installed, or must stay small: the standard library only.

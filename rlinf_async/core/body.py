@@ -13,12 +13,16 @@ Body = bytes | memoryview
 """What a receiver gets: bytes, or a private mapping of the sender's memory."""
 
 
-def pack_body(encoded: Encoded) -> tuple[bytes | int, Sequence[int]]:
+def pack_body(encoded: Encoded | bytes) -> tuple[bytes | int, Sequence[int]]:
     """What stands in the frame, and the descriptors that ride on it.
 
     Raises:
         MemoryError: a large body does not fit into this machine's memory.
     """
+    if isinstance(encoded, bytes):
+        if len(encoded) <= INLINE_LIMIT:
+            return encoded, ()
+        return len(encoded), (write_segment([encoded], len(encoded)),)
     if encoded.nbytes <= INLINE_LIMIT:
         return encoded.to_bytes(), ()
     return encoded.nbytes, (write_segment(encoded.parts(), encoded.nbytes),)

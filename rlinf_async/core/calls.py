@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum, auto
 from typing import Any
 
-from rlinf_async.core.frames import Status
+from rlinf_async.core.frames import OK, Status
 
 Body = Any
 """Bytes, or whatever the owner puts in their place (a mapped segment)."""
@@ -45,6 +45,7 @@ class Tally:
         self.answers: list[tuple[int, Body] | None] = [None] * size
         self.missing = size
         self.failed = False
+        """Some slot has answered otherwise than with a result."""
 
     def answer(self, slot: int, status: int, body: Body) -> Next:
         """Takes the final answer of a slot; a second answer of the same slot is dropped."""
@@ -52,12 +53,12 @@ class Tally:
             return Next.NOTHING
         self.answers[slot] = (status, body)
         self.missing -= 1
+        first_failure = status != OK and not self.failed
+        if first_failure:
+            self.failed = True
         if not self.missing:
             return Next.FINISH
-        if status != Status.OK and not self.failed:
-            self.failed = True
-            return Next.CANCEL_OTHERS
-        return Next.WAIT
+        return Next.CANCEL_OTHERS if first_failure else Next.WAIT
 
     def unanswered(self) -> list[int]:
         return [slot for slot, answer in enumerate(self.answers) if answer is None]

@@ -103,6 +103,25 @@ class Encoded:
 
 _NOTHING: Final = ()
 _NO_ARGUMENTS: Final = Encoded([pickle.dumps(((), {}), 5)])
+_NO_ARGUMENTS_BODY: Final = _NO_ARGUMENTS.to_bytes()
+
+
+def encode_plain(value: Any) -> bytes | None:
+    """The whole body of a value of a few builtin atoms and containers, at once; None for whatever needs ``encode``."""
+    if type(value) in _ATOMS or _is_plain(value, 3):
+        return b"\0" + pickle.dumps(value, 5)
+    return None
+
+
+def encode_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], *, describe: str, root: str | tuple[str, ...]
+) -> bytes | Encoded:
+    """The arguments of a call; ``describe`` and ``root`` as in ``encode``."""
+    if not args and not kwargs:
+        return _NO_ARGUMENTS_BODY
+    value = (args, kwargs)
+    plain = encode_plain(value)
+    return encode(value, describe=describe, root=root) if plain is None else plain
 
 
 def extend(top_level_module: str, provider: str) -> None:

@@ -84,6 +84,11 @@ class Status(IntEnum):
     """The target's node is gone; the body tells which and why."""
 
 
+OK: Final = int(Status.OK)
+ITEM: Final = int(Status.ITEM)
+FINAL: Final = frozenset(int(status) for status in Status) - {ITEM}
+"""Statuses as plain numbers, for where every call passes."""
+
 Frame = Sequence[Any]
 
 

@@ -15,6 +15,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,6 +29,13 @@ logger = logging.getLogger(__name__)
 _READ: Final = 256 * 1024
 _ANCILLARY: Final = socket.CMSG_SPACE(64 * 4)
 _BATCH: Final = 256 * 1024
+_BURST: Final = 50e-6
+"""Seconds; a frame that follows another one sooner than this waits for the end of the loop's turn."""
+
+# As plain numbers: the enum members of `socket` cost microseconds in arithmetic.
+_NOSIGNAL: Final = int(socket.MSG_NOSIGNAL)
+_CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)
+_CTRUNC: Final = int(socket.MSG_CTRUNC)
 
 OnFrames = Callable[[list[tuple[list[Any], list[int]]]], None]
 
@@ -64,6 +72,7 @@ class Connection:
         self._lock = threading.Lock()
         self._queue: deque[tuple[bytes, Sequence[int]]] = deque()
         self._scheduled = False
+        self._sent_at = 0.0
         self._blocked = False
         self._closed = False
         self._buffer = bytearray(_READ)
@@ -85,30 +94,48 @@ class Connection:
     # -- writing ------------------------------------------------------------------------------------------------
 
     def send(self, frame: Frame, fds: Sequence[int] = (), *, later: bool = False) -> None:
-        """Queues a frame; from another thread it is written at once unless ``later`` says that more will follow."""
-        direct = False
+        """Sends a frame.
+
+        On the loop's thread a lone frame leaves at once, and those that follow it closely leave together at the end of
+        the turn.  From another thread it leaves at once, unless ``later`` says that more will follow.
+        """
         with self._lock:
             if self._closed:
                 _close_all(fds)
                 return
             self._queue.append((self._packer.pack(frame), fds))
-            if self._scheduled or self._blocked:
+            if self._scheduled or self._blocked or not self._thread:
                 return
             if threading.get_ident() == self._thread:
-                self._scheduled = True
-                self._loop.call_soon(self._flush)
-            elif later or not self._thread:
-                if self._thread:
+                now = time.monotonic()
+                if now - self._sent_at < _BURST:
                     self._scheduled = True
-                    self._loop.call_soon_threadsafe(self._flush)
-            else:
-                direct = True
-        if direct:
-            self._write()
+                    self._loop.call_soon(self._flush)
+                    return
+                self._sent_at = now
+            elif later:
+                self._scheduled = True
+                self._loop.call_soon_threadsafe(self._flush)
+                return
+        self._write()
+
+    def send_all(self, sent: Sequence[tuple[Frame, Sequence[int]]]) -> None:
+        """Sends several frames in as few system calls as their descriptors allow; on the loop's thread."""
+        with self._lock:
+            if self._closed:
+                for _, fds in sent:
+                    _close_all(fds)
+                return
+            self._queue.extend((self._packer.pack(frame), fds) for frame, fds in sent)
+            if self._scheduled or self._blocked:
+                return
+            self._sent_at = time.monotonic()
+        self._write()
 
     def _flush(self) -> None:
         self._scheduled = False
-        if not self._blocked:
+        self._sent_at = time.monotonic()
+        if self._queue and not self._blocked:
             self._write()
 
     def _write(self) -> None:
@@ -131,12 +158,12 @@ class Connection:
                     if fds:
                         rights = array.array("i", fds)
                         sent = self._sock.sendmsg(
-                            [data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)], socket.MSG_NOSIGNAL
+                            [data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)], _NOSIGNAL
                         )
                         _close_all(fds)
                         fds = ()
                     else:
-                        sent = self._sock.send(data, socket.MSG_NOSIGNAL)
+                        sent = self._sock.send(data, _NOSIGNAL)
                 except BlockingIOError:
                     sent = 0
                 except OSError:
@@ -176,7 +203,7 @@ class Connection:
         """Reads what is there, once.  False at the end of the stream, None when nothing was there."""
         try:
             size, ancillary, flags, _ = self._sock.recvmsg_into(
-                [self._view], _ANCILLARY, socket.MSG_CMSG_CLOEXEC
+                [self._view], _ANCILLARY, _CLOEXEC
             )
         except (BlockingIOError, InterruptedError):
             return None
@@ -190,7 +217,7 @@ class Connection:
                 fds = array.array("i")
                 fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
                 self._received_fds.extend(fds)
-        if flags & socket.MSG_CTRUNC:
+        if flags & _CTRUNC:
             self._fail("file descriptors were lost on the way (is the limit of open files reached? `ulimit -n`)")
             return None
         if size == 0:

@@ -329,7 +329,9 @@ class Runtime:
 
     def _answer_value(self, call: Call, value: Any) -> None:
         try:
-            encoded = codec.encode(value, describe=f"the result of {call.method}()", root="result")
+            encoded: codec.Encoded | bytes | None = codec.encode_plain(value)
+            if encoded is None:
+                encoded = codec.encode(value, describe=f"the result of {call.method}()", root="result")
             body, fds = pack_body(encoded)
         except BaseException as error:
             self._answer_error(call, error)
@@ -392,7 +394,8 @@ def main(sock: socket.socket, spec: dict[str, Any], identity: base.Identity, sto
     import uvloop
 
     sys.setswitchinterval(0.0005)
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    # Not uvloop's: that makes a socket pair for signals each time it is resumed, and it is resumed after every def.
+    loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     socket_loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
     runtime = Runtime(loop, identity, spec.get("max_concurrency"))

@@ -70,11 +70,12 @@ async def test_a_program_that_cannot_be_run_says_so(capfd: pytest.CaptureFixture
 
 
 def test_orphans_of_the_run_are_ended_and_nobody_else() -> None:
-    leave_one = [sys.executable, "-c", "import subprocess; print(subprocess.Popen(['setsid', 'sleep', '100']).pid)"]
+    program = "from subprocess import *; print(Popen(['sleep', '100'], stdout=DEVNULL, start_new_session=True).pid)"
+    leave_one = [sys.executable, "-c", program]
     with subprocess.Popen(["sleep", "100"], env=os.environ | {"RLINF_RUN_ID": "0a1b2c3d"}) as before:
         orphans = Orphans("0a1b2c3d")
         left = [
-            int(subprocess.run(leave_one, env=os.environ | {"RLINF_RUN_ID": run}, capture_output=True).stdout)
+            int(subprocess.run(leave_one, env=os.environ | {"RLINF_RUN_ID": run}, stdout=subprocess.PIPE).stdout)
             for run in ("0a1b2c3d", "ffffffff")
         ]
         orphans.end()

@@ -1,0 +1,60 @@
+"""The answers of one group call leave together: one wake-up of the caller instead of one per rank."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from rlinf_async.core.frames import OK
+
+PATIENCE: Final = 0.001
+"""Seconds that an answer waits for those of the other ranks; a caller may want it as it comes."""
+
+Answer = tuple[Any, list[int]]
+"""A REPLY and its descriptors."""
+
+
+class Gathering:
+    """Plain state: which answers wait for which.
+
+    Only results wait; the first failure of a call, like the last answer, lets everything go.
+
+    Example:
+        gathering.expect(source, call, 2)
+        gathering.answer(first, [])       # []: the other one is awaited
+        gathering.answer(second, [])      # [first, second]
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[int, int], tuple[int, list[Answer]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def expect(self, source: int, call: int, count: int) -> None:
+        """A call has gone to ``count`` workers of this node."""
+        self._open[source, call] = (count, [])
+
+    def answer(self, frame: Any, fds: list[int]) -> list[Answer]:
+        """The answers to deliver now, in the order in which they came."""
+        key = (frame[3], frame[4])
+        entry = self._open.get(key)
+        if entry is None:
+            return [(frame, fds)]
+        count, waiting = entry
+        waiting.append((frame, fds))
+        if frame[6] != OK or count == len(waiting):
+            del self._open[key]
+            return waiting
+        return []
+
+    def release(self) -> list[Answer]:
+        """Those that have waited for long enough; the rest of their calls comes as it comes."""
+        late: list[Answer] = []
+        for key in [key for key, (_, waiting) in self._open.items() if waiting]:
+            late += self._open.pop(key)[1]
+        return late
+
+    def forget(self, source: int, call: int) -> list[Answer]:
+        """One of the ranks is dead: what has waited for it."""
+        entry = self._open.pop((source, call), None)
+        return entry[1] if entry is not None else []
