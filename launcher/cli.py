@@ -13,7 +13,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -153,7 +153,7 @@ def _signals(job: Job, report: Report) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-async def _interruptible(work: Any) -> int:
+async def _interruptible(work: Coroutine[Any, Any, int]) -> int:
     """``work``'s result; 130 when a signal ends it first."""
     loop = asyncio.get_running_loop()
     task: asyncio.Task[int] = asyncio.ensure_future(work)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
+_AFTER_KILL: Final = 2.0
 
 
 class Driver:
@@ -59,9 +60,11 @@ class Driver:
         self._process.kill()
 
     async def close(self) -> None:
-        """Afterwards the script has ended."""
+        """Kills the script where it still runs, and waits until it has ended."""
         self.kill()
-        await self._exited.wait()
+        with suppress(TimeoutError):  # a process that hangs in the kernel must not hold us
+            async with asyncio.timeout(_AFTER_KILL):
+                await self._exited.wait()
 
     def _on_exit(self) -> None:
         if self._process.poll() is not None:

@@ -3,6 +3,9 @@
 It does nothing but wait, for the daemon's end or for the end of its own stdin (the *lifeline*: the kernel cuts it when
 the launcher, the ssh client or the embedding process goes, however it goes).  As a subreaper it inherits whatever the
 daemon and its workers leave behind, however deep and in whatever session, and ends it.
+
+Where the guardian is the one that is killed, the kernel tells the daemon with a SIGTERM, which ends in order and sweeps
+up for itself: it is a subreaper too.
 """
 
 from __future__ import annotations
@@ -55,10 +58,12 @@ def guard(daemon: Callable[[int], int]) -> NoReturn:
     pid = os.fork()
     if pid == 0:
         os.close(told)
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != guardian:
             os._exit(1)
-        os._exit(daemon(tell))
+        code = daemon(tell)
+        sweep()
+        os._exit(code)
     os.close(tell)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda *_: os.kill(pid, signal.SIGTERM))
@@ -91,19 +96,19 @@ def _watch(pid: int) -> int:
             # The daemon has seen it too and ends in order; this is for the case that it cannot.
             poll.unregister(0)
             deadline = time.monotonic() + PATIENCE
-    return _sweep(pid)
+    code = sweep().get(pid, 1)
+    return 128 - code if code < 0 else code
 
 
-def _sweep(daemon: int) -> int:
-    """Kills and reaps until nothing is left; the daemon's exit code."""
-    code = 1
+def sweep() -> dict[int, int]:
+    """Kills and reaps children, and what they leave in turn, until nothing is left; the exit codes by pid."""
+    codes = {}
     while True:
         for child in children():
-            os.kill(child, signal.SIGKILL)
+            with contextlib.suppress(PermissionError):  # it runs as another user: it ends when it likes
+                os.kill(child, signal.SIGKILL)
         try:
             pid, status = os.waitpid(-1, 0)
         except ChildProcessError:
-            return code
-        if pid == daemon:
-            code = os.waitstatus_to_exitcode(status)
-            code = 128 - code if code < 0 else code
+            return codes
+        codes[pid] = os.waitstatus_to_exitcode(status)

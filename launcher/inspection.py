@@ -131,11 +131,19 @@ class Inspection:
             "path": [str(options.sync)] if options.sync is not None else [],
             "sync_dir": str(options.sync) if options.sync is not None else None,
             "archive_size": archive_size,
-            "cwd": options.cwd or str(Path.cwd()),
-            "script": str(Path(script).absolute()) if script and not options.module else None,
+            "cwd": str(self._folder(Path(options.cwd or Path.cwd()))),
+            "script": self._place(script) if script and not options.module else None,
             "module": script if options.module else None,
             "iface": options.iface if node.host.address is None else None,
         }
+
+    def _place(self, script: str) -> str:
+        path = Path(script).absolute()
+        return str(self._folder(path.parent) / path.name)
+
+    def _folder(self, folder: Path) -> Path:
+        """A folder as it was typed; with links followed where it has to be found again in the shipped one."""
+        return folder if self._options.sync is None else folder.resolve()
 
     def judge(self) -> dict[int, str]:
         """What only shows when all answers are there, or is measured against this machine."""

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -28,12 +29,15 @@ logger = logging.getLogger(__name__)
 MESH_TIMEOUT: Final = 20.0
 """Seconds for the links to all other nodes."""
 
+LAST_RESORT: Final = 5
+"""Seconds after a SIGTERM in which this process ends in order; then the kernel ends it."""
+
 
 class Node:
     """The daemon's whole: ``run`` goes from the first line on stdin to the last process's end.
 
-    Lifecycle: up (socket listens, template imports) -> peers known -> links open -> ready -> stop or lifeline cut ->
-    groups closed, links closed, run directory removed.
+    Lifecycle: up (socket listens, template imports) -> peers known -> links open -> ready -> stop, or lifeline cut or
+    SIGTERM -> groups closed, links closed, run directory removed.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class Node:
         self._templates = templates
         self._facts = facts
         self._stop = asyncio.Event()
+        self._in_order = False
         self._closing: set[asyncio.Task[None]] = set()
         self._tasks: asyncio.TaskGroup
         self._expected_links: dict[int, asyncio.Future[Any]] = {}
@@ -71,13 +76,15 @@ class Node:
     async def run(self) -> None:
         listener = listen(str(self._birth.socket_path))
         self._loop.add_reader(listener.fileno(), self._accept, listener)
+        self._loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 address = await self._serve_neighbours()
-                self._tasks.create_task(self._converse(address))
+                conversation = self._tasks.create_task(self._converse(address))
                 await self._stop.wait()
                 self._loop.remove_reader(listener.fileno())
                 await self._close_everything()
+                conversation.cancel()
         finally:
             listener.close()
             self._desk.close_stores()
@@ -111,6 +118,7 @@ class Node:
                     line, _, lines = lines.partition(b"\n")
                     message = json.loads(line)
                     if message["op"] == "stop":
+                        self._in_order = True
                         return
                     if message["op"] == "peers":
                         await self._meet(message["peers"])
@@ -284,16 +292,32 @@ class Node:
 
     # -- the end ------------------------------------------------------------------------------------------------
 
+    def _on_sigterm(self) -> None:
+        """The guardian is gone, or passes on what ends this machine."""
+        logger.info("SIGTERM: ending")
+        signal.alarm(LAST_RESORT)
+        self._stop.set()
+
     async def _close_everything(self) -> None:
-        await asyncio.gather(*(self._desk.close_group(group, GRACE) for group in list(self._desk.groups.values())))
-        for neighbour in self._router.neighbours.values():
-            await neighbour.close()
+        if not self._in_order:
+            # Whoever counts on this node learns that it is lost now, and not when its groups have had their time.
+            await asyncio.gather(self._take_leave(), self._close_groups())
+        else:
+            await self._close_groups()
+            await self._take_leave()
         if self._server is not None:
             await self._server.stop()
         self._templates.close()
+
+    async def _close_groups(self) -> None:
+        await asyncio.gather(*(self._desk.close_group(group, GRACE) for group in list(self._desk.groups.values())))
+
+    async def _take_leave(self) -> None:
+        """Of the other nodes and of the drivers."""
         for endpoint in list(self._router.endpoints.values()):
             if endpoint.role == "driver":
                 self._driver_gone(endpoint)
+        await asyncio.gather(*(neighbour.close() for neighbour in self._router.neighbours.values()))
 
 
 def _leaves(group: BaseExceptionGroup[Any]) -> list[BaseException]:

@@ -102,7 +102,7 @@ class Survey:
         self.missing.append({"what": what, "detail": detail, "fix": fix})
 
     def unpack(self, read: Read) -> None:
-        """Makes the run's directory, and fills its ``sync`` folder with the archive that follows the request."""
+        """Makes the run's directory, and in it the folder of the archive that follows the request."""
         size = self.request["archive_size"]
         archive = Archive(read, size)
         try:
@@ -111,7 +111,9 @@ class Survey:
             self.miss("run directory", str(error), "set XDG_RUNTIME_DIR or TMPDIR there to a folder that is writable")
         try:
             if size and self.run_dir:
-                self.sync = self.run_dir / "sync"
+                own = self.run_dir / f"node-{self.request['node']}"  # the daemon's own: it goes with it
+                own.mkdir(0o700)
+                self.sync = own / "sync"
                 extract(archive, self.sync)
         except (OSError, ValueError, tarfile.TarError) as error:
             fix = "make room there, or ship less: what .gitignore names is left out"

@@ -88,6 +88,8 @@ def explain(way: SshWay, ending: Ending) -> str:
                 return cause(way, match, probe)
         said = "\n".join(f"ssh | {line}" for line in ending.stderr[-8:])
         return f"ssh: {_last(ending)}\n{said}\ntry: {probe}" if said else f"ssh failed without a word\ntry: {probe}"
+    if ending.exit_code is not None and ending.exit_code < 0:
+        return "\n".join([f"its ssh client {ending.verdict()}, on this machine", *ending.last_lines()])
     return describe_ending(ending)
 
 

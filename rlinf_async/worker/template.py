@@ -13,6 +13,7 @@ from __future__ import annotations
 import array
 import contextlib
 import ctypes
+import errno
 import faulthandler
 import gc
 import os
@@ -20,6 +21,8 @@ import signal
 import socket
 import sys
 import time
+import weakref
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +30,9 @@ import msgpack
 
 PACKET: Final = 512 * 1024
 PR_SET_PDEATHSIG: Final = 1
+
+BATCH: Final = 32
+"""Workers that are forked through one process in between."""
 
 
 def die_with_parent(parent: int) -> None:
@@ -44,6 +50,7 @@ def main() -> None:
     gc.disable()
     since = time.monotonic()
     _import_everything()
+    _keep_from_finalizing()
     gc.collect()
     gc.freeze()
     threads = [entry.name for entry in Path("/proc/self/task").iterdir()]
@@ -67,65 +74,105 @@ def _import_everything() -> None:
     import rlinf_async.worker.runtime  # noqa: F401
 
 
+def _keep_from_finalizing() -> None:
+    """What the imports want to tidy up at exit (torch's operator tables) would cost each worker 30 ms at its end."""
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        finalizer.atexit = False
+
+
 def _torch_version() -> str:
     import torch
 
     return str(torch.__version__)
 
 
+@dataclass
+class Order:
+    """One worker that shall be born: what it is, and the descriptors that it takes along."""
+
+    spec: dict[str, Any]
+    fds: list[int]
+    error: str | None = None
+
+
 def _serve(control: socket.socket) -> None:
+    """Forks what is ordered, until the daemon is gone; orders that wait together are born together."""
     while True:
-        try:
-            packet, ancillary, flags, _ = control.recvmsg(
-                PACKET, socket.CMSG_SPACE(8 * 4), socket.MSG_CMSG_CLOEXEC
-            )
-        except InterruptedError:
-            continue
-        if not packet:
+        first = _receive(control, 0)
+        if first is None:
             return
-        fds: list[int] = []
-        for level, kind, data in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                numbers = array.array("i")
-                numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
-                fds.extend(numbers)
-        try:
-            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-                raise OSError(f"the description of a worker is larger than {PACKET} bytes; is its environment huge?")
-            spec = msgpack.unpackb(packet, raw=False)
-            answer: dict[str, Any] = {"pid": _fork_twice(control, spec, fds)}
-        except OSError as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        for fd in fds:
-            os.close(fd)
-        control.send(msgpack.packb(answer))
+        orders = [first]
+        while len(orders) < BATCH and (another := _receive(control, socket.MSG_DONTWAIT)) is not None:
+            orders.append(another)
+        pids = iter(_fork_twice(control, [order for order in orders if order.error is None]))
+        for order in orders:
+            for fd in order.fds:
+                os.close(fd)
+            answer = {"error": order.error} if order.error is not None else _answer(next(pids))
+            control.send(msgpack.packb(answer))
 
 
-def _fork_twice(control: socket.socket, spec: dict[str, Any], fds: list[int]) -> int:
-    """The worker's pid; when this returns, the daemon is its parent."""
+def _receive(control: socket.socket, flags: int) -> Order | None:
+    """The next order; None at the end, or where none waits."""
+    try:
+        packet, ancillary, got, _ = control.recvmsg(PACKET, socket.CMSG_SPACE(8 * 4), socket.MSG_CMSG_CLOEXEC | flags)
+    except BlockingIOError:
+        return None
+    if not packet:
+        return None
+    fds: list[int] = []
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            numbers = array.array("i")
+            numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+            fds.extend(numbers)
+    if got & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        return Order({}, fds, f"the description of a worker is larger than {PACKET} bytes; is its environment huge?")
+    return Order(msgpack.unpackb(packet, raw=False), fds)
+
+
+def _answer(pid: int) -> dict[str, Any]:
+    if pid < 0:
+        return {"error": f"fork: {os.strerror(-pid)} (is the limit of processes reached? `ulimit -u`)"}
+    return {"pid": pid}
+
+
+def _fork_twice(control: socket.socket, orders: list[Order]) -> list[int]:
+    """The workers' pids, or a negative errno; when this returns, the daemon is their parent.
+
+    A process in between forks them all and ends, and the daemon, a subreaper, adopts them.
+    """
+    if not orders:
+        return []
     read, write = os.pipe()
-    middle = os.fork()
+    try:
+        middle = os.fork()
+    except OSError as error:
+        os.close(read)
+        os.close(write)
+        return [-(error.errno or errno.EAGAIN)] * len(orders)
     if middle == 0:
-        try:
-            worker = os.fork()
-        except OSError as error:
-            os.write(write, f"-{error.errno}".encode())
-            os._exit(1)
-        if worker == 0:
-            os.close(read)
-            os.close(write)
-            control.close()
-            _become(spec, fds)
-        os.write(write, str(worker).encode())
+        for order in orders:
+            try:
+                worker = os.fork()
+            except OSError as error:
+                worker = -(error.errno or errno.EAGAIN)
+            if worker == 0:
+                os.close(read)
+                os.close(write)
+                control.close()
+                for other in orders:
+                    if other is not order:
+                        for fd in other.fds:
+                            os.close(fd)
+                _become(order.spec, order.fds)
+            os.write(write, f"{worker}\n".encode())
         os._exit(0)
     os.close(write)
-    with open(read, "rb") as reader:
-        text = reader.read()
+    with open(read) as reader:
+        pids = [int(line) for line in reader.read().split()]
     os.waitpid(middle, 0)
-    pid = int(text or b"-1")
-    if pid < 0:
-        raise OSError(-pid, f"fork: {os.strerror(-pid)} (is the limit of processes reached? `ulimit -u`)")
-    return pid
+    return pids + [-errno.ECHILD] * (len(orders) - len(pids))
 
 
 def _become(spec: dict[str, Any], fds: list[int]) -> None:

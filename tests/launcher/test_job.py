@@ -159,12 +159,21 @@ async def test_a_folder_that_is_shipped_stands_first_on_the_path_there(
     there, here = stage.daemon(0), stage.daemon(1)
     near, far = there["birth"]["sync"]
     assert (near, here["birth"]["sync"]) == (str(code), None)
-    assert far == there["birth"]["run_dir"] + "/sync"
+    assert far == there["birth"]["run_dir"] + "/node-0/sync"
     assert there["cwd"] == far
     assert there["environ"]["PYTHONPATH"].split(":")[0] == far
     assert "PYTHONPATH" not in there["birth"]["env"]  # it would win over the one above
     # here the folder itself stands first, for the daemon and for the script
     assert here["environ"]["PYTHONPATH"].split(":")[0] == stage.out.split(":")[0] == str(code)
+
+
+async def test_a_link_to_the_shipped_folder_is_as_good_as_its_name(stage: Stage, report: Report) -> None:
+    (stage.folder / "code/inner").mkdir(parents=True)
+    link = stage.folder / "link"
+    link.symlink_to("code/inner")
+    assert await life(stage.job(report, [Host("there")], sync=stage.folder / "code", cwd=str(link))) == 0
+    there = stage.daemon(0)
+    assert there["cwd"] == there["birth"]["sync"][1] + "/inner"
 
 
 async def test_a_machine_under_two_names_is_found_out(stage: Stage, report: Report) -> None:

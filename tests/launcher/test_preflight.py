@@ -164,7 +164,7 @@ def test_without_an_order_it_removes_what_it_made(farewell: bytes) -> None:
     archive = tar_of(("a/b.py", b"x"))
     with preflight(a_request(sync_dir="/near", archive_size=len(archive)), archive) as far:
         run_dir = Path(far.says()["run_dir"])
-        assert (run_dir / "sync/a/b.py").read_bytes() == b"x"
+        assert (run_dir / "node-3/sync/a/b.py").read_bytes() == b"x"
         far.hears(farewell)
         assert far.ends() == (0, "")
     assert not run_dir.exists()
@@ -253,7 +253,7 @@ def test_a_synced_folder_comes_first_and_paths_follow_it() -> None:
     with preflight(request, archive) as far:
         answer = far.says()
         assert answer["ok"], answer["missing"]
-        assert answer["sync"] == answer["run_dir"] + "/sync"
+        assert answer["sync"] == answer["run_dir"] + "/node-3/sync"
         assert answer["cwd"] == answer["sync"] + "/src"
         assert answer["python_path"] == [answer["sync"], "/p"]
         assert Path(answer["sync"], "latest").resolve() == Path(answer["sync"], "src/train.py").resolve()

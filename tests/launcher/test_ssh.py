@@ -159,6 +159,10 @@ def test_an_ancient_python_is_named_with_its_version() -> None:
     assert text.startswith("/usr/bin/python is Python 2.7.18, which is too old\nfix: --python PATH")
 
 
+def test_an_ssh_client_that_was_killed_is_not_taken_for_the_daemon() -> None:
+    assert said("", code=-9) == "its ssh client was killed by signal 9, on this machine"
+
+
 def test_what_ran_there_has_the_last_word_when_ssh_is_not_to_blame() -> None:
     text = said("Traceback (most recent call last):\nMemoryError", code=1)
     assert text.splitlines()[0] == "its process ended with exit code 1"
