@@ -25,11 +25,11 @@ class MasterStore:
         loop.add_reader(listen_fd, self._open)
 
     def _open(self) -> None:
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
-
         address, port = self._listener.getsockname()[:2]
         self._loop.remove_reader(self._listener.fileno())
         try:
+            from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
+
             self._store = TCPStore(
                 host_name=address,
                 port=port,

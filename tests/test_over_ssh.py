@@ -1,0 +1,190 @@
+"""Real hosts over real ssh: one job across them, and what the launcher says of hosts that cannot join."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from tests.namespaces import CHECKOUT, FakeHosts
+
+pytestmark = pytest.mark.namespaces
+
+MakeHosts = Callable[..., FakeHosts]
+LAUNCH = [sys.executable, "-m", "launcher"]
+
+SMALL_JOB = [
+    "examples/embodiment/train_embodied_agent.py",
+    "cluster.num_nodes=2",
+    "cluster.component_placement.env=0-1",
+    "cluster.component_placement.rollout=1",
+    "cluster.component_placement.actor=0-1",
+    "env.total_num_envs=4",
+    "algorithm.rollout_steps=16",
+    "algorithm.update_epochs=2",
+    "actor.global_batch_size=32",
+    "actor.micro_batch_size=8",
+    "runner.eval.episodes=3",
+    "runner.eval.interval=0",
+    "runner.max_steps=2",
+]
+
+
+def launch(hosts: FakeHosts, *arguments: str, check: bool = True, timeout: float = 150) -> Any:
+    """``rlinf-launch`` as the user of the driver's host types it, from the checkout."""
+    ssh = ["--ssh-args", " ".join(hosts.ssh_args)]
+    return hosts.driver.run([*LAUNCH, *ssh, *arguments], cwd=CHECKOUT, check=check, timeout=timeout)
+
+
+def hosts_file(folder: Path, *lines: str) -> str:
+    path = folder / "nodes.txt"
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def test_the_main_job_runs_across_two_hosts_one_of_them_without_the_checkout(
+    fake_hosts: MakeHosts, tmp_path: Path
+) -> None:
+    pytest.importorskip("mujoco")
+    hosts = fake_hosts(2, hidden={1: [CHECKOUT]})
+    nodes = hosts_file(tmp_path, "node0", "node1")
+    done = launch(
+        hosts,
+        "--hosts",
+        nodes,
+        "--sync",
+        str(CHECKOUT),
+        "--",
+        *SMALL_JOB,
+        f"runner.logger.log_path={tmp_path / 'logs'}",
+    )
+    assert "2 env, 1 rollout and 2 actor workers" in done.stdout
+    assert "evaluation of InvertedPendulum-v5" in done.stdout
+    assert json.loads((tmp_path / "logs" / "evaluation.json").read_text())
+    for host in hosts:
+        assert host.run(["sh", "-c", "ls -d /tmp/rlinf-[0-9]* /run/user/*/rlinf-* 2>/dev/null || true"]).stdout == ""
+
+
+def test_ranks_of_one_group_live_on_hosts_of_their_own(fake_hosts: MakeHosts, tmp_path: Path) -> None:
+    hosts = fake_hosts(2)
+    script = tmp_path / "where.py"
+    script.write_text(
+        dedent("""
+        import os, socket
+        from rlinf_async import Cluster, NodePlacementStrategy, Worker
+
+        class Where(Worker):
+            def where(self):
+                return socket.gethostname(), os.environ["MASTER_ADDR"], os.environ.get("HF_MINE")
+
+            def reduce(self):
+                import torch, torch.distributed as dist
+                dist.init_process_group("gloo")
+                value = torch.ones(1)
+                dist.all_reduce(value)
+                return value.item()
+
+        if __name__ == "__main__":
+            with Cluster(num_nodes=2) as cluster:
+                group = Where.create_group().launch(cluster, NodePlacementStrategy([0, 1, 1]), name="where")
+                print("WHERE", group.where().wait())
+                print("SUM", group.reduce().wait())
+                print("CROSSED", cluster.status(0)["node"])
+        """)
+    )
+    nodes = hosts_file(tmp_path, "node0", "node1 slots=2")
+    done = launch(hosts, "--hosts", nodes, "-e", "HF_MINE=yes", "--sync", str(tmp_path), "--", str(script))
+    first = hosts[0].address
+    assert (
+        f"WHERE [('node0', '{first}', 'yes'), ('node1', '{first}', 'yes'), ('node1', '{first}', 'yes')]" in done.stdout
+    )
+    assert "SUM [3.0, 3.0, 3.0]" in done.stdout
+
+
+def test_every_host_that_cannot_join_is_listed_and_the_others_are_taken_down(
+    fake_hosts: MakeHosts, tmp_path: Path
+) -> None:
+    """Four hosts: two fit, one has not the package, one cannot be reached."""
+    hosts = fake_hosts(4, hidden={2: [CHECKOUT]})
+    hosts[3].kill()
+    nodes = hosts_file(tmp_path, "node0", "node1", "node2", "node3")
+    script = tmp_path / "never.py"
+    script.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    done = launch(hosts, "--hosts", nodes, "--start-timeout", "30", "--", str(script), check=False)
+    assert done.returncode == 255
+    assert "nodes could not be started" in done.stderr
+    assert "node2" in done.stderr
+    assert "rlinf_async" in done.stderr
+    assert "node3" in done.stderr
+    assert not (tmp_path / "ran").exists()
+    for host in hosts[:3]:
+        left = [pid for pid in host.processes() if b"RLINF_RUN_ID=" in _environ(pid)]
+        assert left == []
+
+
+def test_check_says_what_each_host_lacks_and_starts_nothing(fake_hosts: MakeHosts, tmp_path: Path) -> None:
+    hosts = fake_hosts(2, hidden={1: [CHECKOUT]})
+    nodes = hosts_file(tmp_path, "node0", "node1")
+    done = launch(hosts, "--hosts", nodes, "--check", "--", "examples/hello.py", check=False)
+    assert done.returncode == 255
+    assert "rlinf_async" in done.stdout + done.stderr
+    done = launch(hosts, "--hosts", "node0,", "--check", "--", "examples/hello.py", check=False)
+    assert done.returncode == 0
+
+
+def test_a_host_with_an_unknown_key_is_refused(fake_hosts: MakeHosts, tmp_path: Path) -> None:
+    hosts = fake_hosts(1)
+    (hosts.known_hosts).write_text("")
+    done = launch(hosts, "--hosts", "node0,", "--", "examples/hello.py", check=False)
+    assert done.returncode == 255
+    assert "host key" in done.stderr.lower()
+
+
+def test_a_host_whose_cable_is_pulled_is_lost_and_told(fake_hosts: MakeHosts, tmp_path: Path) -> None:
+    hosts = fake_hosts(2)
+    script = tmp_path / "wait.py"
+    script.write_text(
+        dedent("""
+        import time
+        from rlinf_async import Cluster, NodeLost, NodePlacementStrategy, Worker
+
+        class Sleeper(Worker):
+            async def sleep(self):
+                import asyncio
+                print("sleeping", flush=True)
+                await asyncio.sleep(600)
+
+        if __name__ == "__main__":
+            with Cluster(num_nodes=2) as cluster:
+                group = Sleeper.create_group().launch(cluster, NodePlacementStrategy([0, 1]), name="s").wait_ready()
+                handle = group.sleep()
+                print("CALLED", flush=True)
+                since = time.monotonic()
+                try:
+                    handle.wait()
+                except NodeLost as lost:
+                    print("LOST", lost.node_rank, "after", time.monotonic() - since < 15, flush=True)
+        """)
+    )
+    nodes = hosts_file(tmp_path, "node0", "node1")
+    command = [*LAUNCH, "--ssh-args", " ".join(hosts.ssh_args), "--hosts", nodes, "--sync", str(tmp_path), "--", script]
+    process = hosts.driver.popen(command, cwd=CHECKOUT, stdout=-1, stderr=-1, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("CALLED"):
+            break
+    hosts[1].link_down()
+    stdout, stderr = process.communicate(timeout=60)
+    assert "LOST 1 after True" in stdout, stdout + stderr
+
+
+def _environ(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
