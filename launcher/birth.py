@@ -30,7 +30,8 @@ class Birth:
     environment: dict[str, str] = field(repr=False)
     gpus: tuple[str, ...] | None
     fake_gpus: int | None
-    slots: int | None
+    most_gpus: int | None
+    """The hosts file's ``slots`` or ``max_slots``; None for all that there are."""
     sync: tuple[str, str] | None
     tee: str
     rest_of_stdin: bytes = field(repr=False)
@@ -82,7 +83,7 @@ def read_birth(make_run_dir: Any) -> Birth:
         environment=dict(told.get("env") or {}),
         gpus=tuple(told["gpus"]) if told.get("gpus") is not None else None,
         fake_gpus=told.get("fake_gpus"),
-        slots=told.get("slots"),
+        most_gpus=told.get("slots") if told.get("slots") is not None else told.get("max_slots"),
         sync=(sync[0], sync[1]) if sync else None,
         tee=str(told.get("tee") or "all"),
         rest_of_stdin=rest,

@@ -66,7 +66,9 @@ def _live(birth: Birth, templates: Templates) -> None:
     async def life() -> None:
         loop = asyncio.get_running_loop()
         templates.watch(loop)
-        await Node(loop, birth, templates, facts(birth.gpus, birth.fake_gpus, birth.worker_environment)).run()
+        known = facts(birth.gpus, birth.fake_gpus, birth.worker_environment)
+        known["gpus"] = known["gpus"][: birth.most_gpus]
+        await Node(loop, birth, templates, known).run()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(life())

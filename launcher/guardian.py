@@ -67,10 +67,25 @@ def guard(daemon: Callable[[int], int]) -> NoReturn:
     os.close(tell)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda *_: os.kill(pid, signal.SIGTERM))
-    code = _watch(pid)
-    with open(told) as paths:
-        remove(paths.read().splitlines())
+    code, lifeline_cut = _watch(pid)
+    with open(told) as lines:
+        paths = lines.read().splitlines()
+    if lifeline_cut:
+        end_scripts(paths)
+    remove(paths)
     os._exit(code)
+
+
+def end_scripts(paths: list[str]) -> None:
+    """SIGKILL for what speaks to a node through a socket in one of these folders, and for what that has started.
+
+    The launcher, whose task this would be, may be gone.
+    """
+    marks = {f"RLINF_NODE_SOCKET={path}/node.sock".encode() for path in paths}
+    for place in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+            if place.name.isdigit() and not marks.isdisjoint((place / "environ").read_bytes().split(b"\0")):
+                os.kill(int(place.name), signal.SIGKILL)
 
 
 def remove(paths: list[str]) -> None:
@@ -81,7 +96,8 @@ def remove(paths: list[str]) -> None:
             Path(path).parent.rmdir()
 
 
-def _watch(pid: int) -> int:
+def _watch(pid: int) -> tuple[int, bool]:
+    """The daemon's exit code, once nothing is left of it, and whether the lifeline was cut."""
     ended = os.pidfd_open(pid)
     poll = select.poll()
     poll.register(0, select.POLLRDHUP)
@@ -97,7 +113,7 @@ def _watch(pid: int) -> int:
             poll.unregister(0)
             deadline = time.monotonic() + PATIENCE
     code = sweep().get(pid, 1)
-    return 128 - code if code < 0 else code
+    return 128 - code if code < 0 else code, deadline is not None
 
 
 def sweep() -> dict[int, int]:

@@ -14,14 +14,16 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from rlinf_async import Cluster, NodePlacementStrategy
 from tests import leaks
 from tests.namespaces import CHECKOUT, FakeHosts, Host
 from tests.workers import Plain
+
+SCRIPT = str(Path(__file__).resolve())
 
 MARK = "RLINF_TEST_RUN"
 """In the environment of everything that a test starts on this machine, from its first moment."""
@@ -39,7 +41,7 @@ class Litter(Plain):
     def __init__(self, stay: bool) -> None:
         super().__init__()
         self.leave_behind()
-        print("littered", flush=True)
+        print("littered by", os.getpid(), flush=True)
         if stay:
             time.sleep(600)
 
@@ -58,12 +60,16 @@ class Litter(Plain):
 
 
 def script(phase: str) -> None:
-    """Goes as far as the phase; what is left of the run there, ends by a signal or by the test's word on stdin."""
+    """Goes as far as the phase, and on at the test's word."""
+    if "RLINF_RUN_ID" in os.environ:  # under the launcher the script's own children are of the run, too
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     with Cluster() as cluster:
         print("run", cluster.run_id, flush=True)
         placement = NodePlacementStrategy([0, 1] if cluster.num_nodes > 1 else [0, 0])
         group = Litter.create_group(phase == "launching").launch(cluster, placement=placement, name="litter")
         group.wait_ready()
+        if phase == "deaf":
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         if phase == "calls":
             group.linger()
             group.hold().wait()
@@ -84,6 +90,7 @@ WHEN = {
     "calls": ("holding", 2),
     "idle": ("idle", 1),
     "closing": ("lingering", 2),
+    "deaf": ("idle", 1),
 }
 """Phase → what the output holds then, and how often."""
 
@@ -98,27 +105,33 @@ class Broken:
 
     process: subprocess.Popen[str]
 
-    def __init__(self, folder: Path, *words: str, hosts: FakeHosts | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *words: str,
+        hosts: FakeHosts | None = None,
+        prefix: Sequence[str] = (),
+        **options: Any,
+    ) -> None:
         self.run = ""
         self._mark = uuid.uuid4().hex
         self._words = words
+        self._prefix = prefix
         self._hosts = hosts
         self._options = options
         self._folder = folder
 
     def __enter__(self) -> Broken:
         environment = {"PYTHONPATH": str(CHECKOUT), MARK: self._mark, "PYTHONUNBUFFERED": "1"}
-        argv = [sys.executable, *self._words]
-        files: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": self._out(), "stderr": subprocess.STDOUT}
-        files |= self._options
+        argv = [*self._prefix, sys.executable, *self._words]
         if self._hosts is not None:
-            command = self._hosts.driver.command(argv, cwd=CHECKOUT, env=environment)
-            environment = {}
-        else:
-            command = argv
-        self.process = subprocess.Popen(
-            command, cwd=CHECKOUT, env=os.environ | environment, text=True, start_new_session=True, **files
-        )
+            argv = self._hosts.driver.command(argv, cwd=CHECKOUT, env=environment)
+        with (self._folder / "out").open("w") as out:
+            files = {"stdin": subprocess.PIPE, "stdout": out, "stderr": subprocess.STDOUT}
+            files |= {"start_new_session": True} | self._options
+            self.process = subprocess.Popen(
+                argv, cwd=CHECKOUT, env=os.environ | environment, text=True, **files
+            )
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -134,9 +147,6 @@ class Broken:
                     os.kill(pid, signal.SIGKILL)
             leaks.wait_ended(pids, 5)
 
-    def _out(self) -> IO[str]:
-        return (self._folder / "out").open("w")
-
     @property
     def out(self) -> str:
         return (self._folder / "out").read_text()
@@ -150,7 +160,7 @@ class Broken:
     # -- as far as the phase ------------------------------------------------------------------------------------
 
     def reach(self, phase: str) -> None:
-        """Waits until the run is in that phase; while it starts, until its first daemon has a process."""
+        """Waits until the run is in that phase; when it starts, until its first daemon has a process."""
         text, times = WHEN[phase]
         if phase == "starting":
             self.until(lambda: bool(self.daemons()))
@@ -202,6 +212,11 @@ class Broken:
         there = self.processes() if host is None else set(self.processes()) & set(host.processes())
         return sorted(pid for pid in there if "launcher.daemon" in words_of(pid))
 
+    def worker(self, who: str) -> int:
+        """The process of a worker, by what its lines begin with."""
+        (line,) = [line for line in self.out.splitlines() if line.startswith(f"[{who}] littered by ")]
+        return int(line.split()[-1])
+
     def child(self, word: str) -> int:
         """The launcher's child with that word on its command line."""
         (pid,) = [
@@ -229,7 +244,7 @@ class Broken:
         places = [os.environ["XDG_RUNTIME_DIR"], os.environ["TMPDIR"]]
         found = [str(path) for place in places for path in Path(place).glob(f"rlinf-*{self.run}*")]
         for host in self._hosts or ():
-            listed = host.run(["sh", "-c", f"ls -d /tmp/rlinf-*{self.run}* /run/*/rlinf-*{self.run}* 2>&-"], check=False)
+            listed = host.run(["sh", "-c", f"ls -d /tmp/rlinf-*{self.run}*"], check=False)
             found += [f"{host.hostname}:{path}" for path in listed.stdout.split()]
         return found
 

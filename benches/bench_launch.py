@@ -1,0 +1,181 @@
+"""What it costs to get workers: from nothing, beside others, by the hundred; and what they weigh.
+
+    python -m benches.bench_launch [--peer ray] [--peer xoscar] [--quick]
+
+Every round starts every contestant afresh, in a process of its own, and ends it before the next one begins.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from . import contestant, measure
+from .contestant import Contestant, ContestantError
+from .measure import BEST, LIMIT, OURS, Case, Round, Target
+from .options import Options, parse
+
+BENCH: Final = "launch"
+RANKS: Final = 4
+MANY: Final = 64
+SETTLE: Final = 3.0
+"""Seconds that a started cluster is left alone before more workers are launched; some start idle ones ahead."""
+
+COLD: Final = {
+    "cold_start": ((), "the driver does not import torch, the workers' method does"),
+    "cold_start_torch_driver": (("--import-torch",), "the driver's script imports torch first"),
+}
+
+Fresh = Callable[[str, Sequence[str]], Contestant]
+
+
+def cold_case(name: str, note: str) -> Case:
+    return Case(
+        BENCH, name, "s", limit="one `import torch` in a bare interpreter", targets=[Target(0.5, BEST)],
+        note=f"from the first line of the script to {RANKS} replies; {note}; the aim is 1.5 x the limit",
+    )  # fmt: skip
+
+
+def more_cases() -> dict[str, Case]:
+    """Cases of a running cluster, by name."""
+    forks = f"{RANKS} forks of a process that has imported torch"
+    target = [Target(0.3, "ray")]
+    cases = [
+        Case(BENCH, f"launch_{RANKS}", "s", limit=forks, targets=target, note="to the first replies"),
+        Case(
+            BENCH, f"launch_{RANKS}_torch", "s", limit=forks, targets=target,
+            note="to the first replies of a method that uses torch",
+        ),
+        Case(
+            BENCH, f"launch_{MANY}", "s", limit=f"{MANY} forks of a process that has imported torch",
+            targets=[Target(2, "ray")], note=f"ours launches {MANY} workers, the peers {RANKS}",
+        ),
+        Case(
+            BENCH, "memory_per_worker", "MiB",
+            note=f"proportional set size of {RANKS} workers that have used torch",
+        ),
+    ]  # fmt: skip
+    return {case.name: case for case in cases}
+
+
+def run_cold(options: Options) -> None:
+    for name, (flags, note) in COLD.items():
+        if not options.wants(name):
+            continue
+
+        def start(who: str, flags: Sequence[str] = flags) -> Sequence[float]:
+            with _fresh(who, flags, options) as started:
+                samples: list[float] = started.ask("cold", workers=RANKS, method="use_torch")
+                return samples
+
+        measures: dict[str, Callable[[], Sequence[float]]] = {
+            who: lambda who=who, start=start: start(who) for who in (OURS, *options.peers)
+        }
+        with contestant.limits() as limits:
+            measures[LIMIT] = lambda limits=limits: limits.ask("import_torch")
+            rounds = measure.alternate(options.rounds, measures, warm_up=not options.quick)
+        _print(cold_case(name, note).row(rounds), options)
+
+
+def run_more(options: Options) -> None:
+    """Each round gives a figure to every case, and every contestant is started once per round."""
+    cases = {name: case for name, case in more_cases().items() if options.wants(name)}
+    if not cases:
+        return
+    rounds: dict[str, list[Round]] = {name: [] for name in cases}
+    for index in range(options.rounds):
+        measured: dict[str, dict[str, Sequence[float]]] = {name: {} for name in cases}
+        names = [OURS, *options.peers]
+        for who in names if index % 2 == 0 else reversed(names):
+            for case, samples in _more(who, cases, options).items():
+                measured[case][who] = samples
+        with contestant.limits() as limits:
+            for name in cases:
+                if name.startswith("launch"):
+                    measured[name][LIMIT] = limits.ask("forks", count=MANY if name == f"launch_{MANY}" else RANKS)
+        for name in cases:
+            rounds[name].append(measured[name])
+    for name, case in cases.items():
+        _print(case.row(rounds[name]), options)
+
+
+def _more(who: str, cases: dict[str, Case], options: Options) -> dict[str, Sequence[float]]:
+    """What one contestant does in one round."""
+    found: dict[str, Sequence[float]] = {}
+    with _fresh(who, ["--ready-workers"] if who in ("ray", "rlinf") else [], options) as started:
+        started.ask("cold", workers=RANKS, method="use_torch")
+        if "memory_per_worker" in cases:
+            found["memory_per_worker"] = started.ask("memory")
+        settle = 0.5 if options.quick else SETTLE
+        launch, torch, many = f"launch_{RANKS}", f"launch_{RANKS}_torch", f"launch_{MANY}"
+        if launch in cases or (many in cases and who != OURS):
+            found[launch] = started.ask("more", workers=RANKS, method="ping_def", settle=settle)
+        if torch in cases:
+            found[torch] = started.ask("more", workers=RANKS, method="use_torch", settle=settle)
+        if many in cases:
+            if who == OURS:
+                found[many] = started.ask("more", workers=MANY, method="ping_def", settle=settle)
+            else:
+                found[many] = found[launch]
+    return {name: samples for name, samples in found.items() if name in cases}
+
+
+def run_growth(options: Options) -> None:
+    """Ours alone: what 4 workers cost each, and what each of 256 costs."""
+    if not options.wants("growth"):
+        return
+    sizes = (4, 8) if options.quick else (4, 16, 64, 256)
+    rounds: list[dict[int, dict[str, Sequence[float]]]] = []
+    for index in range(options.rounds):
+        with contestant.ours("--loop", options.loop) as started:
+            started.ask("cold", workers=1, method="use_torch")
+            order = sizes if index % 2 == 0 else sizes[::-1]
+            rounds.append({size: started.ask("growth", workers=size, calls=20 if options.quick else 200) for size in order})
+    for size in sizes:
+        for name, what, unit, scale in (
+            ("launch", "launch", "ms per worker", 1e3),
+            ("call", "call", "us per rank", 1e6),
+            ("memory", "memory", "MiB per worker", 1.0),
+        ):
+            share = 1 if what == "memory" else size
+            first = 1 if what == "memory" else sizes[0]
+            case = Case(
+                BENCH, f"growth_{name}_{size}", unit, scale,
+                limit=f"the same with {sizes[0]} workers" if size != sizes[0] else None,
+                targets=[Target(1, LIMIT)] if size != sizes[0] else (),
+            )  # fmt: skip
+            compared: list[Round] = []
+            for measured in rounds:
+                entry = {OURS: [sample / share for sample in measured[size][what]]}
+                if size != sizes[0]:
+                    entry[LIMIT] = [sample / first for sample in measured[sizes[0]][what]]
+                compared.append(entry)
+            row = case.row(compared)
+            row["workers"] = size
+            row["total"] = float(f"{row['median'] * size:.4g}")
+            _print(row, options)
+
+
+def _fresh(who: str, flags: Sequence[str], options: Options) -> Contestant:
+    if who == OURS:
+        return contestant.ours("--loop", options.loop, *flags)
+    return contestant.peer(who, options.peers_dir, *flags)
+
+
+def _print(row: dict[str, Any], options: Options) -> None:
+    measure.print_row({**row, "loop": options.loop})
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse("What it costs to get workers.", rounds=5, arguments=arguments)
+    try:
+        run_cold(options)
+        run_more(options)
+        run_growth(options)
+    except ContestantError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""The near end of the line protocol: a process per contestant, asked for works."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+HERE: Final = Path(__file__).resolve().parent
+ROOT: Final = HERE.parent
+PEERS: Final = ("ray", "rlinf", "monarch", "xoscar")
+SHARES: Final = {"rlinf": "ray"}
+"""Peers that live in another's environment."""
+
+PATIENCE: Final = 180.0
+"""Seconds that one work may take before its contestant is given up."""
+
+
+class ContestantError(RuntimeError):
+    """A contestant could not be started, failed at a work, or took too long."""
+
+
+class Contestant:
+    """A process that does works one at a time.
+
+    Args:
+        name: shown in errors.
+        script: of ``benches/contestants``.
+        python: the interpreter of its environment.
+
+    Example:
+        with ours("--nodes", "2") as contestant:
+            samples = contestant.ask("call", count=100, method="ping")
+    """
+
+    def __init__(self, name: str, script: str, *args: str, python: str | Path = sys.executable) -> None:
+        self.name = name
+        self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # closed in close()
+        environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONUNBUFFERED": "1"}
+        if python == sys.executable:
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        self._process = subprocess.Popen(
+            [str(python), str(HERE / "contestants" / script), *args],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Contestant {self.name} pid {self._process.pid}>"
+
+    def __enter__(self) -> Contestant:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def ask(self, work: str, **arguments: Any) -> Any:
+        """Has a work done and returns its samples.
+
+        Raises:
+            ContestantError: with what the contestant said last.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps({"work": work, **arguments}) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._gone(work) from None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            if not selector.select(PATIENCE):
+                self._kill()
+                raise ContestantError(f"{self.name} did not finish {work} within {PATIENCE:.0f} s\n{self._said()}")
+        line = self._process.stdout.readline()
+        if not line:
+            raise self._gone(work)
+        answer = json.loads(line)
+        if "error" in answer:
+            raise ContestantError(f"{self.name} failed at {work}:\n{answer['error']}{self._said()}")
+        return answer["samples"]
+
+    def close(self) -> None:
+        """Ends the process in order, or after a while by force."""
+        try:
+            if self._process.poll() is None:
+                self.ask("close")
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            self._process.wait(20)
+        except (ContestantError, BrokenPipeError, subprocess.TimeoutExpired):
+            pass
+        finally:
+            self._kill()
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+            self._log.close()
+
+    def _kill(self) -> None:
+        """Whatever is left of its session, children included."""
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._process.wait()
+
+    def _gone(self, work: str) -> ContestantError:
+        code = self._process.wait()
+        return ContestantError(f"{self.name} ended with {code} before it had answered {work}\n{self._said()}")
+
+    def _said(self) -> str:
+        self._log.seek(0)
+        return "".join(self._log.readlines()[-20:])
+
+
+def ours(*args: str) -> Contestant:
+    return Contestant("rlinf_async", "ours.py", *args)
+
+
+def limits() -> Contestant:
+    return Contestant("limit", "limits.py")
+
+
+def peer(name: str, peers_dir: Path, *args: str) -> Contestant:
+    """A peer in the environment of its own that benches/README.md says how to make.
+
+    Raises:
+        ContestantError: there is no such environment.
+    """
+    python = peers_dir / SHARES.get(name, name) / "bin" / "python"
+    if not python.exists():
+        raise ContestantError(
+            f"{name} needs an environment of its own, and there is no {python}: benches/README.md says how to make it, "
+            "--peers-dir where to look"
+        )
+    return Contestant(name, f"peer_{name}.py", *args, python=python)
+
+

@@ -1,0 +1,99 @@
+"""rlinf_async as the benches drive it: plain ``asyncio.run``, a group of four, a view of its first rank."""
+
+from __future__ import annotations
+
+import time
+
+BORN = time.perf_counter()
+
+import argparse  # noqa: E402
+import asyncio  # noqa: E402
+import os  # noqa: E402
+import sys  # noqa: E402
+from collections.abc import Awaitable, Iterable, Sequence  # noqa: E402
+from typing import Any  # noqa: E402
+
+if "--import-torch" in sys.argv:
+    import torch  # noqa: F401
+
+import works  # noqa: E402
+
+from rlinf_async import Cluster, NodePlacementStrategy, Worker  # noqa: E402
+
+
+class Bench(Worker):
+    def __init__(self) -> None:
+        super().__init__()
+
+    async def ping(self, value: Any = None) -> Any:
+        return value
+
+    def ping_def(self, value: Any = None) -> Any:
+        return value
+
+    def use_torch(self) -> int:
+        import torch
+
+        return torch.ones(8).numel()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def size(self, tensor: Any) -> int:
+        return tensor.numel()
+
+    def total(self, tensor: Any) -> float:
+        return float(tensor.sum())
+
+
+class Ours(works.Framework):
+    """Args: nodes: how many this machine plays; the workers live on the last of them."""
+
+    def __init__(self, nodes: int) -> None:
+        self._nodes = nodes
+        self._launched = 0
+
+    async def start(self, workers: int) -> None:
+        self._cluster = await Cluster(num_nodes=self._nodes, local_nodes=self._nodes if self._nodes > 1 else None)
+        self.first = await self.launch(workers)
+        self._one = self.first[0]
+
+    async def launch(self, workers: int) -> Any:
+        self._launched += 1
+        placement = NodePlacementStrategy([self._nodes - 1] * workers)
+        return Bench.create_group().launch(self._cluster, placement, name=f"bench-{self._launched}")
+
+    async def end(self, group: Any) -> None:
+        await group.close()
+
+    async def stop(self) -> None:
+        await self._cluster.aclose()
+
+    def one(self, method: str) -> Awaitable[Any]:
+        return getattr(self._one, method)()
+
+    def all(self, group: Any, method: str, *args: Any) -> Awaitable[Sequence[Any]]:
+        return getattr(group, method)(*args)
+
+    async def together(self, calls: Iterable[Awaitable[Any]]) -> None:
+        for handle in list(calls):
+            await handle
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--import-torch", action="store_true")
+    parser.add_argument("--loop", choices=("asyncio", "uvloop"), default="asyncio")
+    options = parser.parse_args()
+    serving = works.serve(works.Works(Ours(options.nodes), BORN))
+    if options.loop == "asyncio":
+        asyncio.run(serving)
+    else:
+        import uvloop
+
+        uvloop.run(serving)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""The far end of a bench's line protocol, and the works that every framework is asked to do.
+
+A contestant is a process: it reads one JSON object per line, ``{"work": name, …}``, does the work and answers with one
+line, ``{"samples": […]}`` or ``{"error": traceback}``.  It ends at the end of its input.  The works are the same for
+all; a framework only says how it launches workers and how it calls them.  This file needs the standard library only,
+because it runs in the peers' environments too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sys
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+Samples = list[float]
+
+
+class Framework:
+    """What a framework's own file fills in.  ``first`` is the group that ``start`` launched.
+
+    The workers have the methods ``ping`` (async) and ``ping_def``, which return their argument, ``use_torch``, ``pid``,
+    and ``size`` and ``total`` of a tensor.
+    """
+
+    first: Any = None
+
+    async def start(self, workers: int) -> None:
+        """Starts the framework and launches ``first``; their constructors need not be done."""
+        raise NotImplementedError
+
+    async def launch(self, workers: int) -> Any:
+        """Launches more workers; their constructors need not be done."""
+        raise NotImplementedError
+
+    async def end(self, group: Any) -> None:
+        """Ends what ``launch`` gave."""
+        raise NotImplementedError
+
+    async def stop(self) -> None:
+        """Ends everything."""
+
+    def one(self, method: str) -> Awaitable[Any]:
+        """Calls the first worker of ``first``, without arguments."""
+        raise NotImplementedError
+
+    def all(self, group: Any, method: str, *args: Any) -> Awaitable[Sequence[Any]]:
+        """Calls every worker of a group."""
+        raise NotImplementedError
+
+    async def together(self, calls: Iterable[Awaitable[Any]]) -> None:
+        """Makes all the calls, and then waits for all of them."""
+        await asyncio.gather(*calls)
+
+    def tensor(self, mebibytes: int) -> Any:
+        """A large float32 argument, written once so that its pages exist."""
+        import torch
+
+        return torch.ones(mebibytes << 18)
+
+
+class Works:
+    """The works, by the names that the benches use.  Everything is in seconds, but for rates and MiB."""
+
+    def __init__(self, framework: Framework, born: float) -> None:
+        self._framework = framework
+        self._born = born
+        self._tensors: dict[int, Any] = {}
+
+    async def cold(self, workers: int, method: str) -> Samples:
+        """From the first line of this process's script to the first replies."""
+        framework = self._framework
+        await framework.start(workers)
+        await framework.all(framework.first, method)
+        return [time.perf_counter() - self._born]
+
+    async def more(self, workers: int, method: str, settle: float = 0.0) -> Samples:
+        """More workers, from the launch to their first replies."""
+        await asyncio.sleep(settle)
+        framework = self._framework
+        began = time.perf_counter()
+        group = await framework.launch(workers)
+        await framework.all(group, method)
+        taken = time.perf_counter() - began
+        await framework.end(group)
+        return [taken]
+
+    async def memory(self) -> Samples:
+        """Proportional set size of every worker, in MiB."""
+        framework = self._framework
+        return [pss(pid) for pid in await framework.all(framework.first, "pid")]
+
+    async def growth(self, workers: int, calls: int) -> dict[str, Samples]:
+        """A group of its own: seconds to launch, seconds per group call, MiB per worker."""
+        framework = self._framework
+        began = time.perf_counter()
+        group = await framework.launch(workers)
+        pids = await framework.all(group, "pid")
+        launched = time.perf_counter() - began
+        for _ in range(min(20, calls)):
+            await framework.all(group, "ping")
+        taken = await _timed(lambda: framework.all(group, "ping"), calls)
+        sizes = [pss(pid) for pid in pids]
+        await framework.end(group)
+        return {"launch": [launched], "call": taken, "memory": sizes}
+
+    async def call(self, count: int, method: str) -> Samples:
+        return await _timed(lambda: self._framework.one(method), count)
+
+    async def pipelined(self, count: int, method: str) -> Samples:
+        """Calls per second to one worker, all in flight."""
+        one = self._framework.one
+        began = time.perf_counter()
+        await self._framework.together(one(method) for _ in range(count))
+        return [count / (time.perf_counter() - began)]
+
+    async def group_call(self, count: int, method: str) -> Samples:
+        framework = self._framework
+        return await _timed(lambda: framework.all(framework.first, method), count)
+
+    async def group_pipelined(self, count: int, ranks: int, method: str) -> Samples:
+        """Calls × ranks per second, all in flight."""
+        framework = self._framework
+        began = time.perf_counter()
+        await framework.together(framework.all(framework.first, method) for _ in range(count))
+        return [count * ranks / (time.perf_counter() - began)]
+
+    async def argument(self, mebibytes: int, count: int, method: str) -> Samples:
+        """A large tensor as an argument to every worker."""
+        framework = self._framework
+        if mebibytes not in self._tensors:
+            self._tensors[mebibytes] = framework.tensor(mebibytes)
+        tensor = self._tensors[mebibytes]
+        return await _timed(lambda: framework.all(framework.first, method, tensor), count)
+
+    async def close(self) -> Samples:
+        began = time.perf_counter()
+        await self._framework.stop()
+        return [time.perf_counter() - began]
+
+
+async def _timed(call: Callable[[], Awaitable[Any]], count: int) -> Samples:
+    samples = []
+    for _ in range(count):
+        began = time.perf_counter()
+        await call()
+        samples.append(time.perf_counter() - began)
+    return samples
+
+
+def pss(pid: int) -> float:
+    """A process's own memory and its share of what it shares, in MiB."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    found = re.search(r"^Pss:\s+(\d+) kB", text, re.MULTILINE)
+    if found is None:
+        raise RuntimeError(f"/proc/{pid}/smaps_rollup says nothing of Pss")
+    return int(found[1]) / 1024
+
+
+class Answers:
+    """The lines to the bench.  Whatever else is printed goes to stderr, by this process and by its children."""
+
+    def __init__(self) -> None:
+        self._lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        os.dup2(2, 1)
+
+    def send(self, answer: Any) -> None:
+        self._lines.write(json.dumps(answer) + "\n")
+        self._lines.flush()
+
+
+async def serve(works: object) -> None:
+    """Answers requests on the running loop until the input ends; every work is a coroutine function of ``works``."""
+    answers = Answers()
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        request = json.loads(line)
+        try:
+            work: Callable[..., Coroutine[Any, Any, Any]] = getattr(works, request.pop("work"))
+            answer = {"samples": await work(**request)}
+        except Exception:
+            answer = {"error": traceback.format_exc()}
+        answers.send(answer)
+
+
+def run(framework: Framework, born: float) -> None:
+    """The main of a framework's file."""
+    asyncio.run(serve(Works(framework, born)))
