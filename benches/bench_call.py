@@ -77,7 +77,7 @@ def local_measurements(quick: bool) -> list[Measurement]:
             ),
         ]  # fmt: skip
     large = {"mebibytes": MEBIBYTES, "count": 1 if quick else 3}
-    for suffix, method, targets in (("", "size", [Target(3, LIMIT)]), ("_read", "total", [])):
+    for suffix, method, targets in (("", "numel", [Target(3, LIMIT)]), ("_read", "summed", [])):
         case = Case(BENCH, f"argument_{MEBIBYTES}MiB{suffix}", "ms", 1e3, limit=MEMCPY, targets=targets)
         peers = [peer for peer in contestant.PEERS if peer != "rlinf"]
         found.append(Measurement(case, "argument", {**large, "method": method}, "memcpy", large, peers))
@@ -115,11 +115,16 @@ def run(measurements: Sequence[Measurement], contestants: Mapping[str, Contestan
     """Starts the contestants' workers and prints a row for each case; a contestant that fails a work is left out."""
     if not measurements:
         return
+    started = {}
     for name, each in contestants.items():
-        if name != LIMIT:
-            each.ask("cold", workers=RANKS, method="ping_def")
+        try:
+            if name != LIMIT:
+                each.ask("cold", workers=RANKS, method="ping_def")
+            started[name] = each
+        except ContestantError as error:
+            _leave_out(name, error)
     for measurement in measurements:
-        measures = _measures(measurement, contestants, options)
+        measures = _measures(measurement, started, options)
         measure.print_row(
             {
                 **measurement.case.row(measure.alternate(options.rounds, measures, warm_up=not options.quick)),
@@ -143,29 +148,33 @@ def _measures(
         try:
             each.ask(work, **{**arguments, "count": min(20, arguments["count"])})
         except ContestantError as error:
-            if name in (OURS, LIMIT):
-                raise
-            print(f"{measurement.case.name}: {error}", file=sys.stderr)
+            _leave_out(name, error)
             continue
         found[name] = lambda each=each, work=work, arguments=arguments: each.ask(work, **arguments)
     return found
+
+
+def _leave_out(name: str, error: ContestantError) -> None:
+    """A peer that fails is not compared; ours and the limits must not fail."""
+    if name in (OURS, LIMIT):
+        raise error
+    print(error, file=sys.stderr)
 
 
 def main(arguments: list[str] | None = None) -> None:
     options = parse("What a call costs.", rounds=5, arguments=arguments)
     local = [each for each in local_measurements(options.quick) if options.wants(each.case.name)]
     remote = [each for each in remote_measurements(options.quick) if options.wants(each.case.name)]
-    with contextlib.ExitStack() as stack:
-        if local:
+    if local:
+        with contextlib.ExitStack() as stack:
             contestants = {OURS: stack.enter_context(contestant.ours("--loop", options.loop))}
             for name in options.peers:
                 contestants[name] = stack.enter_context(contestant.peer(name, options.peers_dir))
             contestants[LIMIT] = stack.enter_context(contestant.limits())
             run(local, contestants, options)
-    with contextlib.ExitStack() as stack:
-        if remote:
-            near = stack.enter_context(contestant.ours("--nodes", "2", "--loop", options.loop))
-            run(remote, {OURS: near, LIMIT: stack.enter_context(contestant.limits())}, options)
+    if remote:
+        with contestant.ours("--nodes", "2", "--loop", options.loop) as near, contestant.limits() as limits:
+            run(remote, {OURS: near, LIMIT: limits}, options)
 
 
 if __name__ == "__main__":

@@ -65,9 +65,12 @@ def run_cold(options: Options) -> None:
             continue
 
         def start(who: str, flags: Sequence[str] = flags) -> Sequence[float]:
-            with _fresh(who, flags, options) as started:
-                samples: list[float] = started.ask("cold", workers=RANKS, method="use_torch")
-                return samples
+            try:
+                with _fresh(who, flags, options) as started:
+                    samples: list[float] = started.ask("cold", workers=RANKS, method="use_torch")
+                    return samples
+            except ContestantError as error:
+                return _left_out(who, error)
 
         measures: dict[str, Callable[[], Sequence[float]]] = {
             who: lambda who=who, start=start: start(who) for who in (OURS, *options.peers)
@@ -88,8 +91,11 @@ def run_more(options: Options) -> None:
         measured: dict[str, dict[str, Sequence[float]]] = {name: {} for name in cases}
         names = [OURS, *options.peers]
         for who in names if index % 2 == 0 else reversed(names):
-            for case, samples in _more(who, cases, options).items():
-                measured[case][who] = samples
+            try:
+                for case, samples in _more(who, cases, options).items():
+                    measured[case][who] = samples
+            except ContestantError as error:
+                _left_out(who, error)
         with contestant.limits() as limits:
             for name in cases:
                 if name.startswith("launch"):
@@ -155,6 +161,14 @@ def run_growth(options: Options) -> None:
             row["workers"] = size
             row["total"] = float(f"{row['median'] * size:.4g}")
             _print(row, options)
+
+
+def _left_out(who: str, error: ContestantError) -> list[float]:
+    """A peer that fails has no samples; ours must not fail."""
+    if who == OURS:
+        raise error
+    print(error, file=sys.stderr)
+    return []
 
 
 def _fresh(who: str, flags: Sequence[str], options: Options) -> Contestant:

@@ -14,7 +14,7 @@ LIMIT: Final = "limit"
 BEST: Final = "best peer"
 
 Round = Mapping[str, Sequence[float]]
-"""What one round measured: samples by contestant."""
+"""What one round measured: samples by contestant; none for one that could not do it."""
 
 
 def percentile(samples: Sequence[float], rank: float) -> float:
@@ -104,17 +104,20 @@ class Case:
     def row(self, rounds: Sequence[Round]) -> dict[str, Any]:
         """The row: a median of every contestant's round medians, and ratios that compare within each round.
 
+        A contestant that has no samples in some round is left out.
+
         Raises:
             ValueError: ours was not measured.
         """
-        if not rounds or OURS not in rounds[0]:
+        names = [name for name in rounds[0] if all(measured.get(name) for measured in rounds)] if rounds else []
+        if OURS not in names:
             raise ValueError(f"{self.bench} {self.name}: {OURS} was not measured")
         ours = [sample for measured in rounds for sample in measured[OURS]]
         ratios = {
             name: statistics.median(
                 statistics.median(measured[OURS]) / statistics.median(measured[name]) for measured in rounds
             )
-            for name in rounds[0]
+            for name in names
             if name != OURS
         }
         row: dict[str, Any] = {

@@ -3,7 +3,8 @@
 What the launcher has to say goes to stderr: stdout is the script's.  Only what was asked for in place of a run
 (``--help``, ``--version``, ``--dry-run``, ``--check``, ``--sweep``) is printed on stdout.
 
-Exit codes: the script's own; 2 wrong usage; 130 after Ctrl-C, SIGTERM or SIGHUP; 255 when nodes could not be started.
+Exit codes: the script's own; 1 also when a rank failed and the script did not notice; 2 wrong usage; 130 after
+Ctrl-C, SIGTERM or SIGHUP; 255 when nodes could not be started.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from .table import Report, counted, make_report
 
 USAGE: Final = 2
 LAUNCH_FAILED: Final = 255
+UNNOTICED: Final = 1
+"""A rank failed and the script did not look."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,6 +92,9 @@ async def _launch(nodes: Sequence[Node], options: Options, variables: Mapping[st
     if job.was_interrupted:
         return INTERRUPTED
     report.exit(str(options.script), code)
+    if code == 0 and job.unheard:
+        report.error("the script ended well, but did not notice these failures:\n  " + "\n  ".join(job.unheard))
+        return UNNOTICED
     return code
 
 

@@ -68,6 +68,8 @@ class Desk:
         self.groups: dict[tuple[int, str], Group] = {}
         self._stores: dict[tuple[int, str], socket.socket] = {}
         self._gone: set[int] = set()
+        self.unheard: dict[tuple[int, str], str] = {}
+        """What has failed without the script's knowledge; what is left at the end is told to the launcher."""
 
     async def answer(self, source: int, ask: int, operation: str, arguments: Any) -> None:
         """Does what is asked and sends the ANSWER."""
@@ -286,6 +288,16 @@ class Desk:
     def abandon(self, group: Group) -> None:
         """Replaced by the node, which owns the task that closes the group."""
         raise NotImplementedError
+
+    # -- failures that nobody has heard of ------------------------------------------------------------------------
+
+    async def do_failed(self, source: int, ask: int, arguments: Any) -> bool:
+        self.unheard[source, arguments["key"]] = arguments["text"]
+        return True
+
+    async def do_heard(self, source: int, ask: int, arguments: Any) -> bool:
+        self.unheard.pop((source, arguments["key"]), None)
+        return True
 
     # -- questions ----------------------------------------------------------------------------------------------
 

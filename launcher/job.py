@@ -59,6 +59,8 @@ class Job:
     ) -> None:
         self.run_id = fresh_run_id()
         self.was_interrupted = False
+        self.unheard: list[str] = []
+        """What failed without the script's noticing, once the nodes are down."""
         self._nodes = nodes
         self._options = options
         self._exported = exported
@@ -247,6 +249,8 @@ class Job:
                 return
             if message.get("event") == "node_lost":
                 self._show_loss(int(message["node"]), str(message["reason"]))
+            elif message.get("event") == "unheard":
+                self.unheard += map(str, message["failures"])
 
     def _show_loss(self, rank: int, reason: str) -> None:
         if self._phase != "stopping" and rank not in self._lost:

@@ -85,6 +85,8 @@ class Node:
                 self._loop.remove_reader(listener.fileno())
                 await self._close_everything()
                 conversation.cancel()
+            if self._desk.unheard:
+                self._say({"event": "unheard", "failures": list(self._desk.unheard.values())})
         finally:
             listener.close()
             self._desk.close_stores()
@@ -281,6 +283,7 @@ class Node:
         self._loop.remove_reader(endpoint.pidfd)
         os.close(endpoint.pidfd)
         if endpoint.connection is not None:
+            endpoint.connection.drain()  # its last words
             endpoint.connection.close()
         self._desk.forget_endpoint(endpoint.id)
 

@@ -79,6 +79,8 @@ class NodeClient:
         self._connection: Connection | None = None
         self._closed: Exception | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._failed: set[str] = set()
+        self._heard: set[str] = set()
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"
@@ -161,6 +163,25 @@ class NodeClient:
             return work
         self._send((frames.ASK, 0, self.endpoint, target, ask, operation, arguments))
         return work
+
+    def failed(self, key: str, text: str) -> None:
+        """Something has failed of which the user's code has not heard: unless it does, the run is no success."""
+        if self._inbox is not None or key in self._heard:
+            return
+        self._failed.add(key)
+        self._tell("failed", {"key": key, "text": text})
+
+    def heard(self, key: str) -> None:
+        """The user's code has got the error of what ``failed`` told."""
+        if key in self._failed:
+            self._failed.discard(key)
+            self._tell("heard", {"key": key})
+        else:
+            self._heard.add(key)
+
+    def _tell(self, operation: str, arguments: Any) -> None:
+        """An ask whose answer nobody waits for."""
+        self._send((frames.ASK, 0, self.endpoint, self.node, next(self._ids), operation, arguments))
 
     # -- tasks --------------------------------------------------------------------------------------------------
 

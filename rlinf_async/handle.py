@@ -12,7 +12,7 @@ from rlinf_async.core.body import Body
 from rlinf_async.core.calls import Next, Tally
 from rlinf_async.core.frames import Status
 from rlinf_async.errors import ClosedError
-from rlinf_async.outcome import Callee, Outcome, error_of, root_error
+from rlinf_async.outcome import Callee, Outcome, error_of, hear, root_error, summary_of
 from rlinf_async.work import Work
 
 logger = logging.getLogger(__name__)
@@ -56,6 +56,7 @@ class Handle(Work[list[Any]]):
         self._given_up = False
         self._timer: asyncio.TimerHandle | None = None
         self._retrieved = False
+        self._told = False
         self._outcome: tuple[list[Any] | None, BaseException | None] | None = None
 
     def __repr__(self) -> str:
@@ -110,6 +111,9 @@ class Handle(Work[list[Any]]):
         self._finish()
 
     def _finish(self) -> None:
+        if (text := self._unheard()) is not None:
+            self._told = True
+            self._callee.client.failed(self._key, text)
         self._settle()
         tick, self._tick = self._tick, None
         if tick is not None:
@@ -142,8 +146,19 @@ class Handle(Work[list[Any]]):
 
     # -- outcomes, in a waiter's thread -------------------------------------------------------------------------
 
-    def _result(self) -> list[Any]:
+    @property
+    def _key(self) -> str:
+        return f"call {self._call} of {self._callee.name}"
+
+    def _mark_retrieved(self) -> None:
+        """The user's code gets the outcome, or has asked for something that holds it."""
         self._retrieved = True
+        if self._told:
+            self._told = False
+            self._callee.client.heard(self._key)
+
+    def _result(self) -> list[Any]:
+        self._mark_retrieved()
         if self._outcome is None:
             with self._lock:
                 if self._outcome is None:
@@ -182,9 +197,11 @@ class Handle(Work[list[Any]]):
         if status == Status.CANCELLED:
             text = f"{self._method}() was cancelled on {self._callee.describe_slot(slot)}"
             return Outcome(rank, error=ClosedError(text))
+        hear(self._callee, [(slot, status, body)])
         return Outcome(rank, error=error_of(self._callee, slot, status, body))
 
     def _settle_part(self, part: Work[Any], slot: int) -> None:
+        self._mark_retrieved()
         outcome = self._part_outcome(slot)
         part._settle(outcome.value, outcome.error)
 
@@ -246,7 +263,7 @@ class Handle(Work[list[Any]]):
             A work: ``await`` it, or ``.wait()`` for it.
         """
         self._keep_going = True
-        self._retrieved = True
+        self._mark_retrieved()
         every: Work[list[Outcome]] = Work()
 
         def collect() -> None:
@@ -271,7 +288,7 @@ class Handle(Work[list[Any]]):
         self._finish()
 
     def _abandon(self) -> None:
-        self._retrieved = True
+        self._mark_retrieved()
         self.cancel()
 
     def consume_duration(self, reduction_type: str = "max") -> Any:
@@ -315,14 +332,16 @@ class Handle(Work[list[Any]]):
         handle.sent(self._callee.client.call(handle, route, "pop_execution_times", codec.encode(((), {}))))
         return handle
 
+    def _unheard(self) -> str | None:
+        """What failed and has not been asked for, in one line."""
+        if self._retrieved or not self._tally.failed:
+            return None
+        failed = [failure for failure in self._tally.failures() if failure[1] != Status.UNKNOWN]
+        return f"{self._describe()}: {summary_of(self._callee, failed)}" if failed else None
+
     def __del__(self) -> None:
-        if self._done and not self._retrieved and self._tally.failed:
-            try:
-                self._result()
-            except ClosedError:
-                pass
-            except BaseException as error:
-                logger.error("%s failed and nobody asked for its result: %r", self._describe(), error)
+        if self._done and (text := self._unheard()) is not None:
+            logger.error("failed, and nobody asked for the result: %s", text)
 
 
 def _only(times: list[dict[str, float]], tag: str) -> list[float]:

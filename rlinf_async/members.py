@@ -12,6 +12,7 @@ from rlinf_async.client import NodeClient, Portable
 from rlinf_async.core import failures, frames
 from rlinf_async.errors import ClosedError
 from rlinf_async.handle import WINDOW, Handle
+from rlinf_async.outcome import death_key
 from rlinf_async.stream import Stream
 from rlinf_async.work import Work
 
@@ -76,6 +77,8 @@ class Members:
         if self.endpoints is not None and facts["endpoint"] in self.endpoints:
             rank = self.endpoints.index(facts["endpoint"])
             self.deaths[rank] = facts
+            who = f"rank {rank} of group '{self.name}' on {facts['node']}"
+            self.client.failed(death_key(facts["endpoint"]), f"{who} {facts['verdict']}; full log {facts['log_path']}")
             logger.warning(
                 "rank %d of group '%s' on %s (pid %d) %s; full log %s",
                 rank, self.name, facts["node"], facts["pid"], facts["verdict"], facts["log_path"],

@@ -64,5 +64,28 @@ def error_of(callee: Callee, slot: int, status: int, body: Body) -> BaseExceptio
 
 def root_error(callee: Callee, failed: Sequence[tuple[int, int, Body]]) -> BaseException:
     """The error to raise for a call of which these slots have failed."""
+    hear(callee, failed)
     errors = [(callee.ranks[slot], error_of(callee, slot, status, body)) for slot, status, body in failed]
     return failures.choose_root_cause(errors)
+
+
+def death_key(endpoint: int) -> str:
+    return f"death of {endpoint:x}"
+
+
+def hear(callee: Callee, failed: Sequence[tuple[int, int, Body]]) -> None:
+    """The user's code gets these errors; deaths among them are no news any more."""
+    for slot, status, _ in failed:
+        if status == Status.DIED:
+            callee.client.heard(death_key(callee.targets[slot]))
+
+
+def summary_of(callee: Callee, failed: Sequence[tuple[int, int, Body]]) -> str:
+    """One line about failed slots, for people."""
+    slot, status, body = failed[0]
+    if status == Status.ERROR:
+        failure = failures.unpack(bytes(body))
+        text = f"{failure.type_name}: {failure.text}".partition("\n")[0]
+    else:
+        text = str(error_of(callee, slot, status, body)).partition("\n")[0]
+    return text[:300]

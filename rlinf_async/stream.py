@@ -12,7 +12,7 @@ from rlinf_async.core.body import Body
 from rlinf_async.core.calls import Next, Tally
 from rlinf_async.core.frames import Status
 from rlinf_async.handle import WINDOW
-from rlinf_async.outcome import Callee, root_error
+from rlinf_async.outcome import Callee, root_error, summary_of
 from rlinf_async.work import Work
 
 
@@ -40,6 +40,7 @@ class Stream:
         self._error: BaseException | None = None
         self._closed = False
         self._iterated = False
+        self._told = False
         self._ended: Work[None] = Work()
 
     def __repr__(self) -> str:
@@ -63,12 +64,25 @@ class Stream:
             step = self._tally.answer(slot, Status.OK if status == Status.END else status, body)
             if step is Next.CANCEL_OTHERS:
                 self._cancel_open()
+            if step in (Next.CANCEL_OTHERS, Next.FINISH) and not self._closed and not self._told:
+                self._tell_failure()
         self._wake()
         if not self._tally.missing:
             self._ended._settle()
             self._callee.call_finished(self)
             return True
         return False
+
+    def _tell_failure(self) -> None:
+        failed = self._tally.failures()
+        if failed:
+            self._told = True
+            what = f"{self._callee.name}.{self._method}()"
+            self._callee.client.failed(self._key, f"{what}: {summary_of(self._callee, failed)}")
+
+    @property
+    def _key(self) -> str:
+        return f"call {self._call} of {self._callee.name}"
 
     def fail(self, error: BaseException) -> None:
         self._error = error
@@ -100,6 +114,8 @@ class Stream:
                 failed = self._tally.failures()
                 if failed:
                     self._error = root_error(self._callee, failed)
+                    if self._told:
+                        self._callee.client.heard(self._key)
                     raise self._error
                 if not self._tally.missing or self._closed:
                     return None

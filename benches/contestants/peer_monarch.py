@@ -6,6 +6,7 @@ import time
 
 BORN = time.perf_counter()
 
+import functools  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Awaitable, Iterable, Sequence  # noqa: E402
@@ -18,45 +19,51 @@ import works  # noqa: E402
 from monarch.actor import Actor, endpoint, this_host  # noqa: E402
 
 
-class Bench(Actor):
-    @endpoint
-    async def ping(self, value: Any = None) -> Any:
-        return value
+class Plain(Actor):
+    """Monarch's actors have either kind of endpoint, not both."""
 
     @endpoint
     def ping_def(self, value: Any = None) -> Any:
         return value
 
     @endpoint
-    async def use_torch(self) -> int:
+    def use_torch(self) -> int:
         import torch
 
         return torch.ones(8).numel()
 
     @endpoint
-    async def pid(self) -> int:
+    def pid(self) -> int:
         return os.getpid()
 
     @endpoint
-    async def size(self, tensor: Any) -> int:
+    def numel(self, tensor: Any) -> int:
         return tensor.numel()
 
     @endpoint
-    async def total(self, tensor: Any) -> float:
+    def summed(self, tensor: Any) -> float:
         return float(tensor.sum())
 
 
+class Asynchronous(Actor):
+    @endpoint
+    async def ping(self, value: Any = None) -> Any:
+        return value
+
+
 class Monarch(works.Framework):
-    _launched = 0
+    """A group is the mesh of processes and its actors by kind."""
+
+    def __init__(self) -> None:
+        self._launched = 0
 
     async def start(self, workers: int) -> None:
         self.first = await self.launch(workers)
-        self._one = self.first[1].slice(gpus=0)
 
     async def launch(self, workers: int) -> Any:
         self._launched += 1
         processes = this_host().spawn_procs(per_host={"gpus": workers})
-        return processes, processes.spawn(f"bench_{self._launched}", Bench)
+        return processes, {Plain: processes.spawn(f"plain_{self._launched}", Plain)}
 
     async def end(self, group: Any) -> None:
         await group[0].stop()
@@ -64,21 +71,31 @@ class Monarch(works.Framework):
     async def stop(self) -> None:
         await self.end(self.first)
 
-    def one(self, method: str) -> Awaitable[Any]:
-        return getattr(self._one, method).call_one()
+    def _actors(self, group: Any, method: str) -> Any:
+        processes, actors = group
+        kind = Asynchronous if method == "ping" else Plain
+        if kind not in actors:
+            actors[kind] = processes.spawn(f"asynchronous_{self._launched}", kind)
+        return actors[kind]
 
-    async def _all(self, group: Any, method: str, *args: Any) -> Sequence[Any]:
-        replies = await getattr(group[1], method).call(*args)
-        return list(replies.values())
+    def one(self, method: str) -> Awaitable[Any]:
+        return getattr(self._one(method), method).call_one()
+
+    @functools.cache  # noqa: B019  # a view made once, as for the others
+    def _one(self, method: str) -> Any:
+        return self._actors(self.first, method).slice(gpus=0)
 
     def all(self, group: Any, method: str, *args: Any) -> Awaitable[Sequence[Any]]:
-        if method == "ping":
-            return getattr(group[1], method).call(*args)
-        return self._all(group, method, *args)
+        replies = getattr(self._actors(group, method), method).call(*args)
+        return _values(replies) if method == "pid" else replies
 
     async def together(self, calls: Iterable[Awaitable[Any]]) -> None:
         for call in list(calls):
             await call
+
+
+async def _values(replies: Awaitable[Any]) -> list[Any]:
+    return list((await replies).values())
 
 
 if __name__ == "__main__":

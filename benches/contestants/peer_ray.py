@@ -33,10 +33,10 @@ class Plain:
     def pid(self) -> int:
         return os.getpid()
 
-    def size(self, tensor: Any) -> int:
+    def numel(self, tensor: Any) -> int:
         return tensor.numel()
 
-    def total(self, tensor: Any) -> float:
+    def summed(self, tensor: Any) -> float:
         return float(tensor.sum())
 
 

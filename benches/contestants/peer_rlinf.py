@@ -32,10 +32,10 @@ class Bench(Worker):
     def pid(self) -> int:
         return os.getpid()
 
-    def size(self, tensor: Any) -> int:
+    def numel(self, tensor: Any) -> int:
         return tensor.numel()
 
-    def total(self, tensor: Any) -> float:
+    def summed(self, tensor: Any) -> float:
         return float(tensor.sum())
 
 

@@ -35,10 +35,10 @@ class Bench(xoscar.Actor):
     def pid(self) -> int:
         return os.getpid()
 
-    def size(self, array: Any) -> int:
+    def numel(self, array: Any) -> int:
         return array.size
 
-    def total(self, array: Any) -> float:
+    def summed(self, array: Any) -> float:
         return float(array.sum())
 
 

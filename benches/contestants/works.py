@@ -26,7 +26,7 @@ class Framework:
     """What a framework's own file fills in.  ``first`` is the group that ``start`` launched.
 
     The workers have the methods ``ping`` (async) and ``ping_def``, which return their argument, ``use_torch``, ``pid``,
-    and ``size`` and ``total`` of a tensor.
+    and ``numel`` and ``summed`` of a tensor.
     """
 
     first: Any = None

@@ -15,8 +15,8 @@ import asyncio
 import ipaddress
 import logging
 import os
-import platform
 import socket
+import sys
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
@@ -41,12 +41,12 @@ from rlinf_async.wire.credentials import NodeCredentials, explain_refusal, node_
 
 # gRPC's core writes its own lines to stderr, and reads how many once, while it is imported.  What matters is
 # raised or logged here in words; the children of this process must not inherit the setting.
-_verbosity = os.environ.get("GRPC_VERBOSITY")
-os.environ["GRPC_VERBOSITY"] = _verbosity or "NONE"
+_verbosity_is_set = "GRPC_VERBOSITY" in os.environ
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc  # noqa: E402
 import grpc.aio  # noqa: E402
 
-if _verbosity is None:
+if not _verbosity_is_set:
     del os.environ["GRPC_VERBOSITY"]
 
 __all__ = ["KEEPALIVE", "MAX_MESSAGE", "PeerLink", "PeerServer", "dial"]
@@ -124,7 +124,7 @@ class _Hello:
 
     @classmethod
     def own(cls, run: str, node: int) -> _Hello:
-        python = ".".join(platform.python_version_tuple()[:2])
+        python = f"{sys.version_info.major}.{sys.version_info.minor}"
         return cls("rlinf", PROTOCOL, run, node, python, _package_version(), time.time())
 
     def pack(self) -> bytes:
@@ -249,7 +249,7 @@ def _dialled(call: Any, keepalive: float) -> _Stream:
         details = str(await call.details())
         if await call.code() is grpc.StatusCode.ABORTED:
             return details
-        if any(word in details.lower() for word in ("ping", "keepalive", "timed out")):
+        if any(word in details.lower() for word in ("ping timeout", "keepalive", "timed out")):
             return f"no sign of life within {2 * keepalive:g} s ({details})"
         return f"the connection broke ({details})"
 
@@ -322,11 +322,15 @@ class PeerLink:
         self._closing = False  # by this side
         self._ending = False  # by either side: what is queued still leaves, nothing more is accepted
         self._over = False  # nothing comes or goes any more
+        self._told = False
         self._reason = ""
         self._task = asyncio.create_task(self._run(control, bulk, hang_up), name=f"link to node {peer}")
 
     def send(self, data: bytes) -> None:
-        """Queues bytes for the other side's `on_control`; dropped where the link is closed or lost."""
+        """Queues bytes for the other side's `on_control`; dropped where the link is closed or lost.
+
+        The queue has no bound: what is large, or endless, goes through `send_bulk`.
+        """
         if self._ending or not data:
             return
         if len(data) <= _COALESCED:
@@ -352,7 +356,10 @@ class PeerLink:
             self._bulk_room.release()  # wakes the next of those that wait
             if self._closing:
                 raise ClosedError(f"the link to node {self.peer} is closed")
-            raise NodeLost.from_facts("link", self.peer, self._reason or "closed")
+            reason = self._reason or "closed"
+            error = NodeLost(f"the link to node {self.peer} is lost: {reason}")
+            error.node_rank, error.reason = self.peer, reason
+            raise error
         self._bulk.append(piece)
         self._bulk_wake.set()
 
@@ -391,7 +398,8 @@ class PeerLink:
             await hang_up(in_order)
 
     def _tell_end(self) -> None:
-        if self._over and self._listening.is_set() and not self._closing:
+        if self._over and self._listening.is_set() and not (self._closing or self._told):
+            self._told = True
             try:
                 self._deliver("on_lost", self._reason or "closed")
             except _Broken:
@@ -477,7 +485,8 @@ class PeerServer:
         *,
         keepalive: float = KEEPALIVE,
     ) -> None:
-        if _ip_address(bind).is_unspecified:
+        address = _ip_address(bind)
+        if (getattr(address, "ipv4_mapped", None) or address).is_unspecified:
             raise ConfigError(f"refusing to listen on {bind}, which is every interface: bind one address")
         node_name(run, node)
         self._node, self._run = node, run

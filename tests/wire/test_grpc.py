@@ -48,6 +48,9 @@ def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLo
     return request.param
 
 
+once = pytest.mark.parametrize("event_loop_policy", [asyncio.DefaultEventLoopPolicy()], ids=[""], indirect=True)
+
+
 class Owner:
     """Who uses a link: keeps what arrives, and lets a test wait for it."""
 
@@ -236,6 +239,16 @@ async def test_nothing_that_arrives_before_the_owner_listens_is_lost():
         await other.close()
 
 
+async def test_who_begins_to_listen_after_the_end_is_told_of_it():
+    async with Server() as server:
+        link = await server.dialled()
+        await link.close()
+        right = Owner(await server.accepted.get())
+        await right.until(lambda: right.lost)
+        await right.link.close()
+        assert right.lost == ["closed"]
+
+
 @pytest.mark.parametrize("size", [0, MAX_MESSAGE + 1])
 async def test_a_piece_that_grpc_would_choke_on_is_refused_before_it_leaves(size: int):
     async with pair() as (left, right):
@@ -418,6 +431,7 @@ async def test_closing_does_not_wait_for_a_frozen_peer(monkeypatch: pytest.Monke
         assert owner.lost == []
 
 
+@once
 def test_an_idle_link_outlives_many_keepalives():
     async def idle() -> None:
         async with Server(keepalive=0.5) as server:
@@ -431,6 +445,7 @@ def test_an_idle_link_outlives_many_keepalives():
     asyncio.run(idle())
 
 
+@once
 def test_grpc_knows_every_option_that_it_is_given():
     """An option that gRPC does not know is ignored without a word."""
     library = Path(grpc._cython.cygrpc.__file__).read_bytes()
@@ -458,28 +473,6 @@ async def test_fifty_links_leave_no_thread_no_descriptor_and_no_line_in_a_log(
     assert capfd.readouterr() == ("", "")
     assert threading.active_count() == threads
     assert process.num_fds() < descriptors + 50  # gRPC closes its sockets a little later
-
-
-def test_links_of_loops_that_end_disturb_no_other_loop():
-    async def open_and_close() -> None:
-        async with pair() as (left, right):
-            left.link.send(b"ping")
-            await right.until(lambda: right.control)
-
-    def short_lives() -> None:
-        for _ in range(20):
-            asyncio.run(open_and_close())
-
-    async def live_beside(threads: list[threading.Thread]) -> None:
-        while any(thread.is_alive() for thread in threads):
-            await open_and_close()
-
-    threads = [threading.Thread(target=short_lives) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    asyncio.run(live_beside(threads))  # what it would log fails the test
-    for thread in threads:
-        thread.join()
 
 
 # --- Who is let in ---------------------------------------------------------------------------------------------
@@ -682,6 +675,26 @@ async def test_the_side_that_dials_checks_the_hello_too(answer: dict[str, Any], 
             await dial(address, node=0, peer=1, run=RUN, credentials=AUTHORITY.issue(0), timeout=5)
 
 
+async def test_a_peer_without_a_bulk_stream_is_no_link():
+    async def serve(_requests: Any, context: Any) -> None:
+        await context.read()
+        await context.write(_hello(node=1))
+        await context.read()
+
+    async with raw_server(serve) as address:
+        with pytest.raises(NodeLost, match=address):
+            await dial(address, node=0, peer=1, run=RUN, credentials=AUTHORITY.issue(0), timeout=5)
+
+
+async def test_credentials_that_are_none_are_refused_on_either_side():
+    broken = NodeCredentials("no", "certificate", "here")
+    with pytest.raises(LaunchError, match="credentials"):
+        await PeerServer(1, RUN, broken, "127.0.0.1", lambda link: None).start()
+    async with Server() as server:
+        with pytest.raises(AuthError, match="own credentials"):
+            await server.dialled(issued=broken)
+
+
 @asynccontextmanager
 async def raw_server(serve: Callable[..., Any]) -> AsyncIterator[str]:
     """A gRPC server with node 1's certificate that does as it likes."""
@@ -721,7 +734,8 @@ async def test_it_listens_on_the_one_address_that_it_was_given():
         assert [entry.laddr.ip.removeprefix("::ffff:") for entry in mine if entry.laddr.port == port] == ["127.0.0.1"]
 
 
-@pytest.mark.parametrize("bind", ["0.0.0.0", "::", "localhost", ""])
+@pytest.mark.parametrize("bind", ["0.0.0.0", "::", "::ffff:0.0.0.0", "localhost", ""])
+@once
 def test_it_refuses_to_listen_on_every_interface_or_on_a_name(bind: str):
     with pytest.raises(ConfigError):
         PeerServer(1, RUN, AUTHORITY.issue(1), bind, lambda link: None)
@@ -820,5 +834,6 @@ async def test_a_cancelled_dial_leaves_nothing_behind():
             await dialling
 
 
+@once
 def test_importing_grpc_leaves_the_environment_of_children_alone():
     assert "GRPC_VERBOSITY" not in os.environ

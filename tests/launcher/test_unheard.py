@@ -1,0 +1,101 @@
+"""A run of which a rank failed is no success, unless the script dealt with it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent, indent
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[2]
+
+SCRIPT = """
+import os, signal
+from rlinf_async import Cluster, NodePlacementStrategy, Worker, WorkerDied
+
+class Fragile(Worker):
+    def fail(self):
+        raise ValueError("rank says no")
+
+    def hello(self):
+        return self._rank
+
+    def die(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    async def stream(self):
+        yield 1
+        raise ValueError("stream says no")
+
+if __name__ == "__main__":
+    with Cluster() as cluster:
+        group = Fragile.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="fragile").wait_ready()
+{body}
+"""
+
+
+def launch(folder: Path, body: str) -> subprocess.CompletedProcess[str]:
+    script = folder / "train.py"
+    script.write_text(SCRIPT.format(body=indent(dedent(body), " " * 8)))
+    command = [sys.executable, "-m", "launcher", str(script)]
+    return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("group.fail(); group.hello().wait()", "rank says no"),
+        ("import time; group[1].die(); time.sleep(1)", "killed by SIGKILL"),
+        ("import time; os.kill(group.worker_info_list[1].worker.pid, 9); time.sleep(0.5)", "killed by SIGKILL"),
+        ("stream = group.stream(); group.hello().wait(); group.hello().wait()", "stream says no"),
+    ],
+)
+def test_a_failure_that_the_script_did_not_notice_is_no_success(tmp_path: Path, body: str, said: str) -> None:
+    done = launch(tmp_path, body)
+    assert done.returncode == 1, done.stderr
+    assert "did not notice these failures" in done.stderr
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        """
+        try:
+            group.fail().wait()
+        except ValueError:
+            print("dealt with")
+        """,
+        """
+        try:
+            group.die().wait()
+        except WorkerDied:
+            print("dealt with")
+        """,
+        """
+        if not any(outcome.ok for outcome in group.fail().outcomes().wait()):
+            print("dealt with")
+        """,
+        """
+        try:
+            list(group.stream())
+        except ValueError:
+            print("dealt with")
+        """,
+        """
+        handle = group.fail()
+        group.hello().wait()
+        handle.cancel()
+        try:
+            handle.wait()
+        except ValueError:
+            print("dealt with")
+        """,
+    ],
+)
+def test_a_failure_that_the_script_dealt_with_is_its_own_business(tmp_path: Path, body: str) -> None:
+    done = launch(tmp_path, body)
+    assert "dealt with" in done.stdout
+    assert done.returncode == 0, done.stderr
