@@ -8,6 +8,7 @@ Every contestant is started once and stays; the rounds go from one to the next a
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from .options import Options, parse
 BENCH: Final = "call"
 RANKS: Final = 4
 MEBIBYTES: Final = 256
+RANK_CALLS: Final = "calls x ranks/s"
 
 ECHO: Final = "echo over one UNIX socket"
 ECHO_EACH: Final = f"echo over {RANKS} UNIX sockets"
@@ -71,7 +73,7 @@ def local_measurements(quick: bool) -> list[Measurement]:
                 "group_call", {"count": group, "method": method}, "echo", {"count": group, "processes": RANKS},
             ),
             Measurement(
-                _rate(f"group_pipelined{suffix}", "calls x ranks/s", Target(8, "xoscar", at_least=True), limit=ECHO_EACH),
+                _rate(f"group_pipelined{suffix}", RANK_CALLS, Target(8, "xoscar", at_least=True), limit=ECHO_EACH),
                 "group_pipelined", {"count": groups, "ranks": RANKS, "method": method},
                 "echo_pipelined", {"count": groups, "processes": RANKS}, in_flight,
             ),
@@ -104,7 +106,7 @@ def remote_measurements(quick: bool) -> list[Measurement]:
             "group_call", {"count": group, "method": "ping"}, "grpc_echo", echo, (),
         ),
         Measurement(
-            _rate("remote_group_pipelined", "calls x ranks/s", limit=GRPC_ECHO),
+            _rate("remote_group_pipelined", RANK_CALLS, limit=GRPC_ECHO),
             "group_pipelined", {"count": groups, "ranks": RANKS, "method": "ping"},
             "grpc_echo_pipelined", {"count": groups}, (),
         ),
@@ -150,7 +152,7 @@ def _measures(
         except ContestantError as error:
             _leave_out(name, error)
             continue
-        found[name] = lambda each=each, work=work, arguments=arguments: each.ask(work, **arguments)
+        found[name] = functools.partial(each.ask, work, **arguments)
     return found
 
 

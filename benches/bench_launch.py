@@ -7,6 +7,7 @@ Every round starts every contestant afresh, in a process of its own, and ends it
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -63,22 +64,22 @@ def run_cold(options: Options) -> None:
     for name, (flags, note) in COLD.items():
         if not options.wants(name):
             continue
-
-        def start(who: str, flags: Sequence[str] = flags) -> Sequence[float]:
-            try:
-                with _fresh(who, flags, options) as started:
-                    samples: list[float] = started.ask("cold", workers=RANKS, method="use_torch")
-                    return samples
-            except ContestantError as error:
-                return _left_out(who, error)
-
         measures: dict[str, Callable[[], Sequence[float]]] = {
-            who: lambda who=who, start=start: start(who) for who in (OURS, *options.peers)
+            who: functools.partial(_cold, who, flags, options) for who in (OURS, *options.peers)
         }
         with contestant.limits() as limits:
-            measures[LIMIT] = lambda limits=limits: limits.ask("import_torch")
+            measures[LIMIT] = functools.partial(limits.ask, "import_torch")
             rounds = measure.alternate(options.rounds, measures, warm_up=not options.quick)
         _print(cold_case(name, note).row(rounds), options)
+
+
+def _cold(who: str, flags: Sequence[str], options: Options) -> Sequence[float]:
+    try:
+        with _fresh(who, flags, options) as started:
+            samples: list[float] = started.ask("cold", workers=RANKS, method="use_torch")
+            return samples
+    except ContestantError as error:
+        return _left_out(who, error)
 
 
 def run_more(options: Options) -> None:
@@ -92,8 +93,8 @@ def run_more(options: Options) -> None:
         names = [OURS, *options.peers]
         for who in names if index % 2 == 0 else reversed(names):
             try:
-                for case, samples in _more(who, cases, options).items():
-                    measured[case][who] = samples
+                for name, samples in _more(who, cases, options).items():
+                    measured[name][who] = samples
             except ContestantError as error:
                 _left_out(who, error)
         with contestant.limits() as limits:
@@ -128,39 +129,32 @@ def _more(who: str, cases: dict[str, Case], options: Options) -> dict[str, Seque
 
 
 def run_growth(options: Options) -> None:
-    """Ours alone: what 4 workers cost each, and what each of 256 costs."""
+    """Ours alone: what a worker costs among 4 and among 256; per worker, so that the bound is the cost among 4."""
     if not options.wants("growth"):
         return
-    sizes = (4, 8) if options.quick else (4, 16, 64, 256)
-    rounds: list[dict[int, dict[str, Sequence[float]]]] = []
+    sizes, calls = ((4, 8), 20) if options.quick else ((4, 16, 64, 256), 200)
+    rounds: list[dict[int, dict[str, list[float]]]] = []
     for index in range(options.rounds):
         with contestant.ours("--loop", options.loop) as started:
             started.ask("cold", workers=1, method="use_torch")
             order = sizes if index % 2 == 0 else sizes[::-1]
-            rounds.append({size: started.ask("growth", workers=size, calls=20 if options.quick else 200) for size in order})
+            rounds.append({size: _per_worker(started.ask("growth", workers=size, calls=calls), size) for size in order})
+    smallest = sizes[0]
     for size in sizes:
-        for name, what, unit, scale in (
-            ("launch", "launch", "ms per worker", 1e3),
-            ("call", "call", "us per rank", 1e6),
-            ("memory", "memory", "MiB per worker", 1.0),
+        for name, unit, scale in (
+            ("launch", "ms per worker", 1e3),
+            ("call", "us per rank", 1e6),
+            ("memory", "MiB per worker", 1.0),
         ):
-            share = 1 if what == "memory" else size
-            first = 1 if what == "memory" else sizes[0]
-            case = Case(
-                BENCH, f"growth_{name}_{size}", unit, scale,
-                limit=f"the same with {sizes[0]} workers" if size != sizes[0] else None,
-                targets=[Target(1, LIMIT)] if size != sizes[0] else (),
-            )  # fmt: skip
-            compared: list[Round] = []
-            for measured in rounds:
-                entry = {OURS: [sample / share for sample in measured[size][what]]}
-                if size != sizes[0]:
-                    entry[LIMIT] = [sample / first for sample in measured[sizes[0]][what]]
-                compared.append(entry)
-            row = case.row(compared)
-            row["workers"] = size
-            row["total"] = float(f"{row['median'] * size:.4g}")
-            _print(row, options)
+            limit, targets = (None, []) if size == smallest else (f"with {smallest} workers", [Target(1, LIMIT)])
+            case = Case(BENCH, f"growth_{name}_{size}", unit, scale, limit=limit, targets=targets)
+            compared = [{OURS: measured[size][name], LIMIT: measured[smallest][name]} for measured in rounds]
+            _print(case.row(compared), options)
+
+
+def _per_worker(samples: dict[str, list[float]], workers: int) -> dict[str, list[float]]:
+    shared = {name: [sample / workers for sample in samples[name]] for name in ("launch", "call")}
+    return {**shared, "memory": samples["memory"]}
 
 
 def _left_out(who: str, error: ContestantError) -> list[float]:

@@ -145,5 +145,3 @@ def peer(name: str, peers_dir: Path, *args: str) -> Contestant:
             "--peers-dir where to look"
         )
     return Contestant(name, f"peer_{name}.py", *args, python=python)
-
-

@@ -41,7 +41,7 @@ def alternate(count: int, measures: Mapping[str, Callable[[], Sequence[float]]],
     """
     rounds: list[Round] = []
     for index in range(-1 if warm_up else 0, count):
-        names = list(measures) if index % 2 == 0 else list(reversed(measures))
+        names = list(measures) if index % 2 == 0 else list(measures)[::-1]
         measured = {name: list(measures[name]()) for name in names}
         if index >= 0:
             rounds.append({name: measured[name] for name in measures})
@@ -63,7 +63,7 @@ class Target:
     at_least: bool = False
 
     def __str__(self) -> str:
-        return f"{'≥' if self.at_least else '≤'} {self.factor:g} × {self.of}"
+        return f"{'>=' if self.at_least else '<='} {self.factor:g} x {self.of}"
 
     def met(self, ratios: Mapping[str, float]) -> bool | None:
         """Whether the ratios of ours to the others' keep the bound; None where the other was not measured."""

@@ -46,18 +46,12 @@ class Birth:
         return {**os.environ, **self.environment, "RLINF_RUN_ID": self.run}
 
 
-def read_birth(make_run_dir: Any) -> Birth:
-    """Reads the first line of stdin.
+def read_birth(data: bytes, make_run_dir: Any) -> Birth:
+    """What the first line of stdin says; ``data`` may hold more of it.
 
     Raises:
         VersionMismatch: the near side speaks another protocol.
     """
-    data = b""
-    while b"\n" not in data:
-        piece = os.read(0, 65536)
-        if not piece:
-            raise EOFError("stdin ended before the first line: this program is started by rlinf-launch or Cluster()")
-        data += piece
     line, _, rest = data.partition(b"\n")
     told: dict[str, Any] = json.loads(line)
     if told.get("protocol") != PROTOCOL:

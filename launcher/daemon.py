@@ -6,6 +6,7 @@ so that torch's import, the longest part of a start, runs beside everything.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
     from .templates import Templates
 
 
-def daemon(leave_to_guardian: int) -> int:
+def daemon(data: bytes, leave_to_guardian: int) -> int:
     """The daemon's life; its exit code.
 
     Args:
+        data: stdin as far as it has been read: its first line, and maybe more.
         leave_to_guardian: where it writes which folders the guardian removes if it cannot do so itself.
     """
     from rlinf_async.errors import RLinfAsyncError
@@ -33,14 +35,14 @@ def daemon(leave_to_guardian: int) -> int:
     from .templates import Templates
 
     try:
-        birth = read_birth(make_run_dir)
-    except (RLinfAsyncError, EOFError, OSError, ValueError, KeyError) as error:
+        birth = read_birth(data, make_run_dir)
+    except (RLinfAsyncError, OSError, ValueError, KeyError) as error:
         sys.stderr.write(f"rlinf daemon: {type(error).__name__}: {error}\n")
         return 1
     os.write(leave_to_guardian, f"{birth.run_dir}\n".encode())
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     _log_to(birth.log_dir, birth.node)
-    templates = Templates(sys.executable, birth.worker_environment)
+    templates = Templates(sys.executable, birth.worker_environment, open_files=_raise_open_files())
     try:
         if not birth.hidden:
             templates.get()
@@ -53,6 +55,16 @@ def daemon(leave_to_guardian: int) -> int:
     finally:
         templates.close()
     return 0
+
+
+def _raise_open_files() -> int:
+    """Lets this process open as many files as it may; the limit that it had, which is the user's and the workers'."""
+    import resource
+
+    usual, utmost = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # where the system allows less than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (utmost, utmost))
+    return usual
 
 
 def _live(birth: Birth, templates: Templates) -> None:

@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -57,13 +58,31 @@ class Site:
 
 
 class Desk:
-    """Answers the asks that come to one daemon."""
+    """Answers the asks that come to one daemon.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, site: Site, templates: Templates) -> None:
+    Attributes:
+        welcome: what every process of this node is told of the run when it attaches.
+        lost: the nodes that are lost, as they were told to those who were attached then.
+        closing: this node ends; no worker is started any more.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        site: Site,
+        templates: Templates,
+        router: Router,
+        abandon: Callable[[Group], None],
+    ) -> None:
+        """``abandon`` has a group closed of which nobody waits for the end."""
         self._loop = loop
         self._site = site
         self._templates = templates
-        self.router: Router
+        self._abandon = abandon
+        self.router = router
+        self.welcome: dict[str, Any] = {}
+        self.lost: list[dict[str, Any]] = []
+        self.closing = False
         self.directory = Directory()
         self.groups: dict[tuple[int, str], Group] = {}
         self._stores: dict[tuple[int, str], socket.socket] = {}
@@ -91,12 +110,25 @@ class Desk:
 
     def _answer(self, target: int, ask: int, ok: bool, value: Any) -> None:
         me = frames.endpoint(self._site.node, 0)
-        self.router.deliver((frames.ANSWER, 0, me, target, ask, ok, value))
+        try:
+            self.router.deliver((frames.ANSWER, 0, me, target, ask, ok, value))
+        except (ValueError, TypeError) as error:  # it cannot travel
+            self.router.deliver((frames.ANSWER, 0, me, target, ask, False, ["LaunchError", str(error)]))
+
+    def greet(self, endpoint: Endpoint) -> None:
+        """The first that a process hears."""
+        facts = {"endpoint": endpoint.id, "node": self._site.node, **self.welcome, "lost": self.lost}
+        endpoint.send((frames.HELLO, 0, frames.endpoint(self._site.node, 0), facts))
+
+    def _must_live(self, source: int) -> None:
+        if source in self._gone:
+            raise LaunchError("whoever asked for this is gone")
 
     # -- names (node 0) -----------------------------------------------------------------------------------------
 
     async def do_reserve(self, source: int, ask: int, arguments: Any) -> bool:
         """Takes a name for a group that is about to be launched."""
+        self._must_live(source)
         name = arguments["name"]
         if not self.directory.reserve(name, source):
             raise ValueError(
@@ -112,13 +144,18 @@ class Desk:
 
     async def do_lookup(self, source: int, ask: int, arguments: Any) -> Any:
         """The roster of a name; answered when there is one."""
+        self._must_live(source)
         roster = self.directory.lookup(arguments["name"], (source, ask))
         return _LATER if roster is None else roster
 
     async def do_forget_lookup(self, source: int, ask: int, arguments: Any) -> list[str]:
-        """Nobody waits for that name any more; the names that there are."""
+        """Nobody waits any more for what the lookup ``ask`` was to find; the names that there are.
+
+        Without ``ask`` it is every lookup of that name by the same process.
+        """
+        of_ask = arguments.get("ask")
         for waiter in list(self.directory.waiters.get(arguments["name"], ())):
-            if waiter[0] == source:
+            if waiter[0] == source and of_ask in (None, waiter[1]):
                 self.directory.forget_waiter(arguments["name"], waiter)
         return self.directory.names()
 
@@ -129,6 +166,7 @@ class Desk:
 
     async def do_open_store(self, source: int, ask: int, arguments: Any) -> int:
         """A listening socket on this node's own address for the group's first rank; its port."""
+        self._must_live(source)
         family = socket.AF_INET6 if ":" in self._site.address else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
@@ -142,23 +180,38 @@ class Desk:
 
     async def do_spawn(self, source: int, ask: int, arguments: Any) -> list[list[Any]]:
         """Starts workers on this node; ``[number, pid, log path]`` of each, in the order of the request."""
-        if source in self._gone:
-            raise LaunchError("whoever asked for these workers is gone")
+        self._must_live(source)
         name = arguments["group"]
-        group = self.groups.setdefault((source, name), Group(name, source))
+        while (group := self.groups.setdefault((source, name), Group(name, source))).closed is not None:
+            await asyncio.shield(group.closed)  # an earlier one of this name, on its way out
         template = self._templates.get(arguments["env"], arguments.get("python"))
-        async with asyncio.TaskGroup() as tasks:
-            births = [
-                tasks.create_task(self._start_worker(group, template, arguments, worker))
-                for worker in arguments["workers"]
-            ]
-        endpoints = [birth.result() for birth in births]
-        return [[endpoint.number, endpoint.process.pid, endpoint.process.log_path] for endpoint in endpoints]  # type: ignore[union-attr]
+        births = await asyncio.gather(
+            *(self._start_worker(group, template, arguments, worker) for worker in arguments["workers"]),
+            return_exceptions=True,
+        )
+        born = [birth for birth in births if isinstance(birth, Endpoint)]
+        for birth in births:
+            if isinstance(birth, BaseException):
+                await asyncio.gather(*(self._undo(group, endpoint) for endpoint in born))
+                if not group.workers and group.closed is None:
+                    self.groups.pop((source, name), None)
+                raise birth
+        return [[endpoint.number, endpoint.process.pid, endpoint.process.log_path] for endpoint in born]  # type: ignore[union-attr]
+
+    async def _undo(self, group: Group, endpoint: Endpoint) -> None:
+        """Ends a worker whose group does not come to be; returns once it is reaped."""
+        assert endpoint.process is not None
+        endpoint.process.closing = True
+        endpoint.process.kill()
+        await asyncio.shield(endpoint.process.ended)
+        self.router.endpoints.pop(endpoint.number, None)
+        if endpoint in group.workers:
+            group.workers.remove(endpoint)
 
     async def _start_worker(self, group: Group, template: Template, arguments: Any, worker: Any) -> Endpoint:
         site = self._site
         user_threads = arguments["env"].get("OMP_NUM_THREADS") or site.environment.get("OMP_NUM_THREADS")
-        threads = int(user_threads or max(1, site.cpus // len(arguments["workers"])))
+        threads = _first_number(user_threads) or max(1, site.cpus // len(arguments["workers"]))
         environment = {**site.environment, **worker["env"], **arguments["env"]}
         environment["RLINF_RUN_ID"] = site.run
         environment.setdefault("OMP_NUM_THREADS", str(threads))
@@ -182,9 +235,8 @@ class Desk:
         on_lines = None
         if not arguments["quiet"] and site.tee != "none" and _teed(site.tee, worker["rank"]):
             prefix = f"{group.name}:{worker['rank']}@{site.name}"
-
             def on_lines(stream: str, lines: list[str]) -> None:
-                facts = {"who": prefix, "stream": stream, "lines": lines}
+                facts = {"who": prefix, "stream": stream, "lines": lines, "log": process.log_of(stream)}
                 self.router.tell(group.owner, "output", facts)
 
         birth = Birth(group.name, worker["rank"], worker["address"], spec, store, on_lines)
@@ -193,21 +245,22 @@ class Desk:
         try:
             sock = await process.start(template, lambda: self._died(endpoint))
         except BaseException:
-            del self.router.endpoints[endpoint.number]
+            self.router.endpoints.pop(endpoint.number, None)
             raise
+        if group.closed is not None or group.owner in self._gone or self.closing:
+            sock.close()
+            await self._undo(group, endpoint)
+            raise LaunchError(f"group '{group.name}' was closed while its workers were started")
         endpoint.connection = Connection(
             sock,
             self._loop,
             on_frame=lambda frame, fds: self.router.from_endpoint(endpoint, frame, fds),
             on_closed=lambda reason: None,  # its pidfd tells of its death; end-of-file proves nothing
         )
-        welcome = {"endpoint": endpoint.id, "node": site.node, **self.welcome}
-        endpoint.connection.send((frames.HELLO, 0, frames.endpoint(site.node, 0), welcome))
+        self.greet(endpoint)
         endpoint.connection.open()
         group.workers.append(endpoint)
         return endpoint
-
-    welcome: dict[str, Any] = {}  # noqa: RUF012  # replaced by the node once it knows its neighbours
 
     def _here(self, path: str) -> str:
         """A path of the driver's machine, as it is called on this one (``--sync``)."""
@@ -266,8 +319,8 @@ class Desk:
                 await asyncio.wait(waiting)
             for endpoint in group.workers:
                 self.router.endpoints.pop(endpoint.number, None)
-            self.groups.pop((group.owner, group.name), None)
         finally:
+            self.groups.pop((group.owner, group.name), None)
             group.closed.set_result(None)
 
     # -- those who are gone -------------------------------------------------------------------------------------
@@ -278,16 +331,27 @@ class Desk:
         self.drop_owner(gone)
 
     def drop_owner(self, gone: int) -> None:
-        """Frees what an endpoint (of any node) owned: its calls, its names, its groups."""
+        """Frees what an endpoint (of any node) owned: its calls, its names and lookups, its stores, its groups."""
         self._gone.add(gone)
         self.router.cancel_calls_of(gone)
         self.directory.drop_owner(gone)
+        for name, waiting in list(self.directory.waiters.items()):
+            for waiter in [waiter for waiter in waiting if waiter[0] == gone]:
+                self.directory.forget_waiter(name, waiter)
+        for key in [key for key in self._stores if key[0] == gone]:
+            self._stores.pop(key).close()
         for group in [group for group in self.groups.values() if group.owner == gone]:
-            self.abandon(group)
+            self._abandon(group)
 
-    def abandon(self, group: Group) -> None:
-        """Replaced by the node, which owns the task that closes the group."""
-        raise NotImplementedError
+    def drop_node(self, node: int) -> None:
+        """Frees what the endpoints of a lost node owned here."""
+        owners = {entry.owner for entry in self.directory.entries.values()}
+        owners |= {waiter for waiting in self.directory.waiters.values() for waiter, _ in waiting}
+        owners |= {owner for owner, _ in (*self._stores, *self.groups)}
+        owners |= self.router.callers_on(node)
+        for owner in owners:
+            if frames.node_of(owner) == node:
+                self.drop_owner(owner)
 
     # -- failures that nobody has heard of ------------------------------------------------------------------------
 
@@ -313,7 +377,9 @@ class Desk:
         return {
             "node": self._site.node,
             "pid": os.getpid(),
-            "groups": {group.name: len(group.workers) for group in self.groups.values()},
+            "groups": {
+                group.name: len(group.workers) for group in self.groups.values() if group.owner not in self._gone
+            },
             "endpoints": len(self.router.endpoints),
             "busy": {
                 endpoint.process.birth.name: endpoint.debts.methods(now)
@@ -338,6 +404,14 @@ def _first(error: Exception) -> Exception:
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def _first_number(text: str | None) -> int | None:
+    """Of a list such as OpenMP's ``"4,2"``, a number per level; None where it does not begin with one."""
+    try:
+        return max(1, int((text or "").split(",")[0]))
+    except ValueError:
+        return None
 
 
 def _teed(tee: str, rank: int) -> bool:

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import select
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -46,12 +48,14 @@ def _children_of(task: Path) -> list[str]:
         return []
 
 
-def guard(daemon: Callable[[int], int]) -> NoReturn:
+def guard(daemon: Callable[[bytes, int], int]) -> NoReturn:
     """Forks the daemon, waits for its end or the lifeline's, leaves nothing, and exits with the daemon's code.
 
     Args:
-        daemon: gets a descriptor, to which it writes the paths that shall not outlive it, one per line.
+        daemon: gets the first line of stdin (and what came with it), and a descriptor to which it writes the paths
+            that shall not outlive it, one per line.
     """
+    birth = read_birth()
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     guardian = os.getpid()
     told, tell = os.pipe()
@@ -61,7 +65,7 @@ def guard(daemon: Callable[[int], int]) -> NoReturn:
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != guardian:
             os._exit(1)
-        code = daemon(tell)
+        code = daemon(birth, tell)
         sweep()
         os._exit(code)
     os.close(tell)
@@ -69,11 +73,30 @@ def guard(daemon: Callable[[int], int]) -> NoReturn:
         signal.signal(number, lambda *_: os.kill(pid, signal.SIGTERM))
     code, lifeline_cut = _watch(pid)
     with open(told) as lines:
-        paths = lines.read().splitlines()
+        paths = [*lines.read().splitlines(), *made_before(birth)]
     if lifeline_cut:
         end_scripts(paths)
     remove(paths)
     os._exit(code)
+
+
+def read_birth() -> bytes:
+    """Stdin as far as its first line, which tells the daemon everything; exits where there is none."""
+    data = b""
+    while b"\n" not in data:
+        piece = os.read(0, 65536)
+        if not piece:
+            sys.exit("rlinf daemon: stdin ended before the first line: it is started by rlinf-launch or Cluster()")
+        data += piece
+    return data
+
+
+def made_before(birth: bytes) -> list[str]:
+    """The folder that is there before the daemon is, where the near side has had one made."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        told = json.loads(birth.partition(b"\n")[0])
+        return [f"{told['run_dir']}/node-{told['node']}"] if told["run_dir"] else []
+    return []
 
 
 def end_scripts(paths: list[str]) -> None:
@@ -118,7 +141,7 @@ def _watch(pid: int) -> tuple[int, bool]:
 
 def sweep() -> dict[int, int]:
     """Kills and reaps children, and what they leave in turn, until nothing is left; the exit codes by pid."""
-    codes = {}
+    codes: dict[int, int] = {}
     while True:
         for child in children():
             with contextlib.suppress(PermissionError):  # it runs as another user: it ends when it likes

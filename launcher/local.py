@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlinf_async.wire.lifeline import Ending, describe_ending
+from rlinf_async.wire.ending import Ending, describe_ending
 
 from .host import Host
 from .stub import STUB, TOO_OLD

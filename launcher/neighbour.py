@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import struct
 from collections import deque
@@ -12,6 +13,9 @@ from typing import Any, Final, Protocol
 from rlinf_async.core import frames
 from rlinf_async.core.calls import Holdback
 from rlinf_async.core.segment import allocate_segment, close_fds, seal_segment
+from rlinf_async.errors import ClosedError, NodeLost
+
+logger = logging.getLogger(__name__)
 
 PIECE: Final = 256 * 1024
 _HEADER: Final = struct.Struct("<QQQ")
@@ -19,7 +23,7 @@ _HEADER: Final = struct.Struct("<QQQ")
 
 
 class Link(Protocol):
-    """What this file needs of a gRPC link (``rlinf_async.wire.grpc.PeerLink``)."""
+    """What this file needs of a gRPC link (``rlinf_async.wire.link.PeerLink``)."""
 
     on_control: Callable[[bytes], None] | None
     on_bulk: Callable[[bytes], None] | None
@@ -91,22 +95,31 @@ class Neighbour:
 
     async def send_bodies(self) -> None:
         """Sends the bodies that wait, piece by piece, for as long as the node lives."""
-        while self.lost is None:
-            await self._bulk_ready.wait()
-            self._bulk_ready.clear()
-            while self._outgoing and self.lost is None:
-                transfer, fd, size = self._outgoing[0]
-                try:
-                    for offset in range(0, size, PIECE):
-                        piece = os.pread(fd, PIECE, offset)
-                        await self._link.send_bulk(_HEADER.pack(transfer, size, offset) + piece)
-                finally:
-                    self._outgoing.popleft()
-                    os.close(fd)
+        try:
+            while self.lost is None:
+                await self._bulk_ready.wait()
+                self._bulk_ready.clear()
+                while self._outgoing and self.lost is None:
+                    await self._send_body(*self._outgoing.popleft())
+        except (NodeLost, ClosedError) as error:
+            # The link says so itself, after the last that came from there (on_lost).
+            logger.info("a body for node %d is left: %s", self.node, error)
+        except OSError as error:
+            self._gone(f"a body could not be read to its end: {error}")
+
+    async def _send_body(self, transfer: int, fd: int, size: int) -> None:
+        try:
+            for offset in range(0, size, PIECE):
+                piece = os.pread(fd, PIECE, offset)
+                await self._link.send_bulk(_HEADER.pack(transfer, size, offset) + piece)
+        finally:
+            os.close(fd)
 
     # -- receiving ----------------------------------------------------------------------------------------------
 
     def _control(self, data: bytes) -> None:
+        if self.lost is not None:
+            return
         try:
             received = self._reader.feed(data)
         except frames.FrameError as error:
@@ -128,6 +141,8 @@ class Neighbour:
             self._on_frame(self, frame, fds)
 
     def _bulk(self, data: bytes) -> None:
+        if self.lost is not None:
+            return
         transfer, size, offset = _HEADER.unpack_from(data)
         known = self._incoming.get(transfer)
         if known is None:
@@ -138,6 +153,7 @@ class Neighbour:
                 return
         fd, size, received = known
         piece = memoryview(data)[_HEADER.size :]
+        self._incoming[transfer] = known
         if offset + len(piece) > size:
             self._gone("a piece of a body lies outside the body")
             return
@@ -163,6 +179,7 @@ class Neighbour:
         close_fds(self._complete.values())
         self._incoming.clear()
         self._complete.clear()
+        self._drop_outgoing()
         self._on_lost(self, reason)
 
     async def close(self) -> None:
@@ -170,5 +187,8 @@ class Neighbour:
             self.lost = "this node is closing"
             self._bulk_ready.set()
         await self._link.close()
+        self._drop_outgoing()
+
+    def _drop_outgoing(self) -> None:
         close_fds([fd for _, fd, _ in self._outgoing])
         self._outgoing.clear()

@@ -10,10 +10,13 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Final
 
 from rlinf_async.core import frames
+from rlinf_async.core.frames import FrameError
+from rlinf_async.core.segment import close_fds
 from rlinf_async.errors import AuthError, RLinfAsyncError
 from rlinf_async.wire.unix import Connection, check_peer, listen
 
@@ -65,10 +68,8 @@ class Node:
             sync=birth.sync,
             tee=birth.tee,
         )
-        self._desk = Desk(loop, site, templates)
         self._router = Router(loop, birth.node, self._on_ask)
-        self._desk.router = self._router
-        self._desk.abandon = self._abandon  # type: ignore[method-assign]
+        self._desk = Desk(loop, site, templates, self._router, self._abandon)
 
     def __repr__(self) -> str:
         return f"<Node {self._birth.node} {self._birth.name} {self._router!r}>"
@@ -80,7 +81,7 @@ class Node:
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 address = await self._serve_neighbours()
-                conversation = self._tasks.create_task(self._converse(address))
+                conversation = self._tasks.create_task(_logged(self._converse(address), "the talk with the launcher"))
                 await self._stop.wait()
                 self._loop.remove_reader(listener.fileno())
                 await self._close_everything()
@@ -146,10 +147,10 @@ class Node:
         birth = self._birth
         if birth.bind is None:
             return None
-        from rlinf_async.wire import grpc
+        from rlinf_async.wire.peer_server import PeerServer
 
         assert birth.credentials is not None
-        self._server = grpc.PeerServer(birth.node, birth.run, birth.credentials, birth.bind, self._on_link)
+        self._server = PeerServer(birth.node, birth.run, birth.credentials, birth.bind, self._on_link)
         address: str = await self._server.start()
         return address
 
@@ -166,7 +167,7 @@ class Node:
         name = self._names.get(link.peer, f"node {link.peer}")
         neighbour = Neighbour(link.peer, name, link, self._from_neighbour, self._on_neighbour_lost)
         self._router.neighbours[link.peer] = neighbour
-        self._tasks.create_task(neighbour.send_bodies())
+        self._start(neighbour.send_bodies(), f"sending to node {neighbour.node}")
         neighbour.open()
 
     async def _meet(self, peers: list[dict[str, Any]]) -> None:
@@ -197,11 +198,11 @@ class Node:
         await self._expected(node)
 
     async def _dial(self, peer: dict[str, Any]) -> None:
-        from rlinf_async.wire import grpc
+        from rlinf_async.wire.dial import dial
 
         birth = self._birth
         assert birth.credentials is not None
-        link = await grpc.dial(
+        link = await dial(
             peer["address"],
             node=birth.node,
             peer=peer["node"],
@@ -226,14 +227,12 @@ class Node:
             return
         logger.warning("node %d (%s) is lost: %s", neighbour.node, neighbour.name, reason)
         self._say({"event": "node_lost", "node": neighbour.node, "reason": reason})
-        self._router.tell_all("node_lost", {"node": neighbour.node, "name": neighbour.name, "reason": reason})
-        for source in self._router.callers_on(neighbour.node):
-            self._router.cancel_calls_of(source)
-        owners = {entry.owner for entry in self._desk.directory.entries.values()}
-        owners |= {group.owner for group in self._desk.groups.values()}
-        for owner in owners:
-            if frames.node_of(owner) == neighbour.node:
-                self._desk.drop_owner(owner)
+        facts = {"node": neighbour.node, "name": neighbour.name, "reason": reason}
+        self._desk.lost.append(facts)
+        self._router.tell_all("node_lost", facts)
+        self._desk.drop_node(neighbour.node)
+        # Where this side gave up, the other one still has to learn it.
+        self._start(neighbour.close(), f"closing the link to node {neighbour.node}")
 
     # -- local processes ----------------------------------------------------------------------------------------
 
@@ -264,18 +263,30 @@ class Node:
 
     def _from_driver(self, endpoint: Endpoint, frame: list[Any], fds: list[int]) -> None:
         if frame[0] == frames.HELLO:
-            facts = frame[3] if isinstance(frame[3], dict) else {}
-            if facts.get("protocol") != frames.PROTOCOL:
-                text = (
-                    f"protocol {facts.get('protocol')} of the driver (rlinf_async in {facts.get('python')}) is not "
-                    f"protocol {frames.PROTOCOL} of the daemon ({sys.executable}): both must be the same version"
-                )
-                self._router.tell(endpoint.id, "refused", {"error": ["VersionMismatch", text]})
-                return
-            welcome = {"endpoint": endpoint.id, "node": self._birth.node, **self._desk.welcome}
-            endpoint.send((frames.HELLO, 0, frames.endpoint(self._birth.node, 0), welcome))
+            close_fds(fds)
+            self._greet(endpoint, frame[3])
             return
-        self._router.from_endpoint(endpoint, frame, fds)
+        try:
+            if not endpoint.is_known:
+                close_fds(fds)
+                raise FrameError("it has not said hello")
+            self._router.from_endpoint(endpoint, frame, fds)
+        except (FrameError, TypeError, ValueError, IndexError, AttributeError) as error:
+            logger.warning("the connection of %r is closed: %s: %s", endpoint, type(error).__name__, error)
+            self._driver_gone(endpoint)
+
+    def _greet(self, endpoint: Endpoint, facts: Any) -> None:
+        facts = facts if isinstance(facts, dict) else {}
+        if facts.get("protocol") != frames.PROTOCOL:
+            text = (
+                f"protocol {facts.get('protocol')} of the driver (rlinf_async in Python {facts.get('python')}) is not "
+                f"protocol {frames.PROTOCOL} of the daemon ({sys.executable}): both must be the same version"
+            )
+            self._router.tell(endpoint.id, "refused", {"error": ["VersionMismatch", text]})
+            self._loop.call_soon(self._driver_gone, endpoint)  # once these words have left
+            return
+        endpoint.is_known = True
+        self._desk.greet(endpoint)
 
     def _driver_gone(self, endpoint: Endpoint) -> None:
         if self._router.endpoints.pop(endpoint.number, None) is None:
@@ -288,10 +299,19 @@ class Node:
         self._desk.forget_endpoint(endpoint.id)
 
     def _on_ask(self, source: int, ask: int, operation: str, arguments: Any) -> None:
-        self._tasks.create_task(self._desk.answer(source, ask, operation, arguments))
+        self._start(self._desk.answer(source, ask, operation, arguments), operation)
 
     def _abandon(self, group: Group) -> None:
-        self._tasks.create_task(self._desk.close_group(group, GRACE))
+        self._start(self._desk.close_group(group, GRACE), f"closing group '{group.name}'")
+
+    def _start(self, work: Coroutine[Any, Any, None], what: str) -> None:
+        """Makes it one of this node's tasks: what goes wrong in it is logged and ends nothing else."""
+        task = _logged(work, what)
+        try:
+            self._tasks.create_task(task)
+        except RuntimeError:  # this node has ended
+            task.close()
+            work.close()
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -302,6 +322,7 @@ class Node:
         self._stop.set()
 
     async def _close_everything(self) -> None:
+        self._desk.closing = True
         if not self._in_order:
             # Whoever counts on this node learns that it is lost now, and not when its groups have had their time.
             await asyncio.gather(self._take_leave(), self._close_groups())
@@ -313,14 +334,29 @@ class Node:
         self._templates.close()
 
     async def _close_groups(self) -> None:
-        await asyncio.gather(*(self._desk.close_group(group, GRACE) for group in list(self._desk.groups.values())))
+        await asyncio.gather(
+            *(
+                _logged(self._desk.close_group(group, GRACE), f"closing group '{group.name}'")
+                for group in list(self._desk.groups.values())
+            )
+        )
 
     async def _take_leave(self) -> None:
         """Of the other nodes and of the drivers."""
         for endpoint in list(self._router.endpoints.values()):
             if endpoint.role == "driver":
                 self._driver_gone(endpoint)
-        await asyncio.gather(*(neighbour.close() for neighbour in self._router.neighbours.values()))
+        neighbours = self._router.neighbours.values()
+        await asyncio.gather(
+            *(_logged(neighbour.close(), f"closing the link to node {neighbour.node}") for neighbour in neighbours)
+        )
+
+
+async def _logged(work: Coroutine[Any, Any, None], what: str) -> None:
+    try:
+        await work
+    except Exception:
+        logger.exception("%s failed", what)
 
 
 def _leaves(group: BaseExceptionGroup[Any]) -> list[BaseException]:

@@ -13,6 +13,9 @@ LAST_WORDS: Final = 50
 LONGEST_LINE: Final = 8192
 LONGEST_WORD: Final = 400
 """Characters of a line that are told again with a death; the log has them all."""
+LAST_READS: Final = 32
+"""Of a pipe at its end: what the dead worker itself wrote is in the first of them (a pipe holds 64 KiB, or 1 MiB where
+somebody made it larger), and a descendant that writes without end must not stop the node."""
 
 
 class Output:
@@ -38,7 +41,7 @@ class Output:
     def last_words(self) -> list[str]:
         """The last lines, the unfinished one among them."""
         rest = self._rest.decode("utf-8", "replace").strip()
-        return [line[:LONGEST_WORD] for line in (*self._last, rest) if line]
+        return [_cut(line, LONGEST_WORD) for line in (*self._last, rest) if line]
 
     def _readable(self) -> None:
         self._read()
@@ -60,7 +63,7 @@ class Output:
             lines.append(self._rest)
             self._rest = b""
         if lines:
-            texts = [line.decode("utf-8", "replace").rstrip("\r")[:LONGEST_LINE] for line in lines]
+            texts = [_cut(line.decode("utf-8", "replace").rstrip("\r"), LONGEST_LINE) for line in lines]
             self._last.extend(text for text in texts if text.strip())
             if self._on_lines is not None:
                 self._on_lines(texts)
@@ -76,12 +79,13 @@ class Output:
             self.lost_bytes += len(data)
 
     def close(self) -> None:
-        """Reads what is still there (a grandchild may hold the pipe open, so not to its end) and closes."""
+        """Reads what is still there (not to the end: a grandchild may hold the pipe open, and write on) and closes."""
         if not self._open:
             return
         self._open = False
-        while self._read():
-            pass
+        for _ in range(LAST_READS):
+            if not self._read():
+                break
         if self._rest.strip() and self._on_lines is not None:
             self._on_lines([self._rest.decode("utf-8", "replace")])
         self._loop.remove_reader(self._fd)
@@ -89,3 +93,9 @@ class Output:
         if self._log_fd is not None:
             os.close(self._log_fd)
             self._log_fd = None
+
+
+def _cut(line: str, most: int) -> str:
+    if len(line) <= most:
+        return line
+    return f"{line[:most]}… [{len(line) - most} more characters, see the log]"

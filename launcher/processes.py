@@ -12,12 +12,16 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from rlinf_async.errors import LaunchError
 
 from .guardian import children
 from .output import Output
 from .templates import MARKER, Template
 from .verdict import Verdict, oom_kills, reap
+
+_SUFFIXES: Final = {"stdout": ".out", "stderr": ".err"}
 
 
 @dataclass
@@ -58,7 +62,10 @@ class WorkerProcess:
 
     @property
     def log_path(self) -> str:
-        return f"{self.log}.err"
+        return self.log_of("stderr")
+
+    def log_of(self, stream: str) -> str:
+        return f"{self.log}{_SUFFIXES[stream]}"
 
     async def start(self, template: Template, on_death: Callable[[], None]) -> socket.socket:
         """Forks the process; this node's end of its socket.
@@ -66,19 +73,28 @@ class WorkerProcess:
         Raises:
             LaunchError: it could not be forked.
         """
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        except BaseException:
+            if self.birth.store is not None:
+                self.birth.store.close()
+            raise
         fds = [far.fileno()]
         try:
-            for name, suffix in (("stdout", ".out"), ("stderr", ".err")):
+            for name in _SUFFIXES:
                 read, write = os.pipe2(os.O_CLOEXEC)
                 fds.append(write)
                 on_lines = None if self.birth.on_lines is None else functools.partial(self.birth.on_lines, name)
-                log = self.log.with_name(self.log.name + suffix)
-                self._outputs.append(Output(self._loop, read, log, on_lines))
+                try:
+                    self._outputs.append(Output(self._loop, read, Path(self.log_of(name)), on_lines))
+                except BaseException:
+                    os.close(read)
+                    raise
             if self.birth.store is not None:
                 fds.append(self.birth.store.fileno())
             self.pid = await template.fork({**self.birth.spec, "parent": os.getpid()}, fds)
+            self._pidfd = self._open_pidfd()
         except BaseException:
             near.close()
             for output in self._outputs:
@@ -90,9 +106,17 @@ class WorkerProcess:
                 os.close(fd)
             if self.birth.store is not None:
                 self.birth.store.close()
-        self._pidfd = os.pidfd_open(self.pid)
         self._loop.add_reader(self._pidfd, self._died, on_death)
         return near
+
+    def _open_pidfd(self) -> int:
+        try:
+            return os.pidfd_open(self.pid)
+        except OSError as error:
+            # It waits for a first word that it will never hear.
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            raise LaunchError(f"a worker could not be watched: {error} (`ulimit -n`?)") from error
 
     def _died(self, on_death: Callable[[], None]) -> None:
         verdict = reap(self._pidfd, self._oom_kills)
@@ -101,25 +125,26 @@ class WorkerProcess:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self.verdict = verdict
+        self._sweep()  # first of all: what is left may write into the outputs for ever
         for output in self._outputs:
             output.close()
         on_death()
-        self._sweep()
 
     # -- descendants --------------------------------------------------------------------------------------------
 
     def _sweep(self) -> None:
         """Ends what the worker left behind; this daemon, a subreaper, has become its parent."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
         marker = f"{MARKER}={self.birth.spec['token']}".encode()
         for pid in children():
             if pid not in self._orphans and _carries(pid, marker):
-                self._orphans.add(pid)
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or is another user's now
                     os.kill(pid, signal.SIGKILL)
                     pidfd = os.pidfd_open(pid)
+                    self._orphans.add(pid)
                     self._loop.add_reader(pidfd, self._orphan_died, pid, pidfd)
+        # Only now: what is ending bears no mark any more, and what it leaves in turn would be missed.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
         if not self._orphans and not self.ended.done():
             assert self.verdict is not None
             self.ended.set_result(self.verdict)

@@ -8,16 +8,18 @@ it says of itself.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from rlinf_async.core import frames
 from rlinf_async.core.calls import Debts
-from rlinf_async.core.frames import Status
+from rlinf_async.core.frames import FrameError, Status
 from rlinf_async.core.segment import close_fds
+from rlinf_async.errors import NodeLost
 from rlinf_async.wire.unix import Connection
 
 from .gathering import PATIENCE, Answer, Gathering
@@ -25,6 +27,10 @@ from .neighbour import Neighbour
 from .processes import WorkerProcess
 
 logger = logging.getLogger(__name__)
+
+MOST_QUEUED: Final = 4 << 20
+"""Bytes that wait for an endpoint, beyond which it gets no lines of its workers any more."""
+
 
 class Endpoint:
     """A process attached to this node.
@@ -34,6 +40,7 @@ class Endpoint:
         process: the worker process behind it; None for a driver.
         debts: calls that it has accepted and not yet answered.
         obituary: once it is dead, the body of the answers to its calls.
+        is_known: a driver has said hello, and was welcome.
     """
 
     def __init__(self, node: int, number: int, role: str) -> None:
@@ -45,6 +52,8 @@ class Endpoint:
         self.obituary: bytes | None = None
         self.connection: Connection | None = None
         self.pidfd = -1
+        self._left_out: dict[tuple[str, str], tuple[int, str]] = {}
+        self.is_known = False
 
     def __repr__(self) -> str:
         return f"<Endpoint {self.role} {self.number} [{len(self.debts)} calls open]>"
@@ -54,6 +63,32 @@ class Endpoint:
             close_fds(fds)
         else:
             self.connection.send(frame, fds)
+
+    def send_lines(self, frame: frames.Frame) -> None:
+        """Sends what a worker has written, an ``output`` event; where this process is far behind, its number of lines.
+
+        From the first line that is left out nothing more is passed on until the socket is empty, so that it can be
+        said where they are missing.
+        """
+        connection = self.connection
+        if connection is None:
+            return
+        if not self._left_out and connection.queued_bytes <= MOST_QUEUED:
+            connection.send(frame)
+            return
+        facts = frame[5]
+        key = (facts["who"], facts["stream"])
+        count, _ = self._left_out.get(key, (0, ""))
+        self._left_out[key] = (count + len(facts["lines"]), facts["log"])
+        connection.on_drained = self._tell_left_out
+
+    def _tell_left_out(self) -> None:
+        left_out, self._left_out = self._left_out, {}
+        me = frames.endpoint(frames.node_of(self.id), 0)
+        for (who, stream), (count, log) in left_out.items():
+            lines = [f"… {count} lines left out here, see {log}"]
+            facts = {"who": who, "stream": stream, "lines": lines, "log": log}
+            self.send((frames.EVENT, 0, me, self.id, "output", facts))
 
 
 class Router:
@@ -83,13 +118,24 @@ class Router:
     # -- frames from local processes ------------------------------------------------------------------------------
 
     def from_endpoint(self, source: Endpoint, frame: list[Any], fds: list[int]) -> None:
+        """Moves a frame on.
+
+        Raises:
+            FrameError: it is not what it should be, and nothing of it has gone anywhere.
+        """
         kind = frame[0]
         frame[2] = source.id
+        if kind in (frames.CALL, frames.REPLY) and not _is_sound(frame, fds):
+            close_fds(fds)
+            raise FrameError(f"{source!r} sent a frame of kind {kind} that makes no sense")
         if kind == frames.CALL:
             self._route_call(frame, fds)
         elif kind == frames.REPLY:
-            if frame[6] in frames.FINAL:
-                source.debts.pay(frame[3], frame[4])
+            is_last = frame[6] in frames.FINAL
+            if not (source.debts.pay if is_last else source.debts.owes)(frame[3], frame[4]):
+                close_fds(fds)
+                logger.warning("%r answered a call that it had not got", source)
+            elif is_last:
                 self._gather(frame, fds)
             else:
                 self.deliver(frame, fds)
@@ -137,6 +183,8 @@ class Router:
         endpoint = self.endpoints.get(frames.number_of(target))
         if endpoint is None:
             close_fds(fds)
+        elif frame[0] == frames.EVENT and frame[4] == "output":
+            endpoint.send_lines(frame)
         else:
             endpoint.send(frame, fds)
 
@@ -164,13 +212,19 @@ class Router:
 
     def _to_neighbour(self, node: int, frame: frames.Frame, fds: Sequence[int]) -> None:
         neighbour = self.neighbours.get(node)
-        if neighbour is None:
-            close_fds(fds)
-            if frame[0] == frames.ASK:
-                error = ["LaunchError", f"there is no node {node} in this run"]
-                self.deliver((frames.ANSWER, 0, frames.endpoint(self.node, 0), frame[2], frame[4], False, error))
+        if neighbour is not None and neighbour.lost is None:
+            neighbour.send(frame, fds)
             return
-        neighbour.send(frame, fds)
+        close_fds(fds)
+        if neighbour is None:
+            error, text = "LaunchError", f"there is no node {node} in this run"
+        else:
+            error, text = "NodeLost", str(NodeLost.from_facts(neighbour.name, node, neighbour.lost or ""))
+        if frame[0] == frames.ASK:
+            me = frames.endpoint(self.node, 0)
+            self.deliver((frames.ANSWER, 0, me, frame[2], frame[4], False, [error, text]))
+        elif frame[0] == frames.CALL:
+            self._refuse_slots(frame, _slots(frame[3]), Status.LOST, frames.pack([node, text]))
 
     def _route_call(self, frame: list[Any], fds: list[int]) -> None:
         kind, count, source, route, call, method, credit, body = frame
@@ -189,15 +243,26 @@ class Router:
                     self._refuse(source, call, slot, endpoint)
                 else:
                     mine.append((endpoint, slot))
+        try:
+            copies = _duplicate(fds, len(mine) + len(elsewhere))
+        except OSError as error:
+            text = f"the daemon of node {self.node} cannot pass the arguments on: {error} (is `ulimit -n` reached?)"
+            slots = [slot for _, slot in mine] + _slots(elsewhere)
+            self._refuse_slots(frame, slots, Status.UNKNOWN, frames.pack(text))
+            return
         if len(mine) > 1 and not credit:
             self._gathering.expect(source, call, len(mine))
-        copies = _duplicate(fds, len(mine) + len(elsewhere))
         for endpoint, slot in mine:
             endpoint.debts.owe(source, call, slot, method, now)
             endpoint.send((kind, count, source, slot, call, method, credit, body), copies.pop() if count else ())
         for hop in elsewhere:
             fds_of_hop = copies.pop() if count else ()
             self._to_neighbour(hop[0], [kind, count, source, [hop], call, method, credit, body], fds_of_hop)
+
+    def _refuse_slots(self, frame: frames.Frame, slots: list[int], status: Status, body: bytes) -> None:
+        me = frames.endpoint(self.node, 0)
+        for slot in slots:
+            self.deliver((frames.REPLY, 0, me, frame[2], frame[4], slot, int(status), body))
 
     def _refuse(self, source: int, call: int, slot: int, endpoint: Endpoint | None) -> None:
         if endpoint is not None and endpoint.obituary is not None:
@@ -271,13 +336,45 @@ class Router:
             neighbour.send(frame)
 
 
+def _is_sound(frame: list[Any], fds: list[int]) -> bool:
+    """Whether a CALL or REPLY may go to other processes: what they cannot read would do harm there, and not here."""
+    body = frame[-1]
+    if frame[0] == frames.CALL and type(frame[5]) is not str:
+        return False
+    if not fds:
+        return type(body) is bytes
+    return type(body) is int and len(fds) == 1 and _holds(fds[0], body)
+
+
+def _holds(fd: int, size: int) -> bool:
+    """Whether it is sealed memory of at least that size."""
+    try:
+        return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK) and 0 <= size <= os.fstat(fd).st_size
+    except OSError:
+        return False
+
+
 def _duplicate(fds: list[int], copies: int) -> list[list[int]]:
-    """One set of descriptors per receiver; the originals are used up."""
+    """One set of descriptors per receiver; the originals are used up, also where this raises OSError."""
     if not fds:
         return []
     if not copies:
         close_fds(fds)
         return []
-    sets = [[os.dup(fd) for fd in fds] for _ in range(copies - 1)]
-    return [*sets, fds]
+    sets = [fds]
+    try:
+        for _ in range(copies - 1):
+            sets.append([])
+            for fd in fds:
+                sets[-1].append(os.dup(fd))
+    except OSError:
+        for copy in sets:
+            close_fds(copy)
+        raise
+    return sets
+
+
+def _slots(route: list[list[Any]]) -> list[int]:
+    """The slots of every target of a route."""
+    return [slot for _, targets in route for slot in targets[1::2]]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlinf_async.errors import ConfigError
-from rlinf_async.wire.lifeline import Ending, describe_ending
+from rlinf_async.wire.ending import Ending, describe_ending
 
 from .host import Host
 from .options import Options

@@ -28,6 +28,13 @@ EXEC_TIME: Final = (
 
 PACKET: Final = 512 * 1024
 
+IMPORT_PATIENCE: Final = 120.0
+"""Seconds that a birth waits for a template that is still importing; from a cold network file system it takes long."""
+FORK_PATIENCE: Final = 60.0
+"""Seconds that a template may be silent while somebody waits for a worker."""
+
+_Answer = asyncio.Future[dict[str, Any]]
+
 MARKER: Final = "RLINF_WORKER"
 """Environment variable that every descendant of a worker carries, forked or executed."""
 
@@ -50,7 +57,7 @@ class Template:
     It is started at once and imports while the daemon goes on; ``fork`` waits for it.
     """
 
-    def __init__(self, python: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, python: str, environment: Mapping[str, str], open_files: int) -> None:
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * PACKET)
         far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * PACKET)
@@ -69,9 +76,18 @@ class Template:
             raise LaunchError(f"the worker template could not be started with {python}: {error}") from error
         finally:
             far.close()
-        self._pidfd = os.pidfd_open(self._process.pid)
-        self._waiting: deque[asyncio.Future[dict[str, Any]]] = deque()
-        self._to_send: deque[tuple[bytes, Sequence[int]]] = deque()
+        try:
+            self._pidfd = os.pidfd_open(self._process.pid)
+        except OSError as error:
+            near.close()
+            self._process.kill()
+            self._process.wait()
+            raise LaunchError(f"the worker template could not be watched: {error} (`ulimit -n`?)") from error
+        self._open_files = open_files
+        self._to_send: deque[tuple[bytes, Sequence[int], _Answer]] = deque()
+        self._waiting: deque[_Answer] = deque()
+        self._patience: asyncio.TimerHandle | None = None
+        self._strays: dict[int, int] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._death: LaunchError | None = None
         self.facts: dict[str, Any] | None = None
@@ -87,17 +103,20 @@ class Template:
         """The pid of a new worker, whose parent is this daemon; the descriptors stay the caller's.
 
         Raises:
-            LaunchError: the template is dead, or could not fork.
+            LaunchError: the template is dead or silent, or could not fork.
         """
         if self._death is not None:
             raise self._death
         assert self._loop is not None
-        packet = msgpack.packb(spec, use_bin_type=True)
+        spec = {**spec, "open_files": self._open_files}
+        # An environment is bytes; Python's strings of it are not always UTF-8.
+        packet = msgpack.packb(spec, use_bin_type=True, unicode_errors="surrogateescape")
         if len(packet) > PACKET:
             raise LaunchError(f"the description of a worker takes {len(packet)} bytes, more than {PACKET}: its env=?")
-        answer: asyncio.Future[dict[str, Any]] = self._loop.create_future()
-        self._waiting.append(answer)
-        self._to_send.append((packet, fds))
+        answer: _Answer = self._loop.create_future()
+        self._to_send.append((packet, fds, answer))
+        if self._patience is None:
+            self._be_patient()
         if len(self._to_send) == 1:
             self._writable()
         facts = await answer
@@ -108,7 +127,10 @@ class Template:
     def _writable(self) -> None:
         assert self._loop is not None
         while self._to_send:
-            packet, fds = self._to_send[0]
+            packet, fds, answer = self._to_send[0]
+            if answer.done():  # nobody waits for it any more, and its descriptors are closed
+                self._to_send.popleft()
+                continue
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
             try:
                 self._socket.sendmsg([packet], rights, socket.MSG_NOSIGNAL)
@@ -118,40 +140,103 @@ class Template:
             except OSError:
                 break  # it is dead; its pidfd says so
             self._to_send.popleft()
+            self._waiting.append(answer)
         self._loop.remove_writer(self._socket.fileno())
 
     def _readable(self) -> None:
+        self._read()
+
+    def _read(self) -> bool:
+        """False when nothing more is there."""
         try:
             packet = self._socket.recv(PACKET)
         except OSError:
-            return
+            return False
         if not packet:
             assert self._loop is not None
             self._loop.remove_reader(self._socket.fileno())
-            return
+            return False
         facts = msgpack.unpackb(packet, raw=False)
         if facts.get("ready"):
             self.facts = facts
-            return
-        answer = self._waiting.popleft()
-        if not answer.done():
-            answer.set_result(facts)
+        else:
+            answer = self._waiting.popleft()
+            if not answer.done():
+                answer.set_result(facts)
+            elif "pid" in facts:
+                self._end_stray(int(facts["pid"]))
+        self._be_patient()
+        return True
 
     def _ended(self) -> None:
-        assert self._loop is not None
         verdict = reap(self._pidfd, self._oom_kills)
         if verdict is None:
             return
         self._process.returncode = 0  # reaped here; Popen must not look for it
-        self._loop.remove_reader(self._pidfd)
-        self._death = LaunchError(
-            f"the worker template {verdict.text}; what it said stands in the log of this node's daemon"
-        )
-        for answer in self._waiting:
+        while self._read():
+            pass
+        self._fail(f"the worker template {verdict.text}; what it said stands in the log of this node's daemon")
+        self._let_go()
+
+    def _be_patient(self) -> None:
+        """Gives the template its time anew, if anybody waits for it."""
+        assert self._loop is not None
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        if self._waiting or self._to_send:
+            seconds = IMPORT_PATIENCE if self.facts is None else FORK_PATIENCE
+            self._patience = self._loop.call_later(seconds, self._give_up, seconds)
+
+    def _give_up(self, seconds: float) -> None:
+        doing = "importing torch" if self.facts is None else "forking a worker"
+        self._fail(f"the worker template (pid {self._process.pid}) has said nothing for {seconds:g} s while {doing}")
+        self._kill()  # its pidfd brings the rest
+
+    def _fail(self, reason: str) -> None:
+        """Nothing is forked any more."""
+        if self._death is None:
+            self._death = LaunchError(reason)
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        for answer in (*self._waiting, *(answer for _, _, answer in self._to_send)):
             if not answer.done():
                 answer.set_exception(self._death)
-        self._waiting.clear()
         self._to_send.clear()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def _let_go(self) -> None:
+        """Closes what this side has of the conversation.  Idempotent."""
+        if self._pidfd < 0:
+            return
+        if self._loop is not None:
+            self._loop.remove_reader(self._pidfd)
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop.remove_writer(self._socket.fileno())
+        os.close(self._pidfd)
+        self._pidfd = -1
+        self._socket.close()
+
+    def _end_stray(self, pid: int) -> None:
+        """Ends a worker whose birth was given up while it was forked."""
+        assert self._loop is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            pidfd = os.pidfd_open(pid)
+            self._strays[pid] = pidfd
+            self._loop.add_reader(pidfd, self._stray_ended, pid)
+
+    def _stray_ended(self, pid: int) -> None:
+        assert self._loop is not None
+        pidfd = self._strays.pop(pid)
+        self._loop.remove_reader(pidfd)
+        os.close(pidfd)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
 
     @property
     def dead(self) -> bool:
@@ -159,28 +244,21 @@ class Template:
 
     def close(self) -> None:
         """Ends the template; workers that were forked from it live on."""
-        if self._death is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGKILL)
+        if self._pidfd >= 0 and self._process.returncode is None:
+            self._kill()
             self._process.wait()
-            self._death = LaunchError("this node is closing")
-        if self._loop is not None:
-            self._loop.remove_reader(self._pidfd)
-            self._loop.remove_reader(self._socket.fileno())
-            self._loop.remove_writer(self._socket.fileno())
-        for answer in self._waiting:
-            if not answer.done():
-                answer.set_exception(self._death)
-        self._waiting.clear()
-        os.close(self._pidfd)
-        self._socket.close()
+        self._fail("this node is closing")
+        self._let_go()
+        for pid in list(self._strays):
+            self._stray_ended(pid)
 
 
 class Templates:
     """The templates of a node, made when they are first needed."""
 
-    def __init__(self, python: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, python: str, environment: Mapping[str, str], *, open_files: int) -> None:
         self._python = python
+        self._open_files = open_files
         self._environment = dict(environment)
         self._templates: dict[tuple[str, frozenset[tuple[str, str]]], Template] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -199,10 +277,14 @@ class Templates:
         key = (python or self._python, frozenset(special.items()))
         template = self._templates.get(key)
         if template is None or template.dead:
-            template = Template(key[0], {**self._environment, **special})
+            template = Template(key[0], {**self._environment, **special}, self._open_files)
+            try:
+                if self._loop is not None:
+                    template.watch(self._loop)
+            except BaseException:
+                template.close()
+                raise
             self._templates[key] = template
-            if self._loop is not None:
-                template.watch(self._loop)
         return template
 
     def close(self) -> None:

@@ -6,10 +6,10 @@
 #   core/       plain state: frames, codec, calls, failures, directory, segments; no IO
 #   placement/  (configuration, cluster shape) -> one place per rank
 #   wire/       frames over a connection: UNIX sockets, gRPC, a daemon's stdin; credentials
-#   work        one thing to wait for      client     this process's seat at its node
+#   work, each  one thing to wait for; per-rank arguments   client  this process's seat at its node
 #   outcome, handle, stream              one call on many ranks
 #   data/       tensors                  worker/    inside a worker process
-#   each, members, group, launch         many workers as one object
+#   members, group, launch               many workers as one object
 #   nodes, output, loop_thread, cluster  the way into a run
 #
 # launcher/ is the other package: how processes come to exist and stop.  Nothing here imports it.

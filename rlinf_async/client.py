@@ -14,13 +14,15 @@ import asyncio
 import builtins
 import contextlib
 import itertools
+import os
 import socket
+import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol
 
 from rlinf_async import errors
-from rlinf_async.core import codec, frames
-from rlinf_async.core.body import Body, open_body, pack_body
+from rlinf_async.core import codec, failures, frames
+from rlinf_async.core.body import Body, open_body
 from rlinf_async.core.frames import Status
 from rlinf_async.core.segment import close_fds
 from rlinf_async.errors import ClosedError, NodeLost
@@ -33,15 +35,15 @@ HERE: Final = -1
 """``ask(..., node=HERE)``: this process's own node."""
 
 
-Portable = codec.Encoded | bytes
-"""A value made ready to travel."""
-
-
 class Sink(Protocol):
     """Where the answers to one call go; ``answer`` is True once it expects no more."""
 
     @property
     def targets(self) -> Sequence[int]: ...
+
+    def begin(self, call: int) -> None: ...
+
+    def departed(self) -> None: ...
 
     def answer(self, slot: int, status: int, body: Body) -> bool: ...
 
@@ -71,6 +73,7 @@ class NodeClient:
         self.welcome: dict[str, Any] = {}
         self.ready: Work[dict[str, Any]] = Work()
         self.on_event: dict[str, list[Callable[[dict[str, Any]], None]]] = {}
+        self._listeners: dict[str, list[weakref.WeakMethod[Callable[[dict[str, Any]], None]]]] = {}
         self.lost_nodes: dict[int, NodeLost] = {}
         self._inbox = inbox
         self._ids = itertools.count(1)
@@ -81,6 +84,7 @@ class NodeClient:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failed: set[str] = set()
         self._heard: set[str] = set()
+        _clients.add(self)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"
@@ -99,31 +103,43 @@ class NodeClient:
         self._connection.send((frames.HELLO, 0, 0, facts))
         self._connection.open()
 
+    def listen(self, what: str, listener: Callable[[dict[str, Any]], None]) -> None:
+        """Calls a bound method for every event of a kind, as long as its object lives."""
+        self._listeners.setdefault(what, []).append(weakref.WeakMethod(listener))
+
     # -- calls --------------------------------------------------------------------------------------------------
 
-    def call(self, sink: Sink, route: list[list[Any]], method: str, encoded: Portable, credit: int = 0) -> int:
-        """Sends a call to every target of the route; the answers go to the sink.  Its id."""
-        body, fds = pack_body(encoded)
+    def call(
+        self, sink: Sink, route: list[list[Any]], method: str, body: bytes | int, fds: Sequence[int], credit: int = 0
+    ) -> None:
+        """Sends a call to every target of the route; the answers go to the sink."""
         call = next(self._ids)
         self._calls[call] = sink
+        sink.begin(call)
         self._send((frames.CALL, len(fds), self.endpoint, route, call, method, credit, body), fds)
-        if self._closed is not None or self.lost_nodes:
-            self._fail_hopeless(call, sink)
-        return call
+        self._departed(call, sink)
 
     def call_each(
-        self, sink: Sink, targets: Sequence[int], method: str, encoded: Sequence[Portable], credit: int = 0
-    ) -> int:
+        self,
+        sink: Sink,
+        targets: Sequence[int],
+        method: str,
+        bodies: Sequence[tuple[bytes | int, Sequence[int]]],
+        credit: int = 0,
+    ) -> None:
         """As ``call``, with a body of its own for every target."""
         call = next(self._ids)
         self._calls[call] = sink
-        for slot, (target, value) in enumerate(zip(targets, encoded, strict=True)):
-            body, fds = pack_body(value)
+        sink.begin(call)
+        for slot, (target, (body, fds)) in enumerate(zip(targets, bodies, strict=True)):
             route = [[frames.node_of(target), [frames.number_of(target), slot]]]
             self._send((frames.CALL, len(fds), self.endpoint, route, call, method, credit, body), fds, later=True)
+        self._departed(call, sink)
+
+    def _departed(self, call: int, sink: Sink) -> None:
+        sink.departed()
         if self._closed is not None or self.lost_nodes:
             self._fail_hopeless(call, sink)
-        return call
 
     def _fail_hopeless(self, call: int, sink: Sink) -> None:
         """A call that was made after the socket or a node went away fails at once."""
@@ -144,19 +160,17 @@ class NodeClient:
         """Lets a stream send ``count`` more items."""
         self._send((frames.CREDIT, 0, self.endpoint, frames.route_to([target]), call, count), later=True)
 
-    def forget(self, call: int) -> None:
-        """Nobody waits for this call's answers any more."""
-        self._calls.pop(call, None)
-
     # -- asks ---------------------------------------------------------------------------------------------------
 
-    def ask(self, operation: str, arguments: Any = None, *, node: int = HERE, what: str = "") -> Work[Any]:
+    def ask(self, operation: str, arguments: Any = None, *, node: int = HERE, what: str = "") -> Ask:
         """Asks a node's daemon for something that it does itself; plain data both ways."""
-        work = _Ask(what or operation)
         ask = next(self._ids)
+        work = Ask(what or operation, ask)
         target = self.node if node == HERE else node
         self._asks[ask] = (work, target, operation)
         error = self._closed or self.lost_nodes.get(target)
+        if error is None and self.loop.is_closed():
+            error = ClosedError("the event loop that this cluster lived on is closed")
         if error is not None:
             self._asks.pop(ask, None)
             work._settle(error=error)
@@ -185,33 +199,40 @@ class NodeClient:
 
     # -- tasks --------------------------------------------------------------------------------------------------
 
-    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Work[Any]:
-        """Runs a coroutine on the client's loop, from any thread; ``close`` waits for what still runs."""
-        work: Work[Any] = Work()
+    def run(
+        self, coroutine: Coroutine[Any, Any, Any], *, what: str = "an operation", abandonable: bool = False
+    ) -> Task:
+        """Runs a coroutine on the client's loop, from any thread; ``close`` waits for what still runs.
+
+        Args:
+            what: what it does, for deadlines.
+            abandonable: whether it is cancelled when nobody waits for it any more.
+
+        Raises:
+            ClosedError: the loop is closed.
+        """
+        work = Task(self, what, abandonable)
 
         def start() -> None:
             task = self.loop.create_task(coroutine)
             self._tasks.add(task)
-            task.add_done_callback(finished)
+            task.add_done_callback(self._tasks.discard)
+            work.follow(task)
 
-        def finished(task: asyncio.Task[Any]) -> None:
-            self._tasks.discard(task)
-            if task.cancelled():
-                work._settle(error=ClosedError("the cluster was closed meanwhile"))
-            else:
-                work._settle(None if task.exception() else task.result(), task.exception())
-
-        self._on_loop(start)
+        try:
+            self._on_loop(start)
+        except BaseException:
+            coroutine.close()
+            raise
         return work
 
     async def settle_tasks(self) -> None:
-        """Cancels what ``run`` started and is still going, and waits for its end."""
+        """Cancels what ``run`` started and is still going, again and again if it must be, and waits for its end."""
         current = asyncio.current_task()
         while tasks := [task for task in self._tasks if task is not current]:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await asyncio.sleep(0)
+            await asyncio.wait(tasks, timeout=1.0)
 
     # -- the wire -----------------------------------------------------------------------------------------------
 
@@ -234,7 +255,11 @@ class NodeClient:
     def _on_frame(self, frame: list[Any], fds: list[int]) -> None:
         kind = frame[0]
         if kind == frames.REPLY:
-            self._answer(frame[4], frame[5], frame[6], open_body(frame[7], fds))
+            try:
+                status, body = frame[6], open_body(frame[7], fds)
+            except Exception as error:  # it cannot be mapped: no memory, no descriptors
+                status, body = int(Status.ERROR), failures.pack(failures.capture(error, {"node": "this process"}))
+            self._answer(frame[4], frame[5], status, body)
         elif kind == frames.ANSWER:
             work, _, _ = self._asks.pop(frame[4], (None, 0, ""))
             if work is not None:
@@ -247,16 +272,28 @@ class NodeClient:
                 self._on_node_lost(frame[5])
             elif frame[4] == "refused":
                 self._end(_error_of(frame[5]["error"]))
-            for listener in list(self.on_event.get(frame[4], ())):
-                listener(frame[5])
+            self._announce(frame[4], frame[5])
         elif kind == frames.HELLO:
             self.welcome = frame[3]
             self.endpoint, self.node = frame[3]["endpoint"], frame[3]["node"]
+            for lost in frame[3].get("lost", ()):
+                self._on_node_lost(lost)
             self.ready._settle(frame[3])
         elif self._inbox is not None:
             self._inbox.on_frame(frame, fds)
         else:
             close_fds(fds)
+
+    def _announce(self, what: str, facts: dict[str, Any]) -> None:
+        for listener in list(self.on_event.get(what, ())):
+            listener(facts)
+        listening = self._listeners.get(what, [])
+        for reference in list(listening):
+            method = reference()
+            if method is None:
+                listening.remove(reference)
+            else:
+                method(facts)
 
     def _answer(self, call: int, slot: int, status: int, body: Body) -> None:
         sink = self._calls.get(call)
@@ -308,16 +345,71 @@ class NodeClient:
         if self._connection is not None:
             self._connection.close()
 
+    def leave_to_parent(self) -> None:
+        """In a forked child: the socket and everything on it are the parent's."""
+        self._closed = ClosedError(f"this cluster belongs to the process that forked this one (pid {os.getppid()})")
+        self._calls.clear()
+        self._asks.clear()
+        if self._connection is not None:
+            self._connection.forget()
+
     def last_words(self, timeout: float) -> None:
         """Writes what is queued before the process ends."""
         if self._connection is not None and self._closed is None:
             self._connection.flush_blocking(timeout)
 
 
-class _Ask(Work[Any]):
-    def __init__(self, what: str) -> None:
+class Task(Work[Any]):
+    """A coroutine that runs on a client's loop, to be waited for from anywhere."""
+
+    def __init__(self, client: NodeClient, what: str, abandonable: bool) -> None:
+        super().__init__()
+        self._client = client
+        self._what = what
+        self._abandonable = abandonable
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelled = False
+
+    def _describe(self) -> str:
+        return self._what
+
+    def follow(self, task: asyncio.Task[Any]) -> None:
+        """The coroutine runs as this task."""
+        self._task = task
+        task.add_done_callback(self._finished)
+        if self._cancelled:
+            task.cancel()
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        if task.cancelled():
+            self._settle(error=ClosedError(f"{self._what} was given up"))
+        else:
+            error = task.exception()
+            self._settle(None if error else task.result(), error)
+
+    def cancel(self) -> None:
+        """Cancels the coroutine; the work fails with ``ClosedError`` once it has ended."""
+
+        def cancel() -> None:
+            self._cancelled = True
+            if self._task is not None:
+                self._task.cancel()
+
+        with contextlib.suppress(ClosedError):
+            self._client._on_loop(cancel)
+
+    def _abandon(self) -> None:
+        if self._abandonable:
+            self.cancel()
+
+
+class Ask(Work[Any]):
+    """A question to a daemon; ``number`` is what the daemon knows it by."""
+
+    def __init__(self, what: str, number: int) -> None:
         super().__init__()
         self._what = what
+        self.number = number
 
     def _describe(self) -> str:
         return self._what
@@ -332,6 +424,17 @@ def _error_of(value: Sequence[str]) -> Exception:
             return kind(message)
     return RuntimeError(f"{name}: {message}")
 
+
+_clients: weakref.WeakSet[NodeClient] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    for client in list(_clients):
+        client.leave_to_parent()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 _open: list[NodeClient] = []
 """The clients of this process's open clusters; of a worker, its own."""

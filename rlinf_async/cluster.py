@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import sys
@@ -16,7 +17,7 @@ from rlinf_async.client import NodeClient
 from rlinf_async.core import codec
 from rlinf_async.core.frames import PROTOCOL
 from rlinf_async.errors import ClosedError, ConfigError
-from rlinf_async.group import WorkerGroup, close, public_methods
+from rlinf_async.group import CLOSE_GRACE, WorkerGroup, public_methods, start_closing
 from rlinf_async.handle import Handle
 from rlinf_async.launch import Plan, base_environment, launch
 from rlinf_async.loop_thread import LoopThread
@@ -34,6 +35,10 @@ from rlinf_async.worker.base import GroupSpec
 
 START_TIMEOUT: Final = 60.0
 STOP_GRACE: Final = 5.0
+CLOSE_DEADLINE: Final = 8.0
+"""Seconds for all groups; then their node is ended as it is."""
+
+logger = logging.getLogger(__name__)
 
 
 class Cluster:
@@ -99,7 +104,8 @@ class Cluster:
             self._client = NodeClient(loop)
             if log_to_driver:
                 self._client.on_event.setdefault("output", []).append(show_output)
-        self._started = self._client.run(self._start())
+        self._pid = os.getpid()
+        self._started = self._client.run(self._start(), what="the start of the cluster")
         if running is None:
             try:
                 self._started.wait()
@@ -287,7 +293,7 @@ class Cluster:
         public_methods(spec.worker_cls)
         address = self._address(name, spec.worker_cls)
         title = address.get_name()
-        if any(members.name == title and not members.closed for members in self._groups):
+        if any(group.name == title and not (group.closed or group.failed) for group in self._groups):
             raise ValueError(f"a group named '{title}' exists already: close it, or give this one another name=")
         construct = codec.encode(
             ((spec.worker_cls, *spec.args), spec.kwargs),
@@ -320,6 +326,8 @@ class Cluster:
     def _address(self, name: str | None, worker_cls: type) -> WorkerAddress:
         """A named group is a root of its own; an unnamed one inside a worker is the worker's child."""
         if name is not None:
+            if not name or name in (".", "..") or not name.isprintable() or "/" in name or len(name) > 200:
+                raise ValueError(f"{name!r} cannot be a group's name: it is shown, and names a folder of log files")
             return WorkerAddress(name)
         if base.identity is not None:
             return base.identity.address
@@ -339,9 +347,11 @@ class Cluster:
     async def _close(self) -> None:
         try:
             if self._client.closed is None and self._client.endpoint:
-                for members in reversed(self._groups):
-                    if not members.closed:
-                        await close(members, grace=2.0)
+                async with asyncio.timeout(CLOSE_DEADLINE):
+                    for members in reversed(self._groups):
+                        await start_closing(members, CLOSE_GRACE).async_wait()
+        except TimeoutError:
+            logger.warning("groups could not be closed in order within %g s: ending their node", CLOSE_DEADLINE)
         finally:
             if not self._attached:
                 await self._client.settle_tasks()
@@ -350,7 +360,7 @@ class Cluster:
 
     def _start_closing(self) -> Work[None]:
         if self._closing is None:
-            self._closing = self._client.run(self._close())
+            self._closing = self._client.run(self._close(), what="the closing of the cluster")
         return self._closing
 
     async def aclose(self) -> None:
@@ -358,6 +368,8 @@ class Cluster:
 
         Everything is closed when it returns or raises; an error means that it could not be done in order.
         """
+        if self._pid != os.getpid():
+            return
         await self._start_closing().async_wait()
         if self._thread is not None and not self._thread.loop.is_closed():
             await asyncio.get_running_loop().run_in_executor(None, self._thread.stop)
@@ -370,6 +382,8 @@ class Cluster:
             pass
         else:
             return self._start_closing()
+        if self._pid != os.getpid():  # a forked child: the nodes are its parent's
+            return None
         try:
             self._start_closing().wait()
         finally:

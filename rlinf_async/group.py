@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
+import logging
+import operator
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from rlinf_async import client as clients
 from rlinf_async.address import WorkerAddress, WorkerInfo
 from rlinf_async.client import NodeClient
-from rlinf_async.core import codec, failures, frames
+from rlinf_async.core import codec, frames
+from rlinf_async.core.root_cause import fold_ranks
 from rlinf_async.each import per_rank
-from rlinf_async.errors import DeadlineExceeded, NodeLost
+from rlinf_async.errors import ClosedError, DeadlineExceeded, NodeLost
 from rlinf_async.handle import Handle
 from rlinf_async.members import Members
 from rlinf_async.stream import Stream
 from rlinf_async.work import Work, blocking
 
-CLOSE_GRACE = 2.0
+logger = logging.getLogger(__name__)
+
+CLOSE_GRACE: Final = 2.0
 """Seconds that workers have to end in order before they are killed."""
+
+PATIENCE: Final = 3.0
+"""Seconds beyond the grace for the daemons to say that it is done."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +78,13 @@ class WorkerGroup:
         where = f" on {nodes} node{'s' * (nodes != 1)}" if nodes else ""
         parts = [f"{members.size} worker{'s' * (members.size != 1)}{where}"]
         if len(self._ranks) != members.size:
-            parts[0] = f"ranks {failures.fold_ranks(self._ranks)} of {parts[0]}"
+            parts[0] = f"ranks {fold_ranks(self._ranks)} of {parts[0]}"
         if members.closed:
             parts.append("closed")
         elif members.endpoints is None:
             parts.append("launching")
         if members.deaths:
-            parts.append(f"{len(members.deaths)} dead: {failures.fold_ranks(sorted(members.deaths))}")
+            parts.append(f"{len(members.deaths)} dead: {fold_ranks(sorted(members.deaths))}")
         calls = len(members.open)
         parts.append(f"{calls} call{'s' * (calls != 1)} open")
         return f"<WorkerGroup {members.name} [{' | '.join(parts)}]>"
@@ -99,10 +108,14 @@ class WorkerGroup:
         return self
 
     async def __aenter__(self) -> WorkerGroup:
-        return await self
+        try:
+            return await self
+        except BaseException:
+            await self.close_work().async_wait()
+            raise
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self.close_work()
+        await self.close_work().async_wait()
 
     # -- views --------------------------------------------------------------------------------------------------
 
@@ -112,9 +125,10 @@ class WorkerGroup:
         Raises:
             AssertionError: a rank does not exist, or is named twice.
         """
+        last = self._members.size - 1
+        ranks = tuple(operator.index(rank) for rank in ranks)
         for rank in ranks:
-            if not isinstance(rank, int) or not 0 <= rank < self._members.size:
-                last = self._members.size - 1
+            if not 0 <= rank <= last:
                 raise AssertionError(f"{rank!r} is not a rank of '{self._members.name}', which has ranks 0-{last}")
         if len(set(ranks)) != len(ranks) or not ranks:
             raise AssertionError(f"execute_on() needs different ranks, got {ranks}")
@@ -162,7 +176,7 @@ class WorkerGroup:
             for share in (((args, kwargs),) if shares is None else shares)
         ]
         sink: Handle | Stream = Stream(self._callee, method) if streams else Handle(self._callee, method)
-        self._members.call(self._callee, sink, method, encoded)
+        self._members.call(self._callee, sink, method, encoded, same=shares is None)
         return sink
 
     def __getattr__(self, name: str) -> Any:
@@ -176,8 +190,8 @@ class WorkerGroup:
     # -- the end ------------------------------------------------------------------------------------------------
 
     def close_work(self, grace: float = CLOSE_GRACE) -> Work[None]:
-        """Starts closing and returns the work of it."""
-        return self._members.client.run(close(self._members, grace))
+        """Starts closing, unless that has been done, and returns the work of it."""
+        return start_closing(self._members, grace)
 
     def close(self, grace: float = CLOSE_GRACE) -> Any:
         """Ends the workers: open calls are cancelled, and after ``grace`` seconds what still runs is killed.
@@ -202,7 +216,14 @@ class WorkerGroup:
             DeadlineExceeded: there was no such group within ``timeout`` seconds; lists those that there are.
         """
         seat = clients.only_open() if cluster is None else cluster.client
-        return blocking(seat.run(_find(cls, seat, worker_cls, group_name, timeout)))
+        what = f"a group named '{group_name}'"
+        return blocking(seat.run(_find(cls, seat, worker_cls, group_name, timeout), what=what, abandonable=True))
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"a WorkerGroup cannot travel: pass its name, {self._members.name!r}, and find it there with "
+            "WorkerGroup.from_group_name(worker_cls, name)"
+        )
 
 
 async def _find(
@@ -211,8 +232,11 @@ async def _find(
     lookup = seat.ask("lookup", {"name": name}, node=0, what=f"a group named '{name}'")
     try:
         roster = await lookup.async_wait(timeout)
+    except asyncio.CancelledError:
+        seat.ask("forget_lookup", {"name": name, "ask": lookup.number}, node=0)
+        raise
     except DeadlineExceeded:
-        names = await seat.ask("forget_lookup", {"name": name}, node=0)
+        names = await seat.ask("forget_lookup", {"name": name, "ask": lookup.number}, node=0)
         raise DeadlineExceeded(
             f"there was no group named '{name}' within {timeout:g} s; there are: {', '.join(names) or 'none'}"
         ) from None
@@ -222,13 +246,29 @@ async def _find(
     return cls(members, worker_cls)
 
 
-async def close(members: Members, grace: float) -> None:
-    """Closes a group on all its nodes; nodes that are lost are closed already."""
+def start_closing(members: Members, grace: float) -> Work[None]:
+    """The work of closing a group; a second call gets the first one's."""
+    if members.closing is None or (members.closing.done() and not members.closed):
+        members.closing = members.client.run(_close(members, grace), what=f"the closing of group '{members.name}'")
+    return members.closing
+
+
+async def _close(members: Members, grace: float) -> None:
+    """Closes a group on all its nodes; nodes that are lost, or do not answer in time, are left to their guardians."""
     members.close()
+    try:
+        async with asyncio.timeout(grace + PATIENCE):
+            await _close_in_order(members, grace)
+    except TimeoutError:
+        logger.warning("group '%s' could not be closed in order within %g s", members.name, grace + PATIENCE)
+
+
+async def _close_in_order(members: Members, grace: float) -> None:
     client = members.client
     if client.closed is not None:
         return
-    if members.launching is not None:
+    if members.launching is not None and not members.launching.done():
+        members.launching.cancel()
         with contextlib.suppress(Exception):  # a launch that fails has told its callers, and leaves nothing
             await members.launching.async_wait()
     nodes = {frames.node_of(endpoint) for endpoint in members.endpoints or ()}
@@ -240,7 +280,7 @@ async def close(members: Members, grace: float) -> None:
     for ask in (*asks, client.ask("release", {"name": members.name}, node=0)):
         try:
             await ask.async_wait()
-        except NodeLost:
+        except (NodeLost, ClosedError):
             continue
 
 
@@ -296,7 +336,7 @@ def public_methods(worker_cls: type) -> dict[str, PublicMethod]:
     found: dict[str, PublicMethod] = {}
     for name in dir(worker_cls):
         attribute = inspect.getattr_static(worker_cls, name)
-        if name.startswith("_") or isinstance(attribute, (property, classmethod, type)):
+        if name.startswith("_") or isinstance(attribute, property | type):
             continue
         member = getattr(worker_cls, name)
         if not callable(member) or name in ("timer", "create_group"):

@@ -7,13 +7,14 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final
 
-from rlinf_async.core import codec, failures, frames
-from rlinf_async.core.body import Body
+from rlinf_async.core import codec, frames
+from rlinf_async.core.body import Body, pack_body
 from rlinf_async.core.calls import Next, Tally
 from rlinf_async.core.frames import Status
+from rlinf_async.core.root_cause import fold_ranks
 from rlinf_async.errors import ClosedError
 from rlinf_async.outcome import Callee, Outcome, error_of, hear, root_error, summary_of
-from rlinf_async.work import Work
+from rlinf_async.work import Part, Work
 
 logger = logging.getLogger(__name__)
 
@@ -49,14 +50,17 @@ class Handle(Work[list[Any]]):
         self._tally = Tally(len(callee.ranks))
         self._call = 0
         self._order: list[int] = []
-        self._parts: dict[int, Work[Any]] | None = None
-        self._tick: Work[None] | None = None
+        self._parts: dict[int, Part[Any]] | None = None
+        self._tick: Part[None] | None = None
+        self._views: list[Work[Any]] = []
+        """Parts, ticks and outcomes: who waits for one of them waits for this call."""
         self._keep_going = False
         self._cancelled = False
-        self._given_up = False
+        self._cancel_sent = False
         self._timer: asyncio.TimerHandle | None = None
         self._retrieved = False
         self._told = False
+        self._departed = False
         self._outcome: tuple[list[Any] | None, BaseException | None] | None = None
 
     def __repr__(self) -> str:
@@ -65,7 +69,7 @@ class Handle(Work[list[Any]]):
 
     def _describe(self) -> str:
         missing = [self._callee.ranks[slot] for slot in self._tally.unanswered()]
-        ranks = f", ranks {failures.fold_ranks(missing)} have not answered" if missing else ""
+        ranks = f", ranks {fold_ranks(missing)} have not answered" if missing else ""
         return f"{self._callee.name}.{self._method}() on {len(self._callee.ranks)} ranks{ranks}"
 
     # -- answers, on the client's loop --------------------------------------------------------------------------
@@ -74,9 +78,13 @@ class Handle(Work[list[Any]]):
     def targets(self) -> Sequence[int]:
         return self._callee.targets
 
-    def sent(self, call: int) -> None:
-        """The call has left under this id."""
+    def begin(self, call: int) -> None:
+        """The call is about to leave under this id."""
         self._call = call
+
+    def departed(self) -> None:
+        """The call has left."""
+        self._departed = True
         if self._cancelled:
             self._cancel_open()
 
@@ -105,9 +113,6 @@ class Handle(Work[list[Any]]):
     def fail(self, error: BaseException) -> None:
         """The call could not even be sent."""
         self._outcome = (None, error)
-        self._order = list(range(len(self._callee.ranks)))
-        for part in (self._parts or {}).values():
-            part._settle(error=error)
         self._finish()
 
     def _finish(self) -> None:
@@ -115,13 +120,15 @@ class Handle(Work[list[Any]]):
             self._told = True
             self._callee.client.failed(self._key, text)
         self._settle()
+        for slot, part in list((self._parts or {}).items()):
+            if not part.done():
+                self._settle_part(part, slot)
         tick, self._tick = self._tick, None
         if tick is not None:
             tick._settle()
 
     def _give_up(self) -> None:
         """Raises what is known; ranks that are stuck inside a ``def`` method are named later."""
-        self._given_up = True
         self._timer = self._callee.client.loop.call_later(ABORT_GRACE - SETTLE, self._name_stuck)
         self._finish()
 
@@ -130,7 +137,7 @@ class Handle(Work[list[Any]]):
         if not stuck:
             return
         note = (
-            f"ranks {failures.fold_ranks(stuck)} of '{self._callee.name}' are still inside {self._method}() "
+            f"ranks {fold_ranks(stuck)} of '{self._callee.name}' are still inside {self._method}() "
             f"{ABORT_GRACE:g} s after the failure (waiting for the failed rank, perhaps); closing the group ends them"
         )
         logger.warning("%s", note)
@@ -139,10 +146,13 @@ class Handle(Work[list[Any]]):
                 self._outcome[1].add_note(note)
 
     def _cancel_open(self) -> None:
-        if self._call:
-            targets = [self._callee.targets[slot] for slot in self._tally.unanswered()]
-            if targets:
-                self._callee.client.cancel(self._call, targets)
+        """Tells the ranks once: a second word would interrupt the cleaning up that the first one caused."""
+        if self._cancel_sent or not self._call:
+            return
+        targets = [self._callee.targets[slot] for slot in self._tally.unanswered()]
+        if targets:
+            self._cancel_sent = True
+            self._callee.client.cancel(self._call, targets)
 
     # -- outcomes, in a waiter's thread -------------------------------------------------------------------------
 
@@ -171,7 +181,7 @@ class Handle(Work[list[Any]]):
 
     def _decode(self) -> tuple[list[Any] | None, BaseException | None]:
         tally = self._tally
-        if not tally.failed and not tally.missing:
+        if tally.whole and not tally.missing:
             try:
                 return [codec.decode(answer[1]) for answer in tally.answers if answer is not None], None
             except Exception as error:
@@ -187,7 +197,8 @@ class Handle(Work[list[Any]]):
         answer = self._tally.answers[slot]
         if answer is None:
             _, error = self._outcome or (None, None)
-            return Outcome(rank, error=error or ClosedError(f"rank {rank} did not answer"))
+            text = f"{self._callee.describe_slot(slot)} had not answered {self._method}() when the call was given up"
+            return Outcome(rank, error=error or ClosedError(text))
         status, body = answer
         if status == Status.OK:
             try:
@@ -218,7 +229,8 @@ class Handle(Work[list[Any]]):
                 self._parts = {}
             part = self._parts.get(slot)
             if part is None:
-                part = self._parts[slot] = Work()
+                part = self._parts[slot] = Part(self)
+                self._views.append(part)
                 answered = self._tally.answers[slot] is not None or self._done
             else:
                 answered = False
@@ -236,10 +248,11 @@ class Handle(Work[list[Any]]):
         while seen < len(self._callee.ranks):
             with self._lock:
                 if seen >= len(self._order) and not self._done and self._tick is None:
-                    self._tick = Work()
+                    self._tick = Part(self)
+                    self._views.append(self._tick)
                 tick = self._tick
             if seen >= len(self._order) and tick is not None:
-                await tick.async_wait()
+                await tick
                 continue
             if self._done and self._tally.failures():
                 self._result()
@@ -264,14 +277,15 @@ class Handle(Work[list[Any]]):
         """
         self._keep_going = True
         self._mark_retrieved()
-        every: Work[list[Outcome]] = Work()
+        every: Part[list[Outcome]] = Part(self)
 
         def collect() -> None:
             every._settle([self._part_outcome(slot) for slot in range(len(self._callee.ranks))])
 
         with self._lock:
             if not self._done:
-                self._waiters.append(collect)
+                self._followers = [*(self._followers or ()), collect]
+                self._views.append(every)
                 return every
         collect()
         return every
@@ -290,6 +304,10 @@ class Handle(Work[list[Any]]):
     def _abandon(self) -> None:
         self._mark_retrieved()
         self.cancel()
+
+    def _lose_interest(self) -> None:
+        if not any(view._waiters for view in self._views):
+            super()._lose_interest()
 
     def consume_duration(self, reduction_type: str = "max") -> Any:
         """Seconds under the called method's own timer tag, reduced over the ranks (``max``, ``min``, ``mean``)."""
@@ -324,13 +342,16 @@ class Handle(Work[list[Any]]):
             await self
             return reduce(await self._pop_times())
 
-        return self._callee.client.run(collect())
+        return self._callee.client.run(collect(), what=f"the durations of {self._describe()}", abandonable=True)
 
     def _pop_times(self) -> Handle:
         handle = Handle(self._callee, "pop_execution_times")
-        route = frames.route_to(self._callee.targets)
-        handle.sent(self._callee.client.call(handle, route, "pop_execution_times", codec.encode(((), {}))))
+        body, fds = pack_body(codec.encode(((), {})))
+        self._callee.client.call(handle, frames.route_to(self._callee.targets), handle._method, body, fds)
         return handle
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a handle belongs to the process that made the call: pass its results on, or a group's name")
 
     def _unheard(self) -> str | None:
         """What failed and has not been asked for, in one line."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rlinf_async.address import NodeInfo, WorkerAddress
 from rlinf_async.client import NodeClient
@@ -16,6 +17,14 @@ from rlinf_async.errors import ClosedError, NodeLost
 from rlinf_async.group import CLOSE_GRACE, info_from
 from rlinf_async.members import Members
 from rlinf_async.placement import Placement, worker_environment
+
+logger = logging.getLogger(__name__)
+
+UNDO: Final = 5.0
+"""Seconds to take back a launch that has failed."""
+
+LONGEST_VALUE: Final = 128 * 1024
+"""Bytes of one environment variable; the kernel takes no more when the worker starts a program."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +61,13 @@ async def launch(client: NodeClient, members: Members, plan: Plan, *, reserved: 
             raise asyncio.CancelledError
         members.start([entry["endpoint"] for entry in roster], infos, [entry["log"] for entry in roster])
     except BaseException as error:
-        members.fail(error if isinstance(error, Exception) else _cancelled(plan.name))
-        await _undo(client, plan, named)
+        try:
+            async with asyncio.timeout(UNDO):
+                await _undo(client, plan, named)
+        except TimeoutError:
+            logger.warning("what had been started of group '%s' could not be ended within %g s", plan.name, UNDO)
+        finally:
+            members.fail(error if isinstance(error, Exception) else _cancelled(plan.name))
         raise
 
 
@@ -145,7 +159,7 @@ async def _undo(client: NodeClient, plan: Plan, named: bool) -> None:
     for ask in asks:
         try:
             await ask.async_wait()
-        except NodeLost:
+        except (NodeLost, ClosedError):
             continue
 
 
@@ -158,8 +172,13 @@ def base_environment(extra: dict[str, str] | None) -> dict[str, str]:
 
     Raises:
         TypeError: a name or value is not a string.
+        ValueError: no process could have such a variable.
     """
     for name, value in (extra or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError(f"env= takes strings, got {name!r}: {value!r} ({type(value).__name__})")
+        if not name or "=" in name or "\0" in name + value:
+            raise ValueError(f"env= has a variable that cannot be: {name!r} (no '=' in names, no zero bytes)")
+        if len(value) > LONGEST_VALUE:
+            raise ValueError(f"env= has {len(value)} bytes for {name!r}; a variable takes at most {LONGEST_VALUE}")
     return dict(extra or {})

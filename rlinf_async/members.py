@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlinf_async.address import WorkerInfo
-from rlinf_async.client import NodeClient, Portable
-from rlinf_async.core import failures, frames
+from rlinf_async.client import NodeClient, Task
+from rlinf_async.core import codec, frames
+from rlinf_async.core.body import pack_body
+from rlinf_async.core.root_cause import fold_ranks
+from rlinf_async.core.segment import close_fds
 from rlinf_async.errors import ClosedError
 from rlinf_async.handle import WINDOW, Handle
 from rlinf_async.outcome import death_key
@@ -19,6 +22,9 @@ from rlinf_async.work import Work
 logger = logging.getLogger(__name__)
 
 Sink = Handle | Stream
+
+Bodies = Sequence[tuple[bytes | int, Sequence[int]]]
+"""What travels, with its descriptors: one for all ranks, or one for each."""
 
 
 class Members:
@@ -36,12 +42,14 @@ class Members:
         self.endpoints: list[int] | None = None
         self.deaths: dict[int, dict[str, Any]] = {}
         self.open: set[int] = set()
-        self.launching: Work[None] | None = None
+        self.launching: Task | None = None
         self.closed = False
         self._lock = threading.Lock()
-        self._pending: list[tuple[Callee, Sink, str, Sequence[Portable]]] = []
+        self._pending: list[tuple[Callee, Sink, str, Bodies, bool]] = []
+        self._started = False
         self._failure: BaseException | None = None
-        client.on_event.setdefault("died", []).append(self._on_death)
+        self.closing: Work[None] | None = None
+        client.listen("died", self._on_death)
 
     def callee(self, ranks: Sequence[int]) -> Callee:
         return Callee(self, ranks)
@@ -53,28 +61,32 @@ class Members:
         with self._lock:
             self.infos, self.logs = infos, logs
             self.endpoints = endpoints
-            for callee, sink, method, encoded in self._pending:
-                self._send(callee, sink, method, encoded)
+            for waiting in self._pending:
+                self._send(*waiting)
             self._pending.clear()
+            self._started = True
 
     def fail(self, error: BaseException) -> None:
         """There will be no processes."""
         with self._lock:
             self._failure = error
             pending, self._pending = self._pending, []
-        for _, sink, _, _ in pending:
+        for _, sink, _, bodies, _ in pending:
+            close_fds(fd for _, fds in bodies for fd in fds)
             sink.fail(error)
+
+    @property
+    def failed(self) -> bool:
+        """There never were any processes."""
+        return self._failure is not None
 
     def close(self) -> None:
         self.closed = True
-        listeners = self.client.on_event.get("died", [])
-        if self._on_death in listeners:
-            listeners.remove(self._on_death)
         if self.endpoints is None:
             self.fail(ClosedError(f"group '{self.name}' was closed while it was being launched"))
 
     def _on_death(self, facts: dict[str, Any]) -> None:
-        if self.endpoints is not None and facts["endpoint"] in self.endpoints:
+        if not self.closed and self.endpoints is not None and facts["endpoint"] in self.endpoints:
             rank = self.endpoints.index(facts["endpoint"])
             self.deaths[rank] = facts
             who = f"rank {rank} of group '{self.name}' on {facts['node']}"
@@ -86,33 +98,43 @@ class Members:
 
     # -- calls --------------------------------------------------------------------------------------------------
 
-    def call(self, callee: Callee, sink: Sink, method: str, encoded: Sequence[Portable]) -> None:
-        """Sends a call, or keeps it until it can be sent.
+    def call(
+        self, callee: Callee, sink: Sink, method: str, encoded: Sequence[codec.Encoded | bytes], *, same: bool = True
+    ) -> None:
+        """Sends a call, or keeps it until it can be sent.  What it carries is fixed now.
 
         Args:
-            encoded: one body for all ranks, or one for each.
+            encoded: one body for all ranks, or one for each where they are not the ``same``.
 
         Raises:
-            ClosedError: the group is closed.
+            ClosedError: the group or its cluster is closed.
+            NodeLost: this machine's daemon is gone.
         """
         if self.closed:
             raise ClosedError(f"group '{self.name}' is closed: {method}() cannot be called any more")
-        if self.endpoints is None or self._failure is not None:
+        if self.client.closed is not None:
+            raise self.client.closed.with_traceback(None)
+        if self.client.loop.is_closed():
+            raise ClosedError("the event loop that this cluster lived on is closed")
+        bodies = [pack_body(value) for value in encoded]
+        if not self._started:
             with self._lock:
                 if self._failure is not None:
+                    close_fds(fd for _, fds in bodies for fd in fds)
                     raise self._failure.with_traceback(None)
-                if self.endpoints is None:
-                    self._pending.append((callee, sink, method, encoded))
+                if not self._started:
+                    self._pending.append((callee, sink, method, bodies, same))
                     return
-        self._send(callee, sink, method, encoded)
+        self._send(callee, sink, method, bodies, same)
 
-    def _send(self, callee: Callee, sink: Sink, method: str, encoded: Sequence[Portable]) -> None:
+    def _send(self, callee: Callee, sink: Sink, method: str, bodies: Bodies, same: bool) -> None:
         credit = WINDOW if isinstance(sink, Stream) else 0
         self.open.add(id(sink))
-        if len(encoded) == 1:
-            sink.sent(self.client.call(sink, callee.route, method, encoded[0], credit))
+        if same:
+            body, fds = bodies[0]
+            self.client.call(sink, callee.route, method, body, fds, credit)
         else:
-            sink.sent(self.client.call_each(sink, callee.targets, method, encoded, credit))
+            self.client.call_each(sink, callee.targets, method, bodies, credit)
 
 
 class Callee:
@@ -157,4 +179,4 @@ class Callee:
         self._members.open.discard(id(call))
 
     def describe(self) -> str:
-        return f"ranks {failures.fold_ranks(self.ranks)} of '{self.name}'"
+        return f"ranks {fold_ranks(self.ranks)} of '{self.name}'"

@@ -10,6 +10,7 @@ from rlinf_async.client import NodeClient
 from rlinf_async.core import failures, frames
 from rlinf_async.core.body import Body
 from rlinf_async.core.frames import Status
+from rlinf_async.core.root_cause import choose_root_cause
 from rlinf_async.errors import ClosedError, NodeLost, WorkerDied
 
 
@@ -66,7 +67,7 @@ def root_error(callee: Callee, failed: Sequence[tuple[int, int, Body]]) -> BaseE
     """The error to raise for a call of which these slots have failed."""
     hear(callee, failed)
     errors = [(callee.ranks[slot], error_of(callee, slot, status, body)) for slot, status, body in failed]
-    return failures.choose_root_cause(errors)
+    return choose_root_cause(errors)
 
 
 def death_key(endpoint: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -11,9 +12,13 @@ from rlinf_async.core import codec
 from rlinf_async.core.body import Body
 from rlinf_async.core.calls import Next, Tally
 from rlinf_async.core.frames import Status
-from rlinf_async.handle import WINDOW
+from rlinf_async.core.root_cause import fold_ranks
+from rlinf_async.errors import DeadlineExceeded
+from rlinf_async.handle import ABORT_GRACE, WINDOW
 from rlinf_async.outcome import Callee, root_error, summary_of
 from rlinf_async.work import Work
+
+logger = logging.getLogger(__name__)
 
 
 class Stream:
@@ -41,6 +46,7 @@ class Stream:
         self._closed = False
         self._iterated = False
         self._told = False
+        self._cancel_sent = False
         self._ended: Work[None] = Work()
 
     def __repr__(self) -> str:
@@ -51,10 +57,12 @@ class Stream:
     def targets(self) -> Sequence[int]:
         return self._callee.targets
 
-    def sent(self, call: int) -> None:
+    def begin(self, call: int) -> None:
         self._call = call
+
+    def departed(self) -> None:
         if self._closed:
-            self.close()
+            self._cancel_open()
 
     def answer(self, slot: int, status: int, body: Body) -> bool:
         if status == Status.ITEM:
@@ -96,10 +104,12 @@ class Stream:
             tick._settle()
 
     def _cancel_open(self) -> None:
-        if self._call:
-            targets = [self._callee.targets[slot] for slot in self._tally.unanswered()]
-            if targets:
-                self._callee.client.cancel(self._call, targets)
+        if self._cancel_sent or not self._call:
+            return
+        targets = [self._callee.targets[slot] for slot in self._tally.unanswered()]
+        if targets:
+            self._cancel_sent = True
+            self._callee.client.cancel(self._call, targets)
 
     def _next(self) -> tuple[int, Any] | Work[None] | None:
         """An item, or what to wait for, or None at the end.
@@ -153,9 +163,16 @@ class Stream:
         self._wake()
 
     async def aclose(self) -> None:
-        """Closes the remote generators and waits until their ``finally`` blocks have run."""
+        """Closes the remote generators and waits until their ``finally`` blocks have run.
+
+        A rank that does not end within five seconds (it may be frozen) is named in a warning and left alone.
+        """
         self.close()
-        await self._ended.async_wait()
+        try:
+            await self._ended.async_wait(ABORT_GRACE)
+        except DeadlineExceeded:
+            stuck = fold_ranks(self._callee.ranks[slot] for slot in self._tally.unanswered())
+            logger.warning("ranks %s have not closed %s.%s()", stuck, self._callee.name, self._method)
 
     async def __aenter__(self) -> Stream:
         return self

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import warnings
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Final, Generic, TypeVar
 
 from rlinf_async.errors import DeadlineExceeded
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -36,6 +39,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         self._value: Any = None
         self._error: BaseException | None = None
         self._waiters: list[Callable[[], None]] = []
+        self._followers: list[Callable[[], None]] | None = None
+        """Called at the end as waiters are, but they do not count as interest in the result."""
         self._drivers: dict[Any, Generator[Any, Any, T]] | None = None
 
     # -- what subclasses say ------------------------------------------------------------------------------------
@@ -43,6 +48,13 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     def _describe(self) -> str:
         """What is awaited and from whom, for deadlines and warnings."""
         return "an operation"
+
+    def _lose_interest(self) -> None:
+        """Somebody who wanted the result does not any more; if nobody else waits, nobody does."""
+        with self._lock:
+            last = not self._waiters and not self._done
+        if last:
+            self._abandon()
 
     def _abandon(self) -> None:
         """Called when the last waiter was cancelled."""
@@ -64,8 +76,12 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             self._value, self._error = value, error
             self._done = True
             waiters, self._waiters = self._waiters, []
-        for wake in waiters:
-            wake()
+            followers, self._followers = self._followers, None
+        for wake in (*waiters, *followers) if followers else waiters:
+            try:
+                wake()
+            except Exception:
+                logger.exception("somebody who waited for %s could not be woken", self._describe())
         return True
 
     def done(self) -> bool:
@@ -149,6 +165,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
                 f".wait() would block the event loop that runs on this thread (waiting for {self._describe()}): "
                 "use `await` here"
             )
+        if timeout is not None:
+            timeout = min(timeout, threading.TIMEOUT_MAX)
         gate = threading.Lock()
         gate.acquire()
         with self._lock:
@@ -216,7 +234,10 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     def throw(self, *error: Any) -> Any:
         drivers = self._drivers or {}
         task = asyncio.current_task()
-        driver = drivers.get(task) or self.__await__()
+        driver = drivers.get(task)
+        if driver is None:  # a task that is cancelled before its first step
+            self._lose_interest()
+            driver = self.__await__()
         try:
             return driver.throw(error[-1] if isinstance(error[-1], BaseException) else error[0])
         except BaseException:
@@ -227,6 +248,20 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         drivers, self._drivers = self._drivers or {}, None
         for driver in drivers.values():
             driver.close()
+
+
+class Part(Work[T]):
+    """A piece, or another view, of an operation: whoever is the last to wait for it gives the operation up."""
+
+    def __init__(self, whole: Work[Any]) -> None:
+        super().__init__()
+        self._whole = whole
+
+    def _describe(self) -> str:
+        return self._whole._describe()
+
+    def _abandon(self) -> None:
+        self._whole._lose_interest()
 
 
 class _Waiting:

@@ -129,9 +129,7 @@ class Broken:
         with (self._folder / "out").open("w") as out:
             files = {"stdin": subprocess.PIPE, "stdout": out, "stderr": subprocess.STDOUT}
             files |= {"start_new_session": True} | self._options
-            self.process = subprocess.Popen(
-                argv, cwd=CHECKOUT, env=os.environ | environment, text=True, **files
-            )
+            self.process = subprocess.Popen(argv, cwd=CHECKOUT, env=os.environ | environment, text=True, **files)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -228,9 +226,9 @@ class Broken:
     # -- what is left -------------------------------------------------------------------------------------------
 
     def tree(self, pid: int) -> list[int]:
-        """A process and all that descends from it."""
+        """A process and all that descends from it, itself first."""
         processes = leaks._processes()
-        return [one for one in processes if one == pid or pid in leaks._ancestors(one, processes)]
+        return [pid, *(one for one in processes if pid in leaks._ancestors(one, processes))]
 
     def orphans(self, deadline: float) -> list[str]:
         """What is left of the run once nothing is, or at the deadline (of the monotonic clock)."""

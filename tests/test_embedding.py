@@ -128,6 +128,38 @@ def test_a_daemon_that_cannot_start_is_a_launch_error_with_its_words(monkeypatch
         Cluster(num_nodes=1)
 
 
+def test_a_forked_child_of_the_driver_leaves_the_cluster_alone() -> None:
+    with Cluster(log_to_driver=False) as cluster:
+        group = Plain.create_group().launch(cluster).wait_ready()
+        stream = iter(group.count(1_000_000))
+        assert next(stream) == (0, 0)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                group.hello()
+            except ClosedError as error:
+                code = 0 if "belongs to the process that forked" in str(error) else 2
+            del stream
+            cluster.close()
+            os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert [next(stream) for _ in range(50)] == [(0, item) for item in range(1, 51)]
+        assert group.hello().wait() == [0]
+
+
+@pytest.mark.slow
+async def test_closing_ends_although_the_daemon_is_frozen() -> None:
+    cluster = await Cluster(log_to_driver=False)
+    group = Plain.create_group().launch(cluster)
+    await group
+    daemon = (await cluster.status())["pid"]
+    os.kill(daemon, signal.SIGSTOP)
+    async with asyncio.timeout(40):
+        await cluster.aclose()
+    assert not psutil.pid_exists(daemon)
+
+
 async def test_the_loop_is_never_held_up_for_long() -> None:
     worst = 0.0
     loop = asyncio.get_running_loop()

@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from rlinf_async import ClosedError, Cluster, NodePlacementStrategy, RemoteError, WorkerDied, each
 from tests.workers import Plain, SeedWorker, Stillborn
@@ -39,13 +40,13 @@ def test_a_remote_exception_arrives_as_itself_with_who_and_where(four: Any) -> N
     notes = "\n".join(caught.value.__notes__)
     pid = four.pid().wait()[2]
     assert f"from rank 2 of group 'four' on localhost (pid {pid})" in notes
-    assert 'raise ValueError(text)' in notes
+    assert "raise ValueError(text)" in notes
     assert "rlinf_async" not in notes
 
 
 def test_several_failures_are_one_error_and_the_others_are_notes(four: Any) -> None:
     with pytest.raises(ValueError, match="as told") as caught:
-        four.fail([0, 1, 2, 3]).wait()
+        four.block_and_fail(0.3).wait()
     assert "other failures of the same call" in "\n".join(caught.value.__notes__)
 
 
@@ -111,6 +112,70 @@ async def test_a_call_that_waits_in_the_queue_never_starts_once_cancelled(four: 
         await queued
     await busy
     assert await four.noted() == [[]] * 4
+
+
+async def test_every_call_of_a_storm_that_is_cancelled_is_answered(cluster: Cluster, four: Any) -> None:
+    for _ in range(3):
+        handles = [four.sleep(30) for _ in range(500)]
+        for handle in handles:
+            handle.cancel()
+    assert await four.hello() == [0, 1, 2, 3]
+    for _ in range(100):
+        if (await cluster.status())["busy"] == {}:
+            break
+    assert (await cluster.status())["busy"] == {}
+
+
+async def test_cleaning_up_after_a_cancel_is_not_interrupted(four: Any) -> None:
+    handle = four.clean_up_slowly(each([0.0, 0.2, 0.2, 0.2]))
+    assert await four.noted() == [["waiting"]] * 4
+    handle.cancel()
+    await four.sleep(0.4)
+    assert [log[:2] for log in await four.noted()] == [["waiting", "cleaned"]] * 4
+
+
+@pytest.mark.parametrize("view", ["part", "outcomes", "as_completed", "durations", "task"])
+async def test_whoever_is_the_last_to_wait_for_any_part_of_a_call_cancels_it(four: Any, view: str) -> None:
+    handle = four.sleep(60)
+    assert await four.noted() == [["sleeping"]] * 4
+
+    async def wait() -> None:
+        if view == "part":
+            await handle[1]
+        elif view == "outcomes":
+            await handle.outcomes()
+        elif view == "as_completed":
+            async for _ in handle.as_completed():
+                pass
+        elif view == "durations":
+            await handle.consume_durations()
+        else:
+            task = asyncio.create_task(handle)
+            task.cancel()
+            await task
+
+    with pytest.raises((TimeoutError, asyncio.CancelledError)):
+        await asyncio.wait_for(wait(), 0.1)
+    await four.hello()
+    assert await four.was_cancelled() == [True] * 4
+
+
+async def test_a_part_is_not_cancelled_while_another_is_waited_for(four: Any) -> None:
+    handle = four.sleep(0.3)
+    patient = asyncio.ensure_future(_wait(handle[0]))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(_wait(handle[1]), 0.05)
+    assert await patient == 0.3
+
+
+async def test_a_part_of_a_cancelled_call_is_over_too(four: Any) -> None:
+    handle = four.sleep(60)
+    part = handle[1]
+    handle.cancel()
+    with pytest.raises(ClosedError):
+        await part
+    with pytest.raises(ClosedError):
+        await handle[2]
 
 
 async def test_shielded_and_async_waits_do_not_cancel_the_call(four: Any) -> None:
@@ -242,6 +307,32 @@ def test_a_group_closed_while_it_is_launched_leaves_nothing(cluster: Cluster) ->
         with pytest.raises(ClosedError):
             call.wait()
     assert cluster.status()["endpoints"] == before
+
+
+def test_a_launch_that_fails_frees_its_name(cluster: Cluster) -> None:
+    with pytest.raises(Exception, match="template"):
+        Plain.create_group().launch(cluster, name="second-try", env={"PYTHONHOME": "/nonexistent"}).wait_ready()
+    group = Plain.create_group().launch(cluster, name="second-try")
+    assert group.hello().wait() == [0]
+    group.close()
+
+
+async def test_a_group_whose_constructor_fails_is_gone_after_async_with(cluster: Cluster) -> None:
+    with pytest.raises(ValueError, match="not born today"):
+        async with Stillborn.create_group([0]).launch(cluster, placement=FOUR, name="gone"):
+            pass
+    assert "gone" not in (await cluster.status())["groups"]
+
+
+def test_calls_made_during_a_launch_come_after_the_constructor_and_keep_their_arguments(cluster: Cluster) -> None:
+    ballast = torch.zeros(1 << 24)
+    group = Plain.create_group(ballast).launch(cluster, name="early")
+    argument = torch.zeros(1 << 18)
+    calls = [group.echo(argument) for _ in range(20)]
+    argument.fill_(1)
+    for call in calls:
+        assert float(call.wait()[0][0][0].sum()) == 0
+    group.close()
 
 
 def test_a_template_that_cannot_start_fails_the_launch_with_a_cause(cluster: Cluster) -> None:

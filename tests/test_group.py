@@ -340,6 +340,47 @@ def test_info_and_repr_tell_what_there_is(four: Any) -> None:
     handle.wait()
 
 
+def test_a_worker_finds_a_group_without_naming_a_cluster(four: Any, cluster: Cluster) -> None:
+    group = Plain.create_group().launch(cluster, name="finder")
+    assert group.find_by_name("four").wait() == [[0, 1, 2, 3]]
+    group.close()
+
+
+async def test_a_short_lookup_does_not_end_another_one(cluster: Cluster) -> None:
+    patient = cluster.find_group(Plain, "later")
+    with pytest.raises(TimeoutError):
+        await cluster.find_group(Plain, "later", timeout=0.1)
+    async with Plain.create_group(4).launch(cluster, name="later"):
+        assert await (await patient).scaled(1) == [4]
+
+
+def test_class_methods_are_called_and_plain_generators_are_refused(four: Any) -> None:
+    assert four[0].name_of_class().wait() == ["Plain"]
+    with pytest.raises(TypeError, match="make it `async def`"):
+        four[0].generate().wait()
+
+
+def test_what_cannot_be_an_argument_says_what_to_do_instead(four: Any) -> None:
+    with pytest.raises(SerializationError, match=r"args\[0\].*pass its name, 'four'"):
+        four.echo(four)
+    with pytest.raises(TypeError, match=r"each\(\) is for calls"):
+        Plain.create_group(each([1, 2]))
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a\nb", "x" * 300])
+def test_names_that_cannot_be_are_refused(cluster: Cluster, name: str) -> None:
+    with pytest.raises(ValueError, match="cannot be a group's name"):
+        Plain.create_group().launch(cluster, name=name)
+
+
+@pytest.mark.parametrize(
+    ("env", "error"), [({"A=B": "x"}, ValueError), ({"A": "x" * 2_000_000}, ValueError), ({"A": 1}, TypeError)]
+)
+def test_variables_that_cannot_be_are_refused(cluster: Cluster, env: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="env="):
+        Plain.create_group().launch(cluster, env=env)
+
+
 def test_a_worker_made_directly_says_how_it_is_done() -> None:
     with pytest.raises(RuntimeError, match="without create_group and launch"):
         Plain()

@@ -76,7 +76,9 @@ def victim_and_its_tree(run: Broken, setting: str, victim: str, node: int, hosts
     if victim == "ssh":
         assert far is not None
         return [run.child(far.hostname), *set(far.processes()).intersection(run.processes())]
-    candidates = run.daemons(far) if victim == "daemon" else run.guardians(far)
+    find = run.daemons if victim == "daemon" else run.guardians
+    run.until(lambda: bool(find(far)))
+    candidates = find(far)
     return run.tree(candidates[node % len(candidates)])
 
 

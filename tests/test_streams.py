@@ -74,6 +74,13 @@ async def test_a_stream_made_in_the_loop_header_closes_when_the_loop_is_left(gro
     assert all(_is_closed(log) for log in logs)
 
 
+async def test_cleaning_up_after_a_break_is_not_interrupted(group: Any) -> None:
+    async with group.stream_and_clean_up(0.2) as stream:
+        async for _ in stream:
+            break
+    assert all(log in ([], ["cleaned"]) for log in await group.noted())
+
+
 async def test_an_error_of_a_rank_comes_after_its_items(group: Any) -> None:
     got = []
 

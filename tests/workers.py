@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rlinf_async import Cluster, NodePlacementStrategy, Worker
+from rlinf_async import Cluster, NodePlacementStrategy, Worker, WorkerGroup
 
 
 class OddError(Exception):
@@ -106,6 +106,42 @@ class Plain(Worker):
         if self._rank in ranks:
             raise ValueError(text)
         return self._rank
+
+    def block_and_fail(self, seconds: float) -> None:
+        time.sleep(seconds)
+        raise ValueError("as told")
+
+    async def clean_up_slowly(self, seconds: float) -> None:
+        self.log.append("waiting")
+        try:
+            await asyncio.sleep(60)
+        finally:
+            try:
+                await asyncio.sleep(seconds)
+                self.log.append("cleaned")
+            except asyncio.CancelledError:
+                self.log.append("interrupted")
+
+    async def stream_and_clean_up(self, seconds: float) -> Any:
+        try:
+            while True:
+                yield 1
+        finally:
+            try:
+                await asyncio.sleep(seconds)
+                self.log.append("cleaned")
+            except asyncio.CancelledError:
+                self.log.append("interrupted")
+
+    def generate(self) -> Any:
+        yield 1
+
+    @classmethod
+    def name_of_class(cls) -> str:
+        return cls.__name__
+
+    def find_by_name(self, name: str) -> Any:
+        return WorkerGroup.from_group_name(Plain, name).hello().wait()
 
     def fail_oddly(self) -> None:
         raise OddError("this", "that")

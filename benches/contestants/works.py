@@ -125,7 +125,7 @@ class Works:
         return await _timed(lambda: framework.all(framework.first, method), count)
 
     async def group_pipelined(self, count: int, ranks: int, method: str) -> Samples:
-        """Calls × ranks per second, all in flight."""
+        """Calls x ranks per second, all in flight."""
         framework = self._framework
         began = time.perf_counter()
         await framework.together(framework.all(framework.first, method) for _ in range(count))

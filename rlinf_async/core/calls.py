@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum, auto
 from typing import Any
 
-from rlinf_async.core.frames import OK, Status
+from rlinf_async.core.frames import HARMLESS, OK
 
 Body = Any
 """Bytes, or whatever the owner puts in their place (a mapped segment)."""
@@ -39,13 +39,15 @@ class Tally:
         <Next.FINISH: 2>
     """
 
-    __slots__ = ("answers", "failed", "missing")
+    __slots__ = ("answers", "failed", "missing", "whole")
 
     def __init__(self, size: int) -> None:
         self.answers: list[tuple[int, Body] | None] = [None] * size
         self.missing = size
         self.failed = False
-        """Some slot has answered otherwise than with a result."""
+        """Some slot has failed; being cancelled is no failure."""
+        self.whole = True
+        """Every answer so far is a result."""
 
     def answer(self, slot: int, status: int, body: Body) -> Next:
         """Takes the final answer of a slot; a second answer of the same slot is dropped."""
@@ -53,9 +55,11 @@ class Tally:
             return Next.NOTHING
         self.answers[slot] = (status, body)
         self.missing -= 1
-        first_failure = status != OK and not self.failed
-        if first_failure:
-            self.failed = True
+        first_failure = False
+        if status != OK:
+            self.whole = False
+            if status not in HARMLESS and not self.failed:
+                self.failed = first_failure = True
         if not self.missing:
             return Next.FINISH
         return Next.CANCEL_OTHERS if first_failure else Next.WAIT
@@ -68,7 +72,7 @@ class Tally:
         return [
             (slot, answer[0], answer[1])
             for slot, answer in enumerate(self.answers)
-            if answer is not None and answer[0] not in (Status.OK, Status.CANCELLED, Status.END)
+            if answer is not None and answer[0] not in HARMLESS
         ]
 
 

@@ -9,21 +9,17 @@ pickle refers to (protocol 5, out of band), every buffer at a multiple of 64 byt
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import functools
 import importlib
 import pickle
 import struct
 import sys
-import time
-import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 from weakref import WeakSet
 
 import cloudpickle
 
+from rlinf_async.core.guilty import ATOMS, cannot_travel, summary
 from rlinf_async.errors import SerializationError
 
 _IN_BAND_BELOW: Final = 1024
@@ -35,10 +31,6 @@ _COPIED_BELOW: Final = 64 * 1024
 _ALIGNMENT: Final = 64
 _ZEROS: Final = bytes(_ALIGNMENT)
 _INDEX: Final = struct.Struct("<B3xIQ")  # 1, number of buffers, size of the pickle; then the size of each buffer
-
-_ATOMS: Final = frozenset({type(None), bool, int, float, str, bytes})
-_SEARCH_SECONDS: Final = 1.0
-_SEARCH_DEPTH: Final = 100
 
 _providers: dict[str, str] = {}
 _ours: WeakSet[type] = WeakSet()
@@ -108,7 +100,7 @@ _NO_ARGUMENTS_BODY: Final = _NO_ARGUMENTS.to_bytes()
 
 def encode_plain(value: Any) -> bytes | None:
     """The whole body of a value of a few builtin atoms and containers, at once; None for whatever needs ``encode``."""
-    if type(value) in _ATOMS or _is_plain(value, 3):
+    if type(value) in ATOMS or _is_plain(value, 3):
         return b"\0" + pickle.dumps(value, 5)
     return None
 
@@ -159,7 +151,7 @@ def encode(value: Any, *, describe: str = "the value", root: str | tuple[str, ..
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
-        raise _cannot_travel(value, describe, root, error) from error
+        raise cannot_travel(value, describe, root, error, lambda: _Pickler(_discard)) from error
     return Encoded(chunks, pickler.buffers)
 
 
@@ -188,7 +180,7 @@ def decode(body: bytes | bytearray | memoryview) -> Any:
 def _is_plain(value: Any, depth: int) -> bool:
     """Whether a quick look finds nothing but builtin values, which need no pickler of ours."""
     kind = type(value)
-    if kind in _ATOMS:
+    if kind in ATOMS:
         return True
     if not depth:
         return False
@@ -197,14 +189,14 @@ def _is_plain(value: Any, depth: int) -> bool:
     elif kind is dict:
         items = value.values()
         for key in value:
-            if type(key) not in _ATOMS:
+            if type(key) not in ATOMS:
                 return False
     else:
         return False
     if len(value) > 64:
         return False
     for item in items:  # noqa: SIM110 (a generator costs half a microsecond)
-        if type(item) not in _ATOMS and not _is_plain(item, depth - 1):
+        if type(item) not in ATOMS and not _is_plain(item, depth - 1):
             return False
     return True
 
@@ -274,6 +266,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         return reduced
 
 
+def _discard(_: bytes) -> None:
+    pass
+
+
 def _find_reducer(kind: type) -> Callable[[Any, dict[Any, Any]], Any] | None:
     module = getattr(kind, "__module__", None)
     provider = _providers.get(module.partition(".")[0]) if isinstance(module, str) else None
@@ -295,168 +291,16 @@ def _complete_class(made: type, state: tuple[Callable[[type, Any], Any], Any]) -
 # -- errors ---------------------------------------------------------------------------------------------------------
 
 
-def _cannot_travel(value: Any, describe: str, root: str | tuple[str, ...], error: BaseException) -> SerializationError:
-    name = root if isinstance(root, str) else " or ".join(root)
-    if isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError):
-        limit = sys.getrecursionlimit()
-        return SerializationError(
-            f"{describe} cannot travel: {name} is nested too deeply to be pickled (the recursion limit is {limit})"
-        )
-    children = _children(value) if isinstance(root, str) else zip(root, value, strict=False)
-    prefix = root if isinstance(root, str) else ""
-    path, guilty = _Search().find(value, prefix, children) or (name, value)
-    return SerializationError(
-        f"{describe} cannot travel: {path or name} is of type {_name(type(guilty))} and cannot be pickled "
-        f"({_summary(error)}); leave it out, or give the object that holds it a __getstate__ that does"
-    )
-
-
 def _cannot_be_rebuilt(error: BaseException) -> SerializationError:
     if isinstance(error, ModuleNotFoundError) and error.name:
         reason = f"there is no module {error.name!r} on this side"
     elif isinstance(error, ImportError):
-        reason = f"a module cannot be imported on this side ({_summary(error)})"
+        reason = f"a module cannot be imported on this side ({summary(error)})"
     elif isinstance(error, AttributeError) and str(error).startswith("Can't get attribute"):
         reason = f"this side has another version of a module ({error})"
     else:
-        return SerializationError(f"what arrived cannot be rebuilt: {_summary(error)}")
+        return SerializationError(f"what arrived cannot be rebuilt: {summary(error)}")
     return SerializationError(
         f"what arrived cannot be rebuilt: {reason}; what the driver's script defines travels by itself, everything "
         f"else must be importable on every node (sys.path here is {sys.path})"
     )
-
-
-def _name(kind: type) -> str:
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _summary(error: BaseException) -> str:
-    try:
-        return f"{_name(type(error))}: {str(error)[:1000]}"
-    except Exception:
-        return _name(type(error))
-
-
-class _Search:
-    """Looks for the guilty part of a value that fails: one that fails by itself, with nothing in it that does.
-
-    Objects may hold each other in circles.  A part that fails only because it holds something that is already under
-    suspicion is innocent, and the search goes on beside it.
-    """
-
-    def __init__(self) -> None:
-        self._deadline = time.monotonic() + _SEARCH_SECONDS
-        self._suspects: dict[int, Any] = {}  # holds them, so that no id is used twice
-
-    def find(
-        self, suspect: Any, path: str, children: Iterator[tuple[str, Any]], depth: int = 0
-    ) -> tuple[str, Any] | None:
-        """The path of the guilty part, and the part; None where every way leads to another suspect."""
-        self._suspects[id(suspect)] = suspect
-        innocent = False
-        pickler = _Pickler(_discard)  # remembers what has passed
-        with contextlib.suppress(Exception):  # keys have a repr(), and so on
-            for step, child in children:
-                if type(child) in _ATOMS:
-                    continue
-                if id(child) in self._suspects:
-                    innocent = True
-                    continue
-                if depth == _SEARCH_DEPTH or time.monotonic() > self._deadline:
-                    return path, suspect
-                try:
-                    pickler.dump(child)
-                    continue
-                except (KeyboardInterrupt, SystemExit):
-                    raise
-                except BaseException:
-                    pickler = _Pickler(_discard)  # the failed one remembers what has not passed, too
-                found = self.find(child, path + step, _children(child), depth + 1)
-                if found is not None:
-                    return found
-                innocent = True
-        return None if innocent else (path, suspect)
-
-
-def _discard(_: bytes) -> None:
-    pass
-
-
-def _children(value: Any) -> Iterator[tuple[str, Any]]:
-    """What the pickle of a value is made of, with the step from the value to it as Python would write it."""
-    if isinstance(value, dict):
-        for key, item in list(dict.items(value)):
-            yield f" key {_short(key)}", key
-            yield f"[{_short(key)}]", item
-    elif isinstance(value, list | tuple):
-        yield from ((f"[{index}]", item) for index, item in enumerate(value))
-    elif isinstance(value, set | frozenset):
-        yield from ((f" element {_short(item)}", item) for item in value)
-    if type(value) in (dict, list, tuple, set, frozenset):
-        return
-    if isinstance(value, types.FunctionType):
-        yield from _function_children(value)
-    elif isinstance(value, type):
-        for name, item in vars(value).items():
-            yield f".{name}", item.__func__ if isinstance(item, staticmethod | classmethod) else item
-    elif isinstance(value, types.MethodType):
-        yield ".__self__", value.__self__
-    elif isinstance(value, functools.partial):
-        yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
-    else:
-        yield from _object_children(value)
-
-
-def _function_children(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    for index, cell in enumerate(function.__closure__ or ()):
-        with contextlib.suppress(ValueError):  # an empty cell
-            yield f".__closure__[{index}].cell_contents", cell.cell_contents
-    yield ".__defaults__", function.__defaults__
-    yield ".__kwdefaults__", function.__kwdefaults__
-    yield ".__dict__", function.__dict__
-    codes = [function.__code__]
-    for code in codes:
-        codes.extend(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-        for name in code.co_names:
-            if name in function.__globals__:
-                yield f".__globals__[{name!r}]", function.__globals__[name]
-
-
-def _object_children(value: Any) -> Iterator[tuple[str, Any]]:
-    try:
-        reduced: Any = value.__reduce_ex__(5)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException:
-        return
-    if not isinstance(reduced, tuple):
-        return
-    attributes: dict[str, Any] = {}
-    parts: list[Any] = [*reduced, None, None, None]
-    _, arguments, state, items, pairs = parts[:5]
-    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):  # with __slots__
-        attributes = {**(state[0] or {}), **state[1]}
-    elif isinstance(state, list) and dataclasses.is_dataclass(value):
-        attributes = dict(zip((field.name for field in dataclasses.fields(value)), state, strict=False))
-    elif isinstance(state, dict):
-        attributes = state
-    else:
-        yield ".__getstate__()", state
-    yield from ((f".{name}", item) for name, item in attributes.items())
-    for index, argument in enumerate(arguments):
-        if argument is type(value):
-            yield ".__class__", argument
-        elif isinstance(value, BaseException):
-            yield f".args[{index}]", argument
-        else:
-            yield f".__reduce_ex__(5)[1][{index}]", argument
-    yield from ((f"[{index}]", item) for index, item in enumerate(items or ()))
-    yield from ((f"[{_short(key)}]", item) for key, item in pairs or ())
-
-
-def _short(key: Any) -> str:
-    try:
-        text = repr(key)
-    except Exception:
-        text = f"<{_name(type(key))}>"
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,4 +1,4 @@
-"""An exception made portable and back, and which of several failures came first.
+"""An exception made portable and back.
 
 Where it happens, an exception is captured: in words, which always travel, and as a pickle where it has one.  The caller
 rebuilds it as itself, so that ``except ValueError`` works, or else as a ``RemoteError`` that tells the same story.
@@ -6,20 +6,19 @@ rebuilds it as itself, so that ``except ValueError`` works, or else as a ``Remot
 
 from __future__ import annotations
 
-import itertools
 import math
 import textwrap
 import time
 import traceback
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgpack
 
 from rlinf_async.core import codec
-from rlinf_async.errors import NodeLost, PeerLost, RemoteError, SerializationError, WorkerDied
+from rlinf_async.errors import RemoteError, SerializationError
 
 _MAX_TEXT: Final = 64 * 1024
 """Bytes of one text; what is longer loses its middle."""
@@ -29,13 +28,8 @@ _MAX_PICKLE: Final = 1024 * 1024
 _MAX_CHAIN: Final = 64
 """Causes, contexts and members of groups that a traceback shows; where there are more it shows none."""
 
-_MAX_LINES: Final = 16
-"""Lines about the failures that were not the root cause."""
-
 _WHEN: Final = "_rlinf_when"
 """Attribute of a rebuilt exception: when it was captured.  Who has it comes from another process."""
-
-_DEATHS: Final = frozenset(f"{kind.__module__}.{kind.__qualname__}" for kind in (PeerLost, WorkerDied, NodeLost))
 
 
 @dataclass(frozen=True)
@@ -80,8 +74,8 @@ def capture(exception: BaseException, where: Mapping[str, Any]) -> Failure:
 
     Never raises, whatever the exception's own methods do.
     """
-    type_name = _name(type(exception))
-    text = _text_of(exception)
+    type_name = type_name_of(type(exception))
+    text = text_of(exception)
     return Failure(
         type_name=type_name,
         text=text,
@@ -90,7 +84,7 @@ def capture(exception: BaseException, where: Mapping[str, Any]) -> Failure:
         pickled=_pickle(exception),
         when=time.time(),
         where=dict(where),
-        relayed=_when_of(exception) < math.inf,
+        relayed=when_of(exception) < math.inf,
     )
 
 
@@ -145,97 +139,21 @@ def rebuild(failure: Failure) -> Exception:
     here = _notes_of(error)
     for note in failure.notes:
         if note not in here:
-            _add_note(error, note)
+            add_note(error, note)
     place = _describe(failure.where)
     if failure.relayed:
-        _add_note(error, place)
+        add_note(error, place)
     else:
-        _add_note(error, f"\n{place}\n{textwrap.indent(failure.traceback.rstrip(), '    ')}")
+        add_note(error, f"\n{place}\n{textwrap.indent(failure.traceback.rstrip(), '    ')}")
     vars(error)[_WHEN] = failure.when
     return error
-
-
-# -- which came first ---------------------------------------------------------------------------------------------
-
-
-def root_cause(failures: Sequence[tuple[int, BaseException | Failure]]) -> tuple[int, list[str]]:
-    """Which of the failures of several ranks caused the others.
-
-    A rank's own death goes before everything, then the deaths that ranks were told of, then errors, then
-    cancellations; among equals the earliest.
-
-    Args:
-        failures: rank and failure, at least one.
-
-    Returns:
-        Its index in ``failures``, and lines about the others, like ones folded:
-        ``"ranks 0-2,5: ConnectionError: peer is gone"``.
-    """
-    root = min(range(len(failures)), key=lambda index: (*_precedence(failures[index][1]), index))
-    ranks: dict[str, list[int]] = {}
-    for index, (rank, failure) in enumerate(failures):
-        if index != root:
-            ranks.setdefault(_summary(failure), []).append(rank)
-    lines = [
-        f"{'ranks' if len(like) > 1 else 'rank'} {fold_ranks(like)}: {summary}"
-        for summary, like in itertools.islice(ranks.items(), _MAX_LINES)
-    ]
-    if len(ranks) > _MAX_LINES:
-        lines.append(f"and {len(ranks) - _MAX_LINES} other failures")
-    return root, lines
-
-
-def choose_root_cause(failures: Sequence[tuple[int, BaseException | Failure]]) -> BaseException:
-    """The root cause as an exception to raise, with a note about the other ranks' failures."""
-    index, others = root_cause(failures)
-    chosen = failures[index][1]
-    error = rebuild(chosen) if isinstance(chosen, Failure) else chosen
-    if others:
-        _add_note(error, "\n".join(["other failures of the same call:", *(f"    {line}" for line in others)]))
-    return error
-
-
-def fold_ranks(ranks: Iterable[int]) -> str:
-    """Ranks as a text without repetition.
-
-    Example:
-        >>> fold_ranks([0, 1, 2, 5])
-        '0-2,5'
-    """
-    ordered = sorted(set(ranks))
-    runs = itertools.groupby(enumerate(ordered), key=lambda place: place[1] - place[0])
-    folded = ([rank for _, rank in run] for _, run in runs)
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in folded)
-
-
-def _precedence(failure: BaseException | Failure) -> tuple[int, float]:
-    if isinstance(failure, Failure):
-        type_name, when = failure.type_name, failure.when
-    else:
-        when = _when_of(failure)
-        if isinstance(failure, PeerLost) and when == math.inf:
-            return 0, when  # seen from here: the rank itself is dead
-        type_name = failure.type_name if isinstance(failure, RemoteError) else _name(type(failure))
-    if type_name in _DEATHS:
-        return 1, when
-    return (3 if type_name.endswith("CancelledError") else 2), when
-
-
-def _summary(failure: BaseException | Failure) -> str:
-    if isinstance(failure, Failure):
-        type_name, text = failure.type_name, failure.text
-    elif isinstance(failure, RemoteError):
-        return str(failure).partition("\n")[0][:200]
-    else:
-        type_name, text = _name(type(failure)), _text_of(failure)
-    text = text.partition("\n")[0]
-    return f"{type_name}: {text}"[:200] if text else type_name
 
 
 # -- looking at an exception that may not want to be looked at ----------------------------------------------------
 
 
-def _name(kind: type) -> str:
+def type_name_of(kind: type) -> str:
+    """The qualified name of an exception's type, builtins without their module."""
     try:
         name = str(kind.__qualname__) if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         return _cut(name)
@@ -243,11 +161,12 @@ def _name(kind: type) -> str:
         return "an exception without a name"
 
 
-def _text_of(exception: BaseException) -> str:
+def text_of(exception: BaseException) -> str:
+    """Its ``str()``, or that this fails."""
     try:
         return _cut(str(exception))
     except BaseException as error:
-        return f"<its str() fails with {_name(type(error))}>"
+        return f"<its str() fails with {type_name_of(type(error))}>"
 
 
 def _notes_of(exception: BaseException) -> tuple[str, ...]:
@@ -257,7 +176,8 @@ def _notes_of(exception: BaseException) -> tuple[str, ...]:
         return ()
 
 
-def _when_of(exception: BaseException) -> float:
+def when_of(exception: BaseException) -> float:
+    """When it was captured, in seconds since the epoch; infinite for one that comes from no other process."""
     try:
         return float(vars(exception)[_WHEN])
     except BaseException:
@@ -293,7 +213,8 @@ def _load(failure: Failure) -> Exception | None:
     return error if _is_raisable(error) else None
 
 
-def _add_note(error: Exception | BaseException, note: str) -> None:
+def add_note(error: Exception | BaseException, note: str) -> None:
+    """Adds a note, whatever the exception has made of its notes."""
     try:
         BaseException.add_note(error, note)
     except TypeError:  # its __notes__ is something else

@@ -87,6 +87,7 @@ class Status(IntEnum):
 OK: Final = int(Status.OK)
 ITEM: Final = int(Status.ITEM)
 FINAL: Final = frozenset(int(status) for status in Status) - {ITEM}
+HARMLESS: Final = frozenset({OK, int(Status.CANCELLED), int(Status.END)})
 """Statuses as plain numbers, for where every call passes."""
 
 Frame = Sequence[Any]

@@ -13,14 +13,13 @@ import re
 import ssl
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from typing import TYPE_CHECKING
 
 from rlinf_async.errors import AuthError, ConfigError
+
+if TYPE_CHECKING:  # slow to import, and only who starts a run over several machines needs it
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
 
 _CLOCK_SKEW = timedelta(days=2)  # a certificate that is not valid yet fails without a word on the other side
 _LIFETIME = timedelta(days=365)  # runs last weeks; a run ends with its authority anyway
@@ -59,6 +58,10 @@ class NodeCredentials:
     def __repr__(self) -> str:
         return "<secret>"
 
+    def check(self) -> None:
+        """Raises AuthError where the texts are no certificates and key, or do not belong together."""
+        _tls_context(self)
+
 
 class RunAuthority:
     """Signs the certificates of one run's nodes.  ECDSA P-256, since gRPC takes no Ed25519."""
@@ -66,14 +69,9 @@ class RunAuthority:
     def __init__(self, run_id: str) -> None:
         node_name(run_id, 0)
         self._run = run_id
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{run_id}.rlinf.internal")])
-        self._certificate = (
-            _draft(self._name, self._name, self._key, self._key.public_key())
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(_key_usage(signs_certificates=True), critical=True)
-            .sign(self._key, hashes.SHA256())
-        )
+        self._name = f"{run_id}.rlinf.internal"
+        self._key = _new_key()
+        self._certificate = _signed(self._name, self._key, self._name, self._key, is_authority=True)
 
     def __repr__(self) -> str:
         return f"RunAuthority(run={self._run!r}, key=<secret>)"
@@ -83,22 +81,15 @@ class RunAuthority:
 
         Valid from two days ago (clocks differ) for a year from now.
         """
-        name = node_name(self._run, node)
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        both_ends = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-        certificate = (
-            _draft(subject, self._name, self._key, key.public_key())
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_key_usage(signs_certificates=False), critical=True)
-            .add_extension(x509.ExtendedKeyUsage(both_ends), critical=False)
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
-            .sign(self._key, hashes.SHA256())
+        from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+        key = _new_key()
+        certificate = _signed(node_name(self._run, node), key, self._name, self._key, is_authority=False)
+        return NodeCredentials(
+            ca=self._certificate.public_bytes(Encoding.PEM).decode(),
+            cert=certificate.public_bytes(Encoding.PEM).decode(),
+            key=key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode(),
         )
-        key_text = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        return NodeCredentials(_pem(self._certificate), _pem(certificate), key_text.decode())
 
 
 async def explain_refusal(
@@ -109,6 +100,7 @@ async def explain_refusal(
     Args:
         host: IP address of the server.
         name: the DNS name that its certificate must bear.
+        credentials: this node's own, which pass their `check`.
         timeout: seconds for everything.
 
     Returns:
@@ -123,10 +115,7 @@ async def explain_refusal(
 
 
 async def _handshake(host: str, port: int, name: str, where: str, credentials: NodeCredentials) -> AuthError | None:
-    try:
-        context = _tls_context(credentials)
-    except (ssl.SSLError, ValueError) as error:
-        return AuthError(f"this node's own credentials cannot be used: {_reason(error)}")
+    context = _tls_context(credentials)
     try:
         reader, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=name)
     except ssl.SSLCertVerificationError as error:
@@ -151,12 +140,14 @@ async def _handshake(host: str, port: int, name: str, where: str, credentials: N
 
 
 def _tls_context(credentials: NodeCredentials) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cadata=credentials.ca)
-    context.set_alpn_protocols(["h2"])
     descriptor = os.memfd_create("credentials")  # ssl reads keys from files only; this one has no name
     try:
+        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cadata=credentials.ca)
+        context.set_alpn_protocols(["h2"])
         os.write(descriptor, f"{credentials.cert}\n{credentials.key}".encode())
         context.load_cert_chain(f"/proc/self/fd/{descriptor}")
+    except (ssl.SSLError, ValueError) as error:
+        raise AuthError(f"this node's own credentials cannot be used: {_reason(error)}") from None
     finally:
         os.close(descriptor)
     return context
@@ -164,6 +155,9 @@ def _tls_context(credentials: NodeCredentials) -> ssl.SSLContext:
 
 def _fault(credentials: NodeCredentials) -> str:
     """What a server may have against this certificate: it does not say."""
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+
     authority = x509.load_pem_x509_certificate(credentials.ca.encode())
     certificate = x509.load_pem_x509_certificate(credentials.cert.encode())
     since, until, now = certificate.not_valid_before_utc, certificate.not_valid_after_utc, _now()
@@ -186,39 +180,49 @@ def _reason(error: Exception) -> str:
     return reason.lower().replace("_", " ") if reason else str(error)
 
 
-def _draft(
-    subject: x509.Name, issuer: x509.Name, issuer_key: ec.EllipticCurvePrivateKey, key: ec.EllipticCurvePublicKey
-) -> x509.CertificateBuilder:
+def _new_key() -> ec.EllipticCurvePrivateKey:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def _signed(
+    name: str,
+    key: ec.EllipticCurvePrivateKey,
+    issuer: str,
+    issuer_key: ec.EllipticCurvePrivateKey,
+    *,
+    is_authority: bool,
+) -> x509.Certificate:
+    """A certificate that may sign others and nothing else, or may stand at both ends of a connection."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
     now = _now()
-    return (
+    usage = x509.KeyUsage(
+        digital_signature=not is_authority, content_commitment=False, key_encipherment=False,
+        data_encipherment=False, key_agreement=False, key_cert_sign=is_authority, crl_sign=is_authority,
+        encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+    draft = (
         x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
+        .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _CLOCK_SKEW)
         .not_valid_after(now + _LIFETIME)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
+        .add_extension(x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None), critical=True)
+        .add_extension(usage, critical=True)
     )
-
-
-def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _pem(certificate: x509.Certificate) -> str:
-    return certificate.public_bytes(serialization.Encoding.PEM).decode()
+    if not is_authority:
+        both_ends = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        draft = draft.add_extension(x509.ExtendedKeyUsage(both_ends), critical=False)
+        draft = draft.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+    return draft.sign(issuer_key, hashes.SHA256())
 
 
 def _now() -> datetime:

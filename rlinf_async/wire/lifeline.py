@@ -21,16 +21,14 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final
 
 from rlinf_async.errors import ClosedError, DeadlineExceeded, LaunchError, RLinfAsyncError
+from rlinf_async.wire.ending import Ending, describe_ending
+from rlinf_async.wire.marked_lines import LINE_KEPT, LINES_KEPT, MarkedLines
 
 _READ: Final = 64 * 1024
 _READS_PER_TURN: Final = 16
-_LONGEST_LINE: Final = 16 * 1024 * 1024
-_LINES_KEPT: Final = 40
-_LINE_KEPT: Final = 2000
 _LAST_WORDS: Final = 2.0
 """Seconds between the end of the output, or a SIGKILL, and the exit code."""
 _CUT: Final = 5.0
@@ -43,37 +41,6 @@ _fork_hook_set = False
 def fresh_marker() -> str:
     """32 random hex digits: what the far side puts before every line that is meant for us."""
     return secrets.token_hex(16)
-
-
-@dataclass(frozen=True)
-class Ending:
-    """What is known of a far side that is gone.
-
-    Attributes:
-        exit_code: as ``subprocess`` has it, negative for a signal; None while the process has not been reaped.
-        noise: last unmarked lines of its stdout.
-        stderr: last lines of its stderr.
-    """
-
-    exit_code: int | None
-    noise: tuple[str, ...] = ()
-    stderr: tuple[str, ...] = ()
-
-    def verdict(self) -> str:
-        if self.exit_code is None:
-            return "closed its output"
-        if self.exit_code < 0:
-            return f"was killed by signal {-self.exit_code}"
-        return f"ended with exit code {self.exit_code}"
-
-    def last_lines(self) -> list[str]:
-        """The tails, labelled, for the end of an error message."""
-        said = [f"stderr | {line}" for line in self.stderr[-15:]]
-        return said + [f"stdout | {line}" for line in self.noise[-5:]]
-
-
-def describe_ending(ending: Ending) -> str:
-    return "\n".join([f"its process {ending.verdict()}", *ending.last_lines()])
 
 
 class Lifeline:
@@ -103,12 +70,9 @@ class Lifeline:
         self._socket = sock
         self._explain = explain
         self._loop = asyncio.get_running_loop()
-        self._prefix = marker.encode()
         self._writing = asyncio.Lock()
-        self._messages: deque[dict[str, Any]] = deque()
-        self._noise: deque[str] = deque(maxlen=_LINES_KEPT)
-        self._said: deque[str] = deque(maxlen=_LINES_KEPT)
-        self._out = bytearray()
+        self._output = MarkedLines(marker)
+        self._said: deque[str] = deque(maxlen=LINES_KEPT)
         self._err = bytearray()
         self._news = asyncio.Event()
         self._exited = asyncio.Event()
@@ -211,14 +175,14 @@ class Lifeline:
         """
         try:
             async with asyncio.timeout(timeout):
-                while not self._messages:
+                while not self._output.messages:
                     if self._out_ended:
                         raise await self._story()
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
             raise DeadlineExceeded(f"no answer from {self.name} within {timeout:g} s{self.mutterings()}") from None
-        return self._messages.popleft()
+        return self._output.messages.popleft()
 
     async def wait(self) -> int:
         """The exit code of the local process, once it has ended; negative for a signal."""
@@ -281,11 +245,11 @@ class Lifeline:
     async def _story(self) -> LaunchError:
         # The end of the output usually comes a moment before the exit code does.
         await self._gone_within(_LAST_WORDS)
-        return LaunchError(self._explain(Ending(self._process.returncode, tuple(self._noise), self.stderr_tail)))
+        return LaunchError(self._explain(Ending(self._process.returncode, tuple(self._output.noise), self.stderr_tail)))
 
     def mutterings(self) -> str:
         """Its last unasked words as lines to append to an error message; often empty."""
-        lines = Ending(None, tuple(self._noise), self.stderr_tail).last_lines()
+        lines = Ending(None, tuple(self._output.noise), self.stderr_tail).last_lines()
         return "".join(f"\n{line}" for line in lines)
 
     def _on_stdout(self) -> None:
@@ -301,34 +265,9 @@ class Lifeline:
                 self._out_ended = True
                 self._news.set()
                 return
-            self._take(data)
-
-    def _take(self, data: bytes) -> None:
-        searched = len(self._out)
-        self._out += data
-        if b"\n" in data:
-            *lines, rest = self._out.split(b"\n")
-            self._out = rest
-            for line in lines:
-                self._on_line(line)
-        elif searched > _LONGEST_LINE:
-            # Output without line ends that is not ours; a marker may be cut in two at the end.
-            del self._out[: -len(self._prefix)]
-
-    def _on_line(self, line: bytearray) -> None:
-        noise, marker, text = line.partition(self._prefix)
-        if marker:
-            try:
-                message = json.loads(text)
-            except ValueError:
-                message = None
-            if isinstance(message, dict):
-                self._messages.append(message)
+            self._output.feed(data)
+            if self._output.messages:
                 self._news.set()
-            else:
-                noise = line
-        if noise.strip():
-            self._noise.append(noise[-_LINE_KEPT:].decode(errors="replace").rstrip())
 
     def _on_stderr(self) -> None:
         for _ in range(_READS_PER_TURN):
@@ -353,7 +292,7 @@ class Lifeline:
     def _on_stderr_line(self, line: bytearray) -> None:
         text = line.decode(errors="replace").rstrip("\r")
         if text:
-            self._said.append(text[:_LINE_KEPT])
+            self._said.append(text[:LINE_KEPT])
         if self.on_stderr is not None:
             self.on_stderr(text)
 

@@ -37,6 +37,9 @@ _NOSIGNAL: Final = int(socket.MSG_NOSIGNAL)
 _CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)
 _CTRUNC: Final = int(socket.MSG_CTRUNC)
 
+MAX_FRAME: Final = 8 << 20
+"""Bytes of a packed frame; the reader's own limits lie above it.  What is large travels as a descriptor."""
+
 OnFrames = Callable[[list[tuple[list[Any], list[int]]]], None]
 
 
@@ -48,6 +51,10 @@ class Connection:
     other end is gone or broke the protocol; not when ``close()`` was called here.
 
     Descriptors given to ``send`` belong to the connection from then on and are closed when they have left.
+
+    Attributes:
+        queued_bytes: what was sent and has not left yet.
+        on_drained: called on the loop when everything has left after the socket had been full.
     """
 
     def __init__(
@@ -71,6 +78,8 @@ class Connection:
         self._received_fds: deque[int] = deque()
         self._lock = threading.Lock()
         self._queue: deque[tuple[bytes, Sequence[int]]] = deque()
+        self.queued_bytes = 0
+        self.on_drained: Callable[[], None] | None = None
         self._scheduled = False
         self._sent_at = 0.0
         self._blocked = False
@@ -98,12 +107,20 @@ class Connection:
 
         On the loop's thread a lone frame leaves at once, and those that follow it closely leave together at the end of
         the turn.  From another thread it leaves at once, unless ``later`` says that more will follow.
+
+        Raises:
+            ValueError: the frame has more than ``MAX_FRAME`` bytes.
         """
         with self._lock:
             if self._closed:
                 _close_all(fds)
                 return
-            self._queue.append((self._packer.pack(frame), fds))
+            data = self._packer.pack(frame)
+            if len(data) > MAX_FRAME:
+                _close_all(fds)
+                raise _too_large(frame, data)
+            self._queue.append((data, fds))
+            self.queued_bytes += len(data)
             if self._scheduled or self._blocked or not self._thread:
                 return
             if threading.get_ident() == self._thread:
@@ -120,13 +137,24 @@ class Connection:
         self._write()
 
     def send_all(self, sent: Sequence[tuple[Frame, Sequence[int]]]) -> None:
-        """Sends several frames in as few system calls as their descriptors allow; on the loop's thread."""
+        """Sends several frames in as few system calls as their descriptors allow; on the loop's thread.
+
+        Raises:
+            ValueError: as ``send``; then none of them has left.
+        """
         with self._lock:
             if self._closed:
                 for _, fds in sent:
                     _close_all(fds)
                 return
-            self._queue.extend((self._packer.pack(frame), fds) for frame, fds in sent)
+            packed = [(self._packer.pack(frame), fds) for frame, fds in sent]
+            for index, (data, _) in enumerate(packed):
+                if len(data) > MAX_FRAME:
+                    for _, fds in sent:
+                        _close_all(fds)
+                    raise _too_large(sent[index][0], data)
+                self.queued_bytes += len(data)
+            self._queue.extend(packed)
             if self._scheduled or self._blocked:
                 return
             self._sent_at = time.monotonic()
@@ -170,6 +198,7 @@ class Connection:
                     # The reader hears of it, drains what the other side still said, and tells why.
                     _close_all(fds)
                     return
+                self.queued_bytes -= sent
                 if sent < len(data):
                     queue.appendleft((data[sent:], fds))
                     self._blocked = True
@@ -186,6 +215,8 @@ class Connection:
         self._loop.remove_writer(self._sock.fileno())
         self._blocked = False
         self._write()
+        if not self._queue and self.on_drained is not None:
+            self.on_drained()
 
     def _on_loop(self, callback: Callable[[], None]) -> None:
         if threading.get_ident() == self._thread:
@@ -268,6 +299,12 @@ class Connection:
                     data = data[sent:]
                 self._sock.sendall(data)
 
+    def forget(self) -> None:
+        """In a forked child: lets go of the parent's socket without touching the parent's loop."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            os.close(self._sock.detach())
+
     def close(self) -> None:
         """Closes the socket and every descriptor that had not been handed over.  Idempotent; on the loop's thread."""
         with self._lock:
@@ -282,8 +319,16 @@ class Connection:
             for _, fds in self._queue:
                 _close_all(fds)
             self._queue.clear()
+            self.queued_bytes = 0
             _close_all(self._received_fds)
             self._received_fds.clear()
+
+
+def _too_large(frame: Frame, data: bytes) -> ValueError:
+    return ValueError(
+        f"a frame of kind {frame[0]} takes {len(data)} bytes, more than {MAX_FRAME}: what is large goes into the "
+        "arguments of a call, where it travels on its own"
+    )
 
 
 def _close_all(fds: Sequence[int] | deque[int]) -> None:

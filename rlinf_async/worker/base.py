@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from rlinf_async.address import WorkerAddress, WorkerInfo
 from rlinf_async.client import NodeClient
+from rlinf_async.each import each
 from rlinf_async.worker.timers import Span, Timers, caller_name, timed
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -193,6 +194,8 @@ class Worker:
     @classmethod
     def create_group(cls, *args: Any, **kwargs: Any) -> GroupSpec:
         """A group of this class, to be launched; the arguments are those of the class's constructor."""
+        if any(isinstance(value, each) for value in (*args, *kwargs.values())):
+            raise TypeError("each() is for calls of a group: every rank's constructor gets the same arguments")
         return GroupSpec(cls, args, kwargs)
 
     # -- who am I -----------------------------------------------------------------------------------------------

@@ -25,11 +25,11 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Generator
 from enum import Enum, auto
 from typing import Any, Final
 
-from rlinf_async.client import NodeClient
+from rlinf_async.client import NodeClient, opened
 from rlinf_async.core import codec, failures, frames
 from rlinf_async.core.body import Body, open_body, pack_body
 from rlinf_async.core.frames import Status
@@ -102,7 +102,11 @@ class Runtime:
         kind = frame[0]
         if kind == frames.CALL:
             _, _, source, slot, number, method, credit, body = frame
-            call = Call(source, slot, number, method, credit, open_body(body, fds))
+            try:
+                call = Call(source, slot, number, method, credit, open_body(body, fds))
+            except Exception as error:  # the body cannot be mapped: no memory, no descriptors
+                self._answer_error(Call(source, slot, number, method, credit, b""), error)
+                return
             self._open[source, number] = call
             self._queue.append(call)
         elif kind == frames.CANCEL:
@@ -125,8 +129,8 @@ class Runtime:
 
     def _cancel(self, source: int, number: int) -> None:
         call = self._open.get((source, number))
-        if call is None:
-            return
+        if call is None or call.cancelled:
+            return  # a second word must not interrupt the cleaning up that the first one caused
         with self._state_lock:
             call.cancelled = True
             waiting = call.state is State.QUEUED
@@ -243,17 +247,26 @@ class Runtime:
         except BaseException as error:
             self._answer_error(call, error)
             return
-        if asyncio.iscoroutine(value) and not call.credit:
+        if isinstance(value, Coroutine) and not call.credit:
             # A plain function that returns a coroutine: a decorator that forgot functools.wraps.
-            call.task = self._loop.create_task(self._finish(call, value))
-            self._running += 1
+            self._watch(call, self._finish(call, value))
+            return
+        if isinstance(value, Generator):
+            value.close()
+            text = f"{call.method}() is a plain generator: make it `async def`, and its items are streamed"
+            self._answer_error(call, TypeError(text))
             return
         self._answer_value(call, value)
 
     def _start(self, call: Call, kind: Kind, function: Callable[..., Any]) -> None:
+        self._watch(call, self._stream(call, function) if kind is Kind.STREAM else self._coroutine(call, function))
+
+    def _watch(self, call: Call, coroutine: Coroutine[Any, Any, None]) -> None:
         self._running += 1
-        coroutine = self._stream(call, function) if kind is Kind.STREAM else self._coroutine(call, function)
         call.task = self._loop.create_task(coroutine)
+        call.task.add_done_callback(lambda task: self._ended(call))
+        if call.cancelled:  # while its def part ran
+            call.task.cancel()
 
     async def _coroutine(self, call: Call, function: Callable[..., Any]) -> None:
         try:
@@ -263,8 +276,6 @@ class Runtime:
             self._answer_error(call, error)
         else:
             self._answer_value(call, value)
-        finally:
-            self._ended()
 
     async def _finish(self, call: Call, awaitable: Any) -> None:
         try:
@@ -273,8 +284,6 @@ class Runtime:
             self._answer_error(call, error)
         else:
             self._answer_value(call, value)
-        finally:
-            self._ended()
 
     async def _stream(self, call: Call, function: Callable[..., Any]) -> None:
         try:
@@ -294,10 +303,11 @@ class Runtime:
             self._answer_error(call, error)
         else:
             self._answer(call, Status.END, b"")
-        finally:
-            self._ended()
 
-    def _ended(self) -> None:
+    def _ended(self, call: Call) -> None:
+        """The task of a call is over; one that was cancelled before its first step has not answered."""
+        if call.state is not State.ENDED:
+            self._answer(call, Status.CANCELLED, b"")
         self._running -= 1
         if self._queue and self._running == self._max_concurrency - 1:
             self._loop.call_soon(self._pump)
@@ -403,7 +413,8 @@ def main(sock: socket.socket, spec: dict[str, Any], identity: base.Identity, sto
     client.node = identity.info.cluster_node_rank
     runtime.client = client
     base.client = client
-    client.on_event.setdefault("closed", []).append(lambda facts: os._exit(1))
+    opened(client)
+    client.on_event.setdefault("closed", []).append(_cut_off)
 
     def serve_socket() -> None:
         asyncio.set_event_loop(socket_loop)
@@ -414,7 +425,7 @@ def main(sock: socket.socket, spec: dict[str, Any], identity: base.Identity, sto
 
     thread = threading.Thread(target=serve_socket, name="rlinf-socket", daemon=True)
     thread.start()
-    os.register_at_fork(after_in_child=lambda: _forget_socket(sock))
+    os.register_at_fork(after_in_child=_forget_identity)
     code = 0
     try:
         runtime.serve()
@@ -422,10 +433,16 @@ def main(sock: socket.socket, spec: dict[str, Any], identity: base.Identity, sto
         _leave(client, code)
 
 
-def _forget_socket(sock: socket.socket) -> None:
-    """A forked child of user code must not keep the worker's socket open: its end is the worker's end."""
-    with contextlib.suppress(OSError):
-        os.close(sock.detach())
+def _cut_off(facts: dict[str, Any]) -> None:
+    """The daemon is gone, or will not have us any more."""
+    with contextlib.suppress(BaseException):
+        sys.stderr.write(f"this worker has lost its daemon: {facts['reason']}\n")
+        sys.stderr.flush()
+    os._exit(1)
+
+
+def _forget_identity() -> None:
+    """A forked child of user code is no worker; its copy of the socket is let go by the client."""
     base.client = None
     base.identity = None
 

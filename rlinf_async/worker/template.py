@@ -128,7 +128,7 @@ def _receive(control: socket.socket, flags: int) -> Order | None:
             fds.extend(numbers)
     if got & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
         return Order({}, fds, f"the description of a worker is larger than {PACKET} bytes; is its environment huge?")
-    return Order(msgpack.unpackb(packet, raw=False), fds)
+    return Order(msgpack.unpackb(packet, raw=False, unicode_errors="surrogateescape"), fds)
 
 
 def _answer(pid: int) -> dict[str, Any]:
@@ -205,6 +205,7 @@ def _settle_in(spec: dict[str, Any], fds: list[int]) -> tuple[socket.socket, int
     if not sock.recv(1, socket.MSG_PEEK):
         os._exit(1)
     die_with_parent(spec["parent"])
+    _limit_open_files(spec["open_files"])
     _mark(spec["token"])
     os.environ.clear()
     os.environ.update(spec["env"])
@@ -227,6 +228,14 @@ def _settle_in(spec: dict[str, Any], fds: list[int]) -> tuple[socket.socket, int
     _configure_logging(spec)
     gc.enable()
     return sock, fds[3] if len(fds) > 3 else None
+
+
+def _limit_open_files(most: int) -> None:
+    """The user's own limit: the daemon has raised its own to the utmost, and the template inherited that."""
+    import resource
+
+    _, utmost = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, utmost))
 
 
 def _mark(token: str) -> None:

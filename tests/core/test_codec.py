@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from rlinf_async.core import codec
+from rlinf_async.core import codec, guilty
 from rlinf_async.errors import SerializationError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -419,7 +419,7 @@ def test_nesting_that_is_too_deep_is_an_error_that_says_so() -> None:
 def test_the_search_ends_even_in_a_large_value(monkeypatch: pytest.MonkeyPatch) -> None:
     value = [Holder(index=index) for index in range(1000)] + [LOCK]
     assert "value[1000] is of type _thread.lock" in str(refusal(value))
-    monkeypatch.setattr(codec, "_SEARCH_SECONDS", 0)
+    monkeypatch.setattr(guilty, "_SEARCH_SECONDS", 0)
     assert "value is of type list" in str(refusal(value))
 
 

@@ -16,7 +16,7 @@ from launcher.options import Options
 from launcher.ssh import way
 from launcher.stub import STUB, shipment
 from rlinf_async.errors import ConfigError
-from rlinf_async.wire.lifeline import Ending
+from rlinf_async.wire.ending import Ending
 
 REFUSED = "ssh: connect to host node03 port 2222: Connection refused"
 TIMED_OUT = "ssh: connect to host node03 port 22: Connection timed out"

@@ -4,6 +4,9 @@ import asyncio
 import pickle
 import socket
 import ssl
+import subprocess
+import sys
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -59,10 +62,26 @@ def test_no_way_of_showing_credentials_shows_the_key():
         pickle.dumps(authority)
 
 
+def test_credentials_that_do_not_belong_together_are_found_before_they_are_used():
+    one, other = RunAuthority(RUN).issue(0), RunAuthority(RUN).issue(0)
+    one.check()
+    for wrong in (replace(one, key=other.key), replace(one, cert="none"), replace(one, ca="none")):
+        with pytest.raises(AuthError, match="own credentials"):
+            wrong.check()
+
+
 @pytest.mark.parametrize(("run", "node"), [("", 0), ("UPPER", 0), ("a.b", 0), ("x" * 33, 0), ("a*", 0), (RUN, -1)])
 def test_what_could_not_be_told_apart_in_a_certificate_is_refused(run: str, node: int):
     with pytest.raises(ConfigError):
         node_name(run, node)
+
+
+def test_a_daemon_does_not_wait_for_a_library_that_it_does_not_need():
+    script = (
+        "import sys, rlinf_async.wire.credentials as module; module.NodeCredentials('', '', '');"
+        "sys.exit('cryptography' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[2], check=True)
 
 
 async def _tls_server(issued: NodeCredentials, folder: Path) -> asyncio.Server:

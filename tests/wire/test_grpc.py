@@ -29,8 +29,13 @@ import uvloop
 from rlinf_async.errors import AuthError, ClosedError, ConfigError, LaunchError, NodeLost, VersionMismatch
 from rlinf_async.wire import credentials as credentials_module
 from rlinf_async.wire import grpc as module
+from rlinf_async.wire import link as link_module
+from rlinf_async.wire import peer_server as peer_server_module
 from rlinf_async.wire.credentials import NodeCredentials, RunAuthority, node_name
-from rlinf_async.wire.grpc import MAX_MESSAGE, PeerLink, PeerServer, dial
+from rlinf_async.wire.dial import dial
+from rlinf_async.wire.hello import Hello
+from rlinf_async.wire.link import MAX_MESSAGE, PeerLink
+from rlinf_async.wire.peer_server import PeerServer
 
 grpc = module.grpc
 RUN = "0a1b2c3d"
@@ -342,7 +347,8 @@ async def test_a_callback_that_fails_ends_the_link_on_both_sides_and_is_reported
 PEER = """
 import asyncio, json, sys
 from rlinf_async.wire.credentials import NodeCredentials
-from rlinf_async.wire.grpc import PeerServer, dial
+from rlinf_async.wire.dial import dial
+from rlinf_async.wire.peer_server import PeerServer
 
 def listen(link):
     link.on_control = link.send
@@ -422,7 +428,7 @@ async def test_a_frozen_peer_is_lost_after_two_keepalives(role: str):
 
 
 async def test_closing_does_not_wait_for_a_frozen_peer(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "_CLOSE_SECONDS", 0.3)
+    monkeypatch.setattr(link_module, "CLOSE_SECONDS", 0.3)
     async with remote("accepts", module.KEEPALIVE) as (owner, process):
         process.send_signal(signal.SIGSTOP)
         start = time.monotonic()
@@ -578,7 +584,7 @@ async def test_without_a_certificate_nobody_gets_as_far_as_a_handler(capfd: pyte
 
 def _hello(**changes: Any) -> bytes:
     """Node 0's Hello, changed; a field set to None is left out.  Far from now, which only causes a warning."""
-    own = asdict(module._Hello.own(RUN, 0))
+    own = asdict(Hello.own(RUN, 0))
     return msgpack.packb({field: value for field, value in (own | changes).items() if value is not None})
 
 
@@ -640,7 +646,7 @@ async def test_nothing_is_accepted_before_a_hello(caplog: pytest.LogCaptureFixtu
 async def test_a_silent_peer_is_shown_the_door(
     words: list[bytes], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(module, "_HELLO_SECONDS", 0.1)
+    monkeypatch.setattr(peer_server_module, "_HELLO_SECONDS", 0.1)
     async with Server() as server:
         channel = await server.raw_channel()
         call = channel.stream_stream("/rlinf.Node/Control")()
@@ -688,7 +694,7 @@ async def test_a_peer_without_a_bulk_stream_is_no_link():
 
 async def test_credentials_that_are_none_are_refused_on_either_side():
     broken = NodeCredentials("no", "certificate", "here")
-    with pytest.raises(LaunchError, match="credentials"):
+    with pytest.raises(AuthError, match="own credentials"):
         await PeerServer(1, RUN, broken, "127.0.0.1", lambda link: None).start()
     async with Server() as server:
         with pytest.raises(AuthError, match="own credentials"):

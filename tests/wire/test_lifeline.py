@@ -18,7 +18,7 @@ import pytest
 import uvloop
 
 from rlinf_async.errors import ClosedError, DeadlineExceeded, LaunchError
-from rlinf_async.wire import lifeline
+from rlinf_async.wire import marked_lines
 from rlinf_async.wire.lifeline import Lifeline
 from tests.wire.far import start
 
@@ -64,7 +64,7 @@ def test_only_marked_lines_are_messages(run: Callable[[Body], None]) -> None:
 def test_noise_without_end_is_survived_without_being_kept(
     run: Callable[[Body], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lifeline, "_LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr(marked_lines, "_LONGEST_LINE", 1 << 20)
 
     async def body() -> None:
         far = await start("""

@@ -13,7 +13,7 @@ import pytest
 
 from rlinf_async.core import frames
 from rlinf_async.errors import AuthError
-from rlinf_async.wire.unix import Connection, check_peer, connect, listen
+from rlinf_async.wire.unix import MAX_FRAME, Connection, check_peer, connect, listen
 
 
 class End:
@@ -192,3 +192,31 @@ def test_the_kernel_vouches_for_the_peer(private: Path) -> None:
     assert check_peer(far) == os.getpid()
     for sock in (near, far, listener):
         sock.close()
+
+
+async def test_a_frame_that_the_reader_would_refuse_is_refused_here_and_its_descriptors_closed(ends: Any) -> None:
+    a, b = ends
+    large = (frames.EVENT, 1, 1, 2, "what", bytes(MAX_FRAME))
+    for send in (lambda fd: a.connection.send(large, [fd]), lambda fd: a.connection.send_all([(large, [fd])])):
+        fd = os.open("/dev/null", os.O_RDONLY)
+        with pytest.raises(ValueError, match=r"a frame of kind 7 takes 8388\d+ bytes, more than 8388608"):
+            send(fd)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+    a.connection.send(signal_frame(1))
+    await b.until(1)
+    assert not b.closed
+
+
+async def test_what_has_not_left_is_counted_and_the_end_of_a_jam_told(ends: Any) -> None:
+    a, b = ends
+    drained = asyncio.Event()
+    a.connection.on_drained = drained.set
+    for number in range(64):
+        a.connection.send((frames.EVENT, 0, 1, 2, "what", bytes(100_000) + bytes([number])))
+    a.connection._flush()
+    assert 64 * 100_000 > a.connection.queued_bytes > 4 << 20
+    await b.until(64)
+    async with asyncio.timeout(10):
+        await drained.wait()
+    assert a.connection.queued_bytes == 0

@@ -1,0 +1,188 @@
+"""The part of a value because of which it cannot travel, and the error that names it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from rlinf_async.errors import SerializationError
+
+if TYPE_CHECKING:
+    import pickle
+
+ATOMS: Final = frozenset({type(None), bool, int, float, str, bytes})
+"""Types whose values always travel and hold nothing."""
+
+_SEARCH_SECONDS: Final = 1.0
+_SEARCH_DEPTH: Final = 100
+
+
+def cannot_travel(
+    value: Any,
+    describe: str,
+    root: str | tuple[str, ...],
+    error: BaseException,
+    new_pickler: Callable[[], pickle.Pickler],
+) -> SerializationError:
+    """The error that says which part of a value cannot be pickled, where it is, and what to do.
+
+    Args:
+        value: what failed to be pickled.
+        describe: what it is, for the error.
+        root: what paths begin with; a tuple names the items of a tuple.
+        error: how it failed.
+        new_pickler: makes a pickler like the one that failed, whose output is thrown away.
+    """
+    name = root if isinstance(root, str) else " or ".join(root)
+    if isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError):
+        limit = sys.getrecursionlimit()
+        return SerializationError(
+            f"{describe} cannot travel: {name} is nested too deeply to be pickled (the recursion limit is {limit})"
+        )
+    children = _children(value) if isinstance(root, str) else zip(root, value, strict=False)
+    prefix = root if isinstance(root, str) else ""
+    path, guilty = _Search(new_pickler).find(value, prefix, children) or (name, value)
+    return SerializationError(
+        f"{describe} cannot travel: {path or name} is of type {_name(type(guilty))} and cannot be pickled "
+        f"({summary(error)}); leave it out, or give the object that holds it a __getstate__ that does"
+    )
+
+
+def _name(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def summary(error: BaseException) -> str:
+    """Type and text of an error, at most 1000 characters of it, whatever its own methods do."""
+    try:
+        return f"{_name(type(error))}: {str(error)[:1000]}"
+    except Exception:
+        return _name(type(error))
+
+
+class _Search:
+    """Looks for the guilty part of a value that fails: one that fails by itself, with nothing in it that does.
+
+    Objects may hold each other in circles.  A part that fails only because it holds something that is already under
+    suspicion is innocent, and the search goes on beside it.
+    """
+
+    def __init__(self, new_pickler: Callable[[], pickle.Pickler]) -> None:
+        self._new_pickler = new_pickler
+        self._deadline = time.monotonic() + _SEARCH_SECONDS
+        self._suspects: dict[int, Any] = {}  # holds them, so that no id is used twice
+
+    def find(
+        self, suspect: Any, path: str, children: Iterator[tuple[str, Any]], depth: int = 0
+    ) -> tuple[str, Any] | None:
+        """The path of the guilty part, and the part; None where every way leads to another suspect."""
+        self._suspects[id(suspect)] = suspect
+        innocent = False
+        pickler = self._new_pickler()  # remembers what has passed
+        with contextlib.suppress(Exception):  # keys have a repr(), and so on
+            for step, child in children:
+                if type(child) in ATOMS:
+                    continue
+                if id(child) in self._suspects:
+                    innocent = True
+                    continue
+                if depth == _SEARCH_DEPTH or time.monotonic() > self._deadline:
+                    return path, suspect
+                try:
+                    pickler.dump(child)
+                    continue
+                except (KeyboardInterrupt, SystemExit):
+                    raise
+                except BaseException:
+                    pickler = self._new_pickler()  # the failed one remembers what has not passed, too
+                found = self.find(child, path + step, _children(child), depth + 1)
+                if found is not None:
+                    return found
+                innocent = True
+        return None if innocent else (path, suspect)
+
+
+def _children(value: Any) -> Iterator[tuple[str, Any]]:
+    """What the pickle of a value is made of, with the step from the value to it as Python would write it."""
+    if isinstance(value, dict):
+        for key, item in list(dict.items(value)):
+            yield f" key {_short(key)}", key
+            yield f"[{_short(key)}]", item
+    elif isinstance(value, list | tuple):
+        yield from ((f"[{index}]", item) for index, item in enumerate(value))
+    elif isinstance(value, set | frozenset):
+        yield from ((f" element {_short(item)}", item) for item in value)
+    if type(value) in (dict, list, tuple, set, frozenset):
+        return
+    if isinstance(value, types.FunctionType):
+        yield from _function_children(value)
+    elif isinstance(value, type):
+        for name, item in vars(value).items():
+            yield f".{name}", item.__func__ if isinstance(item, staticmethod | classmethod) else item
+    elif isinstance(value, types.MethodType):
+        yield ".__self__", value.__self__
+    elif isinstance(value, functools.partial):
+        yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
+    else:
+        yield from _object_children(value)
+
+
+def _function_children(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    for index, cell in enumerate(function.__closure__ or ()):
+        with contextlib.suppress(ValueError):  # an empty cell
+            yield f".__closure__[{index}].cell_contents", cell.cell_contents
+    yield ".__defaults__", function.__defaults__
+    yield ".__kwdefaults__", function.__kwdefaults__
+    yield ".__dict__", function.__dict__
+    codes = [function.__code__]
+    for code in codes:
+        codes.extend(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+        for name in code.co_names:
+            if name in function.__globals__:
+                yield f".__globals__[{name!r}]", function.__globals__[name]
+
+
+def _object_children(value: Any) -> Iterator[tuple[str, Any]]:
+    try:
+        reduced: Any = value.__reduce_ex__(5)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:
+        return
+    if not isinstance(reduced, tuple):
+        return
+    attributes: dict[str, Any] = {}
+    parts: list[Any] = [*reduced, None, None, None]
+    _, arguments, state, items, pairs = parts[:5]
+    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):  # with __slots__
+        attributes = {**(state[0] or {}), **state[1]}
+    elif isinstance(state, list) and dataclasses.is_dataclass(value):
+        attributes = dict(zip((field.name for field in dataclasses.fields(value)), state, strict=False))
+    elif isinstance(state, dict):
+        attributes = state
+    else:
+        yield ".__getstate__()", state
+    yield from ((f".{name}", item) for name, item in attributes.items())
+    for index, argument in enumerate(arguments):
+        if argument is type(value):
+            yield ".__class__", argument
+        elif isinstance(value, BaseException):
+            yield f".args[{index}]", argument
+        else:
+            yield f".__reduce_ex__(5)[1][{index}]", argument
+    yield from ((f"[{index}]", item) for index, item in enumerate(items or ()))
+    yield from ((f"[{_short(key)}]", item) for key, item in pairs or ())
+
+
+def _short(key: Any) -> str:
+    try:
+        text = repr(key)
+    except Exception:
+        text = f"<{_name(type(key))}>"
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,38 @@
+"""How a far side has gone, and what it said last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What is known of a far side that is gone.
+
+    Attributes:
+        exit_code: as ``subprocess`` has it, negative for a signal; None while the process has not been reaped.
+        noise: last unmarked lines of its stdout.
+        stderr: last lines of its stderr.
+    """
+
+    exit_code: int | None
+    noise: tuple[str, ...] = ()
+    stderr: tuple[str, ...] = ()
+
+    def verdict(self) -> str:
+        """How it went: ``"ended with exit code 3"``."""
+        if self.exit_code is None:
+            return "closed its output"
+        if self.exit_code < 0:
+            return f"was killed by signal {-self.exit_code}"
+        return f"ended with exit code {self.exit_code}"
+
+    def last_lines(self) -> list[str]:
+        """The tails, labelled, for the end of an error message."""
+        said = [f"stderr | {line}" for line in self.stderr[-15:]]
+        return said + [f"stdout | {line}" for line in self.noise[-5:]]
+
+
+def describe_ending(ending: Ending) -> str:
+    """The text of an error where nothing more is known than how the far side went, and its last words."""
+    return "\n".join([f"its process {ending.verdict()}", *ending.last_lines()])

@@ -1,0 +1,23 @@
+"""Where a node's daemon listens: an IP address and a port, ``"ip:port"``."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from rlinf_async.errors import ConfigError
+
+
+def split_endpoint(address: str) -> tuple[str, int]:
+    """The IP address and the port of ``"ip:port"``; ConfigError where it is something else."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal():
+        raise ConfigError(f"{address!r} is no address of a node: expected 'ip:port'")
+    return host.strip("[]"), int(port)
+
+
+def parse_ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """The IP address that the text is; ConfigError where it is none."""
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        raise ConfigError(f"{text!r} is no IP address: nodes listen on addresses, not on names") from None

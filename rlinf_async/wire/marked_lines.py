@@ -1,0 +1,56 @@
+"""The output of a far side taken apart: lines that are meant for us, and noise."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from typing import Any, Final
+
+LINES_KEPT: Final = 40
+"""Last lines of output that are kept for an error message."""
+LINE_KEPT: Final = 2000
+"""Characters of one of them."""
+
+_LONGEST_LINE: Final = 16 * 1024 * 1024
+
+
+class MarkedLines:
+    """Bytes as they come, in; JSON objects behind a marker, one per line, out.
+
+    Attributes:
+        messages: the objects, oldest first; whoever reads them takes them out.
+        noise: the last lines that were something else.
+    """
+
+    def __init__(self, marker: str) -> None:
+        self.messages: deque[dict[str, Any]] = deque()
+        self.noise: deque[str] = deque(maxlen=LINES_KEPT)
+        self._marker = marker.encode()
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Takes what was read; a line counts once its end has come."""
+        searched = len(self._rest)
+        self._rest += data
+        if b"\n" in data:
+            *lines, rest = self._rest.split(b"\n")
+            self._rest = rest
+            for line in lines:
+                self._on_line(line)
+        elif searched > _LONGEST_LINE:
+            # Output without line ends that is not ours; a marker may be cut in two at the end.
+            del self._rest[: -len(self._marker)]
+
+    def _on_line(self, line: bytearray) -> None:
+        noise, marker, text = line.partition(self._marker)
+        if marker:
+            try:
+                message = json.loads(text)
+            except ValueError:
+                message = None
+            if isinstance(message, dict):
+                self.messages.append(message)
+            else:
+                noise = line
+        if noise.strip():
+            self.noise.append(noise[-LINE_KEPT:].decode(errors="replace").rstrip())

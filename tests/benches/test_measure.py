@@ -1,0 +1,149 @@
+"""Numbers into rows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benches import bench_call, bench_launch, measure
+from benches.contestant import ContestantError, peer
+from benches.measure import BEST, LIMIT, OURS, Case, Target, all_of, alternate, percentile
+from benches.options import parse
+
+ROOT = Path(__file__).parents[2]
+FIELDS = {"bench", "case", "unit", "median", "n", "rounds", "limit", "ratio_to_limit", "peers", "met", "ahead", "loop"}
+
+CASE = Case("call", "one_call", "us", 1e6, limit="an echo", targets=[Target(0.8, "xoscar"), Target(0.2, "ray")])
+
+
+@pytest.mark.parametrize(("rank", "expected"), [(50, 5), (90, 9), (99, 10), (100, 10), (0, 1), (10, 1), (11, 2)])
+def test_a_percentile_is_a_sample_that_was_measured(rank: float, expected: int) -> None:
+    assert percentile([10, 3, 8, 1, 5, 2, 9, 4, 7, 6], rank) == expected
+
+
+def test_there_is_no_percentile_of_nothing() -> None:
+    with pytest.raises(ValueError, match="no samples"):
+        percentile([], 50)
+
+
+def test_contestants_alternate_and_every_other_round_goes_back() -> None:
+    order: list[str] = []
+
+    def measuring(name: str) -> Callable[[], Sequence[float]]:
+        def one() -> Sequence[float]:
+            order.append(name)
+            return [float(len(order))]
+
+        return one
+
+    rounds = alternate(2, {"a": measuring("a"), "b": measuring("b")}, warm_up=True)
+    assert "".join(order) == "ba" + "ab" + "ba"
+    assert rounds == [{"a": [3.0], "b": [4.0]}, {"a": [6.0], "b": [5.0]}]
+
+
+def test_a_ratio_compares_within_its_round_and_not_across_them() -> None:
+    rounds = [  # the machine is ten times slower in the last one
+        {OURS: [1.0], "xoscar": [2.0]},
+        {OURS: [1.0], "xoscar": [2.0]},
+        {OURS: [10.0], "xoscar": [20.0]},
+        {OURS: [10.0], "xoscar": [20.0]},
+    ]
+    row = Case("call", "one_call", "s").row(rounds)
+    assert row["peers"]["xoscar"]["ratio"] == 0.5
+    assert row["median"] == 5.5
+
+
+def test_a_row_says_what_was_measured_beside_what() -> None:
+    rounds = [{OURS: [100e-6, 101e-6, 999e-6], "xoscar": [200e-6], "ray": [1e-3], LIMIT: [10e-6]}]
+    row = json.loads(json.dumps(CASE.row(rounds)))
+    assert row == {
+        "bench": "call", "case": "one_call", "unit": "us", "median": 101.0, "p50": 101.0, "p90": 999.0, "p99": 999.0,
+        "n": 3, "rounds": 1, "limit": {"name": "an echo", "value": 10.0}, "ratio_to_limit": 10.1,
+        "peers": {"xoscar": {"median": 200.0, "ratio": 0.505}, "ray": {"median": 1000.0, "ratio": 0.101}},
+        "target": "<= 0.8 x xoscar and <= 0.2 x ray", "met": True, "ahead": True,
+    }  # fmt: skip
+
+
+def test_a_row_is_not_ahead_when_one_peer_is_better() -> None:
+    row = CASE.row([{OURS: [1.0], "xoscar": [2.0], "ray": [0.9], LIMIT: [0.1]}])
+    assert row["ahead"] is False
+    assert row["met"] is False
+
+
+def test_of_rates_more_is_better() -> None:
+    case = Case("call", "pipelined", "calls/s", more_is_better=True, targets=[Target(5, "xoscar", at_least=True)])
+    assert case.row([{OURS: [50.0], "xoscar": [10.0]}])["met"] is True
+    assert case.row([{OURS: [49.0], "xoscar": [10.0]}])["met"] is False
+    assert case.row([{OURS: [49.0], "xoscar": [10.0]}])["ahead"] is True
+    assert case.row([{OURS: [9.0], "xoscar": [10.0]}])["ahead"] is False
+
+
+def test_a_target_against_somebody_who_was_not_measured_is_left_open() -> None:
+    row = CASE.row([{OURS: [1.0], LIMIT: [0.1]}])
+    assert (row["met"], row["ahead"], row["peers"]) == (None, None, {})
+    assert CASE.row([{OURS: [1.0], "xoscar": [2.0], LIMIT: [0.1]}])["met"] is True
+
+
+@pytest.mark.parametrize(("at_least", "factor", "met"), [(False, 0.5, True), (False, 0.4, False), (True, 0.2, True)])
+def test_the_best_peer_is_the_one_that_is_hardest_to_beat(at_least: bool, factor: float, met: bool) -> None:
+    target = Target(factor, BEST, at_least=at_least)
+    assert target.met({"ray": 0.2, "xoscar": 0.5, LIMIT: 3.0}) is met
+    assert target.met({LIMIT: 3.0}) is None
+
+
+def test_a_contestant_that_failed_in_some_round_is_left_out() -> None:
+    rounds = [{OURS: [1.0], "ray": [2.0], "xoscar": [2.0]}, {OURS: [1.0], "ray": [], "xoscar": [2.0]}]
+    assert list(CASE.row(rounds)["peers"]) == ["xoscar"]
+
+
+@pytest.mark.parametrize("rounds", [[], [{"ray": [1.0]}], [{OURS: []}]])
+def test_there_is_no_row_without_ours(rounds: list[measure.Round]) -> None:
+    with pytest.raises(ValueError, match="one_call: rlinf_async was not measured"):
+        CASE.row(rounds)
+
+
+def test_verdicts_that_there_are_decide() -> None:
+    assert all_of([True, None]) is True
+    assert all_of([True, None, False]) is False
+    assert all_of([None]) is None
+
+
+def test_a_peer_without_an_environment_says_where_it_was_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(ContestantError, match=r"xoscar needs .* no .*xoscar/bin/python: benches/README.md"):
+        peer("xoscar", tmp_path)
+
+
+def test_flags_choose_peers_rounds_and_cases() -> None:
+    options = parse("", rounds=5, arguments=["--peer", "ray", "--peer", "xoscar", "--peer", "ray", "--only", "group"])
+    assert (options.peers, options.rounds) == (("ray", "xoscar"), 5)
+    assert options.wants("group_call")
+    assert not options.wants("one_call")
+    assert parse("", rounds=5, arguments=["--quick"]).rounds == 1
+    assert parse("", rounds=5, arguments=[]).wants("anything")
+
+
+def test_every_case_has_a_name_of_its_own() -> None:
+    names = [each.case.name for each in (*bench_call.local_measurements(True), *bench_call.remote_measurements(True))]
+    names += [*bench_launch.COLD, *bench_launch.more_cases()]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("bench", "cases"), [("bench_call", 14), ("bench_launch", 12)])
+def test_a_quick_run_prints_a_valid_row_for_every_case(bench: str, cases: int) -> None:
+    command = [sys.executable, "-m", f"benches.{bench}", "--quick"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    rows: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len({row["case"] for row in rows}) == len(rows) == cases
+    for row in rows:
+        assert row.keys() >= FIELDS
+        assert f"bench_{row['bench']}" == bench
+        assert row["median"] > 0
+        assert row["peers"] == {}

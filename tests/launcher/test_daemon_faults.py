@@ -1,0 +1,444 @@
+"""What goes wrong around a daemon must not end it, hang those who wait for it, or leave anything behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from launcher import output, router, templates
+from launcher.desk import Desk, Group, Site
+from launcher.neighbour import Neighbour
+from launcher.node import _logged
+from launcher.output import Output
+from launcher.router import Endpoint, Router
+from launcher.templates import Template, Templates
+from rlinf_async import Cluster, LaunchError, NodeLost, NodePlacementStrategy, WorkerDied
+from rlinf_async.core import frames
+from rlinf_async.core.frames import Status
+from rlinf_async.core.segment import write_segment
+from tests.workers import Parent, Plain
+
+ONE = NodePlacementStrategy([0])
+
+
+class Link:
+    """A link to another node that takes control frames and loses its bulk stream."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.on_control: Callable[[bytes], None] | None = None
+        self.on_bulk: Callable[[bytes], None] | None = None
+        self.on_lost: Callable[[str], None] | None = None
+        self.sent: list[bytes] = []
+        self.error = error
+
+    def send(self, data: bytes) -> None:
+        self.sent.append(data)
+
+    async def send_bulk(self, piece: bytes) -> None:
+        if self.error is not None:
+            raise self.error
+
+    async def close(self) -> None:
+        return
+
+
+class Client:
+    """A process of this node, as far as a router knows it: what it is sent is remembered."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.queued_bytes = 0
+        self.on_drained: Any = None
+
+    def send(self, frame: Any, fds: Any = ()) -> None:
+        self.sent.append(frame)
+        for fd in fds:
+            os.close(fd)
+
+    def close(self) -> None:
+        return
+
+
+def attach(to: Router, role: str = "driver") -> tuple[Endpoint, Client]:
+    endpoint, client = to.new_endpoint(role), Client()
+    endpoint.connection = client  # type: ignore[assignment]
+    if role == "worker":
+        endpoint.process = object()  # type: ignore[assignment]
+    return endpoint, client
+
+
+def new_router() -> Router:
+    return Router(asyncio.get_running_loop(), 0, lambda *_: None)
+
+
+def body(size: int = 100_000) -> tuple[int, int]:
+    return write_segment([bytes(size)], size), size
+
+
+def call(source: Endpoint, route: list[Any], size: Any = b"", count: int = 0) -> list[Any]:
+    return [frames.CALL, count, source.id, route, 7, "method", 0, size]
+
+
+# -- neighbours -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [NodeLost("gone"), OSError("unreadable")])
+async def test_a_node_that_is_lost_in_the_middle_of_a_body_ends_neither_the_sender_nor_keeps_the_body(
+    error: Exception,
+) -> None:
+    lost: list[str] = []
+    link = Link(error)
+    neighbour = Neighbour(1, "far", link, lambda *_: None, lambda _, reason: lost.append(reason))
+    descriptors = [body() for _ in range(3)]
+    for fd, size in descriptors:
+        neighbour.send([frames.REPLY, 1, 0, 1, 7, 0, 0, size], [fd])
+    await neighbour.send_bodies()
+    neighbour._gone("the connection broke")
+    assert len(lost) == 1
+    for fd, _ in descriptors:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+
+
+async def test_what_goes_wrong_in_a_task_of_a_node_is_logged_and_ends_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def fail() -> None:
+        raise RuntimeError("stray")
+
+    await _logged(fail(), "a test")
+    assert "a test failed" in caplog.text
+    assert "stray" in caplog.text
+
+
+async def test_a_lost_neighbour_answers_asks_and_calls() -> None:
+    to = new_router()
+    source, client = attach(to)
+    neighbour = Neighbour(1, "far", Link(), lambda *_: None, lambda *_: None)
+    to.neighbours[1] = neighbour
+    neighbour._gone("it burnt")
+    to.from_endpoint(source, [frames.ASK, 0, 0, 1, 3, "status", None], [])
+    assert client.sent.pop()[3:] == (source.id, 3, False, ["NodeLost", "node 1 (far) is lost: it burnt"])
+    to.from_endpoint(source, call(source, [[1, [4, 0, 5, 2]]]), [])
+    assert [(frame[5], frame[6]) for frame in client.sent] == [(0, Status.LOST), (2, Status.LOST)]
+    assert frames.unpack(client.sent[0][7]) == [1, "node 1 (far) is lost: it burnt"]
+
+
+async def test_without_descriptors_for_it_every_rank_of_a_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    to = new_router()
+    source, client = attach(to)
+    workers = [attach(to, "worker") for _ in range(3)]
+    fd, size = body()
+    copies: list[int] = []
+
+    def dup(fd: int, really: Any = os.dup) -> int:
+        if copies:
+            raise OSError(24, "Too many open files")
+        copies.append(really(fd))
+        return copies[0]
+
+    monkeypatch.setattr(os, "dup", dup)
+    targets = [number for slot, (worker, _) in enumerate(workers) for number in (worker.number, slot)]
+    to.from_endpoint(source, call(source, [[0, targets]], size, 1), [fd])
+    assert sorted((frame[5], frame[6]) for frame in client.sent) == [(slot, Status.UNKNOWN) for slot in range(3)]
+    assert "Too many open files" in frames.unpack(client.sent[0][7])
+    assert not any(worker.sent for _, worker in workers)
+    for closed in (fd, *copies):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(closed)
+
+
+# -- output -----------------------------------------------------------------------------------------------------------
+
+
+async def test_lines_are_left_out_for_who_does_not_read_them_and_their_number_is_told_once() -> None:
+    to = new_router()
+    endpoint, client = attach(to)
+
+    def write(*lines: str) -> None:
+        to.tell(endpoint.id, "output", {"who": "w:0", "stream": "stdout", "lines": list(lines), "log": "/log"})
+
+    write("a")
+    client.queued_bytes = router.MOST_QUEUED + 1
+    write("b", "c")
+    client.queued_bytes = 0
+    write("d")
+    assert [frame[5]["lines"] for frame in client.sent] == [["a"]]
+    client.on_drained()
+    write("e")
+    client.on_drained()
+    assert [frame[5]["lines"] for frame in client.sent] == [["a"], ["… 3 lines left out here, see /log"], ["e"]]
+
+
+async def test_the_end_of_an_output_is_near_even_where_somebody_writes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, write = os.pipe()
+    reads = []
+
+    def endless(fd: int, size: int) -> bytes:
+        reads.append(size)
+        assert len(reads) <= output.LAST_READS
+        return b"y\n" * 10
+
+    flooded = Output(asyncio.get_running_loop(), read, tmp_path / "log", None)
+    monkeypatch.setattr(os, "read", endless)
+    flooded.close()
+    monkeypatch.undo()
+    os.close(write)
+    assert len(reads) == output.LAST_READS
+
+
+async def test_a_line_that_is_cut_says_so(tmp_path: Path) -> None:
+    heard: list[str] = []
+    read, write = os.pipe()
+    out = Output(asyncio.get_running_loop(), read, tmp_path / "log", heard.extend)
+    os.write(write, b"x" * (output.LONGEST_LINE + 5) + b"\nshort\n")
+    os.close(write)
+    out.close()
+    assert heard[0].endswith("x… [5 more characters, see the log]")
+    assert heard[1] == "short"
+    assert out.last_words()[0].endswith("more characters, see the log]")
+
+
+# -- templates --------------------------------------------------------------------------------------------------------
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Templates]:
+    """Templates whose process is no Python, and never says anything."""
+    with contextlib.closing(Templates("/bin/cat", dict(os.environ), open_files=1024)) as made:
+        yield made
+
+
+async def test_a_template_that_dies_takes_its_descriptors_along(kept: Templates) -> None:
+    kept.watch(asyncio.get_running_loop())
+    before = open_files()
+    for _ in range(3):
+        template = kept.get()  # cat does not know the option -m
+        with pytest.raises(LaunchError, match="the worker template exited with code 1"):
+            await template.fork({}, [])
+        assert template.dead
+        assert open_files() == before
+
+
+@pytest.fixture
+async def stuck(tmp_path: Path) -> AsyncIterator[Template]:
+    """A template that starts and then does nothing."""
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o700)
+    with contextlib.closing(Template(str(program), dict(os.environ), 1024)) as template:
+        template.watch(asyncio.get_running_loop())
+        yield template
+
+
+async def test_births_do_not_wait_for_a_silent_template_for_ever(
+    stuck: Template, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(templates, "IMPORT_PATIENCE", 0.05)
+    since = time.monotonic()
+    births = await asyncio.gather(*(stuck.fork({}, []) for _ in range(3)), return_exceptions=True)
+    assert time.monotonic() - since < 5
+    assert all(isinstance(birth, LaunchError) for birth in births)
+    assert "has said nothing for 0.05 s while importing torch" in str(births[0])
+    assert stuck.dead
+
+
+async def test_a_worker_whose_birth_was_given_up_is_ended_and_reaped(
+    stuck: Template, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    birth = asyncio.ensure_future(stuck.fork({}, []))
+    await asyncio.sleep(0)
+    birth.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await birth
+    pid = os.posix_spawn("/bin/sleep", ["sleep", "600"], {})
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with near, far, monkeypatch.context() as answering:
+        answering.setattr(stuck, "_socket", near)
+        far.send(frames.pack({"pid": pid}))
+        stuck._readable()
+    async with asyncio.timeout(10):
+        while stuck._strays:
+            await asyncio.sleep(0)
+    assert not psutil.pid_exists(pid)
+
+
+async def test_a_stopped_template_does_not_keep_a_node_from_closing(stuck: Template) -> None:
+    os.kill(stuck._process.pid, signal.SIGSTOP)
+    birth = asyncio.ensure_future(stuck.fork({}, []))
+    await asyncio.sleep(0)
+    stuck.close()
+    with pytest.raises(LaunchError, match="closing"):
+        await birth
+
+
+async def test_a_template_that_cannot_be_watched_is_not_kept(kept: Templates, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Template, loop: Any) -> None:
+        raise OSError("no more descriptors")
+
+    kept.watch(asyncio.get_running_loop())
+    before = open_files()
+    with monkeypatch.context() as broken:
+        broken.setattr(Template, "watch", fail)
+        with pytest.raises(OSError, match="no more descriptors"):
+            kept.get()
+    assert open_files() == before
+    assert not kept._templates
+
+
+# -- the desk ---------------------------------------------------------------------------------------------------------
+
+
+def new_desk(tmp_path: Path, to: Router, template: Any = None) -> Desk:
+    class Given:
+        def get(self, *_: Any) -> Any:
+            return template
+
+    site = Site("cafecafe", 0, "here", "127.0.0.1", tmp_path, {}, 4)
+    abandoned: list[Group] = []
+    given: Any = Given()
+    return Desk(asyncio.get_running_loop(), site, given, to, abandoned.append)
+
+
+async def test_only_the_lookup_that_was_meant_is_forgotten_and_a_dead_endpoint_waits_for_nothing(
+    tmp_path: Path,
+) -> None:
+    desk = new_desk(tmp_path, new_router())
+    for ask in (1, 2, 3):
+        await desk.do_lookup(9, ask, {"name": "x"})
+    await desk.do_forget_lookup(9, 10, {"name": "x", "ask": 2})
+    assert desk.directory.waiters == {"x": [(9, 1), (9, 3)]}
+    desk.drop_owner(9)
+    assert desk.directory.waiters == {}
+    with pytest.raises(LaunchError, match="gone"):
+        await desk.do_lookup(9, 4, {"name": "x"})
+
+
+async def test_the_stores_of_a_dead_owner_are_closed_and_its_groups_not_listed(tmp_path: Path) -> None:
+    desk = new_desk(tmp_path, new_router())
+    port = await desk.do_open_store(9, 1, {"group": "g"})
+    desk.groups[9, "g"] = Group("g", 9)
+    desk.drop_node(0)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    assert (await desk.do_status(1, 2, None))["groups"] == {}
+
+
+async def test_who_attaches_later_is_told_which_nodes_are_lost(tmp_path: Path) -> None:
+    to = new_router()
+    desk = new_desk(tmp_path, to)
+    desk.lost.append({"node": 1, "name": "far", "reason": "it burnt"})
+    endpoint, client = attach(to)
+    desk.greet(endpoint)
+    assert client.sent[0][3]["lost"] == [{"node": 1, "name": "far", "reason": "it burnt"}]
+
+
+class Forker:
+    """Stands in for a template: its workers do nothing."""
+
+    def __init__(self, fail_after: int = 1000) -> None:
+        self.may = asyncio.Event()
+        self.pids: list[int] = []
+        self.fail_after = fail_after
+
+    async def fork(self, spec: Any, fds: Any) -> int:
+        await self.may.wait()
+        if len(self.pids) == self.fail_after:
+            raise LaunchError("no more workers")
+        self.pids.append(os.posix_spawn("/bin/sleep", ["sleep", "600"], {}, setpgroup=0))
+        return self.pids[-1]
+
+
+def request(workers: int = 3) -> dict[str, Any]:
+    known: dict[str, Any] = {"env": {"OMP_NUM_THREADS": "4,2"}, "cwd": "/", "sys_path": [], "script": None}
+    known |= {"seed": None, "max_concurrency": 1, "world_size": workers, "group": "g", "quiet": True}
+    ranks = [{"rank": rank, "env": {}, "info": {}, "address": f"g:{rank}"} for rank in range(workers)]
+    return {**known, "workers": ranks}
+
+
+@pytest.mark.parametrize("end", ["close", "owner"])
+async def test_workers_that_are_born_after_their_groups_end_are_killed_and_reaped(tmp_path: Path, end: str) -> None:
+    to, forker = new_router(), Forker()
+    desk = new_desk(tmp_path, to, forker)
+    owner, _ = attach(to)
+    birth = asyncio.ensure_future(desk.do_spawn(owner.id, 1, request()))
+    await asyncio.sleep(0)
+    if end == "close":
+        await desk.do_close(owner.id, 2, {"group": "g", "grace": 0.0})
+    else:
+        desk.drop_owner(owner.id)
+    forker.may.set()
+    with pytest.raises(LaunchError, match="closed while its workers were started"):
+        await birth
+    assert len(forker.pids) == 3
+    assert not any(psutil.pid_exists(pid) for pid in forker.pids)
+    assert list(to.endpoints) == [owner.number]
+
+
+async def test_of_a_failed_spawn_no_worker_is_left(tmp_path: Path) -> None:
+    to, forker = new_router(), Forker(fail_after=2)
+    desk = new_desk(tmp_path, to, forker)
+    owner, _ = attach(to)
+    forker.may.set()
+    with pytest.raises(LaunchError, match="no more workers"):
+        await desk.do_spawn(owner.id, 1, request())
+    assert len(forker.pids) == 2
+    assert not any(psutil.pid_exists(pid) for pid in forker.pids)
+    assert desk.groups == {}
+
+
+# -- whole runs -------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_outlives_a_flood_a_dead_template_and_odd_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run for all, because a run takes a second."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    monkeypatch.setitem(os.environ, "ODD", "caf\udce9")
+    with Cluster(num_nodes=1, log_to_driver=False) as cluster:
+        other = Plain.create_group().launch(cluster, placement=ONE, name="other").wait_ready()
+        assert other.run("os.environb[b'ODD']").wait() == [b"caf\xe9"]
+        limits = "__import__('resource').getrlimit(7)"
+        assert resource.RLIMIT_NOFILE == 7
+        assert other.run(limits).wait() == [(soft, hard)]
+        threads = Plain.create_group().launch(cluster, ONE, name="threads", env={"OMP_NUM_THREADS": "4,2"})
+        assert threads.run("__import__('torch').get_num_threads()").wait() == [4]
+
+        flooding = Plain.create_group().launch(cluster, placement=ONE, name="flooding").wait_ready()
+        flooding.run("os.posix_spawn('/usr/bin/yes', ['yes'], os.environ, setsid=True)").wait()
+        since = time.monotonic()
+        with pytest.raises(WorkerDied):
+            flooding.die([0], "SIGKILL").wait()
+        assert other.hello().wait(10) == [0]
+        assert time.monotonic() - since < 10
+
+
+def test_a_child_group_of_a_parent_that_dies_at_its_launch_is_not_left() -> None:
+    with Cluster(num_nodes=1, log_to_driver=False) as cluster:
+        parent = Parent.create_group().launch(cluster, placement=ONE, name="parent").wait_ready()
+        handle = parent.children()
+        os.kill(parent.worker_info_list[0].worker.pid, signal.SIGKILL)
+        with pytest.raises(WorkerDied):
+            handle.wait()
+        parent.close()
+        deadline = time.monotonic() + 10
+        while cluster.status()["endpoints"] > 1 and time.monotonic() < deadline:
+            os.sched_yield()
+        assert cluster.status()["groups"] == {}
+        assert cluster.status()["endpoints"] == 1
