@@ -131,7 +131,7 @@ async def test_cleaning_up_after_a_cancel_is_not_interrupted(four: Any) -> None:
     assert await four.noted() == [["waiting"]] * 4
     handle.cancel()
     await four.sleep(0.4)
-    assert [log[:2] for log in await four.noted()] == [["waiting", "cleaned"]] * 4
+    assert all("cleaned" in log and "interrupted" not in log for log in await four.noted())
 
 
 @pytest.mark.parametrize("view", ["part", "outcomes", "as_completed", "durations", "task"])
