@@ -2,7 +2,7 @@
 
     python -m benches.bench_call [--peer ray] [--peer xoscar] [--quick]
 
-Every contestant is started once and stays; the rounds go from one to the next and back.
+Ours and one peer are started and stay; the rounds go from one to the other and back.  Then comes the next peer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from . import contestant, measure
 from .contestant import Contestant, ContestantError
-from .measure import LIMIT, OURS, Case, Target
+from .measure import LIMIT, OURS, Case, Round, Target
 from .options import Options, parse
 
 BENCH: Final = "call"
@@ -113,10 +113,10 @@ def remote_measurements(quick: bool) -> list[Measurement]:
     ]  # fmt: skip
 
 
-def run(measurements: Sequence[Measurement], contestants: Mapping[str, Contestant], options: Options) -> None:
-    """Starts the contestants' workers and prints a row for each case; a contestant that fails a work is left out."""
-    if not measurements:
-        return
+def run(
+    measurements: Sequence[Measurement], contestants: Mapping[str, Contestant], options: Options
+) -> dict[str, list[Round]]:
+    """Starts the contestants' workers and measures everything; rounds by case."""
     started = {}
     for name, each in contestants.items():
         try:
@@ -125,14 +125,12 @@ def run(measurements: Sequence[Measurement], contestants: Mapping[str, Contestan
             started[name] = each
         except ContestantError as error:
             _leave_out(name, error)
-    for measurement in measurements:
-        measures = _measures(measurement, started, options)
-        measure.print_row(
-            {
-                **measurement.case.row(measure.alternate(options.rounds, measures, warm_up=not options.quick)),
-                "loop": options.loop,
-            }
+    return {
+        measurement.case.name: measure.alternate(
+            options.rounds, _measures(measurement, started, options), warm_up=not options.quick
         )
+        for measurement in measurements
+    }
 
 
 def _measures(
@@ -147,13 +145,19 @@ def _measures(
             work, arguments = measurement.limit, measurement.limit_arguments or {}
         elif name != OURS and name not in measurement.peers:
             continue
-        try:
-            each.ask(work, **{**arguments, "count": min(20, arguments["count"])})
-        except ContestantError as error:
-            _leave_out(name, error)
-            continue
-        found[name] = functools.partial(each.ask, work, **arguments)
+        few = {**arguments, "count": min(20, arguments["count"])}
+        if _samples(each, work, few):
+            found[name] = functools.partial(_samples, each, work, arguments)
     return found
+
+
+def _samples(each: Contestant, work: str, arguments: Mapping[str, Any]) -> Sequence[float]:
+    try:
+        samples: list[float] = each.ask(work, **arguments)
+    except ContestantError as error:
+        _leave_out(each.name, error)
+        return []
+    return samples
 
 
 def _leave_out(name: str, error: ContestantError) -> None:
@@ -163,20 +167,38 @@ def _leave_out(name: str, error: ContestantError) -> None:
     print(error, file=sys.stderr)
 
 
+def _together(sessions: Sequence[Mapping[str, list[Round]]]) -> dict[str, list[Round]]:
+    return {case: [measured for session in sessions for measured in session[case]] for case in sessions[0]}
+
+
 def main(arguments: list[str] | None = None) -> None:
     options = parse("What a call costs.", rounds=5, arguments=arguments)
-    local = [each for each in local_measurements(options.quick) if options.wants(each.case.name)]
-    remote = [each for each in remote_measurements(options.quick) if options.wants(each.case.name)]
-    if local:
-        with contextlib.ExitStack() as stack:
-            contestants = {OURS: stack.enter_context(contestant.ours("--loop", options.loop))}
-            for name in options.peers:
-                contestants[name] = stack.enter_context(contestant.peer(name, options.peers_dir))
-            contestants[LIMIT] = stack.enter_context(contestant.limits())
-            run(local, contestants, options)
-    if remote:
-        with contestant.ours("--nodes", "2", "--loop", options.loop) as near, contestant.limits() as limits:
-            run(remote, {OURS: near, LIMIT: limits}, options)
+    try:
+        local = [each for each in local_measurements(options.quick) if options.wants(each.case.name)]
+        if local:
+            _print(local, _together([_run_beside(local, peer, options) for peer in options.peers or [None]]), options)
+        remote = [each for each in remote_measurements(options.quick) if options.wants(each.case.name)]
+        if remote:
+            with contestant.ours("--nodes", "2", "--loop", options.loop) as near, contestant.limits() as limits:
+                _print(remote, run(remote, {OURS: near, LIMIT: limits}, options), options)
+    except ContestantError as error:
+        sys.exit(str(error))
+
+
+def _run_beside(measurements: Sequence[Measurement], peer: str | None, options: Options) -> dict[str, list[Round]]:
+    """A session with one peer, or with none: another one, though idle, would take its share of the machine."""
+    with contextlib.ExitStack() as stack:
+        contestants = {OURS: stack.enter_context(contestant.ours("--loop", options.loop))}
+        if peer is not None:
+            contestants[peer] = stack.enter_context(contestant.peer(peer, options.peers_dir))
+        contestants[LIMIT] = stack.enter_context(contestant.limits())
+        return run(measurements, contestants, options)
+
+
+def _print(measurements: Sequence[Measurement], rounds: Mapping[str, list[Round]], options: Options) -> None:
+    for measurement in measurements:
+        case = measurement.case
+        measure.print_row({**case.row(rounds[case.name]), "loop": options.loop})
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ LIMIT: Final = "limit"
 BEST: Final = "best peer"
 
 Round = Mapping[str, Sequence[float]]
-"""What one round measured: samples by contestant; none for one that could not do it."""
+"""What one round measured: samples by contestant.  One that took no part is missing; one that failed has none."""
 
 
 def percentile(samples: Sequence[float], rank: float) -> float:
@@ -104,18 +104,21 @@ class Case:
     def row(self, rounds: Sequence[Round]) -> dict[str, Any]:
         """The row: a median of every contestant's round medians, and ratios that compare within each round.
 
-        A contestant that has no samples in some round is left out.
+        A contestant that failed in some round is left out, and compared in those rounds in which it took part.
 
         Raises:
             ValueError: ours was not measured.
         """
-        names = [name for name in rounds[0] if all(measured.get(name) for measured in rounds)] if rounds else []
-        if OURS not in names:
+        everybody = dict.fromkeys(name for measured in rounds for name in measured)
+        names = [name for name in everybody if all(measured.get(name, True) for measured in rounds)]
+        if not rounds or not all(measured.get(OURS) for measured in rounds):
             raise ValueError(f"{self.bench} {self.name}: {OURS} was not measured")
         ours = [sample for measured in rounds for sample in measured[OURS]]
         ratios = {
             name: statistics.median(
-                statistics.median(measured[OURS]) / statistics.median(measured[name]) for measured in rounds
+                statistics.median(measured[OURS]) / statistics.median(measured[name])
+                for measured in rounds
+                if name in measured
             )
             for name in names
             if name != OURS
@@ -162,7 +165,7 @@ def print_row(row: Mapping[str, Any]) -> None:
 
 
 def _median(rounds: Sequence[Round], name: str) -> float:
-    return statistics.median(statistics.median(measured[name]) for measured in rounds)
+    return statistics.median(statistics.median(measured[name]) for measured in rounds if name in measured)
 
 
 def _rounded(value: float) -> float:

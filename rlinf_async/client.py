@@ -116,7 +116,11 @@ class NodeClient:
         call = next(self._ids)
         self._calls[call] = sink
         sink.begin(call)
-        self._send((frames.CALL, len(fds), self.endpoint, route, call, method, credit, body), fds)
+        try:
+            self._send((frames.CALL, len(fds), self.endpoint, route, call, method, credit, body), fds)
+        except BaseException:
+            del self._calls[call]
+            raise
         self._departed(call, sink)
 
     def call_each(

@@ -102,6 +102,12 @@ def test_a_contestant_that_failed_in_some_round_is_left_out() -> None:
     assert list(CASE.row(rounds)["peers"]) == ["xoscar"]
 
 
+def test_a_peer_is_compared_in_the_rounds_in_which_it_took_part() -> None:
+    row = CASE.row([{OURS: [1.0], "ray": [10.0]}, {OURS: [3.0], "xoscar": [4.0]}])
+    assert row["peers"] == {"ray": {"median": 10e6, "ratio": 0.1}, "xoscar": {"median": 4e6, "ratio": 0.75}}
+    assert row["median"] == 2e6
+
+
 @pytest.mark.parametrize("rounds", [[], [{"ray": [1.0]}], [{OURS: []}]])
 def test_there_is_no_row_without_ours(rounds: list[measure.Round]) -> None:
     with pytest.raises(ValueError, match="one_call: rlinf_async was not measured"):
