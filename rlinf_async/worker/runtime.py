@@ -93,6 +93,9 @@ class Runtime:
         self._awake = False
         self._running = 0
         self._stopping = False
+        # Wakes the main loop with one system call on each side; call_soon_threadsafe takes three.
+        self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        loop.add_reader(self._alarm, self._woken)
         self.client: NodeClient
         self.store: MasterStore | None = None
 
@@ -121,7 +124,7 @@ class Runtime:
     def on_batch(self) -> None:
         if self._queue and not self._awake:
             self._awake = True
-            self._on_main(self._pump)
+            os.eventfd_write(self._alarm, 1)
 
     def _on_main(self, callback: Callable[..., None], *args: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
@@ -162,6 +165,10 @@ class Runtime:
                 return False
             call.state = State.RUNNING
         return True
+
+    def _woken(self) -> None:
+        os.eventfd_read(self._alarm)
+        self._pump()
 
     def _pump(self) -> None:
         """On the loop: starts coroutines until a ``def`` method is at the head of the queue."""
