@@ -50,10 +50,17 @@ def _rate(name: str, unit: str, *targets: Target, limit: str) -> Case:
     return Case(BENCH, name, unit, more_is_better=True, limit=limit, targets=targets)
 
 
+def _counts(quick: bool) -> tuple[int, int, int, int]:
+    """Calls in one round: one by one and in flight, to one worker and to a group.
+
+    Many short rounds and not a few long ones: then what else happens on the machine falls on both sides of a ratio.
+    """
+    return (50, 200, 50, 100) if quick else (300, 5000, 200, 1000)
+
+
 def local_measurements(quick: bool) -> list[Measurement]:
     """Driver and workers on one machine; the targets of one call and of a group hold for both kinds of method."""
-    one, many = (50, 200) if quick else (500, 5000)
-    group, groups = (50, 100) if quick else (300, 1000)
+    one, many, group, groups = _counts(quick)
     in_flight = [peer for peer in contestant.PEERS if peer != "rlinf"]  # its handles block
     found = []
     for suffix, method in (("", "ping"), ("_def", "ping_def")):
@@ -78,7 +85,7 @@ def local_measurements(quick: bool) -> list[Measurement]:
                 "echo_pipelined", {"count": groups, "processes": RANKS}, in_flight,
             ),
         ]  # fmt: skip
-    large = {"mebibytes": MEBIBYTES, "count": 1 if quick else 3}
+    large = {"mebibytes": MEBIBYTES, "count": 1}
     for suffix, method, targets in (("", "numel", [Target(3, LIMIT)]), ("_read", "summed", [])):
         case = Case(BENCH, f"argument_{MEBIBYTES}MiB{suffix}", "ms", 1e3, limit=MEMCPY, targets=targets)
         peers = [peer for peer in contestant.PEERS if peer != "rlinf"]
@@ -88,8 +95,7 @@ def local_measurements(quick: bool) -> list[Measurement]:
 
 def remote_measurements(quick: bool) -> list[Measurement]:
     """The workers on another node: everything crosses gRPC."""
-    one, many = (50, 200) if quick else (500, 5000)
-    group, groups = (50, 100) if quick else (300, 1000)
+    one, many, group, groups = _counts(quick)
     echo = {"count": one}
     target = Target(2, LIMIT)
     return [
@@ -172,7 +178,7 @@ def _together(sessions: Sequence[Mapping[str, list[Round]]]) -> dict[str, list[R
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = parse("What a call costs.", rounds=5, arguments=arguments)
+    options = parse("What a call costs.", rounds=9, arguments=arguments)
     try:
         local = [each for each in local_measurements(options.quick) if options.wants(each.case.name)]
         if local:

@@ -103,12 +103,8 @@ class Orphans:
 
     def _find(self) -> Iterator[int]:
         for pid in _children():
-            place = Path("/proc") / str(pid)
-            with suppress(OSError):
-                if pid not in self._others and (
-                    _is_zombie(place) or self._mark in (place / "environ").read_bytes().split(b"\0")
-                ):
-                    yield pid
+            if pid not in self._others and (self._mark in _environment(pid) or _is_ending(pid)):
+                yield pid
 
 
 def _children() -> Iterator[int]:
@@ -117,8 +113,18 @@ def _children() -> Iterator[int]:
             yield from map(int, (task / "children").read_text().split())
 
 
-def _is_zombie(place: Path) -> bool:
-    return (place / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+def _environment(pid: int) -> list[bytes]:
+    """Its entries; none where it has ended, or is about to."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return []
+
+
+def _is_ending(pid: int) -> bool:
+    """Its memory is gone, and so is what it bore in its environment; children that it leaves come to us next."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/statm").read_text().startswith("0 ")
+    return True
 
 
 def _prctl(option: int, value: int) -> None:

@@ -131,11 +131,14 @@ class Router:
         if kind == frames.CALL:
             self._route_call(frame, fds)
         elif kind == frames.REPLY:
-            is_last = frame[6] in frames.FINAL
-            if not (source.debts.pay if is_last else source.debts.owes)(frame[3], frame[4]):
+            slot = source.debts.slot(frame[3], frame[4])
+            if slot is None:
                 close_fds(fds)
                 logger.warning("%r answered a call that it had not got", source)
-            elif is_last:
+                return
+            frame[5] = slot  # its own, whatever it says
+            if frame[6] in frames.FINAL:
+                source.debts.pay(frame[3], frame[4])
                 self._gather(frame, fds)
             else:
                 self.deliver(frame, fds)

@@ -545,6 +545,18 @@ def test_a_frame_in_the_name_of_another_is_not_believed(cluster: Cluster) -> Non
         cluster.client.ask("forget_lookup", {"name": "not yet"}, node=0).wait()
 
 
+def test_a_rank_answers_for_itself_only(cluster: Cluster) -> None:
+    group = Plain.create_group().launch(cluster, placement=NodePlacementStrategy([0, 0]), name="ranks").wait_ready()
+    with contextlib.closing(group):
+        send = "__import__('rlinf_async.worker.base', fromlist=['client']).client._send"
+        forged = codec.encode("forged").to_bytes()
+        calls = 20 + next(cluster.client._ids)
+        frame = f"(2, 0, 0, {cluster.client.endpoint}, call, 0, 0, {forged})"
+        honest = "__import__('time').sleep(0.3) or 'honest'"
+        forge = f"[{send}({frame}) for call in range({calls})] and 'done'"
+        assert group.run(f"{honest} if self._rank == 0 else {forge}").wait() == ["honest", "forged"]
+
+
 # ---- frames that make no sense
 
 scalars = [st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats()]

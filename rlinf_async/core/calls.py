@@ -101,6 +101,11 @@ class Debts:
     def owes(self, source: int, call: int) -> bool:
         return (source, call) in self._open
 
+    def slot(self, source: int, call: int) -> int | None:
+        """The slot that an answer to this call is for; None if no answer is owed."""
+        debt = self._open.get((source, call))
+        return None if debt is None else debt[0]
+
     def of_source(self, source: int) -> list[int]:
         """The open calls that came from this endpoint."""
         return [call for origin, call in self._open if origin == source]
