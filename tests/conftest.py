@@ -9,6 +9,7 @@ import inspect
 import logging
 import os
 import shutil
+import signal
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -25,6 +26,8 @@ _CALL_FAILED = pytest.StashKey[bool]()
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "shared_cluster: (of a module) tests share a cluster; leaks count at the end")
     config.addinivalue_line("markers", "long: takes minutes; not part of make test")
+    # Under nohup children would ignore SIGHUP, and the launcher rightly with them.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.environ.setdefault(leaks.SESSION_MARK, uuid.uuid4().hex)
     # Run directories and logs of this session stand apart from those of others.  The name is short, because a
     # socket's path has 108 bytes; the test process itself keeps the usual place, which pytest does not clear at once.
