@@ -24,6 +24,7 @@ from rlinf_async import errors
 from rlinf_async.core import codec, failures, frames
 from rlinf_async.core.body import Body, open_body
 from rlinf_async.core.frames import Status
+from rlinf_async.core.pool import pool
 from rlinf_async.core.segment import close_fds
 from rlinf_async.errors import ClosedError, NodeLost
 from rlinf_async.wire.unix import Connection
@@ -335,6 +336,8 @@ class NodeClient:
         asks, self._asks = self._asks, {}
         for work, _, _ in asks.values():
             work._settle(error=error)
+        if all(client._closed is not None for client in list(_clients)):
+            pool.close()
         for listener in self.on_event.get("closed", ()):
             listener({"reason": str(error)})
 

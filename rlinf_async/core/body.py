@@ -7,7 +7,8 @@ from typing import Any
 
 from rlinf_async.core.codec import Encoded
 from rlinf_async.core.frames import INLINE_LIMIT
-from rlinf_async.core.segment import close_fds, map_private, write_segment
+from rlinf_async.core.pool import pool
+from rlinf_async.core.segment import close_fds, map_private
 
 Body = bytes | memoryview
 """What a receiver gets: bytes, or a private mapping of the sender's memory."""
@@ -22,10 +23,10 @@ def pack_body(encoded: Encoded | bytes) -> tuple[bytes | int, Sequence[int]]:
     if isinstance(encoded, bytes):
         if len(encoded) <= INLINE_LIMIT:
             return encoded, ()
-        return len(encoded), (write_segment([encoded], len(encoded)),)
+        return len(encoded), (pool.write([encoded], len(encoded)),)
     if encoded.nbytes <= INLINE_LIMIT:
         return encoded.to_bytes(), ()
-    return encoded.nbytes, (write_segment(encoded.parts(), encoded.nbytes),)
+    return encoded.nbytes, (pool.write(encoded.parts(), encoded.nbytes),)
 
 
 def open_body(body: Any, fds: list[int]) -> Body:

@@ -21,12 +21,15 @@ _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _MAX_PARTS: Final = os.sysconf("SC_IOV_MAX")
 
 
-def write_segment(parts: Iterable[bytes | bytearray | memoryview], nbytes: int, name: str = "rlinf") -> int:
+def write_segment(
+    parts: Iterable[bytes | bytearray | memoryview], nbytes: int, size: int | None = None, name: str = "rlinf"
+) -> int:
     """Writes the parts, one after the other, into a new segment.
 
     Args:
         parts: flat and contiguous memory.
         nbytes: their size together, in bytes.
+        size: of the segment, in bytes, where it is to be larger.
         name: shown in ``/proc/<pid>/fd``, nothing else.
 
     Returns:
@@ -44,6 +47,8 @@ def write_segment(parts: Iterable[bytes | bytearray | memoryview], nbytes: int, 
         written = _write(fd, [memoryview(part) for part in parts])
         if written != nbytes:
             raise ValueError(f"the parts of a segment of {nbytes} bytes have {written}")
+        if size is not None and size > nbytes:
+            os.posix_fallocate(fd, nbytes, size - nbytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     except OSError as error:
         os.close(fd)

@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -121,9 +122,15 @@ def test_a_cut_lifeline_ends_everything_on_the_other_side(fake_hosts: Hosts, vic
                 next(client for client in clients if "node1" in client.cmdline()).kill()
                 until(lambda: "node1" not in hosts.processes(run), 5)
                 assert "node0" in hosts.processes(run)
+                assert launcher.stderr is not None
+                overdue = threading.Timer(10, launcher.kill)
+                overdue.start()
+                lost = next((line for line in launcher.stderr if "lost" in line), "")
+                overdue.cancel()
+                overdue.join()
+                assert "node1: lost: its ssh client was killed by signal 9, on this machine" in lost
                 launcher.terminate()
-                _, said = launcher.communicate(timeout=10)
-                assert "node1: lost: its ssh client was killed by signal 9, on this machine" in said
+                launcher.communicate(timeout=10)
                 assert launcher.returncode == 130
                 assert not hosts.processes(run)
         finally:

@@ -1,0 +1,160 @@
+"""Segments are written again when, and only when, nobody else holds them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from rlinf_async.core.pool import Pool
+from rlinf_async.core.segment import map_private
+
+SIZE = 100_000
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    pool = Pool()
+    yield pool
+    pool.close()
+
+
+def written(pool: Pool, byte: int, size: int = SIZE) -> int:
+    return pool.write([bytes([byte]) * (size - 1), b"."], size)
+
+
+def identity(fd: int) -> int:
+    return os.fstat(fd).st_ino
+
+
+def test_a_segment_that_nobody_holds_is_written_again(pool: Pool) -> None:
+    first = written(pool, 1)
+    before = identity(first)
+    os.close(first)
+    second = written(pool, 2)
+    assert identity(second) == before
+    assert bytes(map_private(second, SIZE)) == b"\2" * (SIZE - 1) + b"."
+    os.close(second)
+
+
+def test_a_segment_with_an_open_descriptor_is_left_alone(pool: Pool) -> None:
+    first = written(pool, 1)
+    second = written(pool, 2)
+    assert identity(first) != identity(second)
+    assert os.pread(first, 4, 0) == b"\1\1\1\1"
+    os.close(first)
+    os.close(second)
+
+
+def test_a_view_holds_its_segment_until_it_is_gone(pool: Pool) -> None:
+    first = written(pool, 1)
+    before = identity(first)
+    view = map_private(first, SIZE)
+    os.close(first)
+    piece = view[10:20]
+    del view
+    second = written(pool, 2)
+    assert identity(second) != before
+    assert bytes(piece) == b"\1" * 10
+    piece.release()
+    del piece
+    third = written(pool, 3)
+    assert identity(third) == before
+    os.close(second)
+    os.close(third)
+
+
+def test_a_descriptor_under_way_in_a_socket_holds_its_segment(pool: Pool) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        first = written(pool, 1)
+        before = identity(first)
+        socket.send_fds(ours, [b"x"], [first])
+        os.close(first)
+        second = written(pool, 2)
+        assert identity(second) != before
+        _, (arrived,), _, _ = socket.recv_fds(theirs, 1, 1)
+        assert os.pread(arrived, 2, 0) == b"\1\1"
+        os.close(arrived)
+        third = written(pool, 3)
+        assert identity(third) == before
+        os.close(second)
+        os.close(third)
+
+
+def test_a_forked_child_of_the_receiver_holds_its_segment(pool: Pool) -> None:
+    first = written(pool, 1)
+    before = identity(first)
+    view = map_private(first, SIZE)
+    os.close(first)
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        theirs.recv(1)
+        os._exit(view[5])
+    view.release()
+    del view
+    second = written(pool, 9)
+    assert identity(second) != before
+    ours.send(b"x")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    third = written(pool, 3)
+    assert identity(third) == before
+    os.close(second)
+    os.close(third)
+    ours.close()
+    theirs.close()
+
+
+def test_a_forked_child_of_the_owner_never_writes_the_owners_segments(pool: Pool) -> None:
+    first = written(pool, 1)
+    before = identity(first)
+    os.close(first)
+    child = os.fork()
+    if child == 0:
+        os._exit(identity(written(pool, 2)) == before)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_receivers_can_neither_write_nor_resize_what_they_got(pool: Pool) -> None:
+    fd = written(pool, 1)
+    with pytest.raises(OSError):
+        os.pwrite(fd, b"x", 0)
+    seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    assert seals & fcntl.F_SEAL_SHRINK
+    assert seals & fcntl.F_SEAL_GROW
+    view = map_private(fd, SIZE)
+    view[0] = 7  # the receiver's own copy of the page
+    assert os.pread(fd, 1, 0) == b"\1"
+    os.close(fd)
+
+
+def test_what_does_not_fit_is_not_kept() -> None:
+    pool = Pool(keep=3 * SIZE)
+    fds = [written(pool, value) for value in range(5)]
+    assert repr(pool).startswith("<Pool 2 segments")
+    assert [os.pread(fd, 1, 0) for fd in fds] == [bytes([value]) for value in range(5)]
+    for fd in fds:
+        os.close(fd)
+    pool.close()
+
+
+def test_a_much_smaller_message_does_not_take_a_large_segment(pool: Pool) -> None:
+    first = written(pool, 1, 10 * SIZE)
+    large = identity(first)
+    os.close(first)
+    second = written(pool, 2)
+    assert identity(second) != large
+    os.close(second)
+
+
+def test_parts_of_several_pieces_arrive_in_order(pool: Pool) -> None:
+    for round_ in range(2):  # once with pwrite, once through the mapping
+        parts = [os.urandom(3 << 20), b"", bytearray(b"abc"), memoryview(os.urandom(70_000))]
+        size = sum(len(part) for part in parts)
+        fd = pool.write(parts, size)
+        assert bytes(map_private(fd, size)) == b"".join(parts), round_
+        os.close(fd)
