@@ -7,6 +7,7 @@ so that torch's import, the longest part of a start, runs beside everything.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -80,7 +81,10 @@ def _live(birth: Birth, templates: Templates) -> None:
         templates.watch(loop)
         known = facts(birth.gpus, birth.fake_gpus, birth.worker_environment)
         known["gpus"] = known["gpus"][: birth.most_gpus]
-        await Node(loop, birth, templates, known).run()
+        node = Node(loop, birth, templates, known)
+        gc.collect()
+        gc.freeze()  # what is there now stays: no later collection needs to look at it
+        await node.run()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(life())

@@ -4,8 +4,10 @@ A driver and a worker speak to their daemon in the same way: they make calls on 
 and hear of events.  A worker also receives calls, which it hands to its runtime (the ``inbox``).
 
 Everything that arrives is handled on the client's own loop: in a driver inside asyncio the user's loop, in a plain
-script a background thread's, in a worker the socket thread's.  ``call``, ``cancel``, ``credit`` and ``ask`` may be
-used from any thread.
+script a background thread's, in a worker the socket thread's.  While a worker's main thread is idle it handles what
+arrives itself, which saves a change of threads; one frame after the other all the same, under a lock.  So a handler
+reaches a loop by ``call_soon_threadsafe`` only.  ``call``, ``cancel``, ``credit`` and ``ask`` may be used from any
+thread.
 """
 
 from __future__ import annotations
@@ -93,6 +95,18 @@ class NodeClient:
 
     def attach(self, sock: socket.socket, facts: dict[str, Any]) -> None:
         """Takes the socket and says hello; on the loop's own thread."""
+        self._connect(sock, facts).open()
+
+    def attach_shared(self, sock: socket.socket, facts: dict[str, Any], idle: asyncio.AbstractEventLoop) -> None:
+        """As ``attach``, on the thread of another loop, which reads whenever it is idle.
+
+        Call it before the client's own loop runs, with selectors that know the socket as shared.
+        """
+        connection = self._connect(sock, facts)
+        connection.share(idle)
+        self.loop.call_soon(connection.open)
+
+    def _connect(self, sock: socket.socket, facts: dict[str, Any]) -> Connection:
         inbox = self._inbox
         self._connection = Connection(
             sock,
@@ -102,7 +116,7 @@ class NodeClient:
             on_batch=inbox.on_batch if inbox is not None else None,
         )
         self._connection.send((frames.HELLO, 0, 0, facts))
-        self._connection.open()
+        return self._connection
 
     def listen(self, what: str, listener: Callable[[dict[str, Any]], None]) -> None:
         """Calls a bound method for every event of a kind, as long as its object lives."""
@@ -238,6 +252,15 @@ class NodeClient:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks, timeout=1.0)
+
+    def later(self, seconds: float, callback: Callable[[], None]) -> None:
+        """Calls back on the client's loop after so many seconds; from any thread."""
+
+        def start() -> None:
+            self.loop.call_later(seconds, callback)
+
+        with contextlib.suppress(ClosedError):
+            self._on_loop(start)
 
     # -- the wire -----------------------------------------------------------------------------------------------
 

@@ -31,6 +31,8 @@ CLOSE_GRACE: Final = 2.0
 PATIENCE: Final = 3.0
 """Seconds beyond the grace for the daemons to say that it is done."""
 
+_NO_ARGUMENTS: Final = (codec.encode_arguments((), {}, describe="no argument", root="args"),)
+
 
 @dataclass(frozen=True)
 class WorkerRank:
@@ -169,6 +171,10 @@ class WorkerGroup:
     # -- calls --------------------------------------------------------------------------------------------------
 
     def _call(self, method: str, streams: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Handle | Stream:
+        if not args and not kwargs and not streams:
+            handle = Handle(self._callee, method)
+            self._members.call(self._callee, handle, method, _NO_ARGUMENTS)
+            return handle
         shares = per_rank(args, kwargs, len(self._ranks))
         describe = f"argument of {self._members.name}.{method}()"
         encoded = [

@@ -57,7 +57,6 @@ class Handle(Work[list[Any]]):
         self._keep_going = False
         self._cancelled = False
         self._cancel_sent = False
-        self._timer: asyncio.TimerHandle | None = None
         self._retrieved = False
         self._told = False
         self._departed = False
@@ -97,14 +96,12 @@ class Handle(Work[list[Any]]):
         if self._parts is not None and slot in self._parts:
             self._settle_part(self._parts[slot], slot)
         if step is Next.FINISH:
-            if self._timer is not None:
-                self._timer.cancel()
             self._finish()
             self._callee.call_finished(self)
             return True
         if step is Next.CANCEL_OTHERS and not self._keep_going:
             self._cancel_open()
-            self._timer = self._callee.client.loop.call_later(SETTLE, self._give_up)
+            self._callee.client.later(SETTLE, self._give_up)
         tick, self._tick = self._tick, None
         if tick is not None:
             tick._settle()
@@ -129,8 +126,9 @@ class Handle(Work[list[Any]]):
 
     def _give_up(self) -> None:
         """Raises what is known; ranks that are stuck inside a ``def`` method are named later."""
-        self._timer = self._callee.client.loop.call_later(ABORT_GRACE - SETTLE, self._name_stuck)
-        self._finish()
+        if self._tally.missing:
+            self._callee.client.later(ABORT_GRACE - SETTLE, self._name_stuck)
+            self._finish()
 
     def _name_stuck(self) -> None:
         stuck = [self._callee.ranks[slot] for slot in self._tally.unanswered()]

@@ -7,6 +7,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable, Coroutine, Generator
+from threading import get_ident
 from typing import Any, Final, Generic, TypeVar
 
 from rlinf_async.errors import DeadlineExceeded
@@ -92,18 +93,15 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     def _waiting(self, *, abandon: bool) -> Generator[Any, Any, None]:
         loop = asyncio.get_running_loop()
         future = loop.create_future()
-        thread = threading.get_ident()
-
-        def finish() -> None:
-            if not future.done():
-                future.set_result(None)
+        thread = get_ident()
 
         def wake() -> None:
-            if threading.get_ident() == thread:
-                finish()
+            if get_ident() == thread:
+                if not future.done():
+                    future.set_result(None)
                 return
             try:
-                loop.call_soon_threadsafe(finish)
+                loop.call_soon_threadsafe(wake)
             except RuntimeError:
                 pass  # that loop is closed, and with it whoever waited there
 

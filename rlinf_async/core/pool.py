@@ -166,7 +166,7 @@ def _make(parts: Sequence[Part], nbytes: int) -> _Segment:
         fd = os.open(f"/proc/self/fd/{made}", os.O_RDWR | os.O_CLOEXEC)
     finally:
         os.close(made)
-    # Whoever opens a file under a lease sends its holder a signal; this one is ignored by default, SIGIO ends a process.
+    # Whoever opens a file under a lease has its holder sent a signal: this one is ignored, SIGIO would end the process.
     fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
     return _Segment(fd, size)
 

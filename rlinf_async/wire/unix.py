@@ -50,6 +50,9 @@ class Connection:
     ``on_batch()`` follows the last frame of what one wake-up brought.  ``on_closed(reason)`` is called once, when the
     other end is gone or broke the protocol; not when ``close()`` was called here.
 
+    A second loop, on another thread, may read too (``share``): then all three are called on either thread, though never
+    on both at once.
+
     Descriptors given to ``send`` belong to the connection from then on and are closed when they have left.
 
     Attributes:
@@ -77,6 +80,7 @@ class Connection:
         self._packer = new_packer()
         self._received_fds: deque[int] = deque()
         self._lock = threading.Lock()
+        self._reading = threading.Lock()
         self._queue: deque[tuple[bytes, Sequence[int]]] = deque()
         self.queued_bytes = 0
         self.on_drained: Callable[[], None] | None = None
@@ -84,6 +88,7 @@ class Connection:
         self._sent_at = 0.0
         self._blocked = False
         self._closed = False
+        self._failed = False
         self._buffer = bytearray(_READ)
         self._view = memoryview(self._buffer)
 
@@ -96,6 +101,13 @@ class Connection:
         self._thread = threading.get_ident()
         self._loop.add_reader(self._sock.fileno(), self._readable)
         self._flush()
+
+    def share(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Lets another loop read what arrives while it is idle; on that loop's thread.
+
+        Both loops have a ``SharedSelector`` that knows of it.
+        """
+        loop.add_reader(self._sock.fileno(), self._readable_elsewhere, loop)
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -227,8 +239,20 @@ class Connection:
     # -- reading ------------------------------------------------------------------------------------------------
 
     def _readable(self) -> None:
-        if self.read() is False:
-            self._fail("end of file")
+        with self._reading:
+            if self.read() is False:
+                self._fail("end of file")
+
+    def _readable_elsewhere(self, loop: asyncio.AbstractEventLoop) -> None:
+        # To the last byte: the kernel does not tell the other loop of what is left over here.
+        with self._reading:
+            more = self.read()
+            while more:
+                more = self.read()
+            if more is False:
+                self._fail("end of file")
+            if self._closed or self._failed:
+                loop.remove_reader(self._sock.fileno())
 
     def read(self) -> bool | None:
         """Reads what is there, once.  False at the end of the stream, None when nothing was there."""
@@ -283,7 +307,10 @@ class Connection:
     # -- closing ------------------------------------------------------------------------------------------------
 
     def _fail(self, reason: str) -> None:
-        if not self._closed:
+        if threading.get_ident() != self._thread and self._thread:
+            self._failed = True
+            self._loop.call_soon_threadsafe(self._fail, reason)
+        elif not self._closed:
             self.close()
             self._on_closed(reason)
 

@@ -33,6 +33,8 @@ from rlinf_async.client import NodeClient, opened
 from rlinf_async.core import codec, failures, frames
 from rlinf_async.core.body import Body, open_body, pack_body
 from rlinf_async.core.frames import Status
+from rlinf_async.core.guilty import ATOMS
+from rlinf_async.wire.selector import SharedSelector
 from rlinf_async.worker import base
 from rlinf_async.worker.main_module import adopt
 from rlinf_async.worker.store import MasterStore
@@ -82,6 +84,7 @@ class Runtime:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, identity: base.Identity, max_concurrency: int | None) -> None:
         self._loop = loop
+        self._thread = threading.get_ident()
         self._identity = identity
         self._max_concurrency = max_concurrency or MAX_CONCURRENCY
         self._worker: Any = None
@@ -124,9 +127,15 @@ class Runtime:
     def on_batch(self) -> None:
         if self._queue and not self._awake:
             self._awake = True
-            os.eventfd_write(self._alarm, 1)
+            if threading.get_ident() == self._thread:
+                self._pump()
+            else:
+                os.eventfd_write(self._alarm, 1)
 
     def _on_main(self, callback: Callable[..., None], *args: Any) -> None:
+        if threading.get_ident() == self._thread:
+            callback(*args)
+            return
         with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
             self._loop.call_soon_threadsafe(callback, *args)
 
@@ -181,7 +190,10 @@ class Runtime:
                     continue
                 kind, function = self._kind(call.method)
                 if kind is Kind.DEF:
-                    self._loop.call_soon(self._loop.stop)
+                    if self._running:  # what was called or cancelled earlier has its turn first
+                        self._loop.call_soon(self._loop.stop)
+                    else:
+                        self._loop.stop()
                     return
                 if self._running >= self._max_concurrency:
                     self._awake = True
@@ -211,7 +223,10 @@ class Runtime:
                 self._run(call, function)
             if time.monotonic() > until:
                 break
-        self._loop.call_soon(self._pump)
+        self._awake = False
+        if queue:
+            self._awake = True
+            self._loop.call_soon(self._pump)
 
     def _kind(self, method: str) -> tuple[Kind, Callable[..., Any]]:
         known = self._kinds.get(method)
@@ -244,7 +259,6 @@ class Runtime:
             raise
 
     def _run(self, call: Call, function: Callable[..., Any]) -> None:
-        asyncio.set_event_loop(self._loop)
         try:
             if self._stillborn is not None:
                 self._answer(call, Status.ERROR, self._stillborn)
@@ -253,6 +267,14 @@ class Runtime:
             value = function(*args, **kwargs)
         except BaseException as error:
             self._answer_error(call, error)
+        else:
+            self._answer_blocking(call, value)
+        asyncio.set_event_loop(self._loop)  # an asyncio.run() in the method has taken it away
+
+    def _answer_blocking(self, call: Call, value: Any) -> None:
+        """What a ``def`` method has returned."""
+        if type(value) in ATOMS:
+            self._answer_value(call, value)
             return
         if isinstance(value, Coroutine) and not call.credit:
             # A plain function that returns a coroutine: a decorator that forgot functools.wraps.
@@ -408,13 +430,14 @@ class _Missing:
 
 def main(sock: socket.socket, spec: dict[str, Any], identity: base.Identity, store_fd: int | None) -> None:
     """The life of a worker process, from its first frame to its exit; does not return."""
-    import uvloop
-
     sys.setswitchinterval(0.0005)
     # Not uvloop's: that makes a socket pair for signals each time it is resumed, and it is resumed after every def.
-    loop = asyncio.new_event_loop()
+    selector, socket_selector = SharedSelector(), SharedSelector()
+    loop = asyncio.SelectorEventLoop(selector)
     asyncio.set_event_loop(loop)
-    socket_loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    socket_loop = asyncio.SelectorEventLoop(socket_selector)
+    for each in (selector, socket_selector):
+        each.share(sock.fileno())
     runtime = Runtime(loop, identity, spec.get("max_concurrency"))
     client = NodeClient(socket_loop, runtime)
     client.node = identity.info.cluster_node_rank
@@ -423,9 +446,10 @@ def main(sock: socket.socket, spec: dict[str, Any], identity: base.Identity, sto
     opened(client)
     client.on_event.setdefault("closed", []).append(_cut_off)
 
+    client.attach_shared(sock, {"role": "worker", "pid": os.getpid()}, idle=loop)
+
     def serve_socket() -> None:
         asyncio.set_event_loop(socket_loop)
-        client.attach(sock, {"role": "worker", "pid": os.getpid()})
         if store_fd is not None:
             runtime.store = MasterStore(socket_loop, store_fd)
         socket_loop.run_forever()

@@ -121,7 +121,7 @@ def test_a_forked_child_of_the_owner_never_writes_the_owners_segments(pool: Pool
 
 def test_receivers_can_neither_write_nor_resize_what_they_got(pool: Pool) -> None:
     fd = written(pool, 1)
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="Bad file descriptor"):
         os.pwrite(fd, b"x", 0)
     seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     assert seals & fcntl.F_SEAL_SHRINK
