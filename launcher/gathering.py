@@ -47,6 +47,18 @@ class Gathering:
             return waiting
         return []
 
+    def skip(self, source: int, call: int) -> list[Answer]:
+        """One of the ranks has answered by another way: the answers to deliver now."""
+        entry = self._open.get((source, call))
+        if entry is None:
+            return []
+        count, waiting = entry
+        if count - 1 > len(waiting):
+            self._open[source, call] = (count - 1, waiting)
+            return []
+        del self._open[source, call]
+        return waiting
+
     def release(self) -> list[Answer]:
         """Those that have waited for long enough; the rest of their calls comes as it comes."""
         late: list[Answer] = []

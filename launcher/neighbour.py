@@ -110,7 +110,7 @@ class Neighbour:
     async def _send_body(self, transfer: int, fd: int, size: int) -> None:
         try:
             for offset in range(0, size, PIECE):
-                piece = os.pread(fd, PIECE, offset)
+                piece = os.pread(fd, min(PIECE, size - offset), offset)
                 await self._link.send_bulk(_HEADER.pack(transfer, size, offset) + piece)
         finally:
             os.close(fd)

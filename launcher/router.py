@@ -150,6 +150,11 @@ class Router:
                 self._on_ask(source.id, frame[4], frame[5], frame[6])
             else:
                 self._to_neighbour(frame[3], frame, ())
+        elif kind == frames.PAID:
+            close_fds(fds)
+            self._settle_debts(source, frame[3])
+        elif kind == frames.DIRECT and source.process is not None and len(fds) == 1:
+            self.deliver(frame, fds)
         else:
             close_fds(fds)
             if kind != frames.HELLO:
@@ -197,6 +202,13 @@ class Router:
             self._deliver_together(answers)
         elif self._release_timer is None:
             self._release_timer = self._loop.call_later(PATIENCE, self._release)
+
+    def _settle_debts(self, worker: Endpoint, calls: list[int]) -> None:
+        """Calls that a worker has answered past the daemon."""
+        for source, call in zip(calls[::2], calls[1::2], strict=True):
+            if worker.debts.pay(source, call):
+                for frame, fds in self._gathering.skip(source, call):
+                    self.deliver(frame, fds)
 
     def _release(self) -> None:
         self._release_timer = None

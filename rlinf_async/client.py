@@ -29,6 +29,7 @@ from rlinf_async.core.frames import Status
 from rlinf_async.core.pool import pool
 from rlinf_async.core.segment import close_fds
 from rlinf_async.errors import ClosedError, NodeLost
+from rlinf_async.wire.directs import Directs
 from rlinf_async.wire.unix import Connection
 from rlinf_async.work import Work
 
@@ -36,6 +37,9 @@ codec.extend("torch", "rlinf_async.data.tensors")
 
 HERE: Final = -1
 """``ask(..., node=HERE)``: this process's own node."""
+
+
+_TOLD_BY_DAEMONS: Final = frozenset({int(Status.DIED), int(Status.UNKNOWN), int(Status.LOST)})
 
 
 class Sink(Protocol):
@@ -83,6 +87,9 @@ class NodeClient:
         self._calls: dict[int, Sink] = {}
         self._asks: dict[int, tuple[Work[Any], int, str]] = {}
         self._connection: Connection | None = None
+        self._directs = Directs(self._on_direct, self._connect_directly)
+        self._idle: asyncio.AbstractEventLoop | None = None
+        self._share: Callable[[int], None] = lambda fd: None
         self._closed: Exception | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failed: set[str] = set()
@@ -97,14 +104,38 @@ class NodeClient:
         """Takes the socket and says hello; on the loop's own thread."""
         self._connect(sock, facts).open()
 
-    def attach_shared(self, sock: socket.socket, facts: dict[str, Any], idle: asyncio.AbstractEventLoop) -> None:
-        """As ``attach``, on the thread of another loop, which reads whenever it is idle.
+    def attach_shared(
+        self,
+        sock: socket.socket,
+        facts: dict[str, Any],
+        idle: asyncio.AbstractEventLoop,
+        share: Callable[[int], None],
+    ) -> None:
+        """As ``attach``, on the thread of another loop, which reads whenever it is idle; before the own loop runs.
 
-        Call it before the client's own loop runs, with selectors that know the socket as shared.
+        Args:
+            share: tells the selectors of both loops that a descriptor is shared.
         """
+        self._idle = idle
+        self._share = share
         connection = self._connect(sock, facts)
+        share(sock.fileno())
         connection.share(idle)
         self.loop.call_soon(connection.open)
+
+    def _connect_directly(self, sock: socket.socket, **callbacks: Any) -> Connection:
+        connection = Connection(sock, self.loop, **callbacks)
+        self._on_loop(connection.open)
+        if self._idle is not None:
+            self._idle.call_soon_threadsafe(self._share_with_idle, connection, self._idle)
+        return connection
+
+    def _share_with_idle(self, connection: Connection, idle: asyncio.AbstractEventLoop) -> None:
+        """On the other loop's thread, once it is idle."""
+        if connection.fileno() >= 0:
+            self._share(connection.fileno())
+            connection.share(idle)
+            self._on_loop(connection.step_back)
 
     def _connect(self, sock: socket.socket, facts: dict[str, Any]) -> Connection:
         inbox = self._inbox
@@ -264,8 +295,8 @@ class NodeClient:
 
     # -- the wire -----------------------------------------------------------------------------------------------
 
-    def reply(self, frame: frames.Frame, fds: Sequence[int] = (), *, later: bool = False) -> None:
-        """A worker's answer to a call."""
+    def send(self, frame: frames.Frame, fds: Sequence[int] = (), *, later: bool = False) -> None:
+        """Sends a frame as it is; from any thread."""
         self._send(frame, fds, later=later)
 
     def _send(self, frame: frames.Frame, fds: Sequence[int] = (), *, later: bool = False) -> None:
@@ -287,7 +318,11 @@ class NodeClient:
                 status, body = frame[6], open_body(frame[7], fds)
             except Exception as error:  # it cannot be mapped: no memory, no descriptors
                 status, body = int(Status.ERROR), failures.pack(failures.capture(error, {"node": "this process"}))
+            if status in _TOLD_BY_DAEMONS:
+                self._drain_direct(frame[4], frame[5])
             self._answer(frame[4], frame[5], status, body)
+        elif kind == frames.DIRECT:
+            self._directs.accept(frame[2], fds)
         elif kind == frames.ANSWER:
             work, _, _ = self._asks.pop(frame[4], (None, 0, ""))
             if work is not None:
@@ -311,6 +346,20 @@ class NodeClient:
             self._inbox.on_frame(frame, fds)
         else:
             close_fds(fds)
+
+    def _on_direct(self, source: int, frame: list[Any], fds: list[int]) -> None:
+        """An answer that a worker has sent past the daemon: to its own calls only."""
+        ours = frame[0] == frames.REPLY and frame[6] not in _TOLD_BY_DAEMONS
+        sink = self._calls.get(frame[4]) if ours else None
+        if sink is None or sink.targets[frame[5]] != source:
+            close_fds(fds)
+        else:
+            self._on_frame(frame, fds)
+
+    def _drain_direct(self, call: int, slot: int) -> None:
+        sink = self._calls.get(call)
+        if sink is not None:
+            self._directs.drain(sink.targets[slot])
 
     def _announce(self, what: str, facts: dict[str, Any]) -> None:
         for listener in list(self.on_event.get(what, ())):
@@ -372,6 +421,7 @@ class NodeClient:
     def close(self, reason: str = "the cluster is closed") -> None:
         """Closes the socket; everything that still waits fails with ``ClosedError``.  On the loop's own thread."""
         self._end(ClosedError(reason))
+        self._directs.close()
         if self._connection is not None:
             self._connection.close()
 
@@ -380,6 +430,7 @@ class NodeClient:
         self._closed = ClosedError(f"this cluster belongs to the process that forked this one (pid {os.getppid()})")
         self._calls.clear()
         self._asks.clear()
+        self._directs.forget()
         if self._connection is not None:
             self._connection.forget()
 

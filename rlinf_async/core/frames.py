@@ -14,6 +14,8 @@ never its body::
     HELLO   kind 0   source facts                               first frame in each direction
     STOP    kind 0   source grace                               daemon -> worker: end in order
     GONE    kind 0   source endpoint                            daemon -> daemons: this endpoint is no more
+    DIRECT  kind 1   source target                              worker -> daemon -> caller on its node: a socket
+    PAID    kind 0   source calls                               worker -> daemon: [source, call, ...] answered directly
 
 An *endpoint* is a process that has a socket to its node's daemon: a driver or a worker.  Its id says where it
 lives: ``node << 32 | number``; number 0 is the node's daemon itself.  A *route* names the targets of a call
@@ -43,6 +45,8 @@ EVENT: Final = 7
 HELLO: Final = 8
 STOP: Final = 9
 GONE: Final = 10
+DIRECT: Final = 16
+PAID: Final = 17
 
 INLINE_LIMIT: Final = 32 * 1024
 """Bytes; a larger body travels as sealed memory within a machine and on the bulk stream between machines."""
@@ -61,6 +65,8 @@ LENGTHS: Final[dict[int, int]] = {
     HELLO: 4,
     STOP: 4,
     GONE: 4,
+    DIRECT: 4,
+    PAID: 4,
 }
 """How many fields a frame of each kind has."""
 

@@ -80,7 +80,7 @@ class Connection:
         self._packer = new_packer()
         self._received_fds: deque[int] = deque()
         self._lock = threading.Lock()
-        self._reading = threading.Lock()
+        self._reading = threading.RLock()
         self._queue: deque[tuple[bytes, Sequence[int]]] = deque()
         self.queued_bytes = 0
         self.on_drained: Callable[[], None] | None = None
@@ -89,6 +89,7 @@ class Connection:
         self._blocked = False
         self._closed = False
         self._failed = False
+        self._idle: asyncio.AbstractEventLoop | None = None
         self._buffer = bytearray(_READ)
         self._view = memoryview(self._buffer)
 
@@ -107,7 +108,14 @@ class Connection:
 
         Both loops have a ``SharedSelector`` that knows of it.
         """
+        self._idle = loop
         loop.add_reader(self._sock.fileno(), self._readable_elsewhere, loop)
+
+    def step_back(self) -> None:
+        """Registers anew, behind the other loop, which the kernel wakes first from now on; on the own thread."""
+        if not self._closed:
+            self._loop.remove_reader(self._sock.fileno())
+            self._loop.add_reader(self._sock.fileno(), self._readable)
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -197,9 +205,7 @@ class Connection:
                 try:
                     if fds:
                         rights = array.array("i", fds)
-                        sent = self._sock.sendmsg(
-                            [data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)], _NOSIGNAL
-                        )
+                        sent = self._sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)], _NOSIGNAL)
                         _close_all(fds)
                         fds = ()
                     else:
@@ -257,9 +263,7 @@ class Connection:
     def read(self) -> bool | None:
         """Reads what is there, once.  False at the end of the stream, None when nothing was there."""
         try:
-            size, ancillary, flags, _ = self._sock.recvmsg_into(
-                [self._view], _ANCILLARY, _CLOEXEC
-            )
+            size, ancillary, flags, _ = self._sock.recvmsg_into([self._view], _ANCILLARY, _CLOEXEC)
         except (BlockingIOError, InterruptedError):
             return None
         except OSError as error:
@@ -301,8 +305,9 @@ class Connection:
 
     def drain(self) -> None:
         """Reads everything that the other side still said before it went."""
-        while not self._closed and self.read():
-            pass
+        with self._reading:
+            while not self._closed and self.read():
+                pass
 
     # -- closing ------------------------------------------------------------------------------------------------
 
@@ -342,13 +347,21 @@ class Connection:
             if self._thread and not self._loop.is_closed():
                 self._loop.remove_reader(fileno)
                 self._loop.remove_writer(fileno)
-            self._sock.close()
+            if self._idle is None:
+                self._sock.close()
+            else:
+                self._idle.call_soon_threadsafe(self._close_shared, self._idle)
             for _, fds in self._queue:
                 _close_all(fds)
             self._queue.clear()
             self.queued_bytes = 0
             _close_all(self._received_fds)
             self._received_fds.clear()
+
+    def _close_shared(self, idle: asyncio.AbstractEventLoop) -> None:
+        """On the other loop's thread, which must not go on waiting for a number that may come to mean another file."""
+        idle.remove_reader(self._sock.fileno())
+        self._sock.close()
 
 
 def _too_large(frame: Frame, data: bytes) -> ValueError:

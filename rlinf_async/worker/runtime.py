@@ -35,8 +35,10 @@ from rlinf_async.core.body import Body, open_body, pack_body
 from rlinf_async.core.frames import Status
 from rlinf_async.core.guilty import ATOMS
 from rlinf_async.wire.selector import SharedSelector
+from rlinf_async.wire.unix import Connection
 from rlinf_async.worker import base
 from rlinf_async.worker.main_module import adopt
+from rlinf_async.worker.shortcuts import Shortcuts
 from rlinf_async.worker.store import MasterStore
 
 logger = logging.getLogger(__name__)
@@ -64,7 +66,10 @@ class State(Enum):
 class Call:
     """One call that this worker owes an answer to."""
 
-    __slots__ = ("body", "call", "cancelled", "credit", "granted", "method", "slot", "source", "state", "task")
+    __slots__ = (
+        "body", "call", "cancelled", "credit", "direct", "granted", "method", "slot", "source", "state",
+        "task",
+    )
 
     def __init__(self, source: int, slot: int, call: int, method: str, credit: int, body: Body) -> None:
         self.source = source
@@ -77,6 +82,8 @@ class Call:
         self.cancelled = False
         self.task: asyncio.Task[None] | None = None
         self.granted: asyncio.Future[None] | None = None
+        self.direct: Connection | None = None
+        """The way that all its answers take; None: by way of the daemon."""
 
 
 class Runtime:
@@ -95,11 +102,14 @@ class Runtime:
         self._state_lock = threading.Lock()
         self._awake = False
         self._running = 0
+        self._turn_wanted = False
+        """Something else than a call, a cancel for example, waits for the main loop."""
         self._stopping = False
         # Wakes the main loop with one system call on each side; call_soon_threadsafe takes three.
         self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         loop.add_reader(self._alarm, self._woken)
         self.client: NodeClient
+        self.shortcuts: Shortcuts
         self.store: MasterStore | None = None
 
     # -- the socket thread --------------------------------------------------------------------------------------
@@ -113,6 +123,7 @@ class Runtime:
             except Exception as error:  # the body cannot be mapped: no memory, no descriptors
                 self._answer_error(Call(source, slot, number, method, credit, b""), error)
                 return
+            call.direct = self.shortcuts.to(source)
             self._open[source, number] = call
             self._queue.append(call)
         elif kind == frames.CANCEL:
@@ -136,6 +147,7 @@ class Runtime:
         if threading.get_ident() == self._thread:
             callback(*args)
             return
+        self._turn_wanted = True
         with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
             self._loop.call_soon_threadsafe(callback, *args)
 
@@ -221,8 +233,9 @@ class Runtime:
             queue.popleft()
             if self._begin(call):
                 self._run(call, function)
-            if time.monotonic() > until:
+            if self._turn_wanted or time.monotonic() > until:
                 break
+        self._turn_wanted = False
         self._awake = False
         if queue:
             self._awake = True
@@ -391,7 +404,13 @@ class Runtime:
 
     def _send(self, call: Call, status: int, body: Any, fds: Any) -> None:
         frame = (frames.REPLY, len(fds), self.client.endpoint, call.source, call.call, call.slot, int(status), body)
-        self.client.reply(frame, fds, later=bool(self._queue))
+        direct = call.direct
+        if direct is None:
+            self.client.send(frame, fds, later=bool(self._queue))
+            return
+        direct.send(frame, fds, later=bool(self._queue))
+        if status != Status.ITEM:
+            self.shortcuts.paid(call.source, call.call)
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -436,17 +455,21 @@ def main(sock: socket.socket, spec: dict[str, Any], identity: base.Identity, sto
     loop = asyncio.SelectorEventLoop(selector)
     asyncio.set_event_loop(loop)
     socket_loop = asyncio.SelectorEventLoop(socket_selector)
-    for each in (selector, socket_selector):
-        each.share(sock.fileno())
+
+    def share(fd: int) -> None:
+        selector.share(fd)
+        socket_selector.share(fd)
+
     runtime = Runtime(loop, identity, spec.get("max_concurrency"))
     client = NodeClient(socket_loop, runtime)
     client.node = identity.info.cluster_node_rank
     runtime.client = client
+    runtime.shortcuts = Shortcuts(client)
     base.client = client
     opened(client)
     client.on_event.setdefault("closed", []).append(_cut_off)
 
-    client.attach_shared(sock, {"role": "worker", "pid": os.getpid()}, idle=loop)
+    client.attach_shared(sock, {"role": "worker", "pid": os.getpid()}, loop, share)
 
     def serve_socket() -> None:
         asyncio.set_event_loop(socket_loop)
@@ -457,10 +480,12 @@ def main(sock: socket.socket, spec: dict[str, Any], identity: base.Identity, sto
     thread = threading.Thread(target=serve_socket, name="rlinf-socket", daemon=True)
     thread.start()
     os.register_at_fork(after_in_child=_forget_identity)
+    os.register_at_fork(after_in_child=runtime.shortcuts.forget)
     code = 0
     try:
         runtime.serve()
     finally:
+        runtime.shortcuts.last_words(0.5)
         _leave(client, code)
 
 

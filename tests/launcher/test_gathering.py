@@ -51,3 +51,13 @@ def test_a_death_frees_what_waited_for_the_dead() -> None:
 
 def test_a_call_of_one_rank_never_waits() -> None:
     assert Gathering().answer(reply(0), []) == [(reply(0), [])]
+
+
+def test_an_answer_that_took_another_way_is_not_waited_for() -> None:
+    gathering = Gathering()
+    gathering.expect(1, 7, 3)
+    assert gathering.skip(1, 7) == []
+    assert gathering.answer(reply(1), []) == []
+    assert gathering.skip(1, 7) == [(reply(1), [])]
+    assert gathering.skip(1, 7) == []
+    assert len(gathering) == 0

@@ -1,0 +1,58 @@
+"""The sockets that workers of this node have opened to this process, to answer its calls without the daemon."""
+
+from __future__ import annotations
+
+import functools
+import socket
+from collections.abc import Callable
+from typing import Any, Final
+
+from rlinf_async.wire.unix import Connection
+
+_MOST: Final = 256
+"""Each is a file descriptor of the user's process; further workers answer by way of the daemon."""
+
+OnReply = Callable[[int, list[Any], list[int]], None]
+
+
+class Directs:
+    """Connections by the endpoint at their other end; on the client's own loop.
+
+    Args:
+        on_reply: called with the endpoint, and a frame and its descriptors that came from there.
+        open_connection: has a connection read; the client knows on which loops.
+    """
+
+    def __init__(self, on_reply: OnReply, make: Callable[..., Connection]) -> None:
+        self._on_reply = on_reply
+        self._make = make
+        self._connections: dict[int, Connection] = {}
+
+    def accept(self, source: int, fds: list[int]) -> None:
+        """A worker has sent its socket; the daemon vouches for who it is."""
+        sock = socket.socket(fileno=fds.pop())
+        if len(self._connections) >= _MOST or source in self._connections:
+            sock.close()
+            return
+        self._connections[source] = self._make(
+            sock,
+            on_frame=functools.partial(self._on_reply, source),
+            on_closed=lambda reason: self._connections.pop(source, None),
+        )
+
+    def drain(self, source: int) -> None:
+        """Takes in everything that a worker still said before somebody else tells of its end."""
+        connection = self._connections.get(source)
+        if connection is not None:
+            connection.drain()
+
+    def close(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
+    def forget(self) -> None:
+        """In a forked child."""
+        for connection in self._connections.values():
+            connection.forget()
+        self._connections.clear()

@@ -1,0 +1,89 @@
+"""A worker's own sockets to those who call it from the same node: answers take them, past the daemon.
+
+A call comes by way of the daemon, which keeps it as a debt of the worker: whatever happens to the worker, the caller
+hears of it.  The answer has no need of the detour::
+
+    caller ── CALL ──► daemon ── CALL ──► worker        DIRECT, with one end of a socket pair, once per caller
+    caller ◄───────────── REPLY ───────── worker        PAID ──► daemon, a few milliseconds later, many at once
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from typing import Any, Final
+
+from rlinf_async.client import NodeClient
+from rlinf_async.core import frames
+from rlinf_async.wire.unix import Connection
+
+logger = logging.getLogger(__name__)
+
+_TELL_AFTER: Final = 0.005
+"""Seconds after which the daemon hears that calls have been answered."""
+
+
+class Shortcuts:
+    """What a worker has to its callers.  ``to`` is called where frames are handled, the rest from any thread."""
+
+    def __init__(self, client: NodeClient) -> None:
+        self._client = client
+        self._connections: dict[int, Connection | None] = {}
+        self._lock = threading.Lock()
+        self._paid: list[int] = []
+
+    def to(self, source: int) -> Connection | None:
+        """The socket to a caller; None where its answers go by way of the daemon."""
+        try:
+            return self._connections[source]
+        except KeyError:
+            connection = self._connections[source] = self._connect(source)
+            return connection
+
+    def _connect(self, source: int) -> Connection | None:
+        if frames.node_of(source) != self._client.node or not frames.number_of(source):
+            return None
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:  # no descriptors left: then not
+            logger.info("no socket to a caller: %s", error)
+            return None
+        self._client.send((frames.DIRECT, 1, self._client.endpoint, source), [theirs.detach()])
+
+        def closed(reason: str) -> None:
+            self._connections[source] = None
+
+        connection = Connection(ours, self._client.loop, on_frame=_refuse, on_closed=closed)
+        self._client.loop.call_soon_threadsafe(connection.open)
+        return connection
+
+    def paid(self, source: int, call: int) -> None:
+        """A call has been answered directly."""
+        with self._lock:
+            self._paid += (source, call)
+            first = len(self._paid) == 2
+        if first:
+            self._client.later(_TELL_AFTER, self._tell)
+
+    def _tell(self) -> None:
+        with self._lock:
+            paid, self._paid = self._paid, []
+        self._client.send((frames.PAID, 0, self._client.endpoint, paid))
+
+    def forget(self) -> None:
+        """In a forked child: the sockets are the parent's."""
+        for connection in self._connections.values():
+            if connection is not None:
+                connection.forget()
+        self._connections.clear()
+
+    def last_words(self, seconds: float) -> None:
+        """Writes what is queued before the process ends."""
+        for connection in self._connections.values():
+            if connection is not None:
+                connection.flush_blocking(seconds)
+
+
+def _refuse(frame: list[Any], fds: list[int]) -> None:
+    raise frames.FrameError("a caller says nothing here")
