@@ -18,6 +18,7 @@ import contextlib
 import itertools
 import os
 import socket
+import threading
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol
@@ -87,6 +88,7 @@ class NodeClient:
         self._calls: dict[int, Sink] = {}
         self._asks: dict[int, tuple[Work[Any], int, str]] = {}
         self._connection: Connection | None = None
+        self._reading = threading.RLock()
         self._directs = Directs(self._on_direct, self._connect_directly)
         self._idle: asyncio.AbstractEventLoop | None = None
         self._share: Callable[[int], None] = lambda fd: None
@@ -124,7 +126,7 @@ class NodeClient:
         self.loop.call_soon(connection.open)
 
     def _connect_directly(self, sock: socket.socket, **callbacks: Any) -> Connection:
-        connection = Connection(sock, self.loop, **callbacks)
+        connection = Connection(sock, self.loop, reading=self._reading, **callbacks)
         self._on_loop(connection.open)
         if self._idle is not None:
             self._idle.call_soon_threadsafe(self._share_with_idle, connection, self._idle)
@@ -145,6 +147,7 @@ class NodeClient:
             on_frame=self._on_frame,
             on_closed=self._on_closed,
             on_batch=inbox.on_batch if inbox is not None else None,
+            reading=self._reading,
         )
         self._connection.send((frames.HELLO, 0, 0, facts))
         return self._connection

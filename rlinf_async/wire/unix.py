@@ -51,7 +51,7 @@ class Connection:
     other end is gone or broke the protocol; not when ``close()`` was called here.
 
     A second loop, on another thread, may read too (``share``): then all three are called on either thread, though never
-    on both at once.
+    on both at once; connections that are given the same ``reading`` lock never call at once either.
 
     Descriptors given to ``send`` belong to the connection from then on and are closed when they have left.
 
@@ -68,6 +68,7 @@ class Connection:
         on_frame: Callable[[list[Any], list[int]], None],
         on_closed: Callable[[str], None],
         on_batch: Callable[[], None] | None = None,
+        reading: threading.RLock | None = None,
     ) -> None:
         sock.setblocking(False)
         self._sock = sock
@@ -80,7 +81,7 @@ class Connection:
         self._packer = new_packer()
         self._received_fds: deque[int] = deque()
         self._lock = threading.Lock()
-        self._reading = threading.RLock()
+        self._reading = reading or threading.RLock()
         self._queue: deque[tuple[bytes, Sequence[int]]] = deque()
         self.queued_bytes = 0
         self.on_drained: Callable[[], None] | None = None
