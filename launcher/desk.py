@@ -227,6 +227,7 @@ class Desk:
             "seed": None if arguments["seed"] is None else arguments["seed"] + worker["rank"],
             "threads": threads,
             "max_concurrency": arguments["max_concurrency"],
+            "shortcuts": self.router.grant_shortcuts(endpoint),
             "info": {**worker["info"], "node_name": site.name},
             "world_size": arguments["world_size"],
             "group": group.name,

@@ -28,6 +28,9 @@ from .processes import WorkerProcess
 
 logger = logging.getLogger(__name__)
 
+MOST_SHORTCUTS: Final = 256
+"""Workers of a node that answer past the daemon; each costs those who call it a file descriptor."""
+
 MOST_QUEUED: Final = 4 << 20
 """Bytes that wait for an endpoint, beyond which it gets no lines of its workers any more."""
 
@@ -41,6 +44,7 @@ class Endpoint:
         debts: calls that it has accepted and not yet answered.
         obituary: once it is dead, the body of the answers to its calls.
         is_known: a driver has said hello, and was welcome.
+        has_shortcuts: it may hand sockets of its own to those who call it.
     """
 
     def __init__(self, node: int, number: int, role: str) -> None:
@@ -54,6 +58,7 @@ class Endpoint:
         self.pidfd = -1
         self._left_out: dict[tuple[str, str], tuple[int, str]] = {}
         self.is_known = False
+        self.has_shortcuts = False
 
     def __repr__(self) -> str:
         return f"<Endpoint {self.role} {self.number} [{len(self.debts)} calls open]>"
@@ -115,6 +120,12 @@ class Router:
         self.endpoints[endpoint.number] = endpoint
         return endpoint
 
+    def grant_shortcuts(self, worker: Endpoint) -> bool:
+        """Whether a new worker may hand out sockets: each process has one of every worker that it calls."""
+        having = sum(1 for endpoint in self.endpoints.values() if endpoint.has_shortcuts)
+        worker.has_shortcuts = having < MOST_SHORTCUTS
+        return worker.has_shortcuts
+
     # -- frames from local processes ------------------------------------------------------------------------------
 
     def from_endpoint(self, source: Endpoint, frame: list[Any], fds: list[int]) -> None:
@@ -153,7 +164,7 @@ class Router:
         elif kind == frames.PAID:
             close_fds(fds)
             self._settle_debts(source, frame[3])
-        elif kind == frames.DIRECT and source.process is not None and len(fds) == 1:
+        elif kind == frames.DIRECT and source.has_shortcuts and len(fds) == 1:
             self.deliver(frame, fds)
         else:
             close_fds(fds)

@@ -5,12 +5,9 @@ from __future__ import annotations
 import functools
 import socket
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from rlinf_async.wire.unix import Connection
-
-_MOST: Final = 256
-"""Each is a file descriptor of the user's process; further workers answer by way of the daemon."""
 
 OnReply = Callable[[int, list[Any], list[int]], None]
 
@@ -31,9 +28,6 @@ class Directs:
     def accept(self, source: int, fds: list[int]) -> None:
         """A worker has sent its socket; the daemon vouches for who it is."""
         sock = socket.socket(fileno=fds.pop())
-        if len(self._connections) >= _MOST or source in self._connections:
-            sock.close()
-            return
         self._connections[source] = self._make(
             sock,
             on_frame=functools.partial(self._on_reply, source),

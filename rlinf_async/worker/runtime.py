@@ -464,7 +464,7 @@ def main(sock: socket.socket, spec: dict[str, Any], identity: base.Identity, sto
     client = NodeClient(socket_loop, runtime)
     client.node = identity.info.cluster_node_rank
     runtime.client = client
-    runtime.shortcuts = Shortcuts(client)
+    runtime.shortcuts = Shortcuts(client, spec["shortcuts"])
     base.client = client
     opened(client)
     client.on_event.setdefault("closed", []).append(_cut_off)

@@ -10,6 +10,7 @@ hears of it.  The answer has no need of the detour::
 from __future__ import annotations
 
 import logging
+import resource
 import socket
 import threading
 from typing import Any, Final
@@ -20,15 +21,23 @@ from rlinf_async.wire.unix import Connection
 
 logger = logging.getLogger(__name__)
 
+_FILES: Final = 1024
+"""Where a process may not open so many files, the sockets of a few hundred workers would be too much."""
+
 _TELL_AFTER: Final = 0.005
 """Seconds after which the daemon hears that calls have been answered."""
 
 
 class Shortcuts:
-    """What a worker has to its callers.  ``to`` is called where frames are handled, the rest from any thread."""
+    """What a worker has to its callers.  All methods may be called from any thread.
 
-    def __init__(self, client: NodeClient) -> None:
+    Args:
+        granted: whether the daemon lets this worker have any.
+    """
+
+    def __init__(self, client: NodeClient, granted: bool) -> None:
         self._client = client
+        self._granted = granted and resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= _FILES
         self._connections: dict[int, Connection | None] = {}
         self._lock = threading.Lock()
         self._paid: list[int] = []
@@ -38,11 +47,13 @@ class Shortcuts:
         try:
             return self._connections[source]
         except KeyError:
-            connection = self._connections[source] = self._connect(source)
-            return connection
+            with self._lock:
+                if source not in self._connections:
+                    self._connections[source] = self._connect(source)
+                return self._connections[source]
 
     def _connect(self, source: int) -> Connection | None:
-        if frames.node_of(source) != self._client.node or not frames.number_of(source):
+        if not self._granted or frames.node_of(source) != self._client.node or not frames.number_of(source):
             return None
         try:
             ours, theirs = socket.socketpair()
