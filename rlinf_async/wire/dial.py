@@ -81,7 +81,6 @@ async def _shake_hands(channel: Any, own: Hello, name: str, keepalive: float) ->
         raise await grpc.refusal(control) from None
     own.check(data, [name])
     bulk = channel.stream_stream("/rlinf.Node/Bulk")()
-    await bulk.initial_metadata()
-    if bulk.done():
+    if not grpc.is_up(await bulk.initial_metadata()):
         raise await grpc.refusal(bulk)
     return control, bulk

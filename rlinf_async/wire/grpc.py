@@ -171,6 +171,15 @@ _CODES = {
 }
 
 
+UP = (("rlinf-link", "up"),)
+"""Metadata by which the accepting side tells that the link is up."""
+
+
+def is_up(metadata: Any) -> bool:
+    """Whether the accepting side has said so; what a stream that was refused begins with does not."""
+    return metadata is not None and UP[0] in tuple(metadata)
+
+
 async def refuse(context: Any, error: RLinfAsyncError) -> NoReturn:
     """Ends a peer's call with the error's text, which both sides' logs then hold."""
     _log.warning("refused a connection from %s: %s", context.peer(), str(error))

@@ -120,7 +120,7 @@ class PeerServer:
             arrival, ended = self._awaiting_bulk.get(context.peer(), (None, None))
             if arrival is None or ended is None:
                 await grpc.refuse(context, AuthError(f"node {self._node} got a bulk stream before a Hello"))
-            await context.send_initial_metadata(())  # tells the peer that the link is up
+            await context.send_initial_metadata(grpc.UP)
             if arrival.done():
                 error = AuthError(f"node {self._node} has a bulk stream on this link, or gave it up")
                 await grpc.refuse(context, error)
