@@ -6,17 +6,21 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: run test lint orphans bench clean
+.PHONY: run test lint orphans histories bench clean
 
 run: $(READY)
 	$(BIN)/rlinf-launch examples/embodiment/train_embodied_agent.py $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest -m "not orphans and not long" $(ARGS)
+	$(BIN)/python -m pytest -m "not orphans and not histories" $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# A million items through channels, while producers and consumers are cancelled and killed.
+histories: $(READY)
+	$(BIN)/python -m pytest -m histories $(ARGS)
 
 # Every kill of every process of a run, twenty times over.
 orphans: $(READY)
@@ -25,6 +29,9 @@ orphans: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benches.bench_launch $(ARGS)
 	$(BIN)/python -m benches.bench_call $(ARGS)
+	$(BIN)/python -m benches.bench_send $(ARGS)
+	$(BIN)/python -m benches.bench_channel $(ARGS)
+	$(BIN)/python -m benches.bench_broadcast $(ARGS)
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

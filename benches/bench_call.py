@@ -7,17 +7,15 @@ Ours and one peer are started and stay; the rounds go from one to the other and 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from . import contestant, measure
-from .contestant import Contestant, ContestantError
-from .measure import LIMIT, OURS, Case, Round, Target
+from . import contestant, session
+from .contestant import ContestantError
+from .measure import LIMIT, OURS, Case, Target
 from .options import Options, parse
+from .session import Measurement, Standing
 
 BENCH: Final = "call"
 RANKS: Final = 4
@@ -28,18 +26,6 @@ ECHO: Final = "echo over one UNIX socket"
 ECHO_EACH: Final = f"echo over {RANKS} UNIX sockets"
 GRPC_ECHO: Final = "echo over a bare grpc.aio stream"
 MEMCPY: Final = f"one memcpy of {MEBIBYTES} MiB"
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """A case, the work that measures it, and the work that measures its limit."""
-
-    case: Case
-    work: str
-    arguments: Mapping[str, Any]
-    limit: str | None = None
-    limit_arguments: Mapping[str, Any] | None = None
-    peers: Sequence[str] = contestant.PEERS
 
 
 def _microseconds(name: str, *targets: Target, limit: str) -> Case:
@@ -68,28 +54,28 @@ def local_measurements(quick: bool) -> list[Measurement]:
         found += [
             Measurement(
                 _microseconds(f"one_call{suffix}", Target(0.8, "xoscar"), Target(0.2, "ray"), limit=ECHO),
-                "call", calling, "echo", {"count": one, "processes": 1},
+                "call", calling, ("echo", {"count": one, "processes": 1}),
             ),
             Measurement(
                 _rate(f"pipelined{suffix}", "calls/s", Target(5, "xoscar", at_least=True), limit=ECHO),
                 "pipelined", {"count": many, "method": method},
-                "echo_pipelined", {"count": many, "processes": 1}, in_flight,
+                ("echo_pipelined", {"count": many, "processes": 1}), peers=in_flight,
             ),
             Measurement(
                 _microseconds(f"group_call{suffix}", Target(0.6, "xoscar"), limit=ECHO_EACH),
-                "group_call", {"count": group, "method": method}, "echo", {"count": group, "processes": RANKS},
+                "group_call", {"count": group, "method": method}, ("echo", {"count": group, "processes": RANKS}),
             ),
             Measurement(
                 _rate(f"group_pipelined{suffix}", RANK_CALLS, Target(8, "xoscar", at_least=True), limit=ECHO_EACH),
                 "group_pipelined", {"count": groups, "ranks": RANKS, "method": method},
-                "echo_pipelined", {"count": groups, "processes": RANKS}, in_flight,
+                ("echo_pipelined", {"count": groups, "processes": RANKS}), peers=in_flight,
             ),
         ]  # fmt: skip
     large = {"mebibytes": MEBIBYTES, "count": 1}
     for suffix, method, targets in (("", "numel", [Target(3, LIMIT)]), ("_read", "summed", [])):
         case = Case(BENCH, f"argument_{MEBIBYTES}MiB{suffix}", "ms", 1e3, limit=MEMCPY, targets=targets)
         peers = [peer for peer in contestant.PEERS if peer != "rlinf"]
-        found.append(Measurement(case, "argument", {**large, "method": method}, "memcpy", large, peers))
+        found.append(Measurement(case, "argument", {**large, "method": method}, ("memcpy", large), peers=peers))
     return found
 
 
@@ -101,80 +87,22 @@ def remote_measurements(quick: bool) -> list[Measurement]:
     return [
         Measurement(
             _microseconds("remote_one_call", target, limit=GRPC_ECHO),
-            "call", {"count": one, "method": "ping"}, "grpc_echo", echo, (),
+            "call", {"count": one, "method": "ping"}, ("grpc_echo", echo), peers=(),
         ),
         Measurement(
             _rate("remote_pipelined", "calls/s", limit=GRPC_ECHO),
-            "pipelined", {"count": many, "method": "ping"}, "grpc_echo_pipelined", {"count": many}, (),
+            "pipelined", {"count": many, "method": "ping"}, ("grpc_echo_pipelined", {"count": many}), peers=(),
         ),
         Measurement(
             _microseconds("remote_group_call", target, limit=GRPC_ECHO),
-            "group_call", {"count": group, "method": "ping"}, "grpc_echo", echo, (),
+            "group_call", {"count": group, "method": "ping"}, ("grpc_echo", echo), peers=(),
         ),
         Measurement(
             _rate("remote_group_pipelined", RANK_CALLS, limit=GRPC_ECHO),
             "group_pipelined", {"count": groups, "ranks": RANKS, "method": "ping"},
-            "grpc_echo_pipelined", {"count": groups}, (),
+            ("grpc_echo_pipelined", {"count": groups}), peers=(),
         ),
     ]  # fmt: skip
-
-
-def run(
-    measurements: Sequence[Measurement], contestants: Mapping[str, Contestant], options: Options
-) -> dict[str, list[Round]]:
-    """Starts the contestants' workers and measures everything; rounds by case."""
-    started = {}
-    for name, each in contestants.items():
-        try:
-            if name != LIMIT:
-                each.ask("cold", workers=RANKS, method="ping_def")
-            started[name] = each
-        except ContestantError as error:
-            _leave_out(name, error)
-    return {
-        measurement.case.name: measure.alternate(
-            options.rounds, _measures(measurement, started, options), warm_up=not options.quick
-        )
-        for measurement in measurements
-    }
-
-
-def _measures(
-    measurement: Measurement, contestants: Mapping[str, Contestant], options: Options
-) -> dict[str, Callable[[], Sequence[float]]]:
-    found: dict[str, Callable[[], Sequence[float]]] = {}
-    for name, each in contestants.items():
-        work, arguments = measurement.work, measurement.arguments
-        if name == LIMIT:
-            if measurement.limit is None:
-                continue
-            work, arguments = measurement.limit, measurement.limit_arguments or {}
-        elif name != OURS and name not in measurement.peers:
-            continue
-        few = {**arguments, "count": min(20, arguments["count"])}
-        if _samples(each, work, few):
-            found[name] = functools.partial(_samples, each, work, arguments)
-    return found
-
-
-def _samples(each: Contestant, work: str, arguments: Mapping[str, Any]) -> Sequence[float]:
-    try:
-        samples: list[float] = each.ask(work, **arguments)
-    except ContestantError as error:
-        _leave_out(each.name, error)
-        return []
-    return samples
-
-
-def _leave_out(name: str, error: ContestantError) -> None:
-    """A peer that fails is not compared; ours and the limits must not fail."""
-    if name in (OURS, LIMIT):
-        raise error
-    print(error, file=sys.stderr)
-
-
-def _together(sessions: Sequence[Mapping[str, list[Round]]]) -> dict[str, list[Round]]:
-    return {case: [measured for session in sessions for measured in session[case]] for case in sessions[0]}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -182,29 +110,23 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         local = [each for each in local_measurements(options.quick) if options.wants(each.case.name)]
         if local:
-            _print(local, _together([_run_beside(local, peer, options) for peer in options.peers or [None]]), options)
+            start = functools.partial(_start, options=options)
+            session.print_rows(local, session.beside_each_peer(local, start, options), options)
         remote = [each for each in remote_measurements(options.quick) if options.wants(each.case.name)]
         if remote:
-            with contestant.ours("--nodes", "2", "--loop", options.loop) as near, contestant.limits() as limits:
-                _print(remote, run(remote, {OURS: near, LIMIT: limits}, options), options)
+            with _start(OURS, options, "--nodes", "2") as ours, _start(LIMIT, options) as limits:
+                session.print_rows(remote, session.run(remote, {OURS: ours, LIMIT: limits}, options), options)
     except ContestantError as error:
         sys.exit(str(error))
 
 
-def _run_beside(measurements: Sequence[Measurement], peer: str | None, options: Options) -> dict[str, list[Round]]:
-    """A session with one peer, or with none: another one, though idle, would take its share of the machine."""
-    with contextlib.ExitStack() as stack:
-        contestants = {OURS: stack.enter_context(contestant.ours("--loop", options.loop))}
-        if peer is not None:
-            contestants[peer] = stack.enter_context(contestant.peer(peer, options.peers_dir))
-        contestants[LIMIT] = stack.enter_context(contestant.limits())
-        return run(measurements, contestants, options)
-
-
-def _print(measurements: Sequence[Measurement], rounds: Mapping[str, list[Round]], options: Options) -> None:
-    for measurement in measurements:
-        case = measurement.case
-        measure.print_row({**case.row(rounds[case.name]), "loop": options.loop})
+def _start(name: str, options: Options, *flags: str) -> Standing:
+    cold = ("cold", {"workers": RANKS, "method": "ping_def"})
+    if name == LIMIT:
+        return Standing(contestant.limits)
+    if name == OURS:
+        return Standing(functools.partial(contestant.ours, "--loop", options.loop, *flags), cold)
+    return Standing(functools.partial(contestant.peer, name, options.peers_dir), cold)
 
 
 if __name__ == "__main__":

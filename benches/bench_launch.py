@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from . import contestant, measure
+from . import contestant, measure, session
 from .contestant import Contestant, ContestantError
 from .measure import BEST, LIMIT, OURS, Case, Round, Target
 from .options import Options, parse
+from .session import Standing
 
 BENCH: Final = "launch"
 RANKS: Final = 4
 MANY: Final = 64
+MEMORY: Final = "memory_per_worker"
 SETTLE: Final = 3.0
 """Seconds that a started cluster is left alone before more workers are launched; some start idle ones ahead."""
 
@@ -43,6 +45,10 @@ def more_cases() -> dict[str, Case]:
     forks = f"{RANKS} forks of a process that has imported torch"
     target = [Target(0.3, "ray")]
     cases = [
+        Case(
+            BENCH, MEMORY, "MiB",
+            note=f"proportional set size of {RANKS} workers that have used torch",
+        ),
         Case(BENCH, f"launch_{RANKS}", "s", limit=forks, targets=target, note="to the first replies"),
         Case(
             BENCH, f"launch_{RANKS}_torch", "s", limit=forks, targets=target,
@@ -51,10 +57,6 @@ def more_cases() -> dict[str, Case]:
         Case(
             BENCH, f"launch_{MANY}", "s", limit=f"{MANY} forks of a process that has imported torch",
             targets=[Target(2, "ray")], note=f"ours launches {MANY} workers, the peers {RANKS}",
-        ),
-        Case(
-            BENCH, "memory_per_worker", "MiB",
-            note=f"proportional set size of {RANKS} workers that have used torch",
         ),
     ]  # fmt: skip
     return {case.name: case for case in cases}
@@ -92,11 +94,8 @@ def run_more(options: Options) -> None:
         measured: dict[str, dict[str, Sequence[float]]] = {name: {} for name in cases}
         names = [OURS, *options.peers]
         for who in names if index % 2 == 0 else reversed(names):
-            try:
-                for name, samples in _more(who, cases, options).items():
-                    measured[name][who] = samples
-            except ContestantError as error:
-                _left_out(who, error)
+            for name, samples in _more(who, cases, options).items():
+                measured[name][who] = samples
         with contestant.limits() as limits:
             for name in cases:
                 if name.startswith("launch"):
@@ -107,49 +106,55 @@ def run_more(options: Options) -> None:
         _print(case.row(rounds[name]), options)
 
 
-def _more(who: str, cases: dict[str, Case], options: Options) -> dict[str, Sequence[float]]:
-    """What one contestant does in one round."""
+def _more(who: str, cases: Iterable[str], options: Options) -> dict[str, Sequence[float]]:
+    """What one contestant does in one round.  One that fails at a case is started anew for the next."""
+    flags = ["--ready-workers"] if who in ("ray", "rlinf") else []
+    settle = 0.5 if options.quick else SETTLE
     found: dict[str, Sequence[float]] = {}
-    with _fresh(who, ["--ready-workers"] if who in ("ray", "rlinf") else [], options) as started:
-        started.ask("cold", workers=RANKS, method="use_torch")
-        if "memory_per_worker" in cases:
-            found["memory_per_worker"] = started.ask("memory")
-        settle = 0.5 if options.quick else SETTLE
-        launch, torch, many = f"launch_{RANKS}", f"launch_{RANKS}_torch", f"launch_{MANY}"
-        if launch in cases or (many in cases and who != OURS):
-            found[launch] = started.ask("more", workers=RANKS, method="ping_def", settle=settle)
-        if torch in cases:
-            found[torch] = started.ask("more", workers=RANKS, method="use_torch", settle=settle)
-        if many in cases:
-            if who == OURS:
-                found[many] = started.ask("more", workers=MANY, method="ping_def", settle=settle)
+    opening = ("cold", {"workers": RANKS, "method": "use_torch"})
+    with Standing(functools.partial(_fresh, who, flags, options), opening) as standing:
+        for name in cases:
+            if name == f"launch_{MANY}" and who != OURS and f"launch_{RANKS}" in found:
+                found[name] = found[f"launch_{RANKS}"]
+            elif name == MEMORY:
+                found[name] = session.samples(who, standing, "memory", {})
             else:
-                found[many] = found[launch]
-    return {name: samples for name, samples in found.items() if name in cases}
+                workers = MANY if name == f"launch_{MANY}" and who == OURS else RANKS
+                method = "use_torch" if name.endswith("torch") else "ping_def"
+                arguments = {"workers": workers, "method": method, "settle": settle}
+                found[name] = session.samples(who, standing, "more", arguments)
+    return found
+
+
+def growth_cases(sizes: Sequence[int]) -> dict[tuple[int, str], Case]:
+    """By workers and by what is measured; the bound is the cost among the fewest."""
+    units = {"launch": ("ms per worker", 1e3), "call": ("us per rank", 1e6), "memory": ("MiB per worker", 1.0)}
+    found = {}
+    for size in sizes:
+        for what, (unit, scale) in units.items():
+            limit, targets = (f"with {sizes[0]} workers", [Target(1, LIMIT)]) if size != sizes[0] else (None, [])
+            found[size, what] = Case(BENCH, f"growth_{what}_{size}", unit, scale, limit=limit, targets=targets)
+    return found
 
 
 def run_growth(options: Options) -> None:
     """Ours alone: what a worker costs among 4 and among 256; per worker, so that the bound is the cost among 4."""
-    if not options.wants("growth"):
-        return
     sizes, calls = ((4, 8), 20) if options.quick else ((4, 16, 64, 256), 200)
+    cases = {key: case for key, case in growth_cases(sizes).items() if options.wants(case.name)}
+    if not cases:
+        return
+    wanted = [size for size in sizes if size == sizes[0] or any(size == key[0] for key in cases)]
+    opening = ("cold", {"workers": 1, "method": "use_torch"})
     rounds: list[dict[int, dict[str, list[float]]]] = []
     for index in range(options.rounds):
-        with contestant.ours("--loop", options.loop) as started:
-            started.ask("cold", workers=1, method="use_torch")
-            order = sizes if index % 2 == 0 else sizes[::-1]
-            rounds.append({size: _per_worker(started.ask("growth", workers=size, calls=calls), size) for size in order})
-    smallest = sizes[0]
-    for size in sizes:
-        for name, unit, scale in (
-            ("launch", "ms per worker", 1e3),
-            ("call", "us per rank", 1e6),
-            ("memory", "MiB per worker", 1.0),
-        ):
-            limit, targets = (None, []) if size == smallest else (f"with {smallest} workers", [Target(1, LIMIT)])
-            case = Case(BENCH, f"growth_{name}_{size}", unit, scale, limit=limit, targets=targets)
-            compared = [{OURS: measured[size][name], LIMIT: measured[smallest][name]} for measured in rounds]
-            _print(case.row(compared), options)
+        with Standing(functools.partial(_fresh, OURS, (), options), opening) as standing:
+            order = wanted if index % 2 == 0 else wanted[::-1]
+            rounds.append(
+                {size: _per_worker(standing.ask("growth", workers=size, calls=calls), size) for size in order}
+            )
+    for (size, what), case in cases.items():
+        beside = [{OURS: measured[size][what], LIMIT: measured[sizes[0]][what]} for measured in rounds]
+        _print(case.row(beside), options)
 
 
 def _per_worker(samples: dict[str, list[float]], workers: int) -> dict[str, list[float]]:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -34,20 +35,28 @@ class Contestant:
         name: shown in errors.
         script: of ``benches/contestants``.
         python: the interpreter of its environment.
+        launch: what the command begins with, in place of the interpreter alone.
 
     Example:
         with ours("--nodes", "2") as contestant:
             samples = contestant.ask("call", count=100, method="ping")
     """
 
-    def __init__(self, name: str, script: str, *args: str, python: str | Path = sys.executable) -> None:
+    def __init__(
+        self,
+        name: str,
+        script: str,
+        *args: str,
+        python: str | Path = sys.executable,
+        launch: Sequence[str] | None = None,
+    ) -> None:
         self.name = name
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # closed in close()
         environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONUNBUFFERED": "1"}
         if python == sys.executable:
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
-            [str(python), str(HERE / "contestants" / script), *args],
+            [*(launch or [str(python)]), str(HERE / "contestants" / script), *args],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -124,16 +133,19 @@ class Contestant:
         return "".join(self._log.readlines()[-20:])
 
 
-def ours(*args: str) -> Contestant:
-    return Contestant("rlinf_async", "ours.py", *args)
+def ours(*args: str, script: str = "ours.py", launch: Sequence[str] | None = None) -> Contestant:
+    return Contestant("rlinf_async", script, *args, launch=launch)
 
 
-def limits() -> Contestant:
-    return Contestant("limit", "limits.py")
+def limits(*args: str, launch: Sequence[str] | None = None) -> Contestant:
+    return Contestant("limit", "limits.py", *args, launch=launch)
 
 
-def peer(name: str, peers_dir: Path, *args: str) -> Contestant:
+def peer(name: str, peers_dir: Path, *args: str, kind: str = "peer") -> Contestant:
     """A peer in the environment of its own that benches/README.md says how to make.
+
+    Args:
+        kind: "peer" for calls, "exchange" for data between workers.
 
     Raises:
         ContestantError: there is no such environment.
@@ -144,4 +156,4 @@ def peer(name: str, peers_dir: Path, *args: str) -> Contestant:
             f"{name} needs an environment of its own, and there is no {python}: benches/README.md says how to make it, "
             "--peers-dir where to look"
         )
-    return Contestant(name, f"peer_{name}.py", *args, python=python)
+    return Contestant(name, f"{kind}_{name}.py", *args, python=python)

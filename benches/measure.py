@@ -12,6 +12,7 @@ from typing import Any, Final
 OURS: Final = "rlinf_async"
 LIMIT: Final = "limit"
 BEST: Final = "best peer"
+ITSELF: Final = "itself"
 
 Round = Mapping[str, Sequence[float]]
 """What one round measured: samples by contestant.  One that took no part is missing; one that failed has none."""
@@ -54,7 +55,8 @@ class Target:
 
     Args:
         factor: the bound.
-        of: a peer's name, ``LIMIT``, or ``BEST`` for the peer that did best.
+        of: a peer's name, ``LIMIT``, ``BEST`` for the peer that did best, or ``ITSELF`` for a bound on ours as it is
+            measured.
         at_least: for rates, where more is better.
     """
 
@@ -63,12 +65,13 @@ class Target:
     at_least: bool = False
 
     def __str__(self) -> str:
-        return f"{'>=' if self.at_least else '<='} {self.factor:g} x {self.of}"
+        bound = f"{'>=' if self.at_least else '<='} {self.factor:g}"
+        return bound if self.of == ITSELF else f"{bound} x {self.of}"
 
     def met(self, ratios: Mapping[str, float]) -> bool | None:
         """Whether the ratios of ours to the others' keep the bound; None where the other was not measured."""
         if self.of == BEST:
-            peers = [ratio for name, ratio in ratios.items() if name != LIMIT]
+            peers = [ratio for name, ratio in ratios.items() if name not in (LIMIT, ITSELF)]
             ratio = (min(peers) if self.at_least else max(peers)) if peers else None
         else:
             ratio = ratios.get(self.of)
@@ -88,6 +91,7 @@ class Case:
         scale: printed value per measured one; ``1e6`` for microseconds out of seconds.
         more_is_better: a rate.
         limit: what the machine itself can do, in words; None where nothing is known.
+        beside: other things that the machine can do, in words, by the names of what measures them.
         targets: all of them must hold.
         note: what a reader must know of the comparison.
     """
@@ -98,6 +102,7 @@ class Case:
     scale: float = 1.0
     more_is_better: bool = False
     limit: str | None = None
+    beside: Mapping[str, str] = field(default_factory=dict)
     targets: Sequence[Target] = field(default=())
     note: str | None = None
 
@@ -136,16 +141,22 @@ class Case:
         limited = self.limit is not None and LIMIT in ratios
         row["limit"] = {"name": self.limit, "value": self._shown(_median(rounds, LIMIT))} if limited else None
         row["ratio_to_limit"] = _rounded(ratios[LIMIT]) if limited else None
+        if self.beside:
+            row["beside"] = {
+                name: {"name": words, "value": self._shown(_median(rounds, name)), "ratio": _rounded(ratios[name])}
+                for name, words in self.beside.items()
+                if name in ratios
+            }
+        peers = {name: ratio for name, ratio in ratios.items() if name != LIMIT and name not in self.beside}
         row["peers"] = {
             name: {"median": self._shown(_median(rounds, name)), "ratio": _rounded(ratio)}
-            for name, ratio in ratios.items()
-            if name != LIMIT
+            for name, ratio in peers.items()
         }
         row["target"] = " and ".join(map(str, self.targets)) or None
-        row["met"] = all_of(target.met(ratios) for target in self.targets)
-        row["ahead"] = all_of(
-            ratio > 1 if self.more_is_better else ratio < 1 for name, ratio in ratios.items() if name != LIMIT
-        )
+        bounded = {name: ratio for name, ratio in ratios.items() if name not in self.beside}
+        bounded[ITSELF] = _median(rounds, OURS)
+        row["met"] = all_of(target.met(bounded) for target in self.targets)
+        row["ahead"] = all_of(ratio > 1 if self.more_is_better else ratio < 1 for ratio in peers.values())
         if self.note is not None:
             row["note"] = self.note
         return row

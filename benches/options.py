@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .contestant import HERE, PEERS
@@ -31,6 +31,10 @@ class Options:
 
     def wants(self, case: str) -> bool:
         return not self.only or any(part in case for part in self.only)
+
+    def beside(self, *peers: str) -> Options:
+        """The same, but with no other peers than these, where they are wanted; with none, ours is alone."""
+        return replace(self, peers=tuple(peer for peer in self.peers if peer in peers))
 
 
 def parse(description: str, *, rounds: int, arguments: list[str] | None = None) -> Options:

@@ -22,6 +22,8 @@ from rlinf_async.core.directory import Directory
 from rlinf_async.errors import LaunchError
 from rlinf_async.wire.unix import Connection
 
+from .channels import LATER, Channels
+from .obituaries import Obituaries
 from .processes import Birth, WorkerProcess
 from .router import Endpoint, Router
 from .templates import MARKER, Template, Templates
@@ -86,7 +88,9 @@ class Desk:
         self.directory = Directory()
         self.groups: dict[tuple[int, str], Group] = {}
         self._stores: dict[tuple[int, str], socket.socket] = {}
-        self._gone: set[int] = set()
+        self.gone: set[int] = set()
+        self.channels = Channels(loop, router, self.gone)
+        self.obituaries = Obituaries(router)
         self.unheard: dict[tuple[int, str], str] = {}
         """What has failed without the script's knowledge; what is left at the end is told to the launcher."""
 
@@ -94,7 +98,8 @@ class Desk:
         """Does what is asked and sends the ANSWER."""
         ok, value = True, None
         try:
-            method = getattr(self, f"do_{operation}", None)
+            owners = (self, self.channels, self.obituaries)
+            method = next(filter(None, (getattr(owner, f"do_{operation}", None) for owner in owners)), None)
             if method is None:
                 raise ValueError(f"a daemon knows no operation {operation!r}")
             value = await method(source, ask, arguments)
@@ -105,7 +110,7 @@ class Desk:
             ok, value = False, [type(error).__name__, str(error)]
             if not isinstance(error, (ValueError, LaunchError, KeyError)):
                 logger.exception("%s failed", operation)
-        if value is not _LATER:
+        if value is not LATER:
             self._answer(source, ask, ok, value)
 
     def _answer(self, target: int, ask: int, ok: bool, value: Any) -> None:
@@ -121,7 +126,7 @@ class Desk:
         endpoint.send((frames.HELLO, 0, frames.endpoint(self._site.node, 0), facts))
 
     def _must_live(self, source: int) -> None:
-        if source in self._gone:
+        if source in self.gone:
             raise LaunchError("whoever asked for this is gone")
 
     # -- names (node 0) -----------------------------------------------------------------------------------------
@@ -146,7 +151,7 @@ class Desk:
         """The roster of a name; answered when there is one."""
         self._must_live(source)
         roster = self.directory.lookup(arguments["name"], (source, ask))
-        return _LATER if roster is None else roster
+        return LATER if roster is None else roster
 
     async def do_forget_lookup(self, source: int, ask: int, arguments: Any) -> list[str]:
         """Nobody waits any more for what the lookup ``ask`` was to find; the names that there are.
@@ -248,7 +253,7 @@ class Desk:
         except BaseException:
             self.router.endpoints.pop(endpoint.number, None)
             raise
-        if group.closed is not None or group.owner in self._gone or self.closing:
+        if group.closed is not None or group.owner in self.gone or self.closing:
             sock.close()
             await self._undo(group, endpoint)
             raise LaunchError(f"group '{group.name}' was closed while its workers were started")
@@ -281,7 +286,8 @@ class Desk:
         if not process.closing:
             logger.warning("worker %s (pid %d) %s", process.birth.name, process.pid, story["verdict"])
         self.router.bury(endpoint, story, expected=process.closing)
-        self.forget_endpoint(endpoint.id)
+        self.obituaries.ended(endpoint.id, None if process.closing else story)
+        self.forget_endpoint(endpoint.id, ended=process.closing)
         group = next((group for group in self.groups.values() if endpoint in group.workers), None)
         if group is not None and not process.closing:
             self.router.tell(group.owner, "died", {**story, "endpoint": endpoint.id})
@@ -307,6 +313,8 @@ class Desk:
             me = frames.endpoint(self._site.node, 0)
             for endpoint in group.workers:
                 assert endpoint.process is not None
+                if endpoint.obituary is not None:
+                    self.forget_endpoint(endpoint.id)  # its channels have lived on with the group
                 endpoint.process.closing = True
                 endpoint.send((frames.STOP, 0, me, max(0.0, grace * 0.8)))
                 processes.append(endpoint.process)
@@ -326,14 +334,22 @@ class Desk:
 
     # -- those who are gone -------------------------------------------------------------------------------------
 
-    def forget_endpoint(self, gone: int) -> None:
-        """An endpoint of this node is no more: here and elsewhere nobody need do anything for it."""
-        self.router.broadcast((frames.GONE, 0, frames.endpoint(self._site.node, 0), gone))
-        self.drop_owner(gone)
+    def forget_endpoint(self, gone: int, *, ended: bool = True) -> None:
+        """An endpoint of this node is no more: here and elsewhere nobody need do anything for it.
 
-    def drop_owner(self, gone: int) -> None:
+        Args:
+            ended: what it shared with its group, its channels, ends too.
+        """
+        self.router.broadcast((frames.GONE, 0, frames.endpoint(self._site.node, 0), gone, ended))
+        self.drop_owner(gone, ended=ended)
+
+    def drop_owner(self, gone: int, *, ended: bool = True) -> None:
         """Frees what an endpoint (of any node) owned: its calls, its names and lookups, its stores, its groups."""
-        self._gone.add(gone)
+        self.gone.add(gone)
+        self.channels.drop_party(gone)
+        self.obituaries.forget(gone)
+        if ended:
+            self.channels.drop_owner(gone)
         self.router.cancel_calls_of(gone)
         self.directory.drop_owner(gone)
         for name, waiting in list(self.directory.waiters.items()):
@@ -349,7 +365,7 @@ class Desk:
         owners = {entry.owner for entry in self.directory.entries.values()}
         owners |= {waiter for waiting in self.directory.waiters.values() for waiter, _ in waiting}
         owners |= {owner for owner, _ in (*self._stores, *self.groups)}
-        owners |= self.router.callers_on(node)
+        owners |= self.router.callers_on(node) | self.channels.parties_and_owners()
         for owner in owners:
             if frames.node_of(owner) == node:
                 self.drop_owner(owner)
@@ -379,7 +395,7 @@ class Desk:
             "node": self._site.node,
             "pid": os.getpid(),
             "groups": {
-                group.name: len(group.workers) for group in self.groups.values() if group.owner not in self._gone
+                group.name: len(group.workers) for group in self.groups.values() if group.owner not in self.gone
             },
             "endpoints": len(self.router.endpoints),
             "busy": {
@@ -388,6 +404,7 @@ class Desk:
                 if endpoint.process is not None and len(endpoint.debts)
             },
             "names": self.directory.names(),
+            "channels": self.channels.status(),
             "calls_sent": {str(node): neighbour.calls_sent for node, neighbour in self.router.neighbours.items()},
         }
 
@@ -395,9 +412,6 @@ class Desk:
         for store in self._stores.values():
             store.close()
         self._stores.clear()
-
-
-_LATER: Final = object()
 
 
 def _first(error: Exception) -> Exception:

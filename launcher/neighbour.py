@@ -18,6 +18,8 @@ from rlinf_async.errors import ClosedError, NodeLost
 logger = logging.getLogger(__name__)
 
 PIECE: Final = 256 * 1024
+_WITH_BODY: Final = frozenset({frames.CALL, frames.REPLY, frames.MESSAGE, frames.PUT, frames.GIVE})
+_OF_A_DAEMON: Final = frozenset({frames.GIVE, frames.QUEUE})
 _HEADER: Final = struct.Struct("<QQQ")
 """Of a piece: transfer, size of the whole body, offset of this piece."""
 
@@ -127,14 +129,17 @@ class Neighbour:
             return
         for frame in received:
             body = frame[-1]
-            transfer = body[0] if isinstance(body, list) and frame[0] in (frames.CALL, frames.REPLY) else None
-            self._pass_on(self._holdback.push(frame[2], frame, transfer))
+            transfer = body[0] if isinstance(body, list) and frame[0] in _WITH_BODY else None
+            # The daemon's own words about channels are many conversations, and one does not wait for another's body.
+            of_daemon = frame[0] in _OF_A_DAEMON and not frames.number_of(frame[2])
+            line = (frame[3], frame[4]) if of_daemon else frame[2]
+            self._pass_on(self._holdback.push(line, frame, transfer))
 
     def _pass_on(self, received: list[list[Any]]) -> None:
         for frame in received:
             fds: list[int] = []
             body = frame[-1]
-            if isinstance(body, list) and frame[0] in (frames.CALL, frames.REPLY):
+            if isinstance(body, list) and frame[0] in _WITH_BODY:
                 transfer, size = body
                 fds = [self._complete.pop(transfer)]
                 frame[1], frame[-1] = 1, size

@@ -215,7 +215,7 @@ class Node:
     def _from_neighbour(self, neighbour: Neighbour, frame: list[Any], fds: list[int]) -> None:
         if frame[0] == frames.GONE:
             if frames.node_of(frame[3]) == neighbour.node:
-                self._desk.drop_owner(frame[3])
+                self._desk.drop_owner(frame[3], ended=bool(frame[4]))
             return
         try:
             self._router.from_neighbour(neighbour, frame, fds)

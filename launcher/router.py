@@ -28,6 +28,8 @@ from .processes import WorkerProcess
 
 logger = logging.getLogger(__name__)
 
+_FOR_A_QUEUE: Final = frozenset({frames.PUT, frames.GET, frames.QUEUE})
+
 MOST_SHORTCUTS: Final = 256
 """Workers of a node that answer past the daemon; each costs those who call it a file descriptor."""
 
@@ -109,6 +111,7 @@ class Router:
         self.endpoints: dict[int, Endpoint] = {}
         self.neighbours: dict[int, Neighbour] = {}
         self._on_ask = on_ask
+        self.on_channel: Callable[[list[Any], list[int]], None]
         self._numbers = 0
 
     def __repr__(self) -> str:
@@ -136,7 +139,7 @@ class Router:
         """
         kind = frame[0]
         frame[2] = source.id
-        if kind in (frames.CALL, frames.REPLY) and not _is_sound(frame, fds):
+        if kind in (frames.CALL, frames.REPLY, frames.MESSAGE) and not _is_sound(frame, fds):
             close_fds(fds)
             raise FrameError(f"{source!r} sent a frame of kind {kind} that makes no sense")
         if kind == frames.CALL:
@@ -153,6 +156,10 @@ class Router:
                 self._gather(frame, fds)
             else:
                 self.deliver(frame, fds)
+        elif kind == frames.MESSAGE and source.process is not None:
+            self._route_message(frame, fds)
+        elif kind in _FOR_A_QUEUE:
+            self._route_to_queue(source, frame, fds)
         elif kind in (frames.CANCEL, frames.CREDIT):
             self._route_signal(frame)
         elif kind == frames.ASK:
@@ -181,7 +188,11 @@ class Router:
         kind = frame[0]
         if kind == frames.CALL:
             self._route_call(frame, fds)
-        elif kind in (frames.REPLY, frames.ANSWER, frames.EVENT):
+        elif kind == frames.MESSAGE:
+            self._route_message(frame, fds)
+        elif kind in _FOR_A_QUEUE and frame[3] == frames.endpoint(self.node, 0):
+            self.on_channel(frame, fds)
+        elif kind in (frames.REPLY, frames.ANSWER, frames.EVENT, frames.GIVE, frames.QUEUE):
             self.deliver(frame, fds)
         elif kind in (frames.CANCEL, frames.CREDIT):
             self._route_signal(frame)
@@ -191,6 +202,17 @@ class Router:
             close_fds(fds)
 
     # -- moving -------------------------------------------------------------------------------------------------
+
+    def _route_to_queue(self, source: Endpoint, frame: list[Any], fds: list[int]) -> None:
+        """What a process says to the daemon that has a channel's queue."""
+        node = frames.node_of(frame[3])
+        if frames.number_of(frame[3]) or (fds and not (frame[0] == frames.PUT and _is_sealed(frame[-1], fds))):
+            close_fds(fds)
+            raise FrameError(f"{source!r} sent a frame of kind {frame[0]} that makes no sense")
+        if node == self.node:
+            self.on_channel(frame, fds)
+        else:
+            self._to_neighbour(node, frame, fds)
 
     def deliver(self, frame: frames.Frame, fds: Sequence[int] = ()) -> None:
         """Sends a frame to the one endpoint that its fourth field names."""
@@ -285,6 +307,30 @@ class Router:
             fds_of_hop = copies.pop() if count else ()
             self._to_neighbour(hop[0], [kind, count, source, [hop], call, method, credit, body], fds_of_hop)
 
+    def _route_message(self, frame: list[Any], fds: list[int]) -> None:
+        """To every target of its route; those that have ended are left out, and who watches them is told of that."""
+        kind, count, source, route, facts, body = frame
+        mine: list[tuple[Endpoint, int]] = []
+        elsewhere: list[list[Any]] = []
+        for hop in route:
+            node, targets = hop
+            if node != self.node:
+                elsewhere.append(hop)
+                continue
+            for index in range(0, len(targets), 2):
+                endpoint = self.endpoints.get(targets[index])
+                if endpoint is not None and endpoint.process is not None and endpoint.obituary is None:
+                    mine.append((endpoint, targets[index + 1]))
+        try:
+            copies = _duplicate(fds, len(mine) + len(elsewhere))
+        except OSError as error:
+            count = 0
+            body = f"the daemon of node {self.node} cannot pass the message on: {error} (is `ulimit -n` reached?)"
+        for endpoint, slot in mine:
+            endpoint.send((kind, count, source, slot, facts, body), copies.pop() if count else ())
+        for hop in elsewhere:
+            self._to_neighbour(hop[0], [kind, count, source, [hop], facts, body], copies.pop() if count else ())
+
     def _refuse_slots(self, frame: frames.Frame, slots: list[int], status: Status, body: bytes) -> None:
         me = frames.endpoint(self.node, 0)
         for slot in slots:
@@ -369,6 +415,10 @@ def _is_sound(frame: list[Any], fds: list[int]) -> bool:
         return False
     if not fds:
         return type(body) is bytes
+    return _is_sealed(body, fds)
+
+
+def _is_sealed(body: Any, fds: list[int]) -> bool:
     return type(body) is int and len(fds) == 1 and _holds(fds[0], body)
 
 

@@ -7,6 +7,7 @@
 #   placement/  (configuration, cluster shape) -> one place per rank
 #   wire/       frames over a connection: UNIX sockets, gRPC, a daemon's stdin; credentials
 #   work, each  one thing to wait for; per-rank arguments   client  this process's seat at its node
+#   channel                              queues; wish, queues, replicas, local_queue, registry are its parts
 #   outcome, handle, stream              one call on many ranks
 #   data/       tensors                  worker/    inside a worker process
 #   members, group, launch               many workers as one object
@@ -16,6 +17,7 @@
 # Importing this page imports neither torch nor grpc.
 
 from rlinf_async.address import NodeInfo, WorkerAddress, WorkerInfo
+from rlinf_async.channel import Channel, WeightedItem
 from rlinf_async.cluster import Cluster
 from rlinf_async.each import each
 from rlinf_async.errors import (
@@ -23,12 +25,14 @@ from rlinf_async.errors import (
     ClosedError,
     ConfigError,
     DeadlineExceeded,
+    EndOfChannel,
     LaunchError,
     NodeLost,
     PeerLost,
     RemoteError,
     RLinfAsyncError,
     SerializationError,
+    TransferFailed,
     VersionMismatch,
     WorkerDied,
 )
@@ -46,6 +50,7 @@ from rlinf_async.placement import (
 from rlinf_async.stream import Stream
 from rlinf_async.work import Work
 from rlinf_async.worker.base import Worker
+from rlinf_async.worker.options import CollectiveGroupOptions
 
 WorkerGroupFuncResult = Handle
 """RLinf's name."""
@@ -54,10 +59,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AuthError",
+    "Channel",
     "ClosedError",
     "Cluster",
+    "CollectiveGroupOptions",
     "ConfigError",
     "DeadlineExceeded",
+    "EndOfChannel",
     "FlexiblePlacementStrategy",
     "Handle",
     "HybridComponentPlacement",
@@ -74,7 +82,9 @@ __all__ = [
     "RemoteError",
     "SerializationError",
     "Stream",
+    "TransferFailed",
     "VersionMismatch",
+    "WeightedItem",
     "Work",
     "Worker",
     "WorkerAddress",

@@ -18,7 +18,6 @@ import contextlib
 import itertools
 import os
 import socket
-import threading
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol
@@ -31,6 +30,7 @@ from rlinf_async.core.pool import pool
 from rlinf_async.core.segment import close_fds
 from rlinf_async.errors import ClosedError, NodeLost
 from rlinf_async.wire.directs import Directs
+from rlinf_async.wire.turns import Turns
 from rlinf_async.wire.unix import Connection
 from rlinf_async.work import Work
 
@@ -64,6 +64,12 @@ class Inbox(Protocol):
     def on_batch(self) -> None: ...
 
 
+class Receiver(Protocol):
+    """What takes the frames of some kinds."""
+
+    def on_frame(self, frame: list[Any], fds: list[int]) -> None: ...
+
+
 class NodeClient:
     """The client of one node daemon.
 
@@ -72,6 +78,7 @@ class NodeClient:
         node: rank of the node that this process is attached to.
         welcome: what the daemon said of the run: its id, its nodes, this process's place.
         ready: done when the daemon has answered.
+        receivers: by kind, who takes the frames that are neither the client's own nor the inbox's.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, inbox: Inbox | None = None) -> None:
@@ -83,12 +90,15 @@ class NodeClient:
         self.on_event: dict[str, list[Callable[[dict[str, Any]], None]]] = {}
         self._listeners: dict[str, list[weakref.WeakMethod[Callable[[dict[str, Any]], None]]]] = {}
         self.lost_nodes: dict[int, NodeLost] = {}
+        self.receivers: dict[int, Receiver] = {}
         self._inbox = inbox
         self._ids = itertools.count(1)
         self._calls: dict[int, Sink] = {}
         self._asks: dict[int, tuple[Work[Any], int, str]] = {}
         self._connection: Connection | None = None
-        self._reading = threading.RLock()
+        self.shortcut: Callable[[int], Connection | None] = lambda endpoint: None
+        """A socket of this worker's own to a process of its node, where it has one."""
+        self._turns = Turns()
         self._directs = Directs(self._on_direct, self._connect_directly)
         self._idle: asyncio.AbstractEventLoop | None = None
         self._share: Callable[[int], None] = lambda fd: None
@@ -126,7 +136,7 @@ class NodeClient:
         self.loop.call_soon(connection.open)
 
     def _connect_directly(self, sock: socket.socket, **callbacks: Any) -> Connection:
-        connection = Connection(sock, self.loop, reading=self._reading, **callbacks)
+        connection = Connection(sock, self.loop, turns=self._turns, **callbacks)
         self._on_loop(connection.open)
         if self._idle is not None:
             self._idle.call_soon_threadsafe(self._share_with_idle, connection, self._idle)
@@ -147,7 +157,7 @@ class NodeClient:
             on_frame=self._on_frame,
             on_closed=self._on_closed,
             on_batch=inbox.on_batch if inbox is not None else None,
-            reading=self._reading,
+            turns=self._turns,
         )
         self._connection.send((frames.HELLO, 0, 0, facts))
         return self._connection
@@ -324,6 +334,8 @@ class NodeClient:
             if status in _TOLD_BY_DAEMONS:
                 self._drain_direct(frame[4], frame[5])
             self._answer(frame[4], frame[5], status, body)
+        elif kind in self.receivers:
+            self.receivers[kind].on_frame(frame, fds)
         elif kind == frames.DIRECT:
             self._directs.accept(frame[2], fds)
         elif kind == frames.ANSWER:
@@ -351,13 +363,21 @@ class NodeClient:
             close_fds(fds)
 
     def _on_direct(self, source: int, frame: list[Any], fds: list[int]) -> None:
-        """An answer that a worker has sent past the daemon: to its own calls only."""
+        """What a worker has sent past the daemon: answers, to its own calls only, and messages."""
+        if frame[0] == frames.MESSAGE:
+            frame[2] = source
+            self._on_frame(frame, fds)
+            return
         ours = frame[0] == frames.REPLY and frame[6] not in _TOLD_BY_DAEMONS
         sink = self._calls.get(frame[4]) if ours else None
         if sink is None or sink.targets[frame[5]] != source:
             close_fds(fds)
         else:
             self._on_frame(frame, fds)
+
+    def hear_out(self, endpoint: int) -> None:
+        """Takes in what a worker that is said to be gone still said on its own socket; where frames are handled."""
+        self._directs.drain(endpoint)
 
     def _drain_direct(self, call: int, slot: int) -> None:
         sink = self._calls.get(call)
@@ -538,3 +558,15 @@ def only_open() -> NodeClient:
         return _open[0]
     how_many = f"{len(_open)} clusters are" if _open else "no cluster is"
     raise RuntimeError(f"{how_many} open in this process: say which one is meant with cluster=...")
+
+
+def open_in(run: str) -> NodeClient:
+    """The client of this process in a run.
+
+    Raises:
+        RuntimeError: it has none there.
+    """
+    for client in _open:
+        if client.welcome.get("run") == run:
+            return client
+    raise RuntimeError(f"this process has no open cluster of run {run}")

@@ -7,10 +7,12 @@ worker.  What stands here is the framework's own word::
       PeerLost                 somebody whom we talked to is gone
         WorkerDied               a worker process ended (who, why, its last words, where the log is)
         NodeLost                 a whole machine, or the way to it
+      TransferFailed           a message's memory did not come through; what follows it may
       DeadlineExceeded         (TimeoutError) the user's own deadline passed; says what was awaited, from whom
       LaunchError              nodes or workers could not be started; lists every failed host
       ConfigError              (ValueError, AssertionError) bad configuration or arguments
       ClosedError              *your* code closed the thing that it now uses
+        EndOfChannel             a channel was closed, and everything in it has been taken
       AuthError                the other side is not who it should be
       VersionMismatch          two sides of different Python or protocol versions
       SerializationError       (TypeError) a value that cannot travel; names the path inside it
@@ -85,6 +87,13 @@ class NodeLost(PeerLost):
         return error
 
 
+class TransferFailed(RLinfAsyncError):
+    """The memory of a message did not reach the other worker: one side gave it up, or the way between them broke.
+
+    Both live on, and what they send next is not affected.
+    """
+
+
 class DeadlineExceeded(RLinfAsyncError, TimeoutError):
     """The user's deadline passed before the awaited thing happened."""
 
@@ -99,6 +108,10 @@ class ConfigError(RLinfAsyncError, ValueError, AssertionError):
 
 class ClosedError(RLinfAsyncError):
     """The caller's own code has closed the cluster or group that it now uses."""
+
+
+class EndOfChannel(ClosedError):
+    """A channel was closed, and everything in it has been taken: what ``async for`` ends with."""
 
 
 class AuthError(RLinfAsyncError):

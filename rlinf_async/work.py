@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from threading import get_ident
 from typing import Any, Final, Generic, TypeVar
@@ -88,22 +89,31 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     def done(self) -> bool:
         return self._done
 
+    def _follow(self, callback: Callable[[], None]) -> None:
+        """Calls back at the end, in the thread that settles it, or now; that is no interest in the result."""
+        with self._lock:
+            if not self._done:
+                self._followers = [*(self._followers or ()), callback]
+                return
+        callback()
+
     # -- waiting ------------------------------------------------------------------------------------------------
 
     def _waiting(self, *, abandon: bool) -> Generator[Any, Any, None]:
         loop = asyncio.get_running_loop()
         future = loop.create_future()
         thread = get_ident()
+        bell = _bell_of(loop)
+
+        def resume() -> None:
+            if not future.done():
+                future.set_result(None)
 
         def wake() -> None:
-            if get_ident() == thread:
-                if not future.done():
-                    future.set_result(None)
-                return
-            try:
-                loop.call_soon_threadsafe(wake)
-            except RuntimeError:
-                pass  # that loop is closed, and with it whoever waited there
+            if get_ident() == thread and not bell.waking:
+                resume()
+            else:
+                bell.ring(resume)
 
         with self._lock:
             if self._done:
@@ -248,6 +258,48 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             driver.close()
 
 
+class _Bell:
+    """How other threads wake those who wait on a loop: in order, and however many at once, the loop is woken once.
+
+    Attributes:
+        waking: those who are to be woken and are not yet; nobody else may come before them.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.waking: deque[Callable[[], None]] = deque()
+        self._rung = False
+
+    def ring(self, resume: Callable[[], None]) -> None:
+        self.waking.append(resume)
+        if not self._rung:
+            self._rung = True
+            try:
+                self.loop.call_soon_threadsafe(self._answer)
+            except RuntimeError:
+                pass  # that loop is closed, and with it whoever waited there
+
+    def _answer(self) -> None:
+        self._rung = False  # first: whoever comes now rings again
+        while self.waking:
+            self.waking.popleft()()
+
+
+class _Here(threading.local):
+    bell: _Bell | None = None
+
+
+_here = _Here()
+
+
+def _bell_of(loop: asyncio.AbstractEventLoop) -> _Bell:
+    """The bell of the loop that runs on this thread."""
+    bell = _here.bell
+    if bell is None or bell.loop is not loop:
+        bell = _here.bell = _Bell(loop)
+    return bell
+
+
 class Part(Work[T]):
     """A piece, or another view, of an operation: whoever is the last to wait for it gives the operation up."""
 
@@ -277,5 +329,7 @@ def blocking(work: Work[T]) -> Any:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return work.wait()
-    return work
+        pass  # and not from here: its error is not part of the work's
+    else:
+        return work
+    return work.wait()

@@ -75,6 +75,11 @@ class Host:
         self._network = ""
         self._switch: Host = self
 
+    @property
+    def network(self) -> str:
+        """The file of its network, for ``nsenter --net=``."""
+        return f"/proc/{self._pid}/ns/net"
+
     def command(
         self, command: Sequence[str | Path], *, cwd: Path | str | None = None, env: Mapping[str, str] | None = None
     ) -> list[str]:

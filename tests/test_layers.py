@@ -31,7 +31,11 @@ STOREYS = (
     "placement",
     "wire",
     "work each",
-    "client",
+    "client wish",
+    "registry remote_queue",
+    "queues local_queue",
+    "replicas",
+    "channel",
     "outcome",
     "handle",
     "stream",
@@ -40,7 +44,6 @@ STOREYS = (
     "members",
     "group",
     "launch",
-    "channel",
     "nodes output loop_thread",
     "cluster",
     "weights",
@@ -55,8 +58,8 @@ NEAR = rooms(
     "host inspection plan preview ranges stub tether text way words"
 )
 FAR = rooms(
-    "daemon guardian router processes resources birth desk gathering gpus neighbour node output preflight sweeper "
-    "templates verdict"
+    "channels daemon guardian router processes resources birth desk gathering gpus neighbour node obituaries output "
+    "preflight sweeper templates verdict"
 )
 
 # Run where nothing of ours is installed, or must stay small: the standard library only.

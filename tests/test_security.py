@@ -531,8 +531,8 @@ def test_a_frame_in_the_name_of_another_is_not_believed(cluster: Cluster) -> Non
             "(7, 0, {daemon}, {driver}, 'node_lost', {{'node': 1, 'name': 'x', 'reason': 'forged'}})",
             "(8, 0, {daemon}, {{'endpoint': 1, 'node': 0}})",  # a HELLO
             "(9, 0, {daemon}, 0.0)",  # a STOP
-            "(10, 0, {daemon}, {number})",  # a GONE
-            "(10, 0, {daemon}, {driver})",
+            "(10, 0, {daemon}, {number}, True)",  # a GONE
+            "(10, 0, {daemon}, {driver}, False)",
         ]:
             frame = kind.format(number=number, driver=driver, daemon=daemon, forged=forged, route=route)
             send = "__import__('rlinf_async.worker.base', fromlist=['client']).client._send"

@@ -10,11 +10,15 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
+import wires
 import works
 
 MESSAGE = b"x" * 64
+SPREAD = 256 << 20
+"""Bytes that small copies are spread over."""
 
 IMPORT = "import time; began = time.perf_counter(); import torch; print(time.perf_counter() - began)"
 
@@ -45,9 +49,12 @@ for child in children:
 class Limits:
     """Works of the same shape as the frameworks'."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: wires.Place) -> None:
+        self._place = place
         self._echoes: list[socket.socket] = []
         self._arrays: tuple[Any, Any] | None = None
+        self._spread: tuple[Any, Any] | None = None
+        self._wires: dict[str, wires.Near] = {}
         self._grpc: Any = None
 
     async def import_torch(self) -> works.Samples:
@@ -58,16 +65,17 @@ class Limits:
         """Forks of a process that has imported torch, until each has said a byte."""
         return [float(_python(FORKS, str(count)))]
 
-    async def echo(self, count: int, processes: int) -> works.Samples:
+    async def echo(self, count: int, processes: int, size: int = len(MESSAGE)) -> works.Samples:
         """A message to each of several processes over UNIX sockets, and their answers."""
         sockets = self._echo_sockets(processes)
+        message = bytes(size)
         samples = []
         for _ in range(count):
             began = time.perf_counter()
             for sock in sockets:
-                sock.send(MESSAGE)
+                sock.sendall(message)
             for sock in sockets:
-                sock.recv(64, socket.MSG_WAITALL)
+                sock.recv(size, socket.MSG_WAITALL)
             samples.append(time.perf_counter() - began)
         return samples
 
@@ -109,6 +117,66 @@ class Limits:
             samples.append(time.perf_counter() - began)
         return samples
 
+    async def copy(self, size: int, count: int, read: bool = False) -> works.Samples:
+        """Bytes per second of copies by one thread, between places that are not in its cache; then they are read."""
+        import numpy as np
+
+        total = max(size, SPREAD)
+        if self._spread is None or self._spread[0].nbytes != total:
+            source = np.ones(total // 4, dtype=np.float32)
+            self._spread = source, source.copy()
+        source, target = (array.reshape(-1, size // 4) for array in self._spread)
+        samples = []
+        for index in range(count):
+            row = index % len(source)
+            began = time.perf_counter()
+            np.copyto(target[row], source[row])
+            if read:
+                target[row].sum()
+            samples.append(size / (time.perf_counter() - began))
+        return samples
+
+    async def device_copy(self, size: int, count: int) -> works.Samples:
+        """Bytes per second of copies within a GPU's memory."""
+        import torch
+
+        source = torch.ones(size // 4, device="cuda")
+        target = torch.empty_like(source)
+        samples = []
+        for _ in range(count):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            target.copy_(source)
+            torch.cuda.synchronize()
+            samples.append(size / (time.perf_counter() - began))
+        return samples
+
+    async def gpus(self) -> works.Samples:
+        """How many there are."""
+        import torch
+
+        return [float(torch.cuda.device_count())]
+
+    async def queue(self, count: int, pairs: int, in_flight: int) -> works.Samples:
+        """Items per second through a bare queue over UNIX sockets."""
+        script = str(Path(__file__).with_name("bare_queue.py"))
+        return [float(_run(sys.executable, script, str(count), str(pairs), str(in_flight)))]
+
+    async def late(self, count: int) -> works.Samples:
+        """Seconds that one in a hundred of an idle loop's timers is late, or more; the loop is asyncio's own."""
+        delays = await asyncio.to_thread(asyncio.run, works.ticks(count))
+        return [works.p99(delays)]
+
+    async def wire(self, kind: str, size: int, count: int) -> works.Samples:
+        """Seconds of a round trip of so many bytes each way: ``kind`` is "tcp" or "gloo"."""
+        if kind not in self._wires:
+            self._wires[kind] = await asyncio.to_thread(wires.open_pair, kind, self._place)
+        return await asyncio.to_thread(wires.swap, self._wires[kind], size, count)
+
+    async def wire_bandwidth(self, kind: str, size: int, count: int) -> works.Samples:
+        """Bytes per second in one direction, both going in turn."""
+        return [2 * size / taken for taken in await self.wire(kind, size, count)]
+
     async def grpc_echo(self, count: int) -> works.Samples:
         """A message over a bidirectional grpc.aio stream without TLS, and its answer."""
         stream = await self._grpc_stream()
@@ -119,6 +187,10 @@ class Limits:
             await stream.read()
             samples.append(time.perf_counter() - began)
         return samples
+
+    async def grpc_echo_rate(self, count: int) -> works.Samples:
+        """Messages per second over that stream, one by one."""
+        return [count / sum(await self.grpc_echo(count))]
 
     async def grpc_echo_pipelined(self, count: int) -> works.Samples:
         """Messages per second over that stream, written without waiting for the answers."""
@@ -152,13 +224,18 @@ class Limits:
     async def close(self) -> works.Samples:
         for sock in self._echoes:
             sock.close()
+        for near in self._wires.values():
+            near.close()
         if self._grpc is not None:
             await self._grpc[0].close()
         return []
 
 
 def _python(code: str, *args: str) -> str:
-    command = [sys.executable, "-c", code, *args]
+    return _run(sys.executable, "-c", code, *args)
+
+
+def _run(*command: str) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
@@ -193,4 +270,4 @@ if __name__ == "__main__":
     import uvloop
 
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    uvloop.run(works.serve(Limits()))
+    uvloop.run(works.serve(Limits(wires.Place.of(sys.argv[1:]))))

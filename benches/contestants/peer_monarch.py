@@ -7,6 +7,7 @@ import time
 BORN = time.perf_counter()
 
 import functools  # noqa: E402
+import itertools  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Awaitable, Iterable, Sequence  # noqa: E402
@@ -55,15 +56,17 @@ class Monarch(works.Framework):
     """A group is the mesh of processes and its actors by kind."""
 
     def __init__(self) -> None:
-        self._launched = 0
+        self._spawned = itertools.count()
 
     async def start(self, workers: int) -> None:
         self.first = await self.launch(workers)
 
     async def launch(self, workers: int) -> Any:
-        self._launched += 1
         processes = this_host().spawn_procs(per_host={"gpus": workers})
-        return processes, {Plain: processes.spawn(f"plain_{self._launched}", Plain)}
+        return processes, {Plain: self._spawn(processes, Plain)}
+
+    def _spawn(self, processes: Any, kind: type[Actor]) -> Any:
+        return processes.spawn(f"{kind.__name__.lower()}_{next(self._spawned)}", kind)
 
     async def end(self, group: Any) -> None:
         await group[0].stop()
@@ -75,7 +78,7 @@ class Monarch(works.Framework):
         processes, actors = group
         kind = Asynchronous if method == "ping" else Plain
         if kind not in actors:
-            actors[kind] = processes.spawn(f"asynchronous_{self._launched}", kind)
+            actors[kind] = self._spawn(processes, kind)
         return actors[kind]
 
     def one(self, method: str) -> Awaitable[Any]:

@@ -154,6 +154,21 @@ async def _timed(call: Callable[[], Awaitable[Any]], count: int) -> Samples:
     return samples
 
 
+async def ticks(count: int | None, done: asyncio.Event | None = None) -> Samples:
+    """Seconds by which timers of a millisecond are late on the running loop: so many of them, or until ``done``."""
+    loop = asyncio.get_running_loop()
+    samples: Samples = []
+    while len(samples) < count if count is not None else not (done and done.is_set()):
+        due = loop.time() + 0.001
+        await asyncio.sleep(0.001)
+        samples.append(max(0.0, loop.time() - due))
+    return samples
+
+
+def p99(samples: Samples) -> float:
+    return sorted(samples)[len(samples) * 99 // 100]
+
+
 def pss(pid: int) -> float:
     """A process's own memory and its share of what it shares, in MiB."""
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()

@@ -11,6 +11,7 @@ from checkpoint import load_policy
 from data_parallel import DataParallel
 from devices import pick_device
 from omegaconf import DictConfig
+from pipeline import Layout, Queues
 from policy import GaussianPolicy
 from ppo import (
     approximate_kl,
@@ -19,7 +20,7 @@ from ppo import (
     generalized_advantage_estimation,
     value_loss,
 )
-from rollouts import RolloutBatch, TaskShape
+from rollouts import TaskShape, join_envs
 from seeding import generator_for
 from torch import Tensor
 
@@ -39,12 +40,14 @@ class EmbodiedFSDPActor(Worker):
         super().__init__()
         self._cfg = cfg
 
-    def init_worker(self, shape: TaskShape, sizes: BatchSizes, checkpoint: dict[str, Any] | None) -> None:
+    def init_worker(
+        self, shape: TaskShape, sizes: BatchSizes, layout: Layout, checkpoint: dict[str, Any] | None
+    ) -> None:
         """Builds policy and optimiser: from ``checkpoint``, else ``actor.model.model_path``, else at random."""
         torch.set_num_threads(1)
         seed, model, optim = self._cfg.runner.seed, self._cfg.actor.model, self._cfg.actor.optim
         torch.manual_seed(seed)
-        self._sizes = sizes
+        self._sizes, self._layout = sizes, layout
         self._device = pick_device(self._cfg.actor.device)
         self._ranks = DataParallel(self._world_size, self._device)
         self._policy = GaussianPolicy(
@@ -69,10 +72,11 @@ class EmbodiedFSDPActor(Worker):
         """What a checkpoint keeps of the actor; the same on every rank."""
         return {"policy": _on_cpu(self._policy.state_dict()), "optimizer": _on_cpu(self._optimizer.state_dict())}
 
-    @Worker.timer("recv_rollout_batch")
-    def recv_rollout_batch(self, shard: RolloutBatch) -> None:
+    async def recv_rollout_batch(self, queues: Queues) -> None:
         """Takes this rank's simulators' share of the experience."""
-        self._batch = {name: torch.from_numpy(array).to(self._device) for name, array in vars(shard).items()}
+        sources = self._layout.experience_sources(self._rank)
+        parts = [await queues.experience.get(key=(stage, env_rank, self._rank)) for env_rank, stage in sources]
+        self._batch = {name: torch.from_numpy(array).to(self._device) for name, array in vars(join_envs(parts)).items()}
 
     @Worker.timer("compute_advantages_and_returns")
     @torch.no_grad()

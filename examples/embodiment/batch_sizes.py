@@ -35,7 +35,9 @@ class BatchSizes:
         envs, steps = cfg.env.total_num_envs, cfg.algorithm.rollout_steps
         global_batch, micro_batch = cfg.actor.global_batch_size, cfg.actor.micro_batch_size
         rollout = envs * steps
-        _divide("env.total_num_envs", envs, "the ranks of env", env_ranks)
+        envs_per_rank = _divide("env.total_num_envs", envs, "the ranks of env", env_ranks)
+        stages = cfg.rollout.pipeline_stage_num
+        _divide("a rank's share of env.total_num_envs", envs_per_rank, "rollout.pipeline_stage_num", stages)
         _divide("env.total_num_envs", envs, "the ranks of actor", actor_ranks)
         _divide("env.total_num_envs * algorithm.rollout_steps", rollout, "actor.global_batch_size", global_batch)
         minibatch = _divide("actor.global_batch_size", global_batch, "the ranks of actor", actor_ranks)

@@ -85,6 +85,7 @@ class RolloutModel:
 @dataclass
 class Rollout:
     device: str = "auto"
+    pipeline_stage_num: int = 1  # parts of an env worker's simulators that step while others' actions are computed
     model: RolloutModel = field(default_factory=RolloutModel)
 
 
@@ -224,6 +225,7 @@ def _check_values(cfg: DictConfig, source: str) -> None:
         "runner.eval.episodes",
         "actor.global_batch_size",
         "actor.micro_batch_size",
+        "rollout.pipeline_stage_num",
         "algorithm.rollout_steps",
         "algorithm.update_epochs",
         "env.total_num_envs",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections import deque
@@ -14,10 +15,11 @@ from checkpoint import load_checkpoint, save_checkpoint
 from configuration import last_step
 from metrics import MetricLogger, mean_over_ranks, phase_seconds
 from omegaconf import DictConfig, OmegaConf
-from rollouts import Actions, Floats, Transitions, concatenate, split_envs, stack_steps
+from pipeline import Layout, Queues
+from rollouts import Floats
 from seeding import evaluation_seeds, selection_seeds
 
-from rlinf_async import WorkerGroup, each
+from rlinf_async import Channel, Handle, WorkerGroup, each
 from rlinf_async.errors import ConfigError
 
 RETURN_WINDOW = 20
@@ -31,11 +33,11 @@ class EmbodiedRunner:
 
         update_rollout_weights()           actor ── weights ──► rollout
         generate_rollouts()                env ── observations ──► rollout ── actions ──► env, and so on;
-                                           then the experience ──► actor
+                                           then env ── experience ──► actor
         compute_advantages_and_returns()   actor
         run_training()                     actor
 
-    What flows between groups flows through this object: the results of one call are arguments of the next.
+    A rollout flows through queues between the groups (see :mod:`pipeline`); this object only waits for its end.
 
     Args:
         cfg: a checked configuration.
@@ -57,6 +59,7 @@ class EmbodiedRunner:
         self.step = self.samples = 0
         self._started = time.perf_counter()
         self._sizes = BatchSizes.of(cfg, env_ranks=len(env), actor_ranks=len(actor))
+        self._layout = Layout(len(env), len(rollout), len(actor), cfg.rollout.pipeline_stage_num)
         self._last_step = last_step(cfg)
         self._log_path = Path(cfg.runner.logger.log_path)
         self._returns: deque[float] = deque(maxlen=RETURN_WINDOW)
@@ -69,19 +72,27 @@ class EmbodiedRunner:
             flush=True,
         )
         checkpoint = self._checkpoint_to_resume()
-        shape = self.env.init_worker(self.step).wait()[0]
-        self.rollout.init_worker(shape).wait()
-        self.actor.init_worker(shape, self._sizes, checkpoint).wait()
-        self._observations: Floats = np.concatenate(self.env.current_observations().wait())
+        shape = self.env.init_worker(self.step, self._layout).wait()[0]
+        self.rollout.init_worker(shape, self._layout).wait()
+        self.actor.init_worker(shape, self._sizes, self._layout, checkpoint).wait()
 
     def run(self) -> dict[str, Any]:
         """Trains to the last step, or until an evaluation on the way reaches the target; then evaluates.
 
         Returns:
             The final evaluation, as it stands in ``evaluation.json`` under the log path.
+
+        Raises:
+            WorkerDied: a worker of any group, whatever the others were waiting for.
         """
         self._log_path.mkdir(parents=True, exist_ok=True)
-        with MetricLogger(self._log_path, self._last_step) as logger:
+        with (
+            MetricLogger(self._log_path, self._last_step) as logger,
+            Channel.create("observations", distributed=True) as observations,
+            Channel.create("actions", distributed=True) as actions,
+            Channel.create("experience", distributed=True) as experience,
+        ):
+            self._queues = Queues(observations, actions, experience)
             if not self.cfg.runner.only_eval:
                 self._train(logger)
                 self.update_rollout_weights()
@@ -97,36 +108,27 @@ class EmbodiedRunner:
 
     def generate_rollouts(self) -> None:
         """``algorithm.rollout_steps`` steps of every simulator, and the experience to the actor."""
-        observations: list[Floats] = []
-        actions: list[Actions] = []
-        transitions: list[Transitions] = []
-        for _ in range(self.cfg.algorithm.rollout_steps):
-            generated = self.rollout.generate(_share(self._observations, self.rollout))
-            decided = concatenate(generated.wait())
-            stepped = self.env.interact(_share(decided.actions, self.env))
-            led_to = concatenate(stepped.wait())
-            observations.append(self._observations)
-            actions.append(decided)
-            transitions.append(led_to)
-            self._observations = led_to.observations
-            self._returns.extend(led_to.finished_returns.tolist())
-        shards = split_envs(stack_steps(observations, actions, transitions), len(self.actor))
-        self.actor.recv_rollout_batch(each(shards)).wait()
-        # Timers add up in the workers until somebody takes them: the last call's handle takes all.
-        self._rollout_durations = [generated.consume_durations(), stepped.consume_durations()]
+        started = time.perf_counter()
+        env_handle = self.env.interact(self._queues)
+        rollout_handle = self.rollout.generate(self._queues)
+        actor_handle = self.actor.recv_rollout_batch(self._queues)
+        episodes, _, _ = _wait_for_all(env_handle, rollout_handle, actor_handle)
+        finished = sorted((episode for rank in episodes for episode in rank), key=lambda episode: episode.step)
+        self._returns.extend(episode.total for episode in finished)
+        seconds = time.perf_counter() - started
+        self._rollout_durations = [
+            {"generate_rollouts": seconds},
+            env_handle.consume_durations(),
+            rollout_handle.consume_durations(),
+        ]
 
     def evaluate(self, seeds: list[int]) -> Floats:
         """One episode for each seed, with the rollout group's weights and no noise.  Returns ``[len(seeds)]``."""
-        observations = np.concatenate(self.env.begin_evaluation(_share(np.array(seeds), self.env)).wait())
-        returns = np.zeros(len(seeds), dtype=np.float64)
-        running = np.ones(len(seeds), dtype=bool)
-        while running.any():
-            decided = concatenate(self.rollout.generate_most_likely(_share(observations, self.rollout)).wait())
-            led_to = concatenate(self.env.interact_in_evaluation(_share(decided.actions, self.env)).wait())
-            returns += led_to.rewards
-            running &= ~(led_to.terminated | led_to.truncated)
-            observations = led_to.observations
-        return returns.astype(np.float32)
+        shares = each(np.array_split(seeds, len(self.env)))
+        returns, _ = _wait_for_all(
+            self.env.evaluate(shares, self._queues), self.rollout.generate_most_likely(self._queues)
+        )
+        return np.concatenate(returns)
 
     def _train(self, logger: MetricLogger) -> None:
         runner = self.cfg.runner
@@ -208,6 +210,14 @@ class EmbodiedRunner:
         return checkpoint
 
 
-def _share(rows: Any, group: WorkerGroup) -> each:
-    """An array → consecutive rows of it for each rank of ``group``, in rank order."""
-    return each(np.array_split(rows, len(group)))
+def _wait_for_all(*handles: Handle) -> list[Any]:
+    """Their results; the first error of any of them, and then the others are cancelled.
+
+    Groups that exchange through queues must be waited for together: when a worker of one dies, those of another wait
+    for it, and will not come to an end by themselves.
+    """
+
+    async def wait() -> list[Any]:
+        return await asyncio.gather(*handles)
+
+    return asyncio.run(wait())

@@ -9,14 +9,15 @@ from typing import Self
 
 PHASES = {
     "sync_model": "sync",
-    "interact": "interact",
-    "generate": "generate",
-    "recv_rollout_batch": "recv",
+    "generate_rollouts": "rollout",
     "compute_advantages_and_returns": "advantages",
     "run_training": "train",
     "carry": "carry",
 }
-"""The workers' timers, as the progress line calls them.  ``carry`` is the step's time in none of them."""
+"""What follows one after the other in a training step, as the progress line calls it.  ``carry`` is the rest."""
+
+OVERLAPPED = ("interact", "generate")
+"""What workers are busy with at the same time during ``generate_rollouts``: seconds of the busiest rank."""
 
 
 class MetricLogger:
@@ -46,19 +47,21 @@ class MetricLogger:
         """One line, and all of ``metrics``: among them ``rollout/return`` and ``time/<phase>`` in seconds."""
         self.log(metrics, step)
         phases = "  ".join(f"{label} {metrics[f'time/{tag}']:.2f}" for tag, label in PHASES.items())
+        busy = "  ".join(f"{tag} {metrics[f'time/{tag}']:.2f}" for tag in OVERLAPPED)
         episode_return = metrics.get("rollout/return")
         shown = "   none" if episode_return is None else f"{episode_return:7.1f}"
         print(
             f"step {step:>{len(str(self._last_step))}}/{self._last_step} | samples {samples:>9,} "
-            f"| return {shown} | {metrics['rollout/steps_per_second']:6,.0f} steps/s | seconds: {phases}",
+            f"| return {shown} | {metrics['rollout/steps_per_second']:6,.0f} steps/s "
+            f"| seconds: {phases} | of the rollout: {busy}",
             flush=True,
         )
 
 
 def phase_seconds(durations: Sequence[Mapping[str, float]], step_seconds: float) -> dict[str, float]:
-    """The groups' timers of one step → ``time/<phase>``, with what is left as ``time/carry``."""
-    seconds = {tag: sum(timers.get(tag, 0.0) for timers in durations) for tag in PHASES}
-    seconds["carry"] = max(0.0, step_seconds - sum(seconds.values()))
+    """The timers of one step → ``time/<tag>``, with what is in no phase as ``time/carry``."""
+    seconds = {tag: sum(timers.get(tag, 0.0) for timers in durations) for tag in (*PHASES, *OVERLAPPED)}
+    seconds["carry"] = max(0.0, step_seconds - sum(seconds[tag] for tag in PHASES))
     return {f"time/{tag}": value for tag, value in seconds.items()} | {"time/step": step_seconds}
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from checkpoint import load_policy
 from devices import pick_device
 from omegaconf import DictConfig
+from pipeline import Layout, Queues
 from policy import GaussianPolicy
-from rollouts import Actions, Floats, TaskShape
+from rollouts import Actions, Floats, TaskShape, share_actions
 from seeding import generator_for
 
 from rlinf_async import Worker
@@ -22,11 +26,12 @@ class MultiStepRolloutWorker(Worker):
         super().__init__()
         self._cfg = cfg
 
-    def init_worker(self, shape: TaskShape) -> None:
+    def init_worker(self, shape: TaskShape, layout: Layout) -> None:
         """Builds the policy, from ``rollout.model.model_path`` where that is given."""
         torch.set_num_threads(1)
         model = self._cfg.actor.model
         self._shape = shape
+        self._layout = layout
         self._device = pick_device(self._cfg.rollout.device)
         self._policy = GaussianPolicy(
             shape.observation_size, shape.action_size, model.hidden_sizes, model.initial_log_std
@@ -39,20 +44,49 @@ class MultiStepRolloutWorker(Worker):
     def sync_model_from_actor(self, weights: dict[str, Any], step: int) -> None:
         """Takes the weights for training step ``step``."""
         self._policy.load_state_dict(weights)
-        self._generator = generator_for(self._cfg.runner.seed, "rollout", self._rank, step, self._device)
+        # A generator for each stage: which of them is answered first differs from run to run.
+        self._generators = [
+            generator_for(self._cfg.runner.seed, f"rollout of stage {stage}", self._rank, step, self._device)
+            for stage in range(self._layout.stages)
+        ]
 
-    @Worker.timer("generate")
+    async def generate(self, queues: Queues) -> None:
+        """Samples an action for each observation, until the env workers ask for no more."""
+        await self._answer("generate", queues, self._generators)
+
+    async def generate_most_likely(self, queues: Queues) -> None:
+        """The same with the most likely action: for evaluation."""
+        await self._answer("generate_most_likely", queues, [None] * self._layout.stages)
+
+    async def _answer(self, timer: str, queues: Queues, generators: Sequence[torch.Generator | None]) -> None:
+        """Answers all stages at once, each with noise from a generator of its own, or without noise."""
+        async with asyncio.TaskGroup() as stages:
+            for stage, generator in enumerate(generators):
+                stages.create_task(self._answer_stage(timer, stage, queues, generator))
+
+    async def _answer_stage(self, timer: str, stage: int, queues: Queues, generator: torch.Generator | None) -> None:
+        asking = len(self._layout.env_peers(self._rank))
+        while True:
+            views = await queues.observations.get_batch(asking, key=(stage, self._rank))
+            views = sorted((view for view in views if view.observations is not None), key=lambda view: view.env_rank)
+            if not views:
+                return
+            asking = len(views)
+            with self.worker_timer(timer):
+                decided = self._act(np.concatenate([view.observations for view in views]), generator)
+            shares = share_actions(decided, [len(view.observations) for view in views])
+            puts = [
+                queues.actions.put(share, key=(stage, view.env_rank, self._rank))
+                for view, share in zip(views, shares, strict=True)
+            ]
+            for put in puts:
+                await put
+
     @torch.inference_mode()
-    def generate(self, observations: Floats) -> Actions:
-        """Samples an action for each of ``[envs, observation]``."""
-        noise = torch.randn(len(observations), self._shape.action_size, generator=self._generator, device=self._device)
-        return self._act(observations, noise)
-
-    @torch.inference_mode()
-    def generate_most_likely(self, observations: Floats) -> Actions:
-        """The most likely action for each of ``[envs, observation]``: for evaluation."""
-        return self._act(observations, None)
-
-    def _act(self, observations: Floats, noise: torch.Tensor | None) -> Actions:
+    def _act(self, observations: Floats, generator: torch.Generator | None) -> Actions:
+        noise = None
+        if generator is not None:
+            size = (len(observations), self._shape.action_size)
+            noise = torch.randn(size, generator=generator, device=self._device)
         actions, log_probabilities = self._policy.act(torch.from_numpy(observations).to(self._device), noise)
         return Actions(actions.cpu().numpy(), log_probabilities.cpu().numpy())

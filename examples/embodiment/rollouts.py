@@ -76,14 +76,24 @@ def concatenate(records: Sequence[Record]) -> Record:
     return type(first)(**{name: np.concatenate([getattr(record, name) for record in records]) for name in names})
 
 
-def split_envs(batch: RolloutBatch, parts: int) -> list[RolloutBatch]:
-    """Cuts the ``envs`` axis into ``parts`` equal shards.
+def share_actions(decided: Actions, sizes: Sequence[int]) -> list[Actions]:
+    """Cuts one record into several, of ``sizes`` envs."""
+    ends = np.cumsum(sizes)
+    return [
+        Actions(decided.actions[end - size : end], decided.log_probabilities[end - size : end])
+        for end, size in zip(ends, sizes, strict=True)
+    ]
 
-    Raises:
-        ValueError: when it cannot be cut evenly.
-    """
-    shards = {field.name: np.split(getattr(batch, field.name), parts, axis=1) for field in dataclasses.fields(batch)}
-    return [RolloutBatch(**{name: arrays[part] for name, arrays in shards.items()}) for part in range(parts)]
+
+def share_envs(batch: RolloutBatch, rows: slice) -> RolloutBatch:
+    """Some simulators' part of a batch."""
+    return RolloutBatch(**{field.name: getattr(batch, field.name)[:, rows] for field in dataclasses.fields(batch)})
+
+
+def join_envs(batches: Sequence[RolloutBatch]) -> RolloutBatch:
+    """Batches of different simulators over the same steps, side by side."""
+    names = [field.name for field in dataclasses.fields(RolloutBatch)]
+    return RolloutBatch(**{name: np.concatenate([getattr(batch, name) for batch in batches], axis=1) for name in names})
 
 
 def stack_steps(

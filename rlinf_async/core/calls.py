@@ -6,7 +6,7 @@ whom, is a ``Debts``.  Both only say what to do next; whoever owns them does it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from enum import Enum, auto
 from typing import Any
 
@@ -130,10 +130,10 @@ class Holdback:
     """
 
     def __init__(self) -> None:
-        self._held: dict[int, list[tuple[int | None, Any]]] = {}
+        self._held: dict[Hashable, list[tuple[int | None, Any]]] = {}
         self._arrived: set[int] = set()
 
-    def push(self, source: int, frame: Any, transfer: int | None = None) -> list[Any]:
+    def push(self, source: Hashable, frame: Any, transfer: int | None = None) -> list[Any]:
         """The frames of this source that may pass now, in order."""
         held = self._held.get(source)
         if held is None:
@@ -155,7 +155,7 @@ class Holdback:
                 return self._release(source, held)
         return []
 
-    def _release(self, source: int, held: list[tuple[int | None, Any]]) -> list[Any]:
+    def _release(self, source: Hashable, held: list[tuple[int | None, Any]]) -> list[Any]:
         passed: list[Any] = []
         while held and (held[0][0] is None or held[0][0] in self._arrived):
             transfer, frame = held.pop(0)

@@ -14,6 +14,7 @@ import pickle
 import struct
 import sys
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -33,6 +34,8 @@ _ZEROS: Final = bytes(_ALIGNMENT)
 _INDEX: Final = struct.Struct("<B3xIQ")  # 1, number of buffers, size of the pickle; then the size of each buffer
 
 _providers: dict[str, str] = {}
+_reducing: dict[str, Callable[[Any, dict[Any, Any]], Any]] = {}
+"""``reduce`` of the providers that are imported."""
 _ours: WeakSet[type] = WeakSet()
 _theirs: WeakSet[type] = WeakSet()
 
@@ -146,6 +149,9 @@ def encode(value: Any, *, describe: str = "the value", root: str | tuple[str, ..
         return Encoded((pickle.dumps(value, 5),))
     chunks: list[bytes] = []
     try:
+        quick = _encode_quickly(value)
+        if quick is not None:
+            return quick
         pickler = _Pickler(chunks.append)
         pickler.dump(value)
     except (KeyboardInterrupt, SystemExit):
@@ -171,6 +177,21 @@ def decode(body: bytes | bytearray | memoryview) -> Any:
             return pickle.loads(view[1:])
         head, buffers = _split(view)
         return pickle.loads(head, buffers=buffers)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise _cannot_be_rebuilt(error) from error
+
+
+def decode_parts(head: bytes | memoryview, buffers: Sequence[memoryview]) -> Any:
+    """As ``decode``, of a pickle and the memory that it refers to, which is taken over; each piece came on its own.
+
+    Raises:
+        SerializationError: as ``decode``.
+    """
+    try:
+        kept = [bytearray(view) if view.nbytes < _COPIED_BELOW or view.readonly else view for view in buffers]
+        return pickle.loads(head, buffers=kept)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
@@ -256,6 +277,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             reduced = reduce(obj, self._state)
             if reduced is not NotImplemented:
                 return reduced
+        if kind is FunctionType and obj.__module__ in _reducing:
+            return NotImplemented  # a provider's own: by name, and cloudpickle would look long for that
         reduced = super().reducer_override(obj)
         if isinstance(obj, type) and reduced is not NotImplemented and len(reduced) == 6:
             # A class by value.  What its setter does to the receiver's class must not be done to the original.
@@ -264,6 +287,65 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             make, arguments, state, items, pairs, set_state = reduced
             return make, arguments, (set_state, state), items, pairs, _complete_class
         return reduced
+
+
+class _NotSimpleError(Exception):
+    """Something in a value needs more than its provider has to say about it."""
+
+
+class _QuickPickler(pickle.Pickler):
+    """For builtin atoms and containers and what a provider takes: it does not look at every object in Python."""
+
+    def __init__(self, write: Callable[[bytes], object], kind: type) -> None:
+        self.dispatch_table = {kind: self._reduce}  # which is looked at once, by the line below
+        super().__init__(_Sink(write), protocol=5, buffer_callback=self._take)
+        self.buffers: list[memoryview] = []
+        self._provider = _find_reducer(kind)
+        self._state: dict[Any, Any] = {}
+
+    def _take(self, buffer: pickle.PickleBuffer) -> bool:
+        view = buffer.raw()
+        if view.nbytes < _IN_BAND_BELOW:
+            return True
+        self.buffers.append(view)
+        return False
+
+    def _reduce(self, obj: Any) -> Any:
+        reduced = NotImplemented if self._provider is None else self._provider(obj, self._state)
+        if reduced is NotImplemented:
+            raise _NotSimpleError
+        return reduced
+
+
+def _encode_quickly(value: Any) -> Encoded | None:
+    """The value as it travels, if it is a provider's object, or a few of one type in builtin containers."""
+    kinds: set[type] = set()
+    if not _is_plain_but_for(kinds, value, 3) or len(kinds) != 1:
+        return None
+    chunks: list[bytes] = []
+    pickler = _QuickPickler(chunks.append, kinds.pop())
+    try:
+        pickler.dump(value)
+    except _NotSimpleError:
+        return None
+    return Encoded(chunks, pickler.buffers)
+
+
+def _is_plain_but_for(kinds: set[type], value: Any, depth: int) -> bool:
+    """Whether there is nothing in a value but builtin ones and what providers know of, whose types are collected."""
+    kind = type(value)
+    if kind in ATOMS or kind in kinds:
+        return True
+    if kind is tuple or kind is list:
+        items = value
+    elif kind is dict:
+        items = (*value, *value.values())
+    else:
+        kinds.add(kind)
+        return _find_reducer(kind) is not None
+    if not depth or (len(items) > 64 and type(items[-1]) in ATOMS):
+        return False  # deep, or long: the full pickler is as fast as a longer look
+    return all(_is_plain_but_for(kinds, item, depth - 1) for item in items)
 
 
 def _discard(_: bytes) -> None:
@@ -275,7 +357,9 @@ def _find_reducer(kind: type) -> Callable[[Any, dict[Any, Any]], Any] | None:
     provider = _providers.get(module.partition(".")[0]) if isinstance(module, str) else None
     if provider is None:
         return None
-    reduce: Callable[[Any, dict[Any, Any]], Any] = importlib.import_module(provider).reduce
+    reduce = _reducing.get(provider)
+    if reduce is None:
+        reduce = _reducing[provider] = importlib.import_module(provider).reduce
     return reduce
 
 

@@ -13,7 +13,12 @@ never its body::
     EVENT   kind 0   source target  what facts                  daemon -> endpoint
     HELLO   kind 0   source facts                               first frame in each direction
     STOP    kind 0   source grace                               daemon -> worker: end in order
-    GONE    kind 0   source endpoint                            daemon -> daemons: this endpoint is no more
+    GONE    kind 0   source endpoint ended                      daemon -> daemons: this endpoint is no more
+    MESSAGE kind fds source route   facts body                  worker -> daemons -> (route becomes slot) worker
+    PUT     kind fds source queue   channel number key weight mode body         a party -> the daemon with the queue
+    GET     kind 0   source queue   channel number key target taken             likewise
+    GIVE    kind fds source target  channel number more weight redelivered body that daemon -> a party
+    QUEUE   kind 0   source place   channel what facts                          both ways: all else about a channel
     DIRECT  kind 1   source target                              worker -> daemon -> caller on its node: a socket
     PAID    kind 0   source calls                               worker -> daemon: [source, call, ...] answered directly
 
@@ -22,6 +27,14 @@ lives: ``node << 32 | number``; number 0 is the node's daemon itself.  A *route*
 node by node: ``[[node, [number, slot, number, slot, ...]], ...]``; a *slot* is a target's place in the caller's
 list of ranks.  A *body* is bytes, or an int: the size of the sealed memory whose descriptor rides on the frame,
 or, between nodes only, ``[transfer, size]``: the body comes in pieces on the bulk stream.
+
+What the facts of a MESSAGE say is on a page of its own (``core/messages.py``).  One that cannot be handed on for want
+of descriptors arrives with a str for its body, which says so.
+
+A channel's queue lives in one daemon (``core/queue.py``); a *party* is a process that puts there or gets.  ``queue``
+is that daemon's endpoint id, ``number`` counts what the party has asked of it.  Of what a PUT carries, ``mode`` says
+whether it waits for room; without a descriptor a body that is an int is only announced, and pulled when there is
+room.  ``target`` of a GET is a batch's weight, None for one item, -1 for one that is there now.
 """
 
 from __future__ import annotations
@@ -45,8 +58,21 @@ EVENT: Final = 7
 HELLO: Final = 8
 STOP: Final = 9
 GONE: Final = 10
+MESSAGE: Final = 11
+PUT: Final = 12
+GET: Final = 13
+GIVE: Final = 14
+QUEUE: Final = 15
 DIRECT: Final = 16
 PAID: Final = 17
+
+WAIT: Final = 0
+NOWAIT: Final = 1
+SUPPLY: Final = 2
+"""Modes of a PUT: wait for room; fail where there is none; the body of an item that was pulled."""
+
+NOW: Final = -1
+"""``target`` of a GET that does not wait."""
 
 INLINE_LIMIT: Final = 32 * 1024
 """Bytes; a larger body travels as sealed memory within a machine and on the bulk stream between machines."""
@@ -64,7 +90,12 @@ LENGTHS: Final[dict[int, int]] = {
     EVENT: 6,
     HELLO: 4,
     STOP: 4,
-    GONE: 4,
+    GONE: 5,
+    MESSAGE: 6,
+    PUT: 10,
+    GET: 9,
+    GIVE: 10,
+    QUEUE: 7,
     DIRECT: 4,
     PAID: 4,
 }

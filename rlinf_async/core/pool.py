@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import mmap
 import os
 import signal
@@ -123,6 +124,12 @@ class Pool:
             return segment.hand_out()
         finally:
             self._put(segment)
+
+    def has(self, nbytes: int) -> bool:
+        """Whether a segment is free that so many bytes would be written to, so that they take no more memory."""
+        with self._lock:
+            fitting = (segment for segment in self._segments if nbytes <= segment.size <= 2 * nbytes)
+            return any(segment.is_free() for segment in itertools.islice(fitting, _LOOKED_AT))
 
     def _take(self, nbytes: int) -> _Segment | None:
         looked_at = 0

@@ -21,9 +21,12 @@ class _Region:
 
     def __init__(self, owner: torch.Tensor) -> None:
         self._on_cuda = owner.is_cuda
+        # Holds the storage: nobody else gets this memory while its address stands for it.
+        if owner.is_contiguous():
+            self._bytes = owner.view(-1).view(torch.uint8)
+            return
         offset = int(owner.storage_offset()) * owner.itemsize
         flat = torch.empty(0, dtype=torch.uint8, device=owner.device)
-        # Holds the storage: nobody else gets this memory while its address stands for it.
         self._bytes = flat.set_(owner.untyped_storage(), offset, (owner.nbytes,), (1,))
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from rlinf_async.core.frames import Frame, FrameError, FrameReader, new_packer
 from rlinf_async.errors import AuthError
+from rlinf_async.wire.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class Connection:
     other end is gone or broke the protocol; not when ``close()`` was called here.
 
     A second loop, on another thread, may read too (``share``): then all three are called on either thread, though never
-    on both at once; connections that are given the same ``reading`` lock never call at once either.
+    on both at once; connections that are given the same ``turns`` never call at once either.
 
     Descriptors given to ``send`` belong to the connection from then on and are closed when they have left.
 
@@ -68,7 +69,7 @@ class Connection:
         on_frame: Callable[[list[Any], list[int]], None],
         on_closed: Callable[[str], None],
         on_batch: Callable[[], None] | None = None,
-        reading: threading.RLock | None = None,
+        turns: Turns | None = None,
     ) -> None:
         sock.setblocking(False)
         self._sock = sock
@@ -81,7 +82,7 @@ class Connection:
         self._packer = new_packer()
         self._received_fds: deque[int] = deque()
         self._lock = threading.Lock()
-        self._reading = reading or threading.RLock()
+        self._turns = turns or Turns()
         self._queue: deque[tuple[bytes, Sequence[int]]] = deque()
         self.queued_bytes = 0
         self.on_drained: Callable[[], None] | None = None
@@ -109,7 +110,7 @@ class Connection:
 
         Both loops have a ``SharedSelector`` that knows of it.
         """
-        self._idle = loop
+        self._idle = self._turns.idle = loop
         loop.add_reader(self._sock.fileno(), self._readable_elsewhere, loop)
 
     def step_back(self) -> None:
@@ -246,18 +247,32 @@ class Connection:
     # -- reading ------------------------------------------------------------------------------------------------
 
     def _readable(self) -> None:
-        with self._reading:
+        with self._turns.lock:
             if self.read() is False:
                 self._fail("end of file")
+            self._turns.hand_over()
 
-    def _readable_elsewhere(self, loop: asyncio.AbstractEventLoop) -> None:
-        # To the last byte: the kernel does not tell the other loop of what is left over here.
-        with self._reading:
+    def _read_all(self) -> None:
+        with self._turns.lock:
             more = self.read()
             while more:
                 more = self.read()
             if more is False:
                 self._fail("end of file")
+
+    def _readable_here(self) -> None:
+        """On the own loop, in the place of the other one."""
+        with self._turns.lock:
+            self._read_all()
+            self._turns.hand_over()
+
+    def _readable_elsewhere(self, loop: asyncio.AbstractEventLoop) -> None:
+        # To the last byte: the kernel has told this thread, and tells the other one of nothing that is left over.
+        with self._turns.lock:
+            if not self._turns.may_read:
+                self._loop.call_soon_threadsafe(self._readable_here)
+                return
+            self._read_all()
             if self._closed or self._failed:
                 loop.remove_reader(self._sock.fileno())
 
@@ -306,7 +321,7 @@ class Connection:
 
     def drain(self) -> None:
         """Reads everything that the other side still said before it went."""
-        with self._reading:
+        with self._turns.lock:
             while not self._closed and self.read():
                 pass
 

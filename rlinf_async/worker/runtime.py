@@ -37,6 +37,7 @@ from rlinf_async.core.guilty import ATOMS
 from rlinf_async.wire.selector import SharedSelector
 from rlinf_async.wire.unix import Connection
 from rlinf_async.worker import base
+from rlinf_async.worker.exchange import Exchange
 from rlinf_async.worker.main_module import adopt
 from rlinf_async.worker.shortcuts import Shortcuts
 from rlinf_async.worker.store import MasterStore
@@ -465,7 +466,9 @@ def main(sock: socket.socket, spec: dict[str, Any], identity: base.Identity, sto
     client.node = identity.info.cluster_node_rank
     runtime.client = client
     runtime.shortcuts = Shortcuts(client, spec["shortcuts"])
+    client.shortcut = runtime.shortcuts.to
     base.client = client
+    base.exchange = Exchange(client, identity.info, identity.group_name)
     opened(client)
     client.on_event.setdefault("closed", []).append(_cut_off)
 
@@ -500,6 +503,7 @@ def _cut_off(facts: dict[str, Any]) -> None:
 def _forget_identity() -> None:
     """A forked child of user code is no worker; its copy of the socket is let go by the client."""
     base.client = None
+    base.exchange = None
     base.identity = None
 
 

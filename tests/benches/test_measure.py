@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from benches import bench_call, bench_launch, measure
+from benches import measure
 from benches.contestant import ContestantError, peer
-from benches.measure import BEST, LIMIT, OURS, Case, Target, all_of, alternate, percentile
+from benches.measure import BEST, ITSELF, LIMIT, OURS, Case, Target, all_of, alternate, percentile
 from benches.options import parse
-
-ROOT = Path(__file__).parents[2]
-FIELDS = {"bench", "case", "unit", "median", "n", "rounds", "limit", "ratio_to_limit", "peers", "met", "ahead", "loop"}
 
 CASE = Case("call", "one_call", "us", 1e6, limit="an echo", targets=[Target(0.8, "xoscar"), Target(0.2, "ray")])
 
@@ -90,6 +84,20 @@ def test_a_target_against_somebody_who_was_not_measured_is_left_open() -> None:
     assert CASE.row([{OURS: [1.0], "xoscar": [2.0], LIMIT: [0.1]}])["met"] is True
 
 
+def test_a_bound_on_ours_itself_is_in_the_unit_that_was_measured() -> None:
+    case = Case("channel", "small", "kitems/s", 1e-3, True, targets=[Target(50_000, ITSELF, at_least=True)])
+    row = case.row([{OURS: [60_000.0]}])
+    assert (row["median"], row["target"], row["met"]) == (60.0, ">= 50000", True)
+    assert case.row([{OURS: [49_000.0]}])["met"] is False
+
+
+def test_what_stands_beside_is_neither_a_peer_nor_the_limit() -> None:
+    case = Case("send", "far", "GB/s", 1.0, True, beside={"tcp": "a raw socket"}, targets=[Target(1, BEST)])
+    row = case.row([{OURS: [2.0], "tcp": [4.0]}])
+    assert row["beside"] == {"tcp": {"name": "a raw socket", "value": 4.0, "ratio": 0.5}}
+    assert (row["peers"], row["ahead"], row["met"], row["limit"]) == ({}, None, None, None)
+
+
 @pytest.mark.parametrize(("at_least", "factor", "met"), [(False, 0.5, True), (False, 0.4, False), (True, 0.2, True)])
 def test_the_best_peer_is_the_one_that_is_hardest_to_beat(at_least: bool, factor: float, met: bool) -> None:
     target = Target(factor, BEST, at_least=at_least)
@@ -132,24 +140,3 @@ def test_flags_choose_peers_rounds_and_cases() -> None:
     assert not options.wants("one_call")
     assert parse("", rounds=5, arguments=["--quick"]).rounds == 1
     assert parse("", rounds=5, arguments=[]).wants("anything")
-
-
-def test_every_case_has_a_name_of_its_own() -> None:
-    names = [each.case.name for each in (*bench_call.local_measurements(True), *bench_call.remote_measurements(True))]
-    names += [*bench_launch.COLD, *bench_launch.more_cases()]
-    assert len(set(names)) == len(names)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("bench", "cases"), [("bench_call", 14), ("bench_launch", 12)])
-def test_a_quick_run_prints_a_valid_row_for_every_case(bench: str, cases: int) -> None:
-    command = [sys.executable, "-m", f"benches.{bench}", "--quick"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
-    rows: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len({row["case"] for row in rows}) == len(rows) == cases
-    for row in rows:
-        assert row.keys() >= FIELDS
-        assert f"bench_{row['bench']}" == bench
-        assert row["median"] > 0
-        assert row["peers"] == {}

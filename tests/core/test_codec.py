@@ -172,6 +172,20 @@ def test_large_bytes_are_not_copied_into_the_pickle() -> None:
     assert any(part is text for part in codec.encode([text, Holder()]).parts())
 
 
+def test_a_pickle_and_its_memory_may_come_apart() -> None:
+    value = {"large": np.arange(LARGE), "small": np.arange(200), "text": "x"}
+    encoded = codec.encode(value)
+    pieces = [memoryview(bytearray(view)) for view in encoded.buffers]
+    made = codec.decode_parts(encoded.head, pieces)
+    assert made["text"] == "x"
+    assert np.array_equal(made["large"], value["large"])
+    assert np.array_equal(made["small"], value["small"])
+    assert np.shares_memory(made["large"], np.frombuffer(pieces[0], dtype=np.uint8))
+    made["small"][0] = 7  # a copy, and writable
+    with pytest.raises(SerializationError):
+        codec.decode_parts(encoded.head, pieces[:1])
+
+
 def test_large_arrays_from_bytes_are_writable() -> None:
     array = travel(np.zeros(LARGE))
     array[:] = 1

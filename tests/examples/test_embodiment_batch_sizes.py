@@ -13,6 +13,7 @@ def sizes(*, env_ranks: int = 2, actor_ranks: int = 2, **overrides: int) -> Batc
         "steps": "algorithm.rollout_steps",
         "batch": "actor.global_batch_size",
         "micro": "actor.micro_batch_size",
+        "stages": "rollout.pipeline_stage_num",
     }
     values = {"envs": 8, "steps": 16, "batch": 64, "micro": 16} | overrides
     cfg = load_configuration("inverted_pendulum_ppo", [f"{keys[name]}={value}" for name, value in values.items()])
@@ -34,6 +35,7 @@ def test_more_ranks_change_what_each_does_and_not_the_algorithm() -> None:
     [
         ({"env_ranks": 3}, {}, r"env.total_num_envs \(8\) .* ranks of env \(3\)"),
         ({"actor_ranks": 3}, {}, r"env.total_num_envs \(8\) .* ranks of actor \(3\)"),
+        ({}, {"stages": 3}, r"env.total_num_envs \(4\) .* rollout.pipeline_stage_num \(3\)"),
         ({}, {"batch": 96}, r"rollout_steps \(128\) .* actor.global_batch_size \(96\)"),
         ({}, {"micro": 12}, r"actor.global_batch_size \(32\) .* actor.micro_batch_size \(12\)"),
         ({"actor_ranks": 8}, {"batch": 4}, r"actor.global_batch_size \(4\) .* ranks of actor \(8\)"),

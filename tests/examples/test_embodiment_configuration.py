@@ -58,6 +58,7 @@ def test_components_may_share_a_rule(tmp_path: Path) -> None:
         ("runner.seed=-1", "runner.seed must not be negative, not -1"),
         ("algorithm.gamma=1.5", "algorithm.gamma must be at most 1, not 1.5"),
         ("algorithm.rollout_steps=0", "algorithm.rollout_steps must be at least 1, not 0"),
+        ("rollout.pipeline_stage_num=0", "rollout.pipeline_stage_num must be at least 1, not 0"),
         ("actor.device=gpu", "actor.device must be auto, cpu or cuda, not gpu"),
         ("runner.only_eval=true", "runner.only_eval needs rollout.model.model_path"),
     ],

@@ -3,9 +3,17 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import pytest
 import torch
-from rollouts import Actions, RolloutBatch, Transitions, concatenate, split_envs, stack_steps
+from rollouts import (
+    Actions,
+    RolloutBatch,
+    Transitions,
+    concatenate,
+    join_envs,
+    share_actions,
+    share_envs,
+    stack_steps,
+)
 from seeding import evaluation_seeds, generator_for, selection_seeds, training_seeds
 
 
@@ -43,16 +51,20 @@ def test_steps_are_stacked_along_the_first_axis() -> None:
     assert stacked.rewards.tolist() == np.arange(24).reshape(4, 6).tolist()
 
 
-def test_shards_hold_whole_simulators_and_together_everything() -> None:
+def test_shares_hold_whole_simulators_and_joined_everything() -> None:
     whole = batch(steps=4, envs=6)
-    shards = split_envs(whole, 3)
-    assert [shard.rewards.shape for shard in shards] == [(4, 2)] * 3
-    np.testing.assert_array_equal(np.concatenate([shard.observations for shard in shards], axis=1), whole.observations)
+    shares = [share_envs(whole, slice(0, 2)), share_envs(whole, slice(2, 6))]
+    assert [share.rewards.shape for share in shares] == [(4, 2), (4, 4)]
+    for name, array in vars(join_envs(shares)).items():
+        np.testing.assert_array_equal(array, getattr(whole, name))
 
 
-def test_simulators_that_cannot_be_shared_evenly_are_an_error() -> None:
-    with pytest.raises(ValueError, match="equal division"):
-        split_envs(batch(steps=4, envs=6), 4)
+def test_each_who_asked_is_answered_for_as_many_simulators_as_it_asked_for() -> None:
+    decided = Actions(np.arange(10, dtype=np.float32).reshape(5, 2), np.arange(5, dtype=np.float32))
+    shares = share_actions(decided, [2, 0, 3])
+    assert [share.actions.shape for share in shares] == [(2, 2), (0, 2), (3, 2)]
+    np.testing.assert_array_equal(concatenate(shares).actions, decided.actions)
+    np.testing.assert_array_equal(concatenate(shares).log_probabilities, decided.log_probabilities)
 
 
 def test_no_seed_of_an_evaluation_is_ever_one_of_training() -> None:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -52,7 +53,7 @@ def test_a_run_reports_each_step_with_its_phases_and_a_final_evaluation(two_step
     lines = (two_steps / "stdout").read_text().splitlines()
     steps = [line for line in lines if line.startswith("step ")]
     assert len(steps) == 2
-    for phase in ("return", "steps/s", "sync", "interact", "generate", "recv", "advantages", "train", "carry"):
+    for phase in ("return", "steps/s", "sync", "rollout", "advantages", "train", "carry", "interact", "generate"):
         assert phase in steps[-1]
     assert lines[-1].startswith("evaluation of InvertedPendulum-v5 (training seed 0, 128 samples in ")
     evaluation = json.loads((two_steps / "evaluation.json").read_text())
@@ -93,6 +94,78 @@ def test_a_trained_policy_is_evaluated_without_training(two_steps: Path) -> None
     returns = json.loads((folder / "evaluation.json").read_text())["returns"]
     assert returns == json.loads((two_steps / "evaluation.json").read_text())["returns"]
     assert not (folder / "checkpoints").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["rollout.pipeline_stage_num=1", "cluster.component_placement.rollout=0:0-2"],
+        ["cluster.component_placement.env=0", "cluster.component_placement.rollout=0:0-1"],
+        ["env.total_num_envs=8", "cluster.component_placement.actor=0:0-3", "actor.micro_batch_size=4"],
+    ],
+    ids=["more rollout than env workers", "stages shared by rollout workers", "more actors than stages"],
+)
+def test_groups_of_any_size_exchange_with_each_other(tmp_path: Path, overrides: list[str]) -> None:
+    ended = run_script(tmp_path / "run", "runner.max_steps=2", *overrides)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert len(json.loads((tmp_path / "run" / "evaluation.json").read_text())["returns"]) == 3
+
+
+DOOMED = """
+    import asyncio, os, signal, sys, time
+    from pathlib import Path
+
+    sys.path.insert(0, sys.argv.pop(1))
+    import train_embodied_agent as job
+    from rlinf_async.errors import WorkerDied
+
+    group, method = sys.argv.pop(1).split(".")
+    killed = Path(sys.argv.pop(1))
+
+    class Doomed(getattr(job, group)):
+        pass
+
+    async def dies(self, *args):
+        def die():
+            killed.write_text(str(time.time()))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        if self._rank == self._world_size - 1:
+            asyncio.get_running_loop().call_later(0.2, die)
+        return await getattr(super(Doomed, self), method)(*args)
+
+    setattr(Doomed, method, dies)
+    setattr(job, group, Doomed)
+    if __name__ == "__main__":
+        try:
+            job.main(job.parse_arguments(sys.argv[1:]))
+        except WorkerDied as died:
+            raised = time.time()
+            print(f"{died.group} {died.rank} {died.signal}", raised - float(killed.read_text()), sep="\\n")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "who"),
+    [
+        ("EnvWorker.interact", "env 1 SIGKILL"),
+        ("MultiStepRolloutWorker.generate", "rollout 0 SIGKILL"),
+        ("EmbodiedFSDPActor.recv_rollout_batch", "actor 1 SIGKILL"),
+    ],
+)
+def test_a_worker_that_is_killed_in_the_middle_of_a_rollout_ends_the_run(tmp_path: Path, method: str, who: str) -> None:
+    """However its fellows wait for each other, and for it."""
+    script = tmp_path / "doomed.py"
+    script.write_text(dedent(DOOMED))
+    command = [sys.executable, str(script), str(SCRIPT.parent), method, str(tmp_path / "killed"), *SMALL]
+    endless = ["algorithm.rollout_steps=1000000", f"runner.logger.log_path={tmp_path / 'run'}"]
+    ended = subprocess.run([*command, *endless], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    *_, died, seconds = ended.stdout.splitlines()
+    assert died == who
+    assert float(seconds) < 5.0
 
 
 def test_a_bad_configuration_ends_in_one_line_and_a_failure(tmp_path: Path) -> None:

@@ -1,0 +1,190 @@
+"""rlinf_async's workers exchange data by ``send``, ``recv``, ``broadcast`` and channels."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import exchanges
+import works
+from talking import Talking, key_of, ones
+from works import Samples, ticks
+
+from rlinf_async import Channel, Cluster, NodePlacementStrategy, PackedPlacementStrategy, Work, Worker
+
+
+class Bench(Talking, Worker):
+    """What RLinf does too is in ``Talking``, in methods that block; here the same in coroutines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    async def swap_async(self, size: int, count: int) -> Samples:
+        mine = ones(size)
+        to = (self._group_name, 1 - self._rank)
+        samples = []
+        for _ in range(count):
+            began = time.perf_counter()
+            if self._rank == 0:
+                await self.send(mine, *to)
+                await self.recv(*to)
+            else:
+                await self.recv(*to)
+                await self.send(mine, *to)
+            samples.append(time.perf_counter() - began)
+        return samples
+
+    async def produce_async(self, channel: Channel, count: int, size: int, in_flight: int, keys: int) -> float:
+        item = ones(size) if size else 1
+        began = time.perf_counter()
+        await in_turn(count, in_flight, lambda index: channel.put(item, **key_of(index, keys)))
+        return began
+
+    async def consume_async(self, channel: Channel, count: int, in_flight: int, keys: int) -> float:
+        await in_turn(count, in_flight, lambda index: channel.get(**key_of(index, keys)))
+        return time.perf_counter()
+
+    async def wait_for(self, channel: Channel, peers: int, count: int, rounds: int, filling: bool) -> Samples:
+        """How late this worker's loop is while it has so many ``recv``s and ``get``s on as many keys under way.
+
+        Args:
+            filling: while they come in, and not while nothing does.
+        """
+        delays: Samples = []
+        for _ in range(rounds):
+            pending = [self.recv(self._group_name, 1 + index % peers) for index in range(count)]
+            pending += [channel.get(key=key) for key in range(count)]
+            if not filling:
+                delays += await ticks(200)
+            for peer in range(1, peers + 1):
+                await channel.put(None, key=("fill", peer))
+            done = asyncio.Event()
+            ticking = asyncio.create_task(ticks(None, done))
+            for work in pending:
+                await work
+            done.set()
+            late = await ticking
+            delays += late if filling else []
+        return delays
+
+    async def fill(self, channel: Channel, peers: int, count: int, rounds: int) -> None:
+        """What that worker waits for; the last key comes first."""
+        for _ in range(rounds):
+            await channel.get(key=("fill", self._rank))
+            for key in reversed(range(self._rank - 1, count, peers)):
+                await self.send(key, self._group_name, 0)
+                await channel.put(key, key=key)
+
+
+async def in_turn(count: int, in_flight: int, start: Callable[[int], Work[Any]]) -> None:
+    if in_flight == 1:
+        for index in range(count):
+            await start(index)
+        return
+    window: deque[Work[Any]] = deque()
+    for index in range(count):
+        if len(window) == in_flight:
+            await window.popleft()
+        window.append(start(index))
+    for work in window:
+        await work
+
+
+class Ours(exchanges.Exchange):
+    """Worker 0 on the first node, the others on the last one.
+
+    Args:
+        num_nodes: the nodes of the run that there is, under ``rlinf-launch``.
+        local_nodes: nodes that this machine plays.
+        gpu: two workers share the first GPU.
+    """
+
+    def __init__(self, num_nodes: int, local_nodes: int | None, gpu: bool) -> None:
+        self._num_nodes = num_nodes
+        self._local_nodes = local_nodes
+        self._device = "cuda" if gpu else "cpu"
+
+    async def start(self, workers: int) -> None:
+        self._cluster = await Cluster(num_nodes=self._num_nodes, local_nodes=self._local_nodes)
+        nodes = [0, *[self._num_nodes - 1] * (workers - 1)]
+        spec = Bench.create_group()
+        if self._device == "cpu":
+            self._group = spec.launch(self._cluster, NodePlacementStrategy(nodes), name="bench")
+        else:
+            self._group = spec.launch(self._cluster, PackedPlacementStrategy(0, 0), name="bench")
+        await self._group
+        self._channel = await Channel.create("items", cluster=self._cluster)
+
+    async def stop(self) -> None:
+        await self._cluster.aclose()
+
+    async def swap(self, size: int, count: int, way: str, read: bool) -> Samples:
+        pair = self._group.execute_on(0, 1)
+        if way == "async":
+            both = await pair.swap_async(size, count)
+        else:
+            both = await pair.swap(size, count, way, read, self._device)
+        samples: Samples = both[0]
+        return samples
+
+    async def spread(self, size: int, count: int, receivers: int) -> tuple[Samples, Sequence[Samples]]:
+        began, *had = await self._group.execute_on(*range(receivers + 1)).spread(size, count, receivers)
+        return began, had
+
+    async def relay(
+        self, count: int, size: int, pairs: int, in_flight: int, keys: int, way: str
+    ) -> tuple[Samples, Samples]:
+        producers = self._group.execute_on(*range(pairs))
+        consumers = self._group.execute_on(*range(pairs, 2 * pairs))
+        channel = self._channel
+        if way == "async":
+            producing = producers.produce_async(channel, count, size, in_flight, keys)
+            consuming = consumers.consume_async(channel, count, in_flight, keys)
+        else:
+            producing = producers.produce(channel, count, size, in_flight, keys)
+            consuming = consumers.consume(channel, count, in_flight, keys)
+        return await producing, await consuming
+
+    async def late(self, peers: int, pending: int, rounds: int, filling: bool) -> Samples:
+        """How late the loop of worker 0 is while so many receives and gets, from so many peers, are under way."""
+        fill = self._group.execute_on(*range(1, peers + 1)).fill(self._channel, peers, pending, rounds)
+        found = await self._group.execute_on(0).wait_for(self._channel, peers, pending, rounds, filling)
+        await fill
+        samples: Samples = found[0]
+        return samples
+
+
+class OurExchanges(exchanges.Exchanges):
+    """The works of all frameworks, and one of our own."""
+
+    def __init__(self, exchange: Ours) -> None:
+        super().__init__(exchange)
+        self._ours = exchange
+
+    async def late(self, peers: int, pending: int, rounds: int, filling: bool) -> Samples:
+        """Seconds that one in a hundred of a loop's timers is late, or more."""
+        return [works.p99(await self._ours.late(peers, pending, rounds, filling))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--num-nodes", type=int, default=1)
+    parser.add_argument("--local-nodes", type=int)
+    parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--loop", choices=("asyncio", "uvloop"), default="asyncio")
+    options = parser.parse_args()
+    serving = works.serve(OurExchanges(Ours(options.num_nodes, options.local_nodes, options.gpu)))
+    if options.loop == "asyncio":
+        asyncio.run(serving)
+    else:
+        import uvloop
+
+        uvloop.run(serving)
+
+
+if __name__ == "__main__":
+    main()

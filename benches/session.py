@@ -1,0 +1,175 @@
+"""Measurements of contestants that stay: started when first needed, and anew after a work at which they failed."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from . import contestant, measure
+from .contestant import Contestant, ContestantError
+from .measure import LIMIT, OURS, Case, Round
+from .options import Options
+
+Job = tuple[str, Mapping[str, Any]]
+"""A work and its arguments."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A case, the work that measures it, and the works that measure what the machine itself can do.
+
+    Args:
+        case: the row.
+        work: asked of ours and of the peers.
+        arguments: of the work; ``count`` says how often.
+        limit: asked of the limits.
+        beside: further works of the limits, by the names that the case has for them.
+        peers: those that can do the work.
+        peer_count: a peer's ``count``, where peers are too slow for ours.
+    """
+
+    case: Case
+    work: str
+    arguments: Mapping[str, Any]
+    limit: Job | None = None
+    beside: Mapping[str, Job] = field(default_factory=dict)
+    peers: Sequence[str] = contestant.PEERS
+    peer_count: int | None = None
+
+    def job(self, who: str) -> tuple[str, Job] | None:
+        """Which contestant is asked for the samples of ``who``, and for what; None where it takes no part."""
+        if who == LIMIT:
+            return None if self.limit is None else (LIMIT, self.limit)
+        if who in self.beside:
+            return LIMIT, self.beside[who]
+        if who == OURS:
+            return OURS, (self.work, self.arguments)
+        if who not in self.peers:
+            return None
+        count = {} if self.peer_count is None else {"count": self.peer_count}
+        return who, (self.work, {**self.arguments, **count})
+
+
+class Standing:
+    """A contestant that is started when it is first needed, and anew after a work at which it failed.
+
+    Args:
+        start: starts its process.
+        opening: the work that it begins with, if there is one.
+    """
+
+    def __init__(self, start: Callable[[], Contestant], opening: Job | None = None) -> None:
+        self._start = start
+        self._opening = opening
+        self._contestant: Contestant | None = None
+        self._lost: ContestantError | None = None
+
+    def __enter__(self) -> Standing:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def ask(self, work: str, **arguments: Any) -> Any:
+        """Has a work done and returns its samples.
+
+        Raises:
+            ContestantError: it failed; or it could not be started, now or before: that is not tried twice.
+        """
+        if self._lost is not None:
+            raise self._lost
+        if self._contestant is None:
+            self._open()
+        assert self._contestant is not None
+        try:
+            return self._contestant.ask(work, **arguments)
+        except ContestantError:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        try:
+            self._contestant = self._start()
+            if self._opening is not None:
+                work, arguments = self._opening
+                self._contestant.ask(work, **arguments)
+        except ContestantError as error:
+            self._lost = error
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._contestant is not None:
+            self._contestant.close()
+            self._contestant = None
+
+
+def run(
+    measurements: Iterable[Measurement], standing: Mapping[str, Standing], options: Options
+) -> dict[str, list[Round]]:
+    """Measures everything; rounds by case."""
+    return {
+        measurement.case.name: measure.alternate(
+            options.rounds, _measures(measurement, standing), warm_up=not options.quick
+        )
+        for measurement in measurements
+    }
+
+
+def _measures(measurement: Measurement, standing: Mapping[str, Standing]) -> dict[str, Callable[[], Sequence[float]]]:
+    """Those that can do it, which a try with few shows."""
+    found: dict[str, Callable[[], Sequence[float]]] = {}
+    for who in (*standing, *measurement.beside):
+        job = measurement.job(who)
+        if job is None:
+            continue
+        name, (work, arguments) = job
+        few = {**arguments, "count": min(20, arguments["count"])} if "count" in arguments else arguments
+        if samples(name, standing[name], work, few):
+            found[who] = functools.partial(samples, name, standing[name], work, arguments)
+    return found
+
+
+def samples(name: str, standing: Standing, work: str, arguments: Mapping[str, Any]) -> Sequence[float]:
+    """What a contestant measured; nothing of a peer that failed.
+
+    Raises:
+        ContestantError: ours or the limits failed.
+    """
+    try:
+        measured: list[float] = standing.ask(work, **arguments)
+    except ContestantError as error:
+        if name in (OURS, LIMIT):
+            raise
+        print(error, file=sys.stderr)
+        return []
+    return measured
+
+
+def beside_each_peer(
+    measurements: Sequence[Measurement], start: Callable[[str], Standing], options: Options
+) -> dict[str, list[Round]]:
+    """One session per peer, or one with none: another peer, though idle, would take its share of the machine.
+
+    Args:
+        start: by name, ``OURS`` and ``LIMIT`` included.
+    """
+    rounds: dict[str, list[Round]] = {measurement.case.name: [] for measurement in measurements}
+    for peer in options.peers or [None]:
+        names = [OURS, LIMIT] if peer is None else [OURS, peer, LIMIT]
+        with ExitStack() as stack:
+            standing = {name: stack.enter_context(start(name)) for name in names}
+            for case, measured in run(measurements, standing, options).items():
+                rounds[case] += measured
+    return rounds
+
+
+def print_rows(measurements: Iterable[Measurement], rounds: Mapping[str, list[Round]], options: Options) -> None:
+    for measurement in measurements:
+        case = measurement.case
+        measure.print_row({**case.row(rounds[case.name]), "loop": options.loop})

@@ -1,0 +1,95 @@
+"""Who gives what to whom, through which queue, while the rollout runs.
+
+Each env worker's simulators are cut into ``rollout.pipeline_stage_num`` stages, and every stage goes its own round::
+
+    env worker      observations of a stage ──► queue of observations ──► rollout worker
+         ▲                                                                     │
+         └────────────────────── queue of actions ◄────────────────────────────┘
+
+While one stage's simulators step, the actions of another are computed, or are on their way.  Both sides wait only for
+each other: a rollout worker for the stage's observations from all its env workers, an env worker for the actions.
+A rollout worker takes a stage's observations from all of them as one batch, in the order of their ranks: batches are
+the same in every run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rollouts import Floats
+
+from rlinf_async import Channel
+
+
+@dataclass(frozen=True)
+class View:
+    """What a stage of an env worker has a rollout worker look at.
+
+    Attributes:
+        observations: ``[envs, observation]``; None once the stage needs no more actions.
+    """
+
+    env_rank: int
+    observations: Floats | None
+
+
+@dataclass(frozen=True)
+class Queues:
+    """The channels that carry a rollout.
+
+    Attributes:
+        observations: env → rollout, key ``(stage, rollout rank)``: a :class:`View` of weight 1.
+        actions: rollout → env, key ``(stage, env rank, rollout rank)``: ``Actions``, the answer to one view.
+        experience: env → actor, key ``(stage, env rank, actor rank)``: a ``RolloutBatch``, one for each training step.
+    """
+
+    observations: Channel
+    actions: Channel
+    experience: Channel
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The numbers of ranks, and of stages in each env worker; and with them who meets whom.
+
+    Env worker r and stage s hold block ``r * stages + s`` of all simulators.
+    """
+
+    env_ranks: int
+    rollout_ranks: int
+    actor_ranks: int
+    stages: int
+
+    def rollout_shares(self, env_rank: int, rows: int) -> dict[int, slice]:
+        """Which of the ``rows`` of each of its stages an env worker sends to which rollout rank."""
+        return shares(rows, env_rank, self.env_ranks, self.rollout_ranks)
+
+    def env_peers(self, rollout_rank: int) -> range:
+        """The env ranks that send observations to a rollout worker."""
+        return peers(rollout_rank, self.rollout_ranks, self.env_ranks)
+
+    def actor_shares(self, env_rank: int, stage: int, rows: int) -> dict[int, slice]:
+        """Which of a stage's ``rows`` go to which actor rank."""
+        return shares(rows, env_rank * self.stages + stage, self.env_ranks * self.stages, self.actor_ranks)
+
+    def experience_sources(self, actor_rank: int) -> list[tuple[int, int]]:
+        """The stages, as (env rank, stage), whose simulators an actor learns from, in the simulators' order."""
+        blocks = peers(actor_rank, self.actor_ranks, self.env_ranks * self.stages)
+        return [divmod(block, self.stages) for block in blocks]
+
+
+def peers(part: int, parts: int, others: int) -> range:
+    """Of two even divisions of the same rows, into ``parts`` and ``others``: those of the other that meet ``part``."""
+    return range(part * others // parts, -(-(part + 1) * others // parts))
+
+
+def shares(rows: int, part: int, parts: int, others: int) -> dict[int, slice]:
+    """The ``rows`` that ``part`` holds, as the other division divides them: every peer, and its rows.
+
+    A peer's share is empty where there are not enough rows.
+    """
+
+    def border(other: int) -> int:
+        return min(rows, max(0, rows * (other * parts - part * others) // others))
+
+    return {other: slice(border(other), border(other + 1)) for other in peers(part, parts, others)}

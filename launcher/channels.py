@@ -1,0 +1,348 @@
+"""The channels whose queues live in this daemon, and on node 0 the names of all.
+
+Plain calls from the router, no task and no wait: what a frame asks for is done, and what follows is sent, before the
+next frame is read.  The items that a queue holds are held here, bytes or descriptors of sealed memory, so that they
+outlive whoever put them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any, Final
+
+from rlinf_async.core import frames
+from rlinf_async.core.directory import Directory
+from rlinf_async.core.lane import Item
+from rlinf_async.core.queue import ACCEPTED, DELIVER, Act, Queue, Step
+from rlinf_async.core.refusals import refusal
+from rlinf_async.core.segment import close_fds
+
+from .router import Router
+
+logger = logging.getLogger(__name__)
+
+LATER: Final = object()
+"""What an operation returns that will be answered when it is time."""
+
+OVERHEAD: Final = 256
+"""Bytes that an item takes beside its body, about."""
+
+
+SMALL: Final = 2048
+"""Bytes; a larger item has a frame of its own."""
+
+
+MOST_GIVEN: Final = 1024
+"""Small items in one frame."""
+
+
+class Segment:
+    """A descriptor of sealed memory; closed when the last who holds it lets go."""
+
+    __slots__ = ("fd", "size")
+
+    def __init__(self, fd: int, size: int) -> None:
+        self.fd = fd
+        self.size = size
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+class Hosted:
+    """A channel's queue on this node."""
+
+    __slots__ = ("is_listed", "name", "news", "number", "owner", "queue")
+
+    def __init__(self, number: int, name: str, owner: int, queue: Queue) -> None:
+        self.number = number
+        self.name = name
+        self.owner = owner
+        self.queue = queue
+        self.news: dict[int, News] = {}
+        """By party, what it has not been told yet."""
+        self.is_listed = False
+        """It is among those that have news."""
+
+
+class News:
+    """Told once per turn of the loop, in one frame: whose puts were accepted, and small items that were given."""
+
+    __slots__ = ("accepted", "given")
+
+    def __init__(self) -> None:
+        self.accepted: list[int] = []
+        self.given: list[tuple[int, bool, bool, bytes]] = []
+
+
+class Channels:
+    """The queues of one daemon.
+
+    Attributes:
+        names: of the run's channels; on node 0 only.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, router: Router, gone: set[int]) -> None:
+        self._loop = loop
+        self._router = router
+        self._gone = gone
+        self._me = frames.endpoint(router.node, 0)
+        self._hosted: dict[int, Hosted] = {}
+        self._to_tell: list[Hosted] = []
+        self.names = Directory()
+        self._pins: dict[int, dict[bytes, int]] = {}
+        router.on_channel = self.on_frame
+
+    def __repr__(self) -> str:
+        return f"<Channels [{len(self._hosted)} queues here, {len(self.names.entries)} names]>"
+
+    # -- frames of parties --------------------------------------------------------------------------------------
+
+    def on_frame(self, frame: list[Any], fds: list[int]) -> None:
+        """A PUT, GET or QUEUE for a queue of this daemon."""
+        kind, source, number = frame[0], frame[2], frame[4]
+        hosted = self._hosted.get(number)
+        if hosted is None:
+            close_fds(fds)
+            if kind != frames.QUEUE or frame[5] in ("size", "peek"):
+                self._say(source, number, "gone", "")
+        elif kind == frames.PUT:
+            _, _, _, _, _, put, key, weight, mode, body = frame
+            carried: Any = Segment(fds[0], body) if fds else body
+            self._put(hosted, source, put, key, weight, mode, carried)
+        elif kind == frames.GET:
+            _, _, _, _, _, get, key, target, taken = frame
+            self._get(hosted, source, get, key, target)
+            if taken:
+                self._taken(hosted, source, taken)
+        else:
+            close_fds(fds)
+            self._on_word(hosted, source, frame[5], frame[6])
+
+    def _put(self, hosted: Hosted, source: int, number: int, key: bytes, weight: int, mode: int, body: Any) -> None:
+        carried: bytes | Segment | None
+        if type(body) is bytes:
+            carried, size = body, len(body)
+        elif type(body) is Segment:
+            carried, size = body, body.size
+        else:
+            carried, size = None, body  # announced
+        if type(key) is not bytes or type(weight) is not int or size < 0:
+            raise TypeError(f"a put with key {key!r}, weight {weight!r} and {size!r} bytes")
+        queue = hosted.queue
+        if mode == frames.SUPPLY:
+            steps = queue.supply(source, number, carried)
+        else:
+            steps = queue.put(source, number, key, weight, size + OVERHEAD, carried, mode == frames.NOWAIT)
+        if steps:
+            self._follow(hosted, steps)
+
+    def _get(self, hosted: Hosted, source: int, number: int, key: bytes, target: int | None) -> None:
+        if type(key) is not bytes or (target is not None and type(target) is not int):
+            raise TypeError(f"a get with key {key!r} and target {target!r}")
+        if target == frames.NOW:
+            steps = hosted.queue.get(source, number, key, None, True)
+        else:
+            steps = hosted.queue.get(source, number, key, target)
+        if steps:
+            self._follow(hosted, steps)
+
+    def _taken(self, hosted: Hosted, source: int, numbers: Sequence[int]) -> None:
+        steps = hosted.queue.taken(source, numbers)
+        if steps or hosted.queue.closed:
+            self._follow(hosted, steps)
+
+    def _on_word(self, hosted: Hosted, source: int, what: str, facts: Any) -> None:
+        queue = hosted.queue
+        if what == "wishes":
+            puts, gets, taken = facts
+            for put in puts:
+                self._put(hosted, source, *put)
+            for get in gets:
+                self._get(hosted, source, *get)
+            self._taken(hosted, source, taken)
+        elif what == "taken":
+            self._taken(hosted, source, facts)
+        elif what == "cancel":
+            for number in facts:
+                self._follow(hosted, queue.cancel(source, number))
+        elif what == "size":
+            question, key = facts
+            self._say(source, hosted.number, "size", [question, queue.size(key), queue.full(key)])
+        elif what == "peek":
+            question, key = facts
+            for item in queue.peek(key):
+                self._give(hosted, source, -question, True, item)
+            self._say(source, hosted.number, "peeked", [question])
+
+    # -- what follows -------------------------------------------------------------------------------------------
+
+    def _follow(self, hosted: Hosted, steps: list[Step]) -> None:
+        for act, what in steps:
+            if act == ACCEPTED:
+                self._news(hosted, what.producer).accepted.append(what.number)
+            elif act == DELIVER:
+                self._deliver(hosted, what)
+            elif act == Act.PARKED:
+                self._say(what.producer, hosted.number, "parked", [what.number])
+            elif act == Act.PULL:
+                self._say(what.producer, hosted.number, "pull", [what.number])
+            else:
+                who = what.producer if type(what) is Item else what.consumer
+                error = refusal(act, what, hosted.name, hosted.queue.max_bytes)
+                self._say(who, hosted.number, "failed", [what.number, *error])
+        if hosted.queue.closed and hosted.queue.finished:
+            self._end(hosted, "")
+
+    def _news(self, hosted: Hosted, party: int) -> News:
+        news = hosted.news.get(party)
+        if news is None:
+            if not hosted.is_listed:
+                hosted.is_listed = True
+                if not self._to_tell:
+                    self._loop.call_soon(self._tell_all)
+                self._to_tell.append(hosted)
+            news = hosted.news[party] = News()
+        return news
+
+    def _tell_all(self) -> None:
+        to_tell, self._to_tell = self._to_tell, []
+        for hosted in to_tell:
+            parties, hosted.news, hosted.is_listed = hosted.news, {}, False
+            for party, news in parties.items():
+                self._say(party, hosted.number, "news", [news.accepted, news.given])
+
+    def _deliver(self, hosted: Hosted, get: Any) -> None:
+        items = get.items
+        item = items[0]
+        if len(items) == 1 and type(item.body) is bytes and len(item.body) <= SMALL:
+            news = self._news(hosted, get.consumer)
+            news.given.append((get.number, False, item.redelivered, item.body))
+            if len(news.given) == MOST_GIVEN:
+                self._say(get.consumer, hosted.number, "news", [[], news.given])
+                news.given = []
+            return
+        if get.consumer in hosted.news:  # first come, first told
+            news = hosted.news.pop(get.consumer)
+            self._say(get.consumer, hosted.number, "news", [news.accepted, news.given])
+        last = items[-1]
+        for item in items:
+            self._give(hosted, get.consumer, get.number, item is not last, item)
+
+    def _give(self, hosted: Hosted, target: int, number: int, more: bool, item: Any) -> None:
+        body: Any = item.body
+        fds: Sequence[int] = ()
+        if type(body) is Segment:
+            fds, body = [os.dup(body.fd)], body.size
+        self._router.deliver(
+            (
+                frames.GIVE, len(fds), self._me, target, hosted.number,
+                number, more, item.weight, item.redelivered, body,
+            ),
+            fds,
+        )  # fmt: skip
+
+    def _say(self, target: int, channel: int, what: str, facts: Any) -> None:
+        self._router.deliver((frames.QUEUE, 0, self._me, target, channel, what, facts))
+
+    # -- operations ---------------------------------------------------------------------------------------------
+
+    async def do_host_channel(self, source: int, ask: int, arguments: Any) -> bool:
+        """Makes the queue of a channel on this node; the number is the asker's to choose, and used once in a run."""
+        if source in self._gone:
+            return False
+        queue = Queue(arguments["maxsize"], arguments["max_bytes"], self._gone)
+        number = arguments["number"]
+        self._hosted[number] = Hosted(number, arguments["name"], source, queue)
+        return True
+
+    async def do_close_channel(self, source: int, ask: int, arguments: Any) -> bool:
+        """No more puts; the queue is gone once what is in it has been taken.  False if there is no such queue."""
+        hosted = self._hosted.get(arguments["number"])
+        if hosted is None:
+            return False
+        self._follow(hosted, hosted.queue.close())
+        return True
+
+    async def do_name_channel(self, source: int, ask: int, arguments: Any) -> Any:
+        """Makes a channel known (node 0); what is known by that name, which is another one if it was taken."""
+        name, roster = arguments["name"], arguments["roster"]
+        entry = self.names.entries.get(name)
+        if entry is not None or source in self._gone:
+            return entry.roster if entry is not None else roster
+        self.names.reserve(name, source)
+        for waiter, waiting_ask in self.names.publish(name, source, roster):
+            self._router.deliver((frames.ANSWER, 0, self._me, waiter, waiting_ask, True, roster))
+        return roster
+
+    async def do_unname_channel(self, source: int, ask: int, arguments: Any) -> bool:
+        """The name is free (node 0)."""
+        name = arguments["name"]
+        entry = self.names.entries.get(name)
+        self._pins.pop(arguments["number"], None)
+        if entry is None or entry.roster["number"] != arguments["number"]:
+            return False
+        return self.names.release(name, entry.owner)
+
+    async def do_find_channel(self, source: int, ask: int, arguments: Any) -> Any:
+        """What is known by a name (node 0); answered when there is something."""
+        roster = self.names.lookup(arguments["name"], (source, ask))
+        return LATER if roster is None else roster
+
+    async def do_forget_find(self, source: int, ask: int, arguments: Any) -> list[str]:
+        """Nobody waits any more for what the ``ask`` was to find; the names that there are."""
+        self.names.forget_waiter(arguments["name"], (source, arguments["ask"]))
+        return self.names.names()
+
+    async def do_pin_key(self, source: int, ask: int, arguments: Any) -> int:
+        """The node that has a key of a distributed channel (node 0): that of whoever touched it first."""
+        pins = self._pins.setdefault(arguments["number"], {})
+        return pins.setdefault(arguments["key"], arguments["node"])
+
+    # -- ends ---------------------------------------------------------------------------------------------------
+
+    def drop_party(self, gone: int) -> None:
+        """A process is dead: its leases go back, what it waited for is forgotten.  What it has put stays."""
+        for hosted in list(self._hosted.values()):
+            self._follow(hosted, hosted.queue.drop(gone))
+        for name, waiting in list(self.names.waiters.items()):
+            for waiter in [waiter for waiter in waiting if waiter[0] == gone]:
+                self.names.forget_waiter(name, waiter)
+
+    def drop_owner(self, gone: int) -> None:
+        """Ends the channels of a driver that is gone, or of a worker whose group is."""
+        for entry in [entry for entry in self.names.entries.values() if entry.owner == gone]:
+            self._pins.pop(entry.roster["number"], None)
+        self.names.drop_owner(gone)
+        for hosted in [hosted for hosted in self._hosted.values() if hosted.owner == gone]:
+            self._end(hosted, "the process that had created it is gone, or its group is closed")
+
+    def parties_and_owners(self) -> set[int]:
+        """Everybody for whom something is kept here."""
+        known = {entry.owner for entry in self.names.entries.values()}
+        known |= {waiter for waiting in self.names.waiters.values() for waiter, _ in waiting}
+        for hosted in self._hosted.values():
+            known |= {hosted.owner, *hosted.queue.parties}
+        return known
+
+    def _end(self, hosted: Hosted, why: str) -> None:
+        if self._hosted.pop(hosted.number, None) is None:
+            return
+        self._tell_all()
+        for party in hosted.queue.parties:
+            self._say(party, hosted.number, "gone", why)
+
+    def status(self) -> dict[str, Any]:
+        """What there is, by name: for people and for tests."""
+        return {
+            hosted.name: {
+                "keys": len(hosted.queue.used),
+                "bytes": hosted.queue.bytes,
+                "waiting_bytes": hosted.queue.waiting_bytes,
+                "parties": len(hosted.queue.parties),
+            }
+            for hosted in self._hosted.values()
+        }

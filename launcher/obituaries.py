@@ -1,0 +1,52 @@
+"""Which workers have an eye on which other ones, and are told when those end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlinf_async.core import frames
+
+from .router import Router
+
+
+class Obituaries:
+    """The ends of this node's workers, for those of any node who asked.
+
+    Each end is told as an ``ended`` event in the name of the one who has ended: so it comes after everything that it
+    had sent, large bodies that are still on their way between the nodes included.
+    """
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._watchers: dict[int, set[int]] = {}
+        """By endpoint id of the watched."""
+
+    async def do_watch(self, source: int, ask: int, arguments: Any) -> bool:
+        """Tells the asker of the end of these workers of this node, also if that has been already."""
+        for number in arguments["numbers"]:
+            endpoint = self._router.endpoints.get(number)
+            watched = frames.endpoint(self._router.node, number)
+            if endpoint is None:
+                self._tell(source, watched, None)
+            elif endpoint.obituary is not None:
+                expected = endpoint.process is None or endpoint.process.closing
+                self._tell(source, watched, None if expected else frames.unpack(endpoint.obituary))
+            else:
+                self._watchers.setdefault(watched, set()).add(source)
+        return True
+
+    def ended(self, endpoint: int, story: Any) -> None:
+        """A worker of this node has ended; ``story`` is None where its group was closed."""
+        for watcher in self._watchers.pop(endpoint, ()):
+            self._tell(watcher, endpoint, story)
+
+    def forget(self, gone: int) -> None:
+        """An endpoint of any node does not listen any more."""
+        for watched in [watched for watched, watchers in self._watchers.items() if gone in watchers]:
+            self._watchers[watched].discard(gone)
+            if not self._watchers[watched]:
+                del self._watchers[watched]
+
+    def _tell(self, watcher: int, endpoint: int, story: Any) -> None:
+        facts = {"endpoint": endpoint, "story": story}
+        self._router.deliver((frames.EVENT, 0, endpoint, watcher, "ended", facts))

@@ -1,0 +1,465 @@
+"""``Channel``: a queue between workers, and between workers and the driver."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from rlinf_async import client as clients
+from rlinf_async import registry
+from rlinf_async.client import NodeClient
+from rlinf_async.core import codec
+from rlinf_async.core.frames import NOW, NOWAIT, WAIT
+from rlinf_async.core.keys import canonical_key
+from rlinf_async.errors import ClosedError, EndOfChannel
+from rlinf_async.local_queue import LocalQueue
+from rlinf_async.replicas import Replicas
+from rlinf_async.wish import Get, Put, Question, Wish
+from rlinf_async.work import Work, blocking
+
+DEFAULT_KEY: Final = "default_queue"
+
+
+class HasClient(Protocol):
+    """A ``Cluster``."""
+
+    @property
+    def client(self) -> NodeClient: ...
+
+
+@dataclass(order=True)
+class WeightedItem:
+    """An item as ``peek_all`` shows it; ordered by weight."""
+
+    weight: int
+    item: Any = field(compare=False)
+
+
+class Channel:
+    """A first-in-first-out queue that any process of the run may put into and get from, by name or as an argument.
+
+    A channel lives in the daemon of one node, not in any worker: what a put has been accepted for outlives its
+    producer.  A get is a lease until its consumer has the item: a consumer that is cancelled or killed before that
+    leaves the item to the next one, at its old place.  What one producer puts under one key is got in that order.
+    Contents do not survive the node that holds them.
+
+    In a coroutine the methods return a ``Work``, started already, to be awaited; elsewhere they block and return the
+    result, unless ``async_op=True``.  An item must not be changed until its put is done.  Tensors on a GPU travel by
+    way of the CPU and arrive on the consumer's current device; the channel holds a copy, so the producer may free
+    its own as soon as the put is done.
+
+    Example:
+        channel = Channel.create("obs", maxsize=8)
+        group.run(channel)                       # as an argument, or Channel.connect("obs") in the worker
+
+        await channel.put(obs, key=rank)         # in a worker's coroutine
+        async for obs in channel: ...            # until somebody calls channel.close() and it is empty
+    """
+
+    def __init__(self, name: str, maxsize: int, client: NodeClient | None, local: LocalQueue | None = None) -> None:
+        """Not for users: ``create`` or ``connect``."""
+        self._name = name
+        self._maxsize = maxsize
+        self._client = client
+        self._local = local
+        self._roster: dict[str, Any] | None = None
+        self._replicas: Replicas | None = None
+        self._opening: Work[None] | None = None
+        self._closing: Work[None] | None = None
+        self._keys: dict[Any, bytes] = {}
+
+    def __repr__(self) -> str:
+        if self._local is not None:
+            where = "this process"
+        elif self._roster is None:
+            where = "opening"
+        else:
+            nodes = self._roster["nodes"]
+            where = f"node {nodes[0]}" if len(nodes) == 1 else f"{len(nodes)} nodes"
+        bound = f" | maxsize {self._maxsize}" if self._maxsize else ""
+        state = " | closed" if self._closing is not None else ""
+        return f"<Channel {self._name} [{where}{bound}{state}]>"
+
+    def __str__(self) -> str:
+        """What is queued under the default key; in a coroutine, where nothing may block, the channel's ``repr``."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return str(self.peek_all())
+        return repr(self)
+
+    # -- making -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def create(
+        cls,
+        name: str,
+        maxsize: int = 0,
+        distributed: bool = False,
+        node_rank: int = 0,
+        local: bool = False,
+        disable_distributed_log: bool = True,
+        *,
+        max_bytes: int = 0,
+        cluster: HasClient | None = None,
+    ) -> Channel:
+        """A new channel; if there is one of that name, a warning, and that one.
+
+        In a coroutine it returns at once, and ``await channel`` waits until it exists; what is put meanwhile follows
+        in order.  A channel that a driver has made lives until it or the cluster is closed, a worker's until it or the
+        worker's group is closed.
+
+        Args:
+            name: what others connect by; free again once the channel is closed.
+            maxsize: items that each key may hold; 0 is without bound.
+            distributed: one queue on every node; a key lives where it was first touched.
+            node_rank: the node that holds the queue, where it is not distributed.
+            local: a queue in this process only; each process that it is passed to has its own.
+            disable_distributed_log: RLinf's; a channel has no process that could log.
+            max_bytes: size in bytes of all items together, beyond which puts wait; 0 is without bound.
+            cluster: whose channel it is, where several clusters are open in this process.
+
+        Raises:
+            RuntimeError: no ``cluster=`` was given, and not exactly one is open in this process.
+            ConfigError: there is no such node.
+        """
+        if max_bytes < 0:
+            raise ValueError(f"max_bytes must not be negative, got {max_bytes}")
+        maxsize = max(0, maxsize)
+        if local:
+            return _local_again(uuid.uuid4().hex, name, maxsize, max_bytes)
+        client = clients.only_open() if cluster is None else cluster.client
+        channel = cls(name, maxsize, client)
+        channel._open(
+            registry.create(
+                client, name, maxsize=maxsize, max_bytes=max_bytes, distributed=distributed, node_rank=node_rank
+            )
+        )
+        return channel
+
+    Create = create
+
+    @classmethod
+    def connect(
+        cls, name: str, current_worker: Any = None, *, cluster: HasClient | None = None, timeout: float | None = None
+    ) -> Channel:
+        """The channel of that name; waits for it if it does not exist yet.
+
+        In a coroutine it returns at once, and ``await channel`` waits.
+
+        Args:
+            current_worker: RLinf's; a process knows which worker it is.
+            cluster: as in ``create``.
+            timeout: seconds.
+
+        Raises:
+            DeadlineExceeded: there was no such channel in time; lists those that there are.
+            RuntimeError: as in ``create``.
+        """
+        client = clients.only_open() if cluster is None else cluster.client
+        channel = cls(name, 0, client)
+        channel._open(registry.find(client, name, timeout))
+        return channel
+
+    def _open(self, opening: Any) -> None:
+        client = self._client
+        assert client is not None
+        replicas = self._replicas = Replicas(client)
+
+        async def open_replicas() -> None:
+            try:
+                roster = await opening
+            except BaseException as error:
+                replicas.fail(ClosedError("it was given up") if isinstance(error, asyncio.CancelledError) else error)
+                raise
+            self._take(roster)
+            replicas.open(roster)
+
+        self._opening = client.run(open_replicas(), what=f"channel '{self._name}'")
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            self._opening.wait()
+
+    def _take(self, roster: dict[str, Any]) -> None:
+        self._roster = roster
+        self._maxsize = roster["maxsize"]
+
+    def __await__(self) -> Generator[Any, Any, Channel]:
+        """Waits until the channel exists.
+
+        Raises:
+            Exception: why it does not.
+        """
+        if self._opening is not None:
+            yield from self._opening.async_wait().__await__()
+        return self
+
+    async def __aenter__(self) -> Channel:
+        return await self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._close().async_wait()
+
+    def __enter__(self) -> Channel:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    # -- facts --------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def maxsize(self) -> int:
+        """Items that each key may hold; 0 is without bound."""
+        return self._maxsize
+
+    @property
+    def is_local(self) -> bool:
+        return self._local is not None
+
+    # -- in -----------------------------------------------------------------------------------------------------
+
+    def put(
+        self,
+        item: Any,
+        weight: int = 0,
+        key: Any = DEFAULT_KEY,
+        async_op: bool = False,
+        *,
+        timeout: float | None = None,
+    ) -> Any:
+        """Puts an item behind what is queued under its key, and waits while there is no room for it.
+
+        Args:
+            weight: counted by ``get_batch``.
+            key: anything hashable; each has a queue of its own.
+            async_op: return a ``Work`` where the call would block.
+            timeout: seconds; then the item is withdrawn.
+
+        Returns:
+            None once the item is accepted, in a coroutine or with ``async_op`` a ``Work`` of it.
+
+        Raises:
+            DeadlineExceeded: it was full for ``timeout`` seconds.
+            ClosedError: the channel is closed.
+            NodeLost: its node is gone; whether the item was accepted is not known.
+            ValueError: the item alone is larger than ``max_bytes``.
+            SerializationError: the item cannot travel.
+        """
+        return _finish(self._start(self._make_put(item, weight, key, WAIT, timeout)), async_op)
+
+    def put_nowait(self, item: Any, weight: int = 0, key: Any = DEFAULT_KEY) -> Any:
+        """As ``put``, but where there is no room at once it raises ``asyncio.QueueFull``; in a coroutine, awaited."""
+        return _finish(self._start(self._make_put(item, weight, key, NOWAIT, None)), False)
+
+    def _make_put(self, item: Any, weight: int, key: Any, mode: int, timeout: float | None) -> Put:
+        if self._local is not None:
+            nbytes = codec.encode(item).nbytes if self._local.max_bytes else 0
+            return Put(self._name, key, self._key(key), weight, item, nbytes, mode, timeout)
+        plain = codec.encode_plain(item)
+        if plain is not None:
+            return Put(self._name, key, self._key(key), weight, plain, len(plain), mode, timeout)
+        encoded = codec.encode(item, describe=f"an item for channel '{self._name}'", root="item")
+        return Put(self._name, key, self._key(key), weight, encoded, encoded.nbytes, mode, timeout)
+
+    # -- out ----------------------------------------------------------------------------------------------------
+
+    def get(self, key: Any = DEFAULT_KEY, async_op: bool = False, *, timeout: float | None = None) -> Any:
+        """Takes the next item of a key, and waits while there is none.
+
+        Args:
+            async_op: return a ``Work`` where the call would block.
+            timeout: seconds; an item that comes later stays in the channel.
+
+        Returns:
+            The item, in a coroutine or with ``async_op`` a ``Work`` of it.
+
+        Raises:
+            DeadlineExceeded: there was none for ``timeout`` seconds.
+            EndOfChannel: the channel is closed, and nothing is left under this key.
+            NodeLost: its node is gone, and the contents with it.
+        """
+        return _finish(self._start(self._make_get("get() from", key, None, timeout)), async_op)
+
+    def get_nowait(self, key: Any = DEFAULT_KEY) -> Any:
+        """As ``get``, but where there is nothing it raises ``asyncio.QueueEmpty``; in a coroutine, awaited."""
+        return _finish(self._start(self._make_get("get_nowait() from", key, NOW, None)), False)
+
+    def get_batch(
+        self,
+        target_weight: int = 0,
+        key: Any = DEFAULT_KEY,
+        async_op: bool = False,
+        *,
+        timeout: float | None = None,
+    ) -> Any:
+        """Takes items in order until they weigh ``target_weight`` together, or the next one would be too much.
+
+        It takes one at least, and waits for more as long as it has less; at the end of the channel it takes what
+        there is.
+
+        Returns:
+            A list, in a coroutine or with ``async_op`` a ``Work`` of it.
+
+        Raises:
+            ValueError: the next item alone weighs more than ``target_weight``, or what it has gathered fills
+                ``max_bytes``.  The items stay in the channel.
+            Exception: as ``get``.
+        """
+        if target_weight < 0:
+            raise ValueError(f"target_weight must not be negative, got {target_weight}")
+        return _finish(self._start(self._make_get("get_batch() from", key, target_weight, timeout)), async_op)
+
+    def _make_get(self, verb: str, key: Any, target: int | None, timeout: float | None) -> Get[Any]:
+        return Get(verb, self._name, key, self._key(key), target, timeout)
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        """The items of the default key, until the channel is closed and empty."""
+        while True:
+            try:
+                item = await self.get(async_op=True)
+            except EndOfChannel:
+                return
+            yield item
+
+    # -- questions ----------------------------------------------------------------------------------------------
+
+    def qsize(self, key: Any = DEFAULT_KEY) -> Any:
+        """Items queued under a key; in a coroutine a ``Work`` of it, as of all these."""
+        return self._ask("qsize()", key, "size", lambda found: found[0])
+
+    def empty(self, key: Any = DEFAULT_KEY) -> Any:
+        return self._ask("empty()", key, "size", lambda found: not found[0])
+
+    def full(self, key: Any = DEFAULT_KEY) -> Any:
+        """Whether a put would wait."""
+        return self._ask("full()", key, "size", lambda found: found[1])
+
+    def peek_all(self, key: Any = DEFAULT_KEY) -> Any:
+        """What is queued under a key, in order, as ``WeightedItem``s; it stays there."""
+        return self._ask("peek_all()", key, "peek", _show)
+
+    def _ask(self, verb: str, key: Any, word: str, show: Callable[[Any], Any]) -> Any:
+        question = Question(f"{verb} of", self._name, key, self._key(key), word, show)
+        self._start(question)
+        return _finish(question, False)
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def close(self) -> Any:
+        """No more puts; gets go on until what is in the channel has been taken.  Its name is free.
+
+        Anybody may close a channel.  Idempotent.  In a coroutine it returns a ``Work`` to await, elsewhere it blocks.
+        """
+        return blocking(self._close())
+
+    def _close(self) -> Work[None]:
+        if self._closing is None:
+            if self._local is not None:
+                self._local.close()
+                self._closing = Work()
+                self._closing._settle()
+            else:
+                client = self._bound()
+                if self._replicas is not None:
+                    self._replicas.flush()
+                self._closing = client.run(self._close_queues(client), what=f"closing channel '{self._name}'")
+        return self._closing
+
+    async def _close_queues(self, client: NodeClient) -> None:
+        if self._opening is not None:
+            try:
+                await self._opening.async_wait()
+            except Exception:
+                return  # there never was one
+        assert self._roster is not None
+        await registry.close(client, self._roster)
+
+    # -- travelling ---------------------------------------------------------------------------------------------
+
+    def __reduce__(self) -> Any:
+        if self._local is not None:
+            local = self._local
+            return _local_again, (local.token, self._name, self._maxsize, local.max_bytes)
+        return _again, (self._name, self._maxsize, self._roster)
+
+    def _bound(self) -> NodeClient:
+        """The seat of this process in the channel's run, which one that has travelled looks for when it is used."""
+        if self._client is None:
+            roster = self._roster
+            self._client = clients.only_open() if roster is None else clients.open_in(roster["run"])
+            if roster is None:
+                self._open(registry.find(self._client, self._name, None))
+            else:
+                self._replicas = Replicas(self._client)
+                self._replicas.open(roster)
+        return self._client
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _key(self, key: Any) -> bytes:
+        try:
+            return self._keys[key]
+        except KeyError:
+            if len(self._keys) >= 4096:
+                self._keys.clear()
+            packed = self._keys[key] = canonical_key(key)
+            return packed
+
+    def _start(self, wish: Any) -> Any:
+        if self._local is not None:
+            self._local.start(wish)
+        else:
+            if self._replicas is None:
+                self._bound()
+            assert self._replicas is not None
+            self._replicas.start(wish)
+        return wish
+
+
+def _show(items: list[tuple[int, Callable[[], Any]]]) -> list[WeightedItem]:
+    return [WeightedItem(weight, make()) for weight, make in items]
+
+
+def _finish(wish: Wish[Any], async_op: bool) -> Any:
+    """The wish itself where it is to be awaited, else its result."""
+    if async_op:
+        return wish
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        pass
+    else:
+        return wish
+    try:
+        return wish.wait()
+    except BaseException:
+        if not wish.done():  # interrupted
+            wish._abandon()
+        raise
+
+
+def _again(name: str, maxsize: int, roster: registry.Roster | None) -> Channel:
+    """A channel that was passed to this process."""
+    channel = Channel(name, maxsize, None)
+    channel._roster = roster
+    return channel
+
+
+_local_queues: dict[str, LocalQueue] = {}
+"""By token; whatever one process is passed of a local channel is one queue there."""
+
+
+def _local_again(token: str, name: str, maxsize: int, max_bytes: int) -> Channel:
+    queue = _local_queues.get(token)
+    if queue is None:
+        queue = _local_queues.setdefault(token, LocalQueue(token, name, maxsize, max_bytes))
+    return Channel(name, maxsize, None, queue)

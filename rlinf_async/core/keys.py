@@ -1,0 +1,69 @@
+"""Keys of a channel: any hashable value as bytes, the same in every process."""
+
+from __future__ import annotations
+
+import io
+import numbers
+import pickle
+from typing import Any, Final
+
+import msgpack
+
+MAX_KEY: Final = 64 * 1024
+"""Bytes."""
+
+
+def canonical_key(key: Any) -> bytes:
+    """Bytes that are equal wherever the keys are.
+
+    As in a dict, ``1``, ``1.0`` and ``True`` are one key, and so are a named tuple and the plain one.  Anything but
+    numbers, strings, bytes, None, tuples and frozen sets is known by its pickle.
+
+    Raises:
+        TypeError: it is not hashable, or cannot be pickled.
+        ValueError: it takes more than ``MAX_KEY`` bytes.
+    """
+    if isinstance(key, str):
+        packed = b"s" + str.encode(key, "utf-8", "surrogatepass")
+    else:
+        hash(key)
+        packed = b"v" + _packed(key)
+    if len(packed) > MAX_KEY:
+        raise ValueError(f"a key may take {MAX_KEY} bytes, {str(key)[:40]!r}… takes {len(packed)}")
+    return packed
+
+
+def _packed(value: Any) -> bytes:
+    packed: bytes = msgpack.packb(_plain(value), use_bin_type=True, unicode_errors="surrogatepass")
+    return packed
+
+
+def _plain(value: Any) -> Any:
+    """What msgpack can pack, different for different values."""
+    if value is None or type(value) is bytes or type(value) is str:
+        return value
+    if isinstance(value, str):
+        return str.encode(value, "utf-8", "surrogatepass").decode("utf-8", "surrogatepass")
+    if isinstance(value, numbers.Integral):
+        number = int(value)
+        return number if -(2**63) <= number < 2**64 else ["int", str(number)]
+    if isinstance(value, numbers.Real):
+        real = float(value)
+        return _plain(int(real)) if real.is_integer() and real == value else real
+    if isinstance(value, tuple):
+        return ["tuple", *map(_plain, value)]
+    if isinstance(value, frozenset):
+        return ["set", *sorted(_packed(item) for item in value)]
+    return ["pickle", _pickled(value)]
+
+
+def _pickled(value: Any) -> bytes:
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file, 5)
+    # Without a memo: whether two parts are one object or merely equal must make no difference.
+    pickler.fast = True
+    try:
+        pickler.dump(value)
+    except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
+        raise TypeError(f"{value!r} cannot be a key, because it cannot be pickled: {error}") from error
+    return file.getvalue()

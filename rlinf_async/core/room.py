@@ -1,0 +1,137 @@
+"""How far a sender may be ahead of its receivers, and which messages wait for them.
+
+A message leaves at once as long as what was sent and not received yet is small enough.  Any other one is announced,
+so that its place in the line is fixed, and its content follows when there is room for it again, or when every receiver
+has a receive for it.  Plain state: whoever owns it sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+ROOM: Final = 65 << 20
+"""Bytes of messages that their receivers accept before they want them: 64 MiB of tensors, and what comes with them."""
+
+OVERHEAD: Final = 128
+"""Bytes that any message is charged beyond its content, so that empty ones do not come for nothing."""
+
+
+class Departure:
+    """One message of a stream, at its sender.
+
+    Attributes:
+        number: in its stream, from 1.
+        what: the owner's own.
+        charge: bytes of room that it takes; 0 while it is only announced, and where its receivers have asked for it.
+        left: its content has been, or is being sent.
+    """
+
+    __slots__ = ("charge", "cost", "left", "number", "waits_for", "what")
+
+    def __init__(self, number: int, what: Any, nbytes: int) -> None:
+        self.number = number
+        self.what = what
+        self.cost = nbytes + OVERHEAD
+        self.charge = 0
+        self.left = False
+        self.waits_for: set[int] = set()
+        """Receivers that have not asked for it."""
+
+    def __repr__(self) -> str:
+        return f"<Departure {self.number} {'left' if self.left else 'announced'} [{self.cost} bytes]>"
+
+
+class Departures:
+    """The sender's side of one stream.
+
+    Example:
+        departures = Departures([7])
+        departures.add(message, 100).left                 # True: send it
+        departures.add(giant, 1 << 30).left               # False: announce it
+        departures.granted(7, 2)                          # the giant: send it now
+    """
+
+    def __init__(self, receivers: Iterable[int], room: int = ROOM) -> None:
+        self._received = dict.fromkeys(receivers, 0)
+        self._room = room
+        self._sent = 0
+        self._numbers = 0
+        self._announced: dict[int, Departure] = {}
+        self._in_line: dict[int, Departure] = {}
+        """Those of the announced that would fit, in order."""
+
+    def __repr__(self) -> str:
+        return f"<Departures {self.outstanding} bytes outstanding [{len(self._announced)} announced]>"
+
+    @property
+    def outstanding(self) -> int:
+        """Bytes that were sent and that some receiver has not received."""
+        return self._sent - min(self._received.values())
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether a message of so many bytes would leave at once."""
+        return not self._in_line and self.outstanding + nbytes + OVERHEAD <= self._room
+
+    def add(self, what: Any, nbytes: int) -> Departure:
+        """The next message: to be sent if it has ``left``, otherwise to be announced."""
+        self._numbers += 1
+        departure = Departure(self._numbers, what, nbytes)
+        if self.has_room(nbytes):
+            self._charge(departure)
+            return departure
+        departure.waits_for = set(self._received)
+        self._announced[departure.number] = departure
+        if departure.cost <= self._room:
+            self._in_line[departure.number] = departure
+        return departure
+
+    def received(self, receiver: int, total: int) -> list[Departure]:
+        """A receiver has received so many bytes in all: the messages to send now, in order."""
+        self._received[receiver] = max(total, self._received[receiver])
+        leaving: list[Departure] = []
+        while self._in_line:
+            departure = next(iter(self._in_line.values()))
+            if self.outstanding + departure.cost > self._room:
+                break
+            self._forget(departure.number)
+            self._charge(departure)
+            leaving.append(departure)
+        return leaving
+
+    def granted(self, receiver: int, number: int) -> Departure | None:
+        """A receiver asks for a message: the message, if it is to be sent now."""
+        departure = self._announced.get(number)
+        if departure is None:
+            return None  # it has left meanwhile, or is withdrawn
+        departure.waits_for.discard(receiver)
+        if departure.waits_for:
+            return None
+        self._forget(number)
+        departure.left = True
+        return departure
+
+    def undo(self, departure: Departure) -> None:
+        """It was to leave, and its content could not be sent."""
+        self._sent -= departure.charge
+        departure.charge = 0
+
+    def withdraw(self, number: int) -> bool:
+        """Nobody wants to send it any more.  False if it has left."""
+        return self._forget(number) is not None
+
+    def fail(self) -> list[Departure]:
+        """The stream is at its end: what has not left, and will not."""
+        announced = list(self._announced.values())
+        self._announced.clear()
+        self._in_line.clear()
+        return announced
+
+    def _charge(self, departure: Departure) -> None:
+        departure.left = True
+        departure.charge = departure.cost
+        self._sent += departure.cost
+
+    def _forget(self, number: int) -> Departure | None:
+        self._in_line.pop(number, None)
+        return self._announced.pop(number, None)

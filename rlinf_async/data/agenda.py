@@ -1,0 +1,50 @@
+"""Decide under a lock, act without it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+
+class Agenda:
+    """A lock, and what was decided under it: done in that order, one at a time, by whichever thread comes first.
+
+    So nothing foreign is called under the lock, and what is told to others is told in the order of the decisions::
+
+        with agenda.deciding():
+            self.state = ...
+            agenda.add(lambda: post(facts))
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._todo: list[Callable[[], object]] = []
+        self._is_acting = False
+
+    @contextlib.contextmanager
+    def deciding(self) -> Iterator[None]:
+        """Holds the lock; what was added is done at the end, or by a thread that is at it, also after an error."""
+        try:
+            with self._lock:
+                yield
+        finally:
+            self._act()
+
+    def add(self, do: Callable[[], object]) -> None:
+        """While deciding only.  ``do`` does not raise."""
+        self._todo.append(do)
+
+    def _act(self) -> None:
+        while True:
+            with self._lock:
+                if self._is_acting or not self._todo:
+                    return
+                self._is_acting = True
+                todo, self._todo = self._todo, []
+            try:
+                for do in todo:
+                    do()
+            finally:
+                with self._lock:
+                    self._is_acting = False

@@ -1,0 +1,30 @@
+"""torch.distributed as a link."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlinf_async.data.gloo_pair import GlooPair
+from rlinf_async.data.link import Link
+from rlinf_async.data.pair import Pair
+from rlinf_async.data.paired import PairedLink
+from rlinf_async.data.transfer import MemoryReceiving, MemorySending
+
+
+class GlooLink(PairedLink[memoryview], Link):
+    """Large buffers in the CPU's memory by way of a Gloo process group of two, made with the first transfer.
+
+    Nothing is copied but buffers below 64 KiB.  Received memory is the receiver's own and warm (``data/memory.py``).
+    The bytes are neither encrypted nor authenticated, and Gloo listens on a port that the kernel chooses, on
+    ``address`` only: between the nodes there must be a private network without a firewall.  Where no connection comes
+    about, that takes some seconds to know.
+    """
+
+    def _make_pair(self) -> Pair:
+        return GlooPair(self, self._first, self._address)
+
+    def _make_sending(self, number: int, buffers: Sequence[memoryview]) -> MemorySending:
+        return MemorySending(number, buffers)
+
+    def _make_receiving(self, number: int, sizes: Sequence[int]) -> MemoryReceiving:
+        return MemoryReceiving(number, sizes)

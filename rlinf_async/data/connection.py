@@ -1,0 +1,108 @@
+"""The TCP connection that Gloo has made, found among the process's files: the only handle by which it can be ended.
+
+Gloo itself has no way to end an operation: ``abort`` and ``shutdown`` of its groups end none, and a deadline closes the
+pair but may leave the peer waiting.  A ``shutdown(2)`` of the connection ends everything at once, on both sides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from rlinf_async.errors import TransferFailed
+
+Address = tuple[str, int]
+
+_ESTABLISHED: Final = 1
+"""``TCP_ESTABLISHED`` of ``<netinet/tcp.h>``."""
+
+
+class Connection:
+    """A duplicate of the descriptor of a connection that somebody else in this process uses."""
+
+    _lock = threading.Lock()
+    _held: set[tuple[Address, Address]] = set()  # noqa: RUF012  # the process's own table
+
+    def __init__(self, duplicate: socket.socket) -> None:
+        self._duplicate = duplicate
+        self.near: Address = duplicate.getsockname()[:2]
+        self.far: Address = duplicate.getpeername()[:2]
+
+    @classmethod
+    def find(cls, is_wanted: Callable[[Address, Address], bool]) -> Connection | None:
+        """The one connection, held by nobody yet, of which ``is_wanted(near, far)`` is true.
+
+        Raises:
+            TransferFailed: there are several, which happens where two pairs find together at one moment.
+        """
+        with cls._lock:
+            found: dict[tuple[Address, Address], Connection] = {}
+            for duplicate in _connections():
+                try:
+                    candidate = cls(duplicate)
+                except OSError:  # it has just ended
+                    duplicate.close()
+                    continue
+                is_new = candidate._ends not in cls._held and candidate._ends not in found
+                if is_new and is_wanted(candidate.near, candidate.far):
+                    found[candidate._ends] = candidate
+                else:
+                    duplicate.close()
+            if len(found) == 1:
+                cls._held.update(found)
+                return found.popitem()[1]
+        for candidate in found.values():
+            candidate._duplicate.close()
+        if found:
+            raise TransferFailed(f"{len(found)} new connections could be the one that Gloo has just made")
+        return None
+
+    @property
+    def _ends(self) -> tuple[Address, Address]:
+        return self.near, self.far
+
+    def end(self) -> None:
+        """Ends the connection, for whoever uses it and for the peer."""
+        with contextlib.suppress(OSError):
+            self._duplicate.shutdown(socket.SHUT_RDWR)
+        self._duplicate.close()
+        with self._lock:
+            self._held.discard(self._ends)
+
+
+def is_named_in(blob: bytes, address: Address) -> bool:
+    """Whether a ``sockaddr`` of this address stands somewhere in what Gloo tells a peer."""
+    host, port = address
+    if ":" in host:
+        return struct.pack("!HI", port, 0) + socket.inet_pton(socket.AF_INET6, host.partition("%")[0]) in blob
+    return struct.pack("!H", port) + socket.inet_aton(host) in blob
+
+
+def _connections() -> Iterator[socket.socket]:
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            if not str(entry.readlink()).startswith("socket:"):
+                continue
+            # What is looked at is a duplicate: the number itself may be closed, and reused, at any moment.
+            candidate = socket.socket(fileno=os.dup(int(entry.name)))
+        except OSError:
+            continue
+        if _is_established(candidate):
+            yield candidate
+        else:
+            candidate.close()
+
+
+def _is_established(candidate: socket.socket) -> bool:
+    if candidate.family not in (socket.AF_INET, socket.AF_INET6) or candidate.type != socket.SOCK_STREAM:
+        return False
+    try:
+        return candidate.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _ESTABLISHED
+    except OSError:
+        return False

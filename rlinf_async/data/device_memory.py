@@ -1,0 +1,116 @@
+"""The memory of a GPU, opened in another process of the same machine by a handle of CUDA's.
+
+torch has this too, but it counts references in a file under ``/dev/shm``, which a killed process leaves behind.  Here
+nothing is counted: whoever exports memory keeps it until it hears that it is not needed any more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any, Final, NamedTuple, Protocol
+
+import torch
+
+_PEER_ACCESS: Final = 1
+"""``cudaIpcMemLazyEnablePeerAccess``."""
+
+
+_Event: Any = torch.cuda.Event  # which has no annotations
+
+
+class Handle(NamedTuple):
+    """A stretch of a GPU's memory: CUDA's handle of the allocation, and where in it."""
+
+    allocation: bytes
+    offset: int
+    nbytes: int
+
+
+class DeviceMemory(Protocol):
+    """What exports memory and opens it; CUDA's, unless something else is to take its place."""
+
+    def export(self, tensor: torch.Tensor) -> Handle:
+        """The handle of a flat tensor's memory, good in other processes for as long as the memory is."""
+
+    def open(self, handle: Handle, device: torch.device) -> torch.Tensor:
+        """The exported memory as a flat tensor, which is not to be written to."""
+
+    def mark(self, device: torch.device) -> tuple[Any, bytes]:
+        """A point in the current stream's work, to be kept until it has been waited for, and its handle."""
+
+    def wait(self, mark: bytes, device: torch.device) -> None:
+        """The current stream goes on after that point."""
+
+    def close(self) -> None:
+        """Lets go of whatever was opened."""
+
+
+class CudaMemory:
+    """Handles are exported once per allocation, and each is opened once.
+
+    Raises, in all methods:
+        RuntimeError: CUDA refuses; for memory of expandable segments it has no handles.
+    """
+
+    def __init__(self) -> None:
+        self._exported: dict[int, bytes] = {}
+        self._opened: dict[bytes, int] = {}
+
+    def export(self, tensor: torch.Tensor) -> Handle:
+        base, address = ctypes.c_uint64(), tensor.data_ptr()
+        _check(_driver().cuMemGetAddressRange_v2(ctypes.byref(base), None, ctypes.c_uint64(address)), "find its memory")
+        if base.value not in self._exported:
+            handle = _MemoryHandle()
+            _check(_runtime().cudaIpcGetMemHandle(ctypes.byref(handle), ctypes.c_void_p(base.value)), "export it")
+            self._exported[base.value] = bytes(handle)
+        return Handle(self._exported[base.value], address - base.value, tensor.nbytes)
+
+    def open(self, handle: Handle, device: torch.device) -> torch.Tensor:
+        if handle.allocation not in self._opened:
+            base = ctypes.c_void_p()
+            handle_ = _MemoryHandle.from_buffer_copy(handle.allocation)
+            with torch.cuda.device(device):
+                _check(_runtime().cudaIpcOpenMemHandle(ctypes.byref(base), handle_, _PEER_ACCESS), "open it")
+            self._opened[handle.allocation] = base.value or 0
+        return torch.as_tensor(_Region(self._opened[handle.allocation] + handle.offset, handle.nbytes), device=device)
+
+    def mark(self, device: torch.device) -> tuple[Any, bytes]:
+        event = _Event(enable_timing=False, interprocess=True)
+        event.record(torch.cuda.current_stream(device))
+        return event, event.ipc_handle()
+
+    def wait(self, mark: bytes, device: torch.device) -> None:
+        torch.cuda.current_stream(device).wait_event(_Event.from_ipc_handle(device, mark))
+
+    def close(self) -> None:
+        opened, self._opened = self._opened, {}
+        for base in opened.values():
+            _check(_runtime().cudaIpcCloseMemHandle(ctypes.c_void_p(base)), "close it")
+
+
+class _MemoryHandle(ctypes.Structure):
+    _fields_ = (("reserved", ctypes.c_ubyte * 64),)
+
+
+class _Region:
+    """Memory as CUDA's array interface describes it."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3}
+
+
+@functools.cache
+def _runtime() -> Any:
+    """CUDA's runtime, which torch has loaded for everybody."""
+    return ctypes.CDLL(None)
+
+
+@functools.cache
+def _driver() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _check(status: int, what: str) -> None:
+    if status:
+        raise RuntimeError(f"CUDA cannot share memory of a GPU between processes: to {what} failed with code {status}")

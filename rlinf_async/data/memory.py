@@ -1,0 +1,94 @@
+"""Memory of one's own that is warm: what a received tensor stands in, reused once nobody sees it any more.
+
+Fresh memory costs a page fault per page, which more than halves the speed of a transfer that writes to it.  So whatever
+a receiver has let go of is kept, up to a bound, and handed out again::
+
+    view = warm.take(nbytes)        # writable; contents undefined
+    tensor = torch.frombuffer(view, ...)
+    del view, tensor                # the last reference, slices and arrays included, gives the memory back
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import weakref
+from collections import deque
+from typing import Final, Protocol
+
+KEEP: Final = 256 << 20
+"""Bytes of unused memory that a process keeps."""
+
+_SMALL: Final = 1 << 20
+"""Below this size in bytes the allocator of Python does as well."""
+
+
+class Memory(Protocol):
+    """Where received memory comes from."""
+
+    def take(self, nbytes: int) -> memoryview:
+        """Writable memory that is the caller's alone, as long as the view or anything made from it lives.
+
+        Raises:
+            MemoryError: there is none.
+        """
+
+
+class WarmMemory:
+    """Memory that returns by itself.  Its methods may be called from any thread."""
+
+    def __init__(self, keep: int = KEEP) -> None:
+        self._keep = keep
+        # A deque, because what returns memory may be the collector, in any thread that holds any lock.
+        self._unused: deque[mmap.mmap] = deque()
+
+    def __repr__(self) -> str:
+        return f"<WarmMemory {self.unused / (1 << 20):.1f} MiB unused>"
+
+    @property
+    def unused(self) -> int:
+        """Bytes that are kept and that nobody sees."""
+        return sum(map(len, tuple(self._unused)))
+
+    def take(self, nbytes: int) -> memoryview:
+        """As ``Memory.take``; the contents are undefined."""
+        if nbytes < _SMALL:
+            return memoryview(bytearray(nbytes))
+        memory = self._find(nbytes) or _allocate(nbytes)
+        held = (ctypes.c_ubyte * nbytes).from_buffer(memory)
+        weakref.finalize(held, self._return, memory).atexit = False
+        return memoryview(held).cast("B")
+
+    def _find(self, nbytes: int) -> mmap.mmap | None:
+        for _ in range(len(self._unused)):
+            try:
+                memory = self._unused.popleft()
+            except IndexError:  # others look as well
+                break
+            if nbytes <= len(memory) <= 2 * nbytes:
+                return memory
+            self._unused.append(memory)
+        return None
+
+    def _return(self, memory: mmap.mmap) -> None:
+        self._unused.append(memory)
+        with contextlib.suppress(IndexError):  # others return as well
+            while self.unused > self._keep:
+                self._unused.popleft()
+
+
+def _allocate(nbytes: int) -> mmap.mmap:
+    # At most an eighth larger, so that messages of nearly one size share it.
+    step = max(mmap.PAGESIZE, 1 << max(0, nbytes.bit_length() - 4))
+    try:
+        memory = mmap.mmap(-1, -(-nbytes // step) * step, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"no memory for {nbytes / (1 << 20):.1f} MiB: {error.strerror}") from error
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+warm: Final = WarmMemory()
+"""What the messages that this process receives from other machines stand in."""

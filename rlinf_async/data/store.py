@@ -1,0 +1,66 @@
+"""How a process group of two finds together without a server: what one side sets, the other has too.
+
+torch's own ``TCPStore`` listens on every interface and asks nobody for a name.  This one travels on the connection that
+the two sides have already.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.distributed import Store  # type: ignore[attr-defined]  # torch does not list it
+
+from rlinf_async.errors import TransferFailed
+
+
+class PeerStore(Store):
+    """Keys and values that two processes share while they make a process group.
+
+    Args:
+        tell: called with each key and value that is set here, in the thread that sets it; ``hear`` of the other
+            side's store is to be called with the same.
+    """
+
+    def __init__(self, tell: Callable[[str, bytes], None]) -> None:
+        super().__init__()
+        self._tell = tell
+        self._values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+        self._is_closed = False
+
+    def hear(self, key: str, value: bytes) -> None:
+        """Takes in what the other side has set."""
+        with self._changed:
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Whoever waits for a key, now or later, gets an error instead."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def set(self, key: str, value: bytes | str) -> None:
+        value = value.encode() if isinstance(value, str) else bytes(value)
+        self.hear(key, value)
+        self._tell(key, value)
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self._values[key]
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return all(key in self._values for key in keys)
+
+    def wait(self, keys: Sequence[str], timeout: Any = None) -> None:
+        """Returns once all keys are there.  torch's timeout is not ours: the peer may be busy for long.
+
+        Raises:
+            TransferFailed: the store was closed.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or self.check(keys))
+            if self._is_closed:
+                raise TransferFailed("the process group is not wanted any more")

@@ -1,0 +1,332 @@
+"""One channel's queue in one node's daemon, as this process reaches it."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from rlinf_async.client import NodeClient
+from rlinf_async.core import codec, frames
+from rlinf_async.core.body import open_body, pack_body
+from rlinf_async.core.segment import close_fds
+from rlinf_async.errors import ClosedError, EndOfChannel, NodeLost
+from rlinf_async.wish import Get, Put, Question, Wish
+
+T = TypeVar("T")
+
+_CROWD: Final = 4
+"""When so many wishes come true at once, those who waited are likely to wish again at once."""
+
+_MOMENT: Final = 200e-6
+"""Seconds after that in which what they say waits for the end of the loop's turn, and leaves in one frame."""
+
+_SHARE: Final = 32
+_WINDOW: Final = 16 << 20
+"""Bytes, or the part of ``max_bytes``, that one process sends before it hears whether there is room."""
+
+_SMALL: Final = 2048
+"""Bytes; a larger body has a frame of its own."""
+
+
+class RemoteQueue:
+    """Shared by all ``Channel`` objects of this process that are the same channel.
+
+    What is asked of the daemon is numbered, and answered by that number.  ``start`` may be used from any thread; what
+    the daemon says is handled on the client's.
+    """
+
+    def __init__(
+        self, client: NodeClient, watch: Callable[[], None], node: int, channel: int, name: str, max_bytes: int
+    ) -> None:
+        """``watch`` is told when something waits."""
+        self.node = node
+        self.name = name
+        self.channel = channel
+        self._client = client
+        self._watch = watch
+        self._place = frames.endpoint(node, 0)
+        self._numbers = itertools.count(1)
+        self._questions = itertools.count(1)
+        self._puts: dict[int, Put] = {}
+        self._gets: dict[int, Get[Any]] = {}
+        self._asked: dict[int, Question] = {}
+        self._window = max_bytes // _SHARE if max_bytes else _WINDOW
+        self._under_way = 0
+        """Bytes of bodies that have left before it was known whether there is room for them."""
+        self._parked = False
+        """There was none: from now on bodies wait here until they are pulled."""
+        self._held_puts: deque[Any] = deque()
+        self._held_gets: deque[Any] = deque()
+        self._taken: deque[int] = deque()
+        self._given_back: deque[int] = deque()
+        self._crowded_until = 0.0
+        self._flushing: asyncio.AbstractEventLoop | None = None
+        self._ended: str | None = None
+        """Why there is no such queue any more, or an empty string."""
+
+    def __repr__(self) -> str:
+        return f"<RemoteQueue {self.name} [{self.where} | {len(self._puts)} puts, {len(self._gets)} gets open]>"
+
+    @property
+    def where(self) -> str:
+        return f"node {self.node}"
+
+    # -- to the daemon ------------------------------------------------------------------------------------------
+
+    def start(self, wish: Wish[Any]) -> None:
+        """Sends it; a wish that is done already is forgotten."""
+        if wish.done():
+            return
+        wish.door = self
+        self._watch()
+        if isinstance(wish, Put):
+            self._start_put(wish)
+        elif isinstance(wish, Get):
+            self._start_get(wish)
+        else:
+            assert isinstance(wish, Question)
+            self.flush()
+            wish.number = next(self._questions)
+            self._asked[wish.number] = wish
+            self._tell(wish.word, [wish.number, wish.key])
+        client = self._client
+        if client.closed is not None:
+            self.fail(client.closed)
+        elif self.node in client.lost_nodes:
+            self.fail(client.lost_nodes[self.node])
+        elif self._ended is not None:
+            self.end(self._ended)
+
+    def _start_put(self, put: Put) -> None:
+        body: bytes | int
+        fds: Any = ()
+        if not self._puts:
+            self._parked, self._under_way = False, 0
+        if self._puts and (self._parked or self._under_way + put.nbytes > self._window):
+            body = put.nbytes
+        else:
+            try:
+                body, fds = pack_body(put.carried)
+            except Exception as error:
+                put._settle(error=error)
+                return
+            put.ahead = put.nbytes
+            self._under_way += put.nbytes
+        number = put.number = next(self._numbers)
+        self._puts[number] = put
+        if self._crowded_until and not fds and put.nbytes <= _SMALL and self._may_wait():
+            self._held_puts.append((number, put.key, put.weight, put.mode, body))
+        else:
+            self._send_put(put, put.mode, body, fds)
+
+    def _send_put(self, put: Put, mode: int, body: bytes | int, fds: Any) -> None:
+        me, place, channel = self._client.endpoint, self._place, self.channel
+        frame = (frames.PUT, len(fds), me, place, channel, put.number, put.key, put.weight, mode, body)
+        self._client.send(frame, fds)
+
+    def _start_get(self, get: Get[Any]) -> None:
+        number = get.number = next(self._numbers)
+        self._gets[number] = get
+        if self._crowded_until and self._may_wait():
+            self._held_gets.append((number, get.key, get.target))
+            return
+        taken = _emptied(self._taken) if self._taken else None
+        me, place, channel = self._client.endpoint, self._place, self.channel
+        self._client.send((frames.GET, 0, me, place, channel, number, get.key, get.target, taken))
+
+    def _may_wait(self) -> bool:
+        """Whether what is said now may wait for the end of the loop's turn."""
+        if time.monotonic() > self._crowded_until:
+            self._crowded_until = 0.0
+            return False
+        return self._flush_soon()
+
+    def _flush_soon(self) -> bool:
+        """Has ``flush`` called at the end of the loop's turn; False where no loop runs."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return False
+        if self._flushing is not loop:
+            self._flushing = loop
+            loop.call_soon(self.flush)
+        return True
+
+    def flush(self) -> None:
+        """Sends what has waited for company."""
+        self._flushing = None
+        puts, gets, taken = _emptied(self._held_puts), _emptied(self._held_gets), _emptied(self._taken)
+        if puts or gets:
+            self._tell("wishes", [puts, gets, taken])
+        elif taken:
+            self._tell("taken", taken)
+
+    def _tell(self, what: str, facts: Any) -> None:
+        self._client.send((frames.QUEUE, 0, self._client.endpoint, self._place, self.channel, what, facts))
+
+    # -- as a door ----------------------------------------------------------------------------------------------
+
+    def withdraw(self, wish: Wish[Any]) -> None:
+        if isinstance(wish, Question):
+            self._asked.pop(wish.number, None)
+            return
+        self._pop_put(wish.number)
+        self._gets.pop(wish.number, None)
+        self._tell("cancel", [wish.number])
+
+    def withdraw_later(self, wish: Wish[Any]) -> None:
+        self._given_back.append(wish.number)
+        try:
+            self._client.loop.call_soon_threadsafe(self._give_back)
+        except RuntimeError:
+            pass  # that loop is closed, and with it this process's seat: the daemon takes back everything
+
+    def _give_back(self) -> None:
+        numbers = _emptied(self._given_back)
+        if numbers:
+            self._tell("cancel", numbers)
+
+    def taken(self, get: Get[Any]) -> None:
+        """Tells the daemon: with the next get, if that follows in this turn of the loop."""
+        self._taken.append(get.number)
+        if not self._flush_soon():
+            self.flush()
+
+    def open(self, body: Any, fds: list[int]) -> Any:
+        return codec.decode(open_body(body, fds) if fds else body)
+
+    # -- from the daemon ----------------------------------------------------------------------------------------
+
+    def on_give(self, frame: list[Any], fds: list[int]) -> None:
+        """One item."""
+        _, _, _, _, _, number, more, weight, redelivered, body = frame
+        if number >= 0:
+            self._give(number, more, redelivered, body, fds)
+        elif -number in self._asked:
+            make = functools.partial(codec.decode, open_body(body, fds))
+            self._asked[-number].items.append((weight, make))
+        else:
+            close_fds(fds)
+
+    def _give(self, number: int, more: bool, redelivered: bool, body: Any, fds: list[int]) -> None:
+        get = self._gets.get(number) if more else self._gets.pop(number, None)
+        if get is not None:
+            get.deliver(body, fds, more, redelivered)
+        elif fds:
+            close_fds(fds)  # it was given up, and the daemon has been told
+
+    def on_word(self, what: str, facts: Any) -> None:
+        """Anything else."""
+        if what == "news":
+            accepted, given = facts
+            if len(accepted) >= _CROWD or len(given) >= _CROWD:
+                self._crowded_until = time.monotonic() + _MOMENT
+            for number in accepted:
+                put = self._pop_put(number)
+                if put is not None:
+                    put._settle()
+            for number, more, redelivered, body in given:
+                self._give(number, more, redelivered, body, [])
+        elif what == "pull":
+            self._supply(facts[0])
+        elif what == "parked":
+            self._parked = True
+        elif what == "failed":
+            number, kind, text = facts
+            refused: Wish[Any] | None = self._pop_put(number)
+            wish = self._gets.pop(number, None) if refused is None else refused
+            if wish is not None:
+                wish._settle(error=error_of(kind, text))
+        elif what == "size":
+            self._answer(facts[0], tuple(facts[1:]))
+        elif what == "peeked" and facts[0] in self._asked:
+            self._answer(facts[0], self._asked[facts[0]].items)
+
+    def _pop_put(self, number: int) -> Put | None:
+        put = self._puts.pop(number, None)
+        if put is not None:
+            self._under_way -= put.ahead
+        return put
+
+    def _supply(self, number: int) -> None:
+        """There is room for an item whose body has waited here."""
+        put = self._puts.get(number)
+        if put is None:
+            return
+        try:
+            body, fds = pack_body(put.carried)
+        except Exception as error:
+            put.give_up(error)
+        else:
+            self._send_put(put, frames.SUPPLY, body, fds)
+
+    def _answer(self, number: int, value: Any) -> None:
+        question = self._asked.pop(number, None)
+        if question is not None:
+            question._settle(value)
+
+    def oldest(self) -> Wish[Any] | None:
+        """What has waited for longest, of what coroutines wait for."""
+        first: list[Wish[Any]] = []
+        for wishes in (self._puts, self._gets):
+            first += itertools.islice((wish for wish in list(wishes.values()) if wish.awaited), 1)
+        return min(first, key=lambda wish: wish.since, default=None)
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def end(self, why: str) -> None:
+        """The daemon has no such queue any more."""
+        self._ended = why
+        puts, gets, asked = self._give_up_all()
+        text = f"channel '{self.name}' is closed" + (f": {why}" if why else "")
+        for put in puts:
+            put._settle(error=ClosedError(f"{text}; nothing can be put there any more"))
+        for get in gets:
+            get._settle(error=ClosedError(text) if why else EndOfChannel(f"{text}, and everything has been taken"))
+        for question in asked:
+            question._settle((0, False) if question.word == "size" else [])
+
+    def fail(self, error: Exception) -> None:
+        """Everything that waits ends with this error."""
+        puts, gets, asked = self._give_up_all()
+        if isinstance(error, NodeLost) and (puts or gets):
+            error = NodeLost.from_facts(
+                error.node,
+                error.node_rank,
+                f"{error.reason}; channel '{self.name}' lived there, with whatever was in it: {len(gets)} gets of this "
+                f"process waited, {len(puts)} puts had no answer yet",
+            )
+        for wish in (*puts, *gets, *asked):
+            wish._settle(error=error)
+
+    def _give_up_all(self) -> tuple[list[Put], list[Get[Any]], list[Question]]:
+        puts, self._puts = self._puts, {}
+        gets, self._gets = self._gets, {}
+        asked, self._asked = self._asked, {}
+        return list(puts.values()), list(gets.values()), list(asked.values())
+
+
+def error_of(kind: str, text: str) -> Exception:
+    """The error that a queue's refusal becomes."""
+    return _ERRORS[kind](text)
+
+
+def _emptied(found: deque[T]) -> list[T]:
+    """Everything that is in it, while other threads may add more."""
+    things: list[T] = []
+    while found:
+        try:
+            things.append(found.popleft())
+        except IndexError:
+            break
+    return things
+
+
+_ERRORS: Final[dict[str, type[Exception]]] = {
+    kind.__name__: kind for kind in (asyncio.QueueFull, asyncio.QueueEmpty, EndOfChannel, ClosedError, ValueError)
+}

@@ -1,0 +1,265 @@
+"""What is asked of a channel's queue: a put, a get, a question; each a ``Work``."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Generator
+from typing import Any, Protocol, TypeVar
+
+from rlinf_async.core import frames
+from rlinf_async.core.segment import close_fds
+from rlinf_async.errors import ClosedError, DeadlineExceeded
+from rlinf_async.work import Work
+
+T = TypeVar("T")
+
+
+class Door(Protocol):
+    """Where a wish has gone: a queue of this process, or in some daemon."""
+
+    @property
+    def where(self) -> str: ...
+
+    def withdraw(self, wish: Wish[Any]) -> None:
+        """Nobody wants it any more: what waits is forgotten, what has arrived goes back."""
+
+    def withdraw_later(self, wish: Wish[Any]) -> None:
+        """The same, from a finalizer: without locks."""
+
+    def taken(self, get: Get[Any]) -> None:
+        """The user has what this get brought."""
+
+    def open(self, body: Any, fds: list[int]) -> Any:
+        """The value of an item."""
+
+
+class Wish(Work[T]):
+    """Something asked of a queue, with a deadline of its own.
+
+    Attributes:
+        door: where it is waiting; None before it has left.
+        number: what it is known by there.
+        key: canonical.
+        since: when it was asked; seconds of the monotonic clock.
+        awaited: a coroutine waits, or has waited, for it.
+    """
+
+    awaited = False
+
+    def __init__(self, verb: str, channel: str, name: Any, key: bytes, timeout: float | None) -> None:
+        """``verb`` with its preposition, ``channel`` and ``name``, which the key goes by, are for messages."""
+        super().__init__()
+        self.door: Door | None = None
+        self.number = 0
+        self.key = key
+        self.since = time.monotonic()
+        self._said = (verb, channel, name)
+        self._timeout = timeout
+
+    def _describe(self) -> str:
+        verb, channel, name = self._said
+        where = "" if self.door is None else f" on {self.door.where}"
+        return f"{verb} channel '{channel}'{where} (key {name!r})"
+
+    # -- deadlines ----------------------------------------------------------------------------------------------
+
+    def _remaining(self) -> float | None:
+        return None if self._timeout is None else max(0.0, self.since + self._timeout - time.monotonic())
+
+    def done(self) -> bool:
+        if not self._done and self._remaining() == 0.0:
+            self.expire()
+        return self._done
+
+    def _waiting(self, *, abandon: bool) -> Generator[Any, Any, None]:
+        self.awaited = True
+        remaining = self._remaining()
+        if remaining is None:
+            yield from super()._waiting(abandon=abandon)
+            return
+        timer = asyncio.get_running_loop().call_later(remaining, self.expire)
+        try:
+            yield from super()._waiting(abandon=abandon)
+        finally:
+            timer.cancel()
+
+    def _wait_for_thread(self, timeout: float | None) -> None:
+        remaining = self._remaining()
+        if remaining is None or (timeout is not None and timeout < remaining):
+            super()._wait_for_thread(timeout)
+            return
+        try:
+            super()._wait_for_thread(remaining)
+        except DeadlineExceeded:
+            self.expire()
+
+    def expire(self) -> None:
+        """Its time is over."""
+        self.give_up(self._late(self._timeout))
+
+    def give_up(self, error: Exception) -> None:
+        """Ends it with an error, unless it is done, and withdraws it from where it waits."""
+        if self._settle(error=error) and self.door is not None:
+            self.door.withdraw(self)
+
+    def _abandon(self) -> None:
+        self.give_up(ClosedError(f"{self._describe()} was withdrawn, because nobody waited for it any more"))
+
+
+class Put(Wish[None]):
+    """An item on its way into a queue; done once the queue has accepted it.
+
+    Attributes:
+        carried: the item: encoded, or bytes; in a queue of this process as it is.
+        nbytes: its size.
+        ahead: bytes of it that have left before it was known whether there is room.
+    """
+
+    ahead = 0
+
+    def __init__(
+        self,
+        channel: str,
+        name: Any,
+        key: bytes,
+        weight: int,
+        carried: Any,
+        nbytes: int,
+        mode: int,
+        timeout: float | None,
+    ) -> None:
+        super().__init__("put() to", channel, name, key, timeout)
+        self.weight = weight
+        self.mode = mode
+        self.carried = carried
+        self.nbytes = nbytes
+
+
+class Get(Wish[T]):
+    """An item, or a batch, on its way out of a queue.
+
+    What has arrived is leased until somebody who waits for this has it: if the last waiter is cancelled before that,
+    or all forget it, it goes back to its place in the queue.
+
+    Attributes:
+        target: the weight of a batch, ``NOW`` for what is there at once, None for one item.
+        redelivered: what arrived, or some of it, had been handed to a consumer before who gave it back or died.
+    """
+
+    _interested = 0
+    _taken = False
+    redelivered = False
+
+    def __init__(
+        self, verb: str, channel: str, name: Any, key: bytes, target: int | None, timeout: float | None
+    ) -> None:
+        super().__init__(verb, channel, name, key, timeout)
+        self.target = target
+        self._bodies: list[tuple[Any, list[int]]] = []
+
+    @property
+    def is_batch(self) -> bool:
+        return self.target is not None and self.target != frames.NOW
+
+    # -- arrival ------------------------------------------------------------------------------------------------
+
+    def deliver(self, body: Any, fds: list[int], more: bool, redelivered: bool) -> None:
+        """One item of what was wanted."""
+        if redelivered:
+            self.redelivered = True
+        self._bodies.append((body, fds))
+        if not more and not self._settle():
+            self._let_go()  # it was given up meanwhile, and its queue knows
+
+    def _let_go(self) -> None:
+        bodies, self._bodies = self._bodies, []
+        for _, fds in bodies:
+            close_fds(fds)
+
+    # -- the user has it ----------------------------------------------------------------------------------------
+
+    def _result(self) -> T:
+        if not self._taken and self._error is None:
+            with self._lock:
+                first = not self._taken and self._error is None
+                if first:
+                    self._open()
+            if first:
+                assert self.door is not None
+                self.door.taken(self)
+        return super()._result()
+
+    def _open(self) -> None:
+        door = self.door
+        assert door is not None
+        self._taken = True
+        bodies, self._bodies = self._bodies, []
+        values = []
+        try:
+            while bodies:
+                values.append(door.open(*bodies.pop(0)))
+        except Exception as error:
+            self._error = error
+            for _, fds in bodies:
+                close_fds(fds)
+        else:
+            self._value = values if self.is_batch else values[0]
+
+    # -- the user has it not ------------------------------------------------------------------------------------
+
+    def _waiting(self, *, abandon: bool) -> Generator[Any, Any, None]:
+        self._interested += 1
+        self.awaited = True
+        try:
+            if self._timeout is None:
+                yield from Work._waiting(self, abandon=abandon)
+            else:
+                yield from super()._waiting(abandon=abandon)
+        except BaseException:
+            self._interested -= 1
+            if abandon:
+                self._return()
+            raise
+        self._interested -= 1
+
+    def _lose_interest(self) -> None:
+        super()._lose_interest()
+        self._return()
+
+    def _return(self) -> None:
+        """What has arrived goes back, if all who waited for it were cancelled before they could have it."""
+        with self._lock:
+            if self._interested or not self._done or self._taken or self._error is not None:
+                return
+            self._error = ClosedError(f"{self._describe()} was cancelled, and what had arrived went back")
+        self._let_go()
+        assert self.door is not None
+        self.door.withdraw(self)
+
+    def __del__(self) -> None:
+        if self._bodies and self.door is not None:
+            self._let_go()
+            self.door.withdraw_later(self)
+
+
+class Question(Wish[Any]):
+    """How many items there are, or which.
+
+    Args:
+        word: ``"size"`` or ``"peek"``.
+        show: makes the result of what has been answered, in the thread of whoever waits.
+    """
+
+    def __init__(self, verb: str, channel: str, name: Any, key: bytes, word: str, show: Callable[[Any], Any]) -> None:
+        super().__init__(verb, channel, name, key, None)
+        self.word = word
+        self.items: list[tuple[int, Callable[[], Any]]] = []
+        """Of a peek, what has come so far: an item's weight, and what makes it."""
+        self._show: Callable[[Any], Any] | None = show
+
+    def _result(self) -> Any:
+        with self._lock:
+            if self._show is not None and self._error is None:
+                self._value, self._show = self._show(self._value), None
+        return super()._result()

@@ -1,0 +1,285 @@
+"""What ``Worker.send``, ``recv`` and ``broadcast`` do: who is meant, what is carried, when it is done."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rlinf_async.address import WorkerInfo
+from rlinf_async.client import NodeClient
+from rlinf_async.core.matching import Message
+from rlinf_async.core.messages import OBJECT, PAIR, POINT_TO_POINT, TENSOR
+from rlinf_async.data.shared import Segment
+from rlinf_async.work import Work
+from rlinf_async.worker.mailbox import Mailbox
+from rlinf_async.worker.members import Member, expand
+from rlinf_async.worker.names import Roster
+from rlinf_async.worker.operation import Operation, Receiving, Sending
+from rlinf_async.worker.options import CollectiveGroupOptions
+from rlinf_async.worker.payload import KINDS, Content, Payload, encode
+from rlinf_async.worker.peers import Peer
+
+_CONTIGUOUS = (
+    "All tensors must be contiguous when using P2P communication without metadata: the receiver's tensor has no way to "
+    "know of strides. Send tensor.contiguous(), or use send() and recv()"
+)
+
+
+class Exchange:
+    """One worker's side of all its exchanges.  Its methods start an operation and return it; from any thread."""
+
+    def __init__(self, client: NodeClient, info: WorkerInfo, group: str) -> None:
+        self._client = client
+        self._me = Member(group, info.rank)
+        self._mailbox = Mailbox(client, (group, info.rank, info.node_name, os.getpid()), info.node_ip)
+
+    def __repr__(self) -> str:
+        return f"<Exchange of {self._me} {self._mailbox!r}>"
+
+    # -- point to point -----------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        value: Any,
+        group: str,
+        rank: int | Sequence[int],
+        options: CollectiveGroupOptions | None,
+        piggyback: Any,
+        timeout: float | None,
+    ) -> Work[None]:
+        member = _member(group, rank, options, timeout)
+        return self._send(Sending("send() to", str(member), timeout, encode(value, piggyback)), member)
+
+    def send_tensor(
+        self,
+        tensor: Any,
+        group: str,
+        rank: int | Sequence[int],
+        options: CollectiveGroupOptions | None,
+        timeout: float | None,
+    ) -> Work[None]:
+        member = _member(group, rank, options, timeout)
+        from rlinf_async.data.in_place import describe, is_tensor, memory_of
+
+        if not is_tensor(tensor):
+            raise AssertionError(f"send_tensor() takes one dense tensor, got {type(tensor).__name__}: send() takes it")
+        if not tensor.is_contiguous():
+            raise ValueError(_CONTIGUOUS)
+        payload = Payload(TENSOR, describe(tensor), memory_of(tensor))
+        return self._send(Sending("send_tensor() to", str(member), timeout, payload), member)
+
+    def _send(self, sending: Sending, member: Member) -> Work[None]:
+        def start(peers: Sequence[Peer]) -> None:
+            sending.peer = peers[0].label
+            self._mailbox.outbox.send(sending, peers, POINT_TO_POINT)
+
+        self._start(sending, [member], start, receives=False)
+        return sending
+
+    def recv(
+        self, group: str, rank: int | Sequence[int], options: CollectiveGroupOptions | None, timeout: float | None
+    ) -> Work[Any]:
+        member = _member(group, rank, options, timeout)
+        return self._receive(Receiving("recv() from", str(member), timeout, _TakeObject()), member)
+
+    def recv_tensor(
+        self,
+        tensor: Any,
+        group: str,
+        rank: int | Sequence[int],
+        options: CollectiveGroupOptions | None,
+        timeout: float | None,
+    ) -> Work[None]:
+        member = _member(group, rank, options, timeout)
+        from rlinf_async.data.in_place import is_tensor
+
+        if not is_tensor(tensor):
+            raise AssertionError(f"recv_tensor() fills one dense tensor, got {type(tensor).__name__}")
+        return self._receive(Receiving("recv_tensor() from", str(member), timeout, _TakeTensor(tensor)), member)
+
+    def _receive(self, receiving: Receiving[Any], member: Member) -> Work[Any]:
+        def start(peers: Sequence[Peer]) -> None:
+            receiving.peer = peers[0].label
+            self._mailbox.inbox.receive(receiving, peers[0], POINT_TO_POINT)
+
+        self._start(receiving, [member], start, receives=True)
+        return receiving
+
+    # -- broadcast ----------------------------------------------------------------------------------------------
+
+    def broadcast(
+        self,
+        value: Any,
+        groups: Any,
+        src: Any,
+        options: CollectiveGroupOptions | None,
+        timeout: float | None,
+    ) -> Work[Any]:
+        _check(options, timeout)
+        members, source = expand(groups, src)
+        if self._me not in members:
+            names = ", ".join(map(str, members))
+            raise ValueError(f"Worker {self._me} is not part of the broadcast group. It has {names}")
+        if self._me != source:
+            receiving: Receiving[Any] = Receiving("broadcast() from", str(source), timeout, _TakeObject())
+
+            def receive(peers: Sequence[Peer]) -> None:
+                by_member = dict(zip(members, peers, strict=True))
+                receiving.peer = by_member[source].label
+                self._mailbox.inbox.receive(receiving, by_member[source], _stream(peers), peers)
+
+            self._start(receiving, members, receive, receives=True)
+            return receiving
+
+        others = [member for member in members if member != source]
+        sending = Sending("broadcast() to", ", ".join(map(str, others)), timeout, encode(value, None))
+        sending.result = value
+
+        def send(peers: Sequence[Peer]) -> None:
+            receivers = [peer for member, peer in zip(members, peers, strict=True) if member != source]
+            if receivers:
+                self._mailbox.outbox.send(sending, receivers, _stream(peers))
+            else:
+                sending.finish()
+
+        self._start(sending, members, send, receives=False)
+        return sending
+
+    # -- who is meant -------------------------------------------------------------------------------------------
+
+    def _start(
+        self,
+        operation: Operation[Any],
+        members: Sequence[Member],
+        start: Callable[[Sequence[Peer]], None],
+        *,
+        receives: bool,
+    ) -> None:
+        """Starts it as soon as it is known where all members live; until then it is in line for the names."""
+        self._search(operation, list(members), [], start, receives)
+
+    def _search(
+        self,
+        operation: Operation[Any],
+        missing: list[Member],
+        found: list[Peer],
+        start: Callable[[Sequence[Peer]], None],
+        receives: bool,
+    ) -> None:
+        names = self._mailbox.names
+        while missing:
+            member = missing[0]
+            peer = self._known(member, receives)
+            if peer is None:
+                if operation.timeout is not None:
+                    operation.explain = functools.partial(
+                        names.late, member.group, operation.timeout, operation.give_up
+                    )
+
+                def look(roster: Roster | None, error: Exception | None) -> None:
+                    if not operation.done() and self._look(operation, missing, found, roster, error):
+                        self._search(operation, missing, found, start, receives)
+
+                names.find(member.group, look)
+                return
+            found.append(peer)
+            del missing[0]
+        operation.explain = None
+        if not operation.done():
+            self._mailbox.peers.watch(found)
+            start(found)
+
+    def _look(
+        self,
+        operation: Operation[Any],
+        missing: list[Member],
+        found: list[Peer],
+        roster: Roster | None,
+        error: Exception | None,
+    ) -> bool:
+        """Finds the first of the missing in its group's roster."""
+        member = missing.pop(0)
+        if roster is None:
+            operation.fail(error or RuntimeError(f"group '{member.group}' was not found"))
+            return False
+        try:
+            endpoint, node, pid = roster.find(member.rank)
+        except ValueError as failure:
+            operation.fail(failure)
+            return False
+        self._mailbox.peers.introduced(endpoint, member.group, member.rank, node, pid)
+        found.append(self._mailbox.peers.at(endpoint))
+        return True
+
+    def _known(self, member: Member, receives: bool) -> Peer | None:
+        """Where it need not be asked; nobody overtakes those who wait for that name."""
+        mailbox = self._mailbox
+        if member == self._me:
+            return mailbox.peers.at(mailbox.peers.me)
+        peer = mailbox.peers.named(member.group, member.rank)
+        if peer is None or mailbox.names.is_pending(member.group):
+            return None
+        if peer.error is None or (receives and mailbox.inbox.has_message(peer, POINT_TO_POINT)):
+            return peer
+        return None
+
+
+class _TakeObject:
+    """The message is an object, which is rebuilt in the thread of whoever waits for it."""
+
+    def refuses(self, message: Message) -> str | None:
+        if message.kind in (OBJECT, PAIR):
+            return None
+        return f"the peer has used {KINDS.get(message.kind, '?')}() there, which goes with recv_tensor()"
+
+    def arrived(self, content: Content) -> None:
+        pass
+
+    def value(self, message: Message) -> Any:
+        return message.content.value()
+
+
+class _TakeTensor:
+    """The message is the bytes of a tensor, which are copied to their place at once."""
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = tensor
+
+    def refuses(self, message: Message) -> str | None:
+        from rlinf_async.data.in_place import describe, difference
+
+        if message.kind != TENSOR:
+            return f"the peer has used {KINDS.get(message.kind, '?')}() there, which goes with recv()"
+        why = difference(message.about, describe(self._tensor))
+        return None if why is None else f"the tensor that the peer has sent does not fit: {why}"
+
+    def arrived(self, content: Content) -> None:
+        from rlinf_async.data.in_place import fill
+
+        memory: bytes | memoryview | Segment = content.memory()
+        fill(self._tensor, memory)
+
+    def value(self, message: Message) -> None:
+        return None
+
+
+def _member(group: Any, rank: Any, options: CollectiveGroupOptions | None, timeout: float | None) -> Member:
+    _check(options, timeout)
+    return Member.of(group, rank)
+
+
+def _check(options: CollectiveGroupOptions | None, timeout: float | None) -> None:
+    if options is not None and not isinstance(options, CollectiveGroupOptions):
+        raise TypeError(f"options= takes CollectiveGroupOptions, got {type(options).__name__}")
+    if timeout is not None and not timeout >= 0:
+        raise ValueError(f"timeout= takes seconds, got {timeout!r}")
+
+
+def _stream(peers: Sequence[Peer]) -> bytes:
+    """What the broadcasts among these workers are known by, whoever sends."""
+    endpoints = sorted(peer.endpoint for peer in peers)
+    return hashlib.blake2b(struct.pack(f"<{len(endpoints)}Q", *endpoints), digest_size=16).digest()

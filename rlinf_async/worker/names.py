@@ -1,0 +1,150 @@
+"""Where the ranks of other groups live, as the directory knows them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from rlinf_async.client import NodeClient
+from rlinf_async.core.root_cause import fold_ranks
+from rlinf_async.errors import DeadlineExceeded
+
+LOOKUP_TIMEOUT: Final = "RLINF_LOOKUP_TIMEOUT"
+"""The variable that says for how many seconds a worker waits for a group that does not exist (120)."""
+
+
+class Roster:
+    """The ranks of one group."""
+
+    def __init__(self, group: str, entries: list[dict[str, Any]]) -> None:
+        self.group = group
+        self._entries = entries
+
+    def find(self, rank: int) -> tuple[int, str, int]:
+        """The endpoint of a rank, the name of its node, and its pid.
+
+        Raises:
+            ValueError: there is no such rank; lists those that there are.
+        """
+        if not 0 <= rank < len(self._entries):
+            ranks = fold_ranks(range(len(self._entries)))
+            raise ValueError(f"group '{self.group}' has no rank {rank}: its ranks are {ranks}")
+        entry = self._entries[rank]
+        return entry["endpoint"], entry["info"]["node_name"], entry["pid"]
+
+
+def _patience() -> float:
+    text = os.environ.get(LOOKUP_TIMEOUT, "120")
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{LOOKUP_TIMEOUT}={text!r} is no number of seconds") from None
+
+
+Then = Callable[[Roster | None, Exception | None], None]
+"""Gets the roster, or why there is none."""
+
+
+class _Lookup:
+    __slots__ = ("is_answered", "number", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: deque[Then] = deque()
+        self.number = -1
+        self.is_answered = False
+
+
+class Names:
+    """Rosters by the groups' names; a name that does not exist yet is waited for.
+
+    Those who ask for one name are answered in the order in which they asked.
+    """
+
+    def __init__(self, client: NodeClient) -> None:
+        self._client = client
+        self._lock = threading.Lock()
+        self._rosters: dict[str, Roster] = {}
+        self._lookups: dict[str, _Lookup] = {}
+        self._patience = _patience()
+
+    def find(self, group: str, then: Then) -> bool:
+        """Calls back with the roster, at once if it is known; whether it was.
+
+        Where there is no such group within the time that ``RLINF_LOOKUP_TIMEOUT`` says, the error lists those that
+        there are.
+        """
+        is_new = False
+        with self._lock:
+            lookup = self._lookups.get(group)
+            roster = self._rosters.get(group)
+            if lookup is None and roster is None:
+                lookup = self._lookups[group] = _Lookup()
+                is_new = True
+            if lookup is not None:
+                lookup.waiting.append(then)
+        if lookup is None:
+            then(roster, None)
+            return True
+        if is_new:
+            ask = self._client.ask("lookup", {"name": group}, node=0, what=f"a group named '{group}'")
+            lookup.number = ask.number
+            ask._follow(lambda: self._found(group, lookup, ask))
+            self._client.later(self._patience, lambda: self._give_up(group, lookup))
+        return False
+
+    def is_pending(self, group: str) -> bool:
+        """Whether somebody waits for it."""
+        return group in self._lookups
+
+    def forget(self, group: str) -> None:
+        """It has ended; if the name means something again, that is another group."""
+        with self._lock:
+            self._rosters.pop(group, None)
+
+    def late(self, group: str, seconds: float, then: Callable[[Exception], None], lookup: int = -1) -> None:
+        """Calls back with an error that says that there was no such group, and which there are.
+
+        Args:
+            lookup: the number of the ask that nobody waits for any more.
+        """
+        ask = self._client.ask("forget_lookup", {"name": group, "ask": lookup}, node=0, what="the names of all groups")
+
+        def answered() -> None:
+            try:
+                there = "; there are: " + (", ".join(ask._result()) or "none")
+            except Exception as error:
+                there = f" ({error})"
+            then(DeadlineExceeded(f"there was no group named '{group}' within {seconds:g} s{there}"))
+
+        ask._follow(answered)
+
+    def _found(self, group: str, lookup: _Lookup, ask: Any) -> None:
+        try:
+            roster, error = Roster(group, ask._result()), None
+        except Exception as failure:
+            roster, error = None, failure
+        self._answer(group, lookup, roster, error)
+
+    def _give_up(self, group: str, lookup: _Lookup) -> None:
+        if not lookup.is_answered:
+            self.late(
+                group, self._patience, lambda error: self._answer(group, lookup, None, error), lookup=lookup.number
+            )
+
+    def _answer(self, group: str, lookup: _Lookup, roster: Roster | None, error: Exception | None) -> None:
+        with self._lock:
+            if lookup.is_answered:
+                return
+            lookup.is_answered = True
+        while True:
+            with self._lock:
+                if not lookup.waiting:
+                    del self._lookups[group]
+                    if roster is not None:
+                        self._rosters[group] = roster
+                    return
+                then = lookup.waiting.popleft()
+            then(roster, error)

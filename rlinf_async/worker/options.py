@@ -1,0 +1,44 @@
+"""``CollectiveGroupOptions``: what RLinf lets a caller say about the transport of CUDA tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from rlinf_async.errors import ConfigError
+
+_RANGES = {"accel_cluster_size": (0, 8), "accel_max_ctas": (1, 32), "accel_min_ctas": (1, 32)}
+
+
+@dataclass(frozen=True)
+class CollectiveGroupOptions:
+    """Wishes for the communicators of CUDA tensors; the first communication of two workers decides for both.
+
+    They are checked, and do not matter where no NCCL communicator is used.
+
+    Attributes:
+        accel_cluster_size: thread blocks of a cluster, 0 to 8 (NCCL's ``cga_cluster_size``).
+        accel_max_ctas, accel_min_ctas: the most and the fewest thread blocks, 1 to 32.
+        is_high_priority_stream: run on a CUDA stream of high priority.
+        use_ring_broadcast: pass a broadcast on from one receiver to the next.
+
+    Raises:
+        ConfigError: a value is out of its range, or the most are fewer than the fewest.
+    """
+
+    accel_cluster_size: int | None = None
+    accel_max_ctas: int | None = None
+    accel_min_ctas: int | None = None
+    is_high_priority_stream: bool = False
+    use_ring_broadcast: bool = False
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int) and least <= value <= most):
+                raise ConfigError(f"{name} must be a number from {least} to {most}, got {value!r}")
+        if (self.accel_max_ctas or 32) < (self.accel_min_ctas or 1):
+            raise ConfigError(f"accel_max_ctas={self.accel_max_ctas} is less than accel_min_ctas={self.accel_min_ctas}")
+
+    def is_empty_options(self) -> bool:
+        """Whether every one of them is as by default."""
+        return all(getattr(self, field.name) == field.default for field in fields(self))

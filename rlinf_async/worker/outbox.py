@@ -1,0 +1,305 @@
+"""What this worker sends: streams of messages to one or several peers, each content on its way."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any, Final
+
+from rlinf_async.core import messages
+from rlinf_async.core.frames import node_of
+from rlinf_async.core.messages import TENSOR
+from rlinf_async.core.room import Departure, Departures
+from rlinf_async.data import choose
+from rlinf_async.data.link import Link
+from rlinf_async.errors import TransferFailed
+from rlinf_async.worker.operation import Sending
+from rlinf_async.worker.peers import Peer, Peers
+
+logger = logging.getLogger(__name__)
+
+_ATTEMPTS: Final = 3
+"""Times that links are tried with one message before it is given up."""
+
+_FAILURES: Final = 3
+"""Messages that did not come through, and none that did, after which a peer is sent none by a connection of its own."""
+
+
+class _Letter:
+    """One message, until its operation is done.
+
+    Attributes:
+        awaited: endpoints whose word that they have the content is awaited.
+        links: that were used for it, ``attempts`` times in all.
+        is_certain: it has left by a way on which nothing is lost as long as both sides live.
+    """
+
+    __slots__ = ("attempts", "awaited", "departure", "is_certain", "links", "sending")
+
+    def __init__(self, sending: Sending, receivers: Sequence[Peer]) -> None:
+        self.sending = sending
+        self.departure: Departure
+        self.awaited = dict.fromkeys(peer.endpoint for peer in receivers)
+        self.links: list[Link] = []
+        self.attempts = 0
+        self.is_certain = False
+
+
+class _Line:
+    """One stream, at its sender."""
+
+    __slots__ = ("departures", "open", "order", "receivers", "stream")
+
+    def __init__(self, stream: Any, receivers: Sequence[Peer]) -> None:
+        self.stream = stream
+        self.receivers = receivers
+        self.departures = Departures(peer.endpoint for peer in receivers)
+        self.order = threading.Lock()
+        """Held from a message's number to its frame, which leave in one order."""
+        self.open: dict[int, _Letter] = {}
+
+
+class Outbox:
+    """The senders' sides of this worker's streams.  ``send`` is for any thread, ``on_…`` for where frames are read."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._lock = threading.Lock()
+        self._lines: dict[Any, _Line] = {}
+
+    def __repr__(self) -> str:
+        return f"<Outbox {len(self._lines)} streams [{sum(len(line.open) for line in self._lines.values())} open]>"
+
+    def _line(self, stream: Any, receivers: Sequence[Peer]) -> _Line:
+        key = receivers[0].endpoint if stream == messages.POINT_TO_POINT else stream
+        line = self._lines.get(key)
+        if line is None:
+            with self._lock:
+                line = self._lines.setdefault(key, _Line(stream, receivers))
+        return line
+
+    def _find(self, source: int, stream: Any) -> _Line | None:
+        return self._lines.get(source if stream == messages.POINT_TO_POINT else stream)
+
+    # -- sending ------------------------------------------------------------------------------------------------
+
+    def send(self, sending: Sending, receivers: Sequence[Peer], stream: Any) -> None:
+        """Sends it, or announces it; a failure is the operation's."""
+        line = self._line(stream, receivers)
+        letter = _Letter(sending, receivers)
+        with line.order:
+            gone = next((peer for peer in receivers if peer.error is not None), None)
+            if gone is not None:
+                sending.fail(copy.copy(gone.error))  # type: ignore[arg-type]
+                return
+            if not self._send(line, letter):
+                return
+        self._settle(line, letter)
+        if any(peer.error is not None for peer in receivers):  # meanwhile
+            self._fail(line)
+
+    def _send(self, line: _Line, letter: _Letter) -> bool:
+        sending, payload = letter.sending, letter.sending.payload
+        way = self._way(line, payload.nbytes)
+        packed: tuple[Any, Sequence[int]] = (b"", ())
+        if way == choose.FRAME and line.departures.has_room(payload.nbytes):
+            try:
+                packed = self._pack(line, letter)
+            except Exception as error:
+                sending.fail(error)
+                return False
+        with self._lock:
+            departure = line.departures.add(letter, payload.nbytes)
+            letter.departure = departure
+            line.open[departure.number] = letter
+        number = departure.number
+        sending.withdraw = functools.partial(self._withdraw, line, letter)
+        if not departure.left:
+            self._peers.post(line.receivers, (messages.ANNOUNCE, line.stream, number, payload.kind, payload.about))
+            return True
+        start = (messages.DATA, line.stream, number, payload.kind, payload.about, departure.charge)
+        if way == choose.FRAME:
+            self._by_frame(line.receivers, letter, start, *packed)
+        else:
+            self._by_link(line, letter, line.receivers, way, start)
+        return True
+
+    def _way(self, line: _Line, nbytes: int) -> str:
+        receivers, me = line.receivers, self._peers.me
+        if receivers[0].endpoint == me:
+            return choose.FRAME
+        near = all(peer.node == node_of(me) for peer in receivers)
+        return choose.choose(nbytes, near=near, collective=len(receivers) == 1 and _is_reachable(receivers[0]))
+
+    def _pack(self, line: _Line, letter: _Letter) -> tuple[Any, Sequence[int]]:
+        payload = letter.sending.payload
+        if line.receivers[0].endpoint == self._peers.me:
+            return payload.copy(), ()
+        return payload.pack()
+
+    def _by_frame(
+        self, receivers: Sequence[Peer], letter: _Letter, start: tuple[Any, ...], body: Any, fds: Sequence[int]
+    ) -> None:
+        if letter.sending.payload.kind != TENSOR:
+            for peer in receivers:
+                letter.awaited.pop(peer.endpoint, None)
+        self._peers.post(receivers, (*start, None), body, fds)
+
+    def _by_link(
+        self, line: _Line, letter: _Letter, receivers: Sequence[Peer], way: str, start: tuple[Any, ...]
+    ) -> None:
+        head, buffers = letter.sending.payload.parts()
+        sizes = [buffer.nbytes for buffer in buffers]
+        for peer in receivers:
+            letter.attempts += 1
+            transfer = next(peer.transfers)
+            link = self._peers.link(peer, way)
+            letter.links.append(link)
+            self._peers.post((peer,), (*start, [way, transfer, sizes]), head)
+            work = link.send(transfer, buffers)
+            work._follow(functools.partial(self._sent_by_link, line, letter, peer, work))
+
+    def _sent_by_link(self, line: _Line, letter: _Letter, peer: Peer, work: Any) -> None:
+        """Its success is the receiver's to tell; a failure may be known here alone."""
+        try:
+            work._result()
+        except Exception as error:
+            logger.info("a message to %s did not come through: %s", peer.label, error)
+            self._again(line, letter, peer)
+
+    def _again(self, line: _Line, letter: _Letter, peer: Peer) -> None:
+        """Sends the content once more, to one receiver and by another way."""
+        sending, number = letter.sending, letter.departure.number
+        with self._lock:
+            if number not in line.open or peer.endpoint not in letter.awaited or letter.is_certain:
+                return
+            peer.failures += 1
+        if sending.done() or peer.error is not None:
+            return
+        if letter.attempts > _ATTEMPTS * len(line.receivers):
+            sending.give_up(TransferFailed(f"{sending._describe()}: what it carries could not be transferred"))
+            return
+        start = (messages.CONTENT, line.stream, number, 0)
+        near = peer.node == node_of(self._peers.me)
+        way = choose.choose(sending.payload.nbytes, near=near, collective=False)
+        if way != choose.FRAME:
+            self._by_link(line, letter, (peer,), way, start)
+            return
+        letter.is_certain = True
+        try:
+            packed = self._pack(line, letter)
+        except Exception as error:
+            sending.give_up(error)
+            return
+        self._by_frame((peer,), letter, start, *packed)
+        self._settle(line, letter)
+
+    # -- ends ---------------------------------------------------------------------------------------------------
+
+    def _settle(self, line: _Line, letter: _Letter) -> None:
+        if not letter.awaited:
+            self._drop(line, letter)
+            letter.sending.finish()
+
+    def _drop(self, line: _Line, letter: _Letter) -> None:
+        with self._lock:
+            line.open.pop(letter.departure.number, None)
+
+    def _withdraw(self, line: _Line, letter: _Letter, error: Exception) -> None:
+        """The operation was given up: the receivers that have not got the message never will."""
+        number = letter.departure.number
+        with self._lock:
+            known = line.open.pop(number, None) is not None
+            waiting = line.departures.withdraw(number)
+        if not known:
+            return
+        self._peers.post(line.receivers, (messages.WITHDRAW, line.stream, number))
+        if not waiting:
+            for link in letter.links:
+                link.discard(error)
+
+    def fail(self, peer: Peer) -> None:
+        """A peer is gone: what is open on any stream to it fails."""
+        for key, line in list(self._lines.items()):
+            if peer in line.receivers:
+                self._lines.pop(key, None)
+                self._fail(line)
+
+    def _fail(self, line: _Line) -> None:
+        error = next(peer.error for peer in line.receivers if peer.error is not None)
+        with self._lock:
+            line.departures.fail()
+            letters = list(line.open.values())
+            line.open.clear()
+        for letter in letters:
+            letter.sending.fail(copy.copy(error))
+
+    # -- what receivers say -------------------------------------------------------------------------------------
+
+    def on_room(self, source: Peer, stream: Any, total: int) -> None:
+        line = self._find(source.endpoint, stream)
+        if line is not None:
+            with self._lock:
+                leaving = line.departures.received(source.endpoint, total)
+            for departure in leaving:
+                self._go(line, departure.what)
+
+    def on_grant(self, source: Peer, stream: Any, number: int) -> None:
+        line = self._find(source.endpoint, stream)
+        if line is not None:
+            with self._lock:
+                departure = line.departures.granted(source.endpoint, number)
+            if departure is not None:
+                self._go(line, departure.what)
+
+    def _go(self, line: _Line, letter: _Letter) -> None:
+        """The content of what was announced."""
+        departure, sending = letter.departure, letter.sending
+        start = (messages.CONTENT, line.stream, departure.number, departure.charge)
+        try:
+            way = self._way(line, sending.payload.nbytes)
+            if way == choose.FRAME:
+                self._by_frame(line.receivers, letter, start, *self._pack(line, letter))
+            else:
+                self._by_link(line, letter, line.receivers, way, start)
+        except Exception as error:
+            with self._lock:
+                line.departures.undo(departure)
+            sending.give_up(error)
+        self._settle(line, letter)
+
+    def on_taken(self, source: Peer, stream: Any, number: int) -> None:
+        line = self._find(source.endpoint, stream)
+        letter = None if line is None else line.open.get(number)
+        if line is not None and letter is not None:
+            if letter.links and not letter.is_certain:
+                source.is_proven = True
+            letter.awaited.pop(source.endpoint, None)
+            self._settle(line, letter)
+
+    def on_lost(self, source: Peer, stream: Any, number: int) -> None:
+        line = self._find(source.endpoint, stream)
+        letter = None if line is None else line.open.get(number)
+        if line is not None and letter is not None:
+            self._again(line, letter, source)
+
+    def on_refused(self, source: Peer, stream: Any, number: int, why: str) -> None:
+        line = self._find(source.endpoint, stream)
+        if line is None:
+            return
+        with self._lock:
+            letter = line.open.pop(number, None)
+            waited = line.departures.withdraw(number)
+        if waited and len(line.receivers) > 1:
+            self._peers.post(line.receivers, (messages.WITHDRAW, line.stream, number))
+        text = f"{source.label} could not receive a message: {why}"
+        if letter is None or not letter.sending.fail(ValueError(text)):
+            logger.warning("%s", text)  # its operation was done when it left
+
+
+def _is_reachable(peer: Peer) -> bool:
+    """By a connection of its own."""
+    return peer.is_proven or peer.failures < _FAILURES

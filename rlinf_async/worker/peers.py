@@ -1,0 +1,204 @@
+"""The other workers that this one talks to: where they are, whether they live, what else leads to them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from rlinf_async.client import NodeClient
+from rlinf_async.core import frames, messages
+from rlinf_async.data.choose import make_link
+from rlinf_async.data.link import Link
+from rlinf_async.errors import ClosedError, WorkerDied
+
+
+class Peer:
+    """One of them.
+
+    Attributes:
+        endpoint: its id in the run.
+        group, label: how people call it.
+        error: why there is nothing more to hear from it; None as long as it lives.
+        failures: messages that did not come through by a connection of its own, as long as none has.
+        is_proven: one has.
+    """
+
+    def __init__(self, endpoint: int) -> None:
+        self.endpoint = endpoint
+        self.node = frames.node_of(endpoint)
+        self.group = ""
+        self.label = f"worker {frames.number_of(endpoint)} on node {self.node}"
+        self.route = frames.route_to([endpoint])
+        self.error: Exception | None = None
+        self.failures = 0
+        self.is_proven = False
+        self.is_watched = False
+        self.is_met = False
+        """It has been told who this worker is."""
+        self.transfers = itertools.count(1)
+        """Numbers for the links."""
+        self.links: dict[str, Link] = {}
+
+    def __repr__(self) -> str:
+        return f"<Peer {self.label} [{'gone' if self.error else 'alive'}]>"
+
+
+def label_of(group: str, rank: int, node: str, pid: int) -> str:
+    return f"rank {rank} of group '{group}' on {node} (pid {pid})"
+
+
+class Peers:
+    """All that this worker has ever talked to, itself among them.
+
+    Args:
+        introduction: group, rank, node and pid of this worker.
+        on_end: told of every peer that is gone.
+        hear: takes what this worker posts to itself: its own endpoint, facts, body.
+    """
+
+    def __init__(
+        self,
+        client: NodeClient,
+        introduction: tuple[str, int, str, int],
+        address: str,
+        on_end: Callable[[Peer], None],
+        hear: Callable[[int, Any, Any, list[int]], None],
+    ) -> None:
+        self._client = client
+        self._introduction = introduction
+        self._address = address
+        self._on_end = on_end
+        self._hear = hear
+        self._lock = threading.Lock()
+        self._peers: dict[int, Peer] = {}
+        self._named: dict[tuple[str, int], Peer] = {}
+
+    @property
+    def me(self) -> int:
+        return self._client.endpoint
+
+    # -- who they are -------------------------------------------------------------------------------------------
+
+    def at(self, endpoint: int) -> Peer:
+        """The peer with that id, made known if it is not."""
+        peer = self._peers.get(endpoint)
+        if peer is None:
+            with self._lock:
+                peer = self._peers.setdefault(endpoint, Peer(endpoint))
+                if endpoint == self.me:
+                    peer.is_watched = peer.is_met = True
+        return peer
+
+    def introduced(self, endpoint: int, group: str, rank: int, node: str, pid: int) -> None:
+        """It is known who a peer is."""
+        peer = self.at(endpoint)
+        peer.group, peer.label = group, label_of(group, rank, node, pid)
+        self._named[group, rank] = peer
+
+    def named(self, group: str, rank: int) -> Peer | None:
+        """The peer that has called itself so."""
+        return self._named.get((group, rank))
+
+    # -- to them ------------------------------------------------------------------------------------------------
+
+    def post(self, peers: Sequence[Peer], facts: Sequence[Any], body: Any = b"", fds: Sequence[int] = ()) -> None:
+        """Sends a frame to one or several of them; this worker itself only alone."""
+        if len(peers) == 1 and peers[0].endpoint == self.me:
+            self._client.loop.call_soon_threadsafe(self._hear, self.me, facts, body, list(fds))
+            return
+        for peer in peers:
+            if not peer.is_met:
+                peer.is_met = True
+                self._send_to(peer, (messages.INTRODUCE, *self._introduction))
+        if len(peers) == 1:
+            self._send_to(peers[0], facts, body, fds)
+        else:
+            self._send_to_all(peers, facts, body, fds)
+
+    def _send_to(self, peer: Peer, facts: Sequence[Any], body: Any = b"", fds: Sequence[int] = ()) -> None:
+        # Whatever goes to one peer goes one way, so that nothing overtakes anything.
+        way = self._client.shortcut(peer.endpoint) or self._client
+        way.send((frames.MESSAGE, len(fds), self.me, peer.route, facts, body), fds)
+
+    def _send_to_all(self, peers: Sequence[Peer], facts: Sequence[Any], body: Any, fds: Sequence[int]) -> None:
+        near = [peer for peer in peers if self._client.shortcut(peer.endpoint) is not None]
+        far = [peer.endpoint for peer in peers if peer not in near]
+        for peer in near if far else near[:-1]:
+            try:
+                copies = [os.dup(fd) for fd in fds]
+            except OSError as error:
+                self._send_to(peer, facts, f"the sender has no descriptors left: {error} (is `ulimit -n` reached?)")
+            else:
+                self._send_to(peer, facts, body, copies)
+        if far:
+            self._client.send((frames.MESSAGE, len(fds), self.me, frames.route_to(far), facts, body), fds)
+        else:
+            self._send_to(near[-1], facts, body, fds)
+
+    def link(self, peer: Peer, name: str) -> Link:
+        """The link of that name to a peer, made at its first use.
+
+        Raises:
+            ValueError: there is no such link.
+        """
+        link = peer.links.get(name)
+        if link is None:
+            with self._lock:
+                link = peer.links.get(name)
+                if link is None:
+                    link = peer.links[name] = make_link(
+                        name,
+                        lambda facts: self.post((peer,), (messages.LINK, name, facts)),
+                        self.me < peer.endpoint,
+                        self._address,
+                    )
+        return link
+
+    # -- whether they live --------------------------------------------------------------------------------------
+
+    def watch(self, peers: Iterable[Peer]) -> None:
+        """Has their daemons tell when they end."""
+        nodes: dict[int, list[Peer]] = {}
+        for peer in peers:
+            if not peer.is_watched:
+                peer.is_watched = True
+                nodes.setdefault(peer.node, []).append(peer)
+        for node, watched in nodes.items():
+            numbers = [frames.number_of(peer.endpoint) for peer in watched]
+            ask = self._client.ask("watch", {"numbers": numbers}, node=node, what="an eye on other workers")
+            ask._follow(lambda ask=ask, watched=watched: self._watching(ask, watched))  # type: ignore[misc]
+
+    def _watching(self, ask: Any, watched: list[Peer]) -> None:
+        try:
+            ask._result()
+        except Exception as error:  # their node is lost, or this one
+            for peer in watched:
+                self._end(peer, error)
+
+    def on_ended(self, facts: dict[str, Any]) -> None:
+        """A worker's daemon tells of its end."""
+        self._client.hear_out(facts["endpoint"])
+        peer = self._peers.get(facts["endpoint"])
+        if peer is not None:
+            story = facts["story"]
+            self._end(
+                peer, WorkerDied.from_story(story) if story else ClosedError(f"{peer.label}: its group was closed")
+            )
+
+    def on_node_lost(self, facts: dict[str, Any]) -> None:
+        error = self._client.lost_nodes[facts["node"]]
+        for peer in list(self._peers.values()):
+            if peer.node == facts["node"]:
+                self._end(peer, error)
+
+    def _end(self, peer: Peer, error: Exception) -> None:
+        if peer.error is not None:
+            return
+        peer.error = error
+        links = list(peer.links.values())
+        for link in links:
+            link.discard(error)
+        self._on_end(peer)

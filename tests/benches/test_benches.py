@@ -1,0 +1,68 @@
+"""The benches themselves: every case has a name, and a quick run a row for each."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benches import bench_broadcast, bench_call, bench_channel, bench_launch, bench_send
+
+ROOT = Path(__file__).parents[2]
+FIELDS = {"bench", "case", "unit", "median", "n", "rounds", "limit", "ratio_to_limit", "peers", "met", "ahead", "loop"}
+
+
+def test_every_case_has_a_name_of_its_own() -> None:
+    names = [each.case.name for each in (*bench_call.local_measurements(True), *bench_call.remote_measurements(True))]
+    names += [*bench_launch.COLD, *bench_launch.more_cases()]
+    names += [case.name for case in bench_launch.growth_cases((4, 16)).values()]
+    names += [
+        each.case.name
+        for each in (
+            *bench_send.small(False),
+            *bench_send.large(False),
+            *bench_send.waiting(False),
+            *bench_send.two_nodes("two_nodes", False),
+            *bench_send.two_nodes("two_hosts", False),
+            *bench_send.one_gpu(False),
+            *bench_channel.same_node(False),
+            *bench_channel.many_keys(False),
+            *bench_channel.many_workers(False),
+            *bench_channel.two_nodes(False),
+            *bench_broadcast.same_node(False),
+            *bench_broadcast.two_nodes(False),
+        )
+    ]
+    assert len(set(names)) == len(names)
+
+
+ALL: tuple[str, ...] = ()
+SENDS = ("send_object", "send_64MiB_read", "send_tensor", "loop_delay", "two_nodes_send_8B", "two_nodes_send_1MiB")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("bench", "only", "cases"),
+    [
+        ("bench_call", ALL, 14),
+        ("bench_launch", ALL, 12),
+        ("bench_send", SENDS, 7),
+        ("bench_channel", ALL, 12),
+        ("bench_broadcast", ALL, 8),
+    ],
+)
+def test_a_quick_run_prints_a_valid_row_for_every_case(bench: str, only: tuple[str, ...], cases: int) -> None:
+    command = [sys.executable, "-m", f"benches.{bench}", "--quick", *(f"--only={part}" for part in only)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    rows: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len({row["case"] for row in rows}) == len(rows) == cases
+    for row in rows:
+        assert row.keys() >= FIELDS
+        assert f"bench_{row['bench']}" == bench
+        assert row["median"] > 0
+        assert row["peers"] == {}

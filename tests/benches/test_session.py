@@ -1,0 +1,102 @@
+"""Contestants that stay, and what is asked of whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from benches import session
+from benches.contestant import Contestant, ContestantError
+from benches.measure import LIMIT, OURS, Case
+from benches.options import Options
+from benches.session import Measurement, Standing
+
+OPTIONS = Options(peers=(), peers_dir=Path(), rounds=2, quick=True, loop="asyncio", only=())
+
+
+class Fake:
+    """Fails at the works of which it is told; notes what happens to it."""
+
+    def __init__(self, log: list[str], fails: Sequence[str] = ()) -> None:
+        self._log = log
+        self._fails = fails
+        log.append("start")
+
+    def ask(self, work: str, **arguments: Any) -> list[float]:
+        self._log.append(work)
+        if work in self._fails:
+            raise ContestantError(f"no {work}")
+        return [float(arguments.get("count", 1))]
+
+    def close(self) -> None:
+        self._log.append("close")
+
+
+def starting(log: list[str], *fails: str) -> Callable[[], Contestant]:
+    return lambda: cast(Contestant, Fake(log, fails))
+
+
+def test_a_contestant_starts_when_it_is_first_needed() -> None:
+    log: list[str] = []
+    with Standing(starting(log), ("cold", {})) as standing:
+        assert log == []
+        standing.ask("call")
+        standing.ask("call")
+    assert log == ["start", "cold", "call", "call", "close"]
+
+
+def test_a_contestant_that_failed_at_a_work_starts_anew_for_the_next() -> None:
+    log: list[str] = []
+    with Standing(starting(log, "argument"), ("cold", {})) as standing:
+        with pytest.raises(ContestantError, match="no argument"):
+            standing.ask("argument")
+        standing.ask("call")
+    assert log == ["start", "cold", "argument", "close", "start", "cold", "call", "close"]
+
+
+def test_a_contestant_that_cannot_start_is_not_tried_twice() -> None:
+    log: list[str] = []
+    with Standing(starting(log, "cold"), ("cold", {})) as standing:
+        for _ in range(2):
+            with pytest.raises(ContestantError, match="no cold"):
+                standing.ask("call")
+    assert log == ["start", "cold", "close"]
+
+
+def test_a_peer_that_fails_has_no_samples_and_ours_must_not_fail(capsys: pytest.CaptureFixture[str]) -> None:
+    with Standing(starting([], "call")) as standing:
+        assert session.samples("ray", standing, "call", {}) == []
+        assert capsys.readouterr().err == "no call\n"
+        for name in (OURS, LIMIT):
+            with pytest.raises(ContestantError, match="no call"):
+                session.samples(name, standing, "call", {})
+
+
+def test_everybody_does_its_own_job() -> None:
+    case = Case("send", "row", "s", limit="a copy", beside={"tcp": "a raw socket"})
+    measurement = Measurement(
+        case, "swap", {"count": 9, "size": 8}, ("copy", {"size": 8}), {"tcp": ("socket", {})}, ["ray"], peer_count=2
+    )
+    assert measurement.job(OURS) == (OURS, ("swap", {"count": 9, "size": 8}))
+    assert measurement.job("ray") == ("ray", ("swap", {"count": 2, "size": 8}))
+    assert measurement.job(LIMIT) == (LIMIT, ("copy", {"size": 8}))
+    assert measurement.job("tcp") == (LIMIT, ("socket", {}))
+    assert measurement.job("xoscar") is None
+
+
+def test_rounds_hold_those_that_could_do_it() -> None:
+    case = Case("send", "row", "s", limit="a copy", beside={"tcp": "a raw socket"})
+    measurement = Measurement(case, "swap", {"count": 9}, ("copy", {}), {"tcp": ("socket", {})}, peer_count=2)
+    logs: dict[str, list[str]] = {OURS: [], "ray": [], LIMIT: []}
+    standing = {
+        OURS: Standing(starting(logs[OURS])),
+        "ray": Standing(starting(logs["ray"], "swap")),
+        LIMIT: Standing(starting(logs[LIMIT])),
+    }
+    found = session.run([measurement], standing, OPTIONS)
+    assert found == {"row": [{OURS: [9.0], LIMIT: [1.0], "tcp": [1.0]}] * 2}
+    assert logs["ray"] == ["start", "swap", "close"]
+    assert logs[LIMIT] == ["start", "copy", "socket", "copy", "socket", "socket", "copy"]

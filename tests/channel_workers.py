@@ -1,0 +1,145 @@
+"""Workers that use channels, for the tests of channels."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from typing import Any
+
+from rlinf_async import Channel, Work, Worker
+
+
+class User(Worker):
+    """Does with a channel what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.works: list[Any] = []
+        self.channel: Any = None
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def call(self, channel: Channel, method: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(channel, method)(*args, **kwargs)
+
+    async def acall(self, channel: Channel, method: str, *args: Any, **kwargs: Any) -> Any:
+        return await getattr(channel, method)(*args, **kwargs)
+
+    def later(self, channel: Channel, method: str, *args: Any, **kwargs: Any) -> Any:
+        work = getattr(channel, method)(*args, async_op=True, **kwargs)
+        assert isinstance(work, Work)
+        return work.wait()
+
+    def put_all(self, channel: Channel, items: list[Any], **kwargs: Any) -> None:
+        for item in items:
+            channel.put(item, **kwargs)
+
+    def get_all(self, channel: Channel, count: int, **kwargs: Any) -> list[Any]:
+        return [channel.get(**kwargs) for _ in range(count)]
+
+    async def iterate(self, channel: Channel) -> list[Any]:
+        return [item async for item in channel]
+
+    def create(self, *args: Any, **kwargs: Any) -> Channel:
+        self.channel = self.create_channel(*args, **kwargs)
+        return self.channel
+
+    async def create_in_a_coroutine(self, name: str) -> Channel:
+        channel = self.create_channel(name)
+        channel.put("at once")
+        return await channel
+
+    def connect(self, *args: Any, **kwargs: Any) -> Any:
+        return self.connect_channel(*args, **kwargs).get()
+
+    # -- what is asked and not waited for -----------------------------------------------------------------------
+
+    def ask(self, channel: Channel, method: str, *args: Any, **kwargs: Any) -> None:
+        self.works.append(getattr(channel, method)(*args, async_op=True, **kwargs))
+
+    def arrived(self) -> bool:
+        """Returns once all that was asked has an answer, which nobody takes."""
+        for work in self.works:
+            gate = threading.Event()
+            work._follow(gate.set)
+            gate.wait()
+        return True
+
+    async def take(self) -> list[Any]:
+        works, self.works = self.works, []
+        return [await work for work in works]
+
+    def forget(self) -> None:
+        self.works.clear()
+
+    async def redelivered(self, channel: Channel) -> tuple[Any, bool]:
+        work = channel.get()
+        return await work, work.redelivered
+
+    async def wait_and_give_up(self, channel: Channel, seconds: float) -> str:
+        try:
+            async with asyncio.timeout(seconds):
+                return str(await channel.get())
+        except TimeoutError:
+            return "gave up"
+
+    async def cancelled_before_it_resumes(self, channel: Channel) -> str:
+        """The item has arrived when the task that waits for it is cancelled."""
+        task = asyncio.current_task()
+        assert task is not None
+        work = channel.get()
+        loop = asyncio.get_running_loop()
+        main = threading.get_ident()
+
+        def cancel() -> None:
+            if threading.get_ident() == main:
+                task.cancel()
+            else:
+                loop.call_soon_threadsafe(task.cancel)
+
+        work._follow(cancel)
+        try:
+            await work
+        except asyncio.CancelledError:
+            task.uncancel()
+            return "cancelled"
+        return "had it"
+
+    # -- many ---------------------------------------------------------------------------------------------------
+
+    async def get_on_many_keys(self, channel: Channel, count: int) -> tuple[list[int], int]:
+        """The keys in the order in which something came, and how many threads that took."""
+        before = threading.active_count()
+        order: list[int] = []
+
+        async def one(key: int) -> None:
+            assert await channel.get(key=key) == key
+            order.append(key)
+
+        async with asyncio.TaskGroup() as tasks:
+            for key in range(count):
+                tasks.create_task(one(key))
+            await asyncio.sleep(0)
+            await channel.put("waiting", key="ready")
+            most = threading.active_count()
+        return order, most - before
+
+    async def put_for_ever(self, channel: Channel, nbytes: int) -> None:
+        item = bytes(nbytes)
+        while True:
+            await channel.put(item)
+
+    async def produce(self, channel: Channel, count: int, nbytes: int, in_flight: int) -> None:
+        import torch
+
+        numbers = iter(range(count))
+
+        async def one() -> None:
+            for number in numbers:
+                await channel.put((number, torch.full((nbytes,), number % 251, dtype=torch.uint8)))
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(in_flight):
+                tasks.create_task(one())

@@ -1,0 +1,61 @@
+"""What is decided under the lock is done without it, in that order."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from rlinf_async.data.agenda import Agenda
+
+
+def test_what_is_added_is_done_in_order_without_the_lock_also_what_that_adds() -> None:
+    agenda, done = Agenda(), []
+
+    def first() -> None:
+        with agenda.deciding():  # which would stand still if the lock were held
+            agenda.add(lambda: done.append(3))
+        done.append(1)
+
+    with agenda.deciding():
+        agenda.add(first)
+        agenda.add(lambda: done.append(2))
+        assert done == []
+    assert done == [1, 2, 3]
+
+
+def test_another_thread_does_not_overtake() -> None:
+    agenda, done = Agenda(), []
+    started, go_on = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        started.set()
+        go_on.wait(5)
+        done.append("slow")
+
+    def decide() -> None:
+        with agenda.deciding():
+            agenda.add(slow)
+
+    thread = threading.Thread(target=decide)
+    thread.start()
+    assert started.wait(5)
+    with agenda.deciding():
+        agenda.add(lambda: done.append("fast"))
+    assert done == []
+    go_on.set()
+    thread.join(5)
+    assert done == ["slow", "fast"]
+
+
+def test_what_was_decided_before_an_error_is_done() -> None:
+    agenda, done = Agenda(), []
+
+    def decide() -> None:
+        with agenda.deciding():
+            agenda.add(lambda: done.append(1))
+            raise ValueError("twice")
+
+    with pytest.raises(ValueError, match="twice"):
+        decide()
+    assert done == [1]

@@ -1,0 +1,105 @@
+"""The link of last resort: pieces through what is there anyway."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+
+from rlinf_async.data.inline import PIECE, InlineLink
+from rlinf_async.errors import TransferFailed
+
+
+class Wire:
+    """Two links, and what they have posted to each other and is not delivered yet."""
+
+    def __init__(self) -> None:
+        self.posted: list[deque[Any]] = [deque(), deque()]
+        self.links = [InlineLink(self.posted[side].append, side == 0) for side in (0, 1)]
+        self.most = 0
+
+    def deliver(self, most: int = 1_000_000) -> None:
+        for _ in range(most):
+            for side in (0, 1):
+                if self.posted[side]:
+                    pieces = sum(facts[0] == "piece" for facts in self.posted[side])
+                    self.most = max(self.most, pieces)
+                    self.links[1 - side].on_control(self.posted[side].popleft())
+            if not any(self.posted):
+                return
+
+
+def buffers(*sizes: int) -> list[memoryview]:
+    return [memoryview(bytes([index + 1]) * size) for index, size in enumerate(sizes)]
+
+
+@pytest.mark.parametrize("sizes", [(1,), (0,), (), (PIECE,), (PIECE + 1, 0, 3), (3 * PIECE, 5 * PIECE, 7), (0, 0, 9)])
+@pytest.mark.parametrize("receiver_first", [True, False])
+def test_buffers_arrive_whole_and_writable(sizes: tuple[int, ...], receiver_first: bool) -> None:
+    wire = Wire()
+    sent = buffers(*sizes)
+    if receiver_first:
+        receiving = wire.links[1].receive(7, sizes)
+        wire.deliver()
+        sending = wire.links[0].send(7, sent)
+    else:
+        sending = wire.links[0].send(7, sent)
+        wire.deliver()
+        assert sending.done() is (sum(sizes) == 0)
+        receiving = wire.links[1].receive(7, sizes)
+    wire.deliver()
+    assert sending.wait(0) is None
+    assert receiving.wait(0) == sent
+    assert not any(buffer.readonly for buffer in receiving.wait(0))
+
+
+def test_few_pieces_are_under_way_however_large_the_message() -> None:
+    wire = Wire()
+    sending = wire.links[0].send(1, buffers(100 * PIECE))
+    receiving = wire.links[1].receive(1, [100 * PIECE])
+    wire.deliver()
+    assert sending.done()
+    assert receiving.done()
+    assert wire.most <= 8
+
+
+def test_both_directions_at_once() -> None:
+    wire = Wire()
+    works = [wire.links[side].send(1, buffers(3 * PIECE)) for side in (0, 1)]
+    works += [wire.links[side].receive(1, [3 * PIECE]) for side in (0, 1)]  # type: ignore[misc]
+    wire.deliver()
+    assert all(work.done() for work in works)
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_what_is_discarded_fails_on_both_sides_and_the_next_one_goes_through(side: int) -> None:
+    wire = Wire()
+    sending = wire.links[0].send(1, buffers(20 * PIECE))
+    receiving = wire.links[1].receive(1, [20 * PIECE])
+    wire.deliver(3)
+    wire.links[side].discard(ValueError("enough"))
+    wire.deliver()
+    mine, others = (sending, receiving) if side == 0 else (receiving, sending)
+    with pytest.raises(ValueError, match="enough"):
+        mine.wait(0)
+    with pytest.raises(TransferFailed, match="the other worker gave it up: enough"):
+        others.wait(0)
+    again = wire.links[0].send(2, buffers(20))
+    assert wire.links[1].receive(2, [20]).done() is False
+    wire.deliver()
+    assert again.done()
+
+
+def test_what_the_other_side_has_not_heard_of_is_not_discarded_there() -> None:
+    wire = Wire()
+    receiving = wire.links[1].receive(1, [10])
+    wire.links[1].discard(ValueError("enough"))
+    sending = wire.links[0].send(2, buffers(10))
+    wire.deliver()
+    assert not sending.done()
+    second = wire.links[1].receive(2, [10])
+    wire.deliver()
+    assert sending.done()
+    assert second.done()
+    assert receiving.done()

@@ -1,0 +1,28 @@
+"""A lane runs what it is given in order, and is no thread when it has nothing."""
+
+from __future__ import annotations
+
+import threading
+
+from rlinf_async.data.lane import Lane
+
+
+def test_jobs_run_one_by_one_in_their_order_and_the_thread_ends_with_them() -> None:
+    lane, done, gate, threads = Lane("test-lane"), [], threading.Event(), set()
+
+    def job(number: int) -> None:
+        gate.wait(5)
+        threads.add(threading.current_thread())
+        done.append(number)
+
+    for number in range(100):
+        lane.submit(lambda number=number: job(number))  # type: ignore[misc]
+    gate.set()
+    for thread in list(threading.enumerate()):
+        if thread.name == "test-lane":
+            thread.join(5)
+    assert done == list(range(100))
+    assert len(threads) == 1
+    last = threading.Event()
+    lane.submit(last.set)
+    assert last.wait(5)

@@ -1,0 +1,95 @@
+"""What became of every item, from the journals of all who had it: Jepsen's four classes of a queue."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+Identity = tuple[int, int]
+"""Who put it, and its number."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """One item that a consumer had.
+
+    Attributes:
+        flagged: it was said to be redelivered.
+        get: how many things the consumer had asked for before; tasks of one process need not resume in that order.
+    """
+
+    identity: Identity
+    consumer: int
+    flagged: bool
+    get: int
+
+
+@dataclass
+class History:
+    """A run, as its survivors tell it.
+
+    Attributes:
+        planned: how many items each producer was to put.
+        accepted: what producers had the word of the channel for.
+        taken: by consumers, those who were killed included.
+        killed: who was killed.
+        keys: an item's key is its number modulo this.
+    """
+
+    planned: dict[int, int] = field(default_factory=dict)
+    accepted: set[Identity] = field(default_factory=set)
+    taken: list[Taken] = field(default_factory=list)
+    killed: set[int] = field(default_factory=set)
+    keys: int = 1
+
+    def accept(self, producer: int, lines: Iterable[str]) -> None:
+        """A producer's journal; a last line that was cut off counts for nothing."""
+        self.accepted |= {(producer, int(line)) for line in lines if line.endswith("\n")}
+
+    def take(self, consumer: int, lines: Iterable[str]) -> None:
+        """A consumer's journal."""
+        for line in lines:
+            if line.endswith("\n"):
+                producer, number, flagged, get = map(int, line.split())
+                self.taken.append(Taken((producer, number), consumer, bool(flagged), get))
+
+    def lost(self) -> set[Identity]:
+        """Accepted, and nobody has ever had it."""
+        return self.accepted - {taken.identity for taken in self.taken}
+
+    def unexpected(self) -> set[Identity]:
+        """Had by somebody, and never put by anybody."""
+        had = {taken.identity for taken in self.taken}
+        return {(who, number) for who, number in had if not 0 <= number < self.planned.get(who, 0)}
+
+    def duplicated(self) -> set[Identity]:
+        """Had twice without a flag, or again after somebody who has lived on."""
+        unflagged = Counter(taken.identity for taken in self.taken if not taken.flagged)
+        by_the_living = Counter(taken.identity for taken in self.taken if taken.consumer not in self.killed)
+        counts = (*unflagged.items(), *by_the_living.items())
+        return {identity for identity, count in counts if count > 1}
+
+    def recovered(self) -> set[Identity]:
+        """Had without the producer's knowing that it was accepted: it died, or gave up, before it heard."""
+        return {taken.identity for taken in self.taken} - self.accepted
+
+    def out_of_order(self) -> set[Identity]:
+        """Given to a later get of a consumer than something that the same producer put later under the same key."""
+        latest: dict[tuple[int, int, int], int] = defaultdict(lambda: -1)
+        wrong = set()
+        for taken in sorted(self.taken, key=lambda taken: taken.get):
+            producer, number = taken.identity
+            line = (taken.consumer, producer, number % self.keys)
+            if not taken.flagged:
+                if number < latest[line]:
+                    wrong.add(taken.identity)
+                latest[line] = max(latest[line], number)
+        return wrong
+
+    def told(self) -> str:
+        return (
+            f"{len(self.accepted)} accepted, {len(self.taken)} taken, {len(self.killed)} killed: "
+            f"{len(self.lost())} lost, {len(self.unexpected())} unexpected, {len(self.duplicated())} unflagged "
+            f"duplicates, {len(self.out_of_order())} out of order, {len(self.recovered())} recovered"
+        )

@@ -1,0 +1,121 @@
+"""Channels under kills and cancels: nothing is lost, nothing is made up, nothing comes twice without saying so."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_async import Channel, Cluster, NodePlacementStrategy, WorkerDied
+from tests.histories.history import History
+from tests.histories.workers import Consumer, Producer
+
+KEYS = 4
+
+
+class Run:
+    """Producers and consumers that are killed now and then, and replaced, until every item has been taken."""
+
+    def __init__(self, cluster: Cluster, folder: Path, nodes: int, seed: int) -> None:
+        self.history = History(keys=KEYS)
+        self.kills = 0
+        self._cluster = cluster
+        self._folder = folder
+        self._nodes = nodes
+        self._chance = random.Random(seed)
+        self._numbers = itertools.count(1)
+        self._alive: dict[int, int] = {}
+        """Pids, by number."""
+        self._consumers: list[int] = []
+
+    async def go(self, items: int, producers: int, consumers: int, pause: float) -> None:
+        channel = await Channel.create("history", maxsize=64, max_bytes=4 << 20, cluster=self._cluster)
+        async with asyncio.TaskGroup() as tasks:
+            consuming = [tasks.create_task(self._consume(channel)) for _ in range(consumers)]
+            nemesis = tasks.create_task(self._kill_now_and_then(pause))
+            async with asyncio.TaskGroup() as producing:
+                for _ in range(producers):
+                    producing.create_task(self._produce(channel, items // producers))
+            await channel.close()
+            await asyncio.wait(consuming)
+            nemesis.cancel()
+        for consumer in self._consumers:
+            with self._journal(consumer).open() as lines:
+                self.history.take(consumer, lines)
+
+    async def _produce(self, channel: Channel, count: int) -> None:
+        """Until as many items have been accepted, by as many lives as that takes."""
+        while count > 0:
+            me = next(self._numbers)
+            self.history.planned[me] = count
+            await self._live(Producer, "produce", me, channel, me, count, KEYS, 16, str(self._journal(me)))
+            before = len(self.history.accepted)
+            with self._journal(me).open() as lines:
+                self.history.accept(me, lines)
+            count -= len(self.history.accepted) - before
+
+    async def _consume(self, channel: Channel) -> None:
+        """Until the end of the channel."""
+        ended = False
+        while not ended:
+            me = next(self._numbers)
+            self._consumers.append(me)
+            ended = await self._live(Consumer, "consume", me, channel, me, KEYS, 8, str(self._journal(me)))
+
+    async def _live(self, kind: Any, method: str, me: int, *arguments: Any) -> bool:
+        """One life; False if it was ended by force."""
+        self._journal(me).touch()
+        spec, strategy = kind.create_group(), NodePlacementStrategy([me % self._nodes])
+        async with spec.launch(self._cluster, placement=strategy, name=f"{kind.__name__}-{me}") as group:
+            (self._alive[me],) = await group.pid()
+            try:
+                await getattr(group, method)(*arguments)
+            except WorkerDied:
+                return False
+            finally:
+                del self._alive[me]
+            return True
+
+    async def _kill_now_and_then(self, pause: float) -> None:
+        while True:
+            await asyncio.sleep(self._chance.uniform(0.5, 1.5) * pause)
+            if self._alive:
+                me = self._chance.choice(list(self._alive))
+                self.history.killed.add(me)
+                self.kills += 1
+                os.kill(self._alive[me], signal.SIGKILL)
+
+    def _journal(self, me: int) -> Path:
+        return self._folder / f"{me}.journal"
+
+
+async def judge(items: int, folder: Path, *, nodes: int, pause: float, seed: int) -> Run:
+    async with Cluster(local_nodes=nodes, log_to_driver=False) as cluster:
+        run = Run(cluster, folder, nodes, seed)
+        await run.go(items, producers=3, consumers=4, pause=pause)
+    history = run.history
+    print(f"\n{run.kills} kills; {history.told()}")
+    assert not history.lost()
+    assert not history.unexpected()
+    assert not history.duplicated()
+    assert not history.out_of_order()
+    assert len(history.taken) >= items
+    return run
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+async def test_twenty_thousand_items_survive_kills_and_cancels(nodes: int, tmp_path: Path) -> None:
+    run = await judge(20_000, tmp_path, nodes=nodes, pause=0.3, seed=nodes)
+    assert run.kills >= 3
+
+
+@pytest.mark.histories
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_million_items_survive_kills_and_cancels(seed: int, tmp_path: Path) -> None:
+    await judge(250_000, tmp_path, nodes=1 + seed % 2, pause=0.5, seed=seed)

@@ -1,0 +1,107 @@
+"""Producers and consumers that write down what happens to them, one line each, before anybody else can know."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+from collections.abc import Iterator
+from typing import Any, Final
+
+from rlinf_async import Channel, EndOfChannel, Worker
+from rlinf_async.remote_queue import RemoteQueue
+
+LARGE_EVERY: Final = 400
+"""One item in so many travels as shared memory."""
+
+IMPATIENT: Final = 0.02
+"""Part of the puts and gets that are given up after a moment."""
+
+
+class Journal:
+    """Lines that outlive their writer, however it ends."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def write(self, *fields: int) -> None:
+        os.write(self._fd, (" ".join(map(str, fields)) + "\n").encode())
+
+
+def patience(chance: random.Random) -> contextlib.AbstractAsyncContextManager[Any]:
+    """A deadline for some, of a length that meets every stage of an operation."""
+    if chance.random() < IMPATIENT:
+        return asyncio.timeout(chance.choice((0.0, 1e-4, 3e-4, 1e-3)))
+    return contextlib.nullcontext()
+
+
+class Producer(Worker):
+    """Puts items (who, number) and writes down the numbers that were accepted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    async def produce(self, channel: Channel, who: int, count: int, keys: int, in_flight: int, path: str) -> None:
+        journal = Journal(path)
+        chance = random.Random(who)
+        numbers = iter(range(count))
+
+        async def one() -> None:
+            for number in numbers:
+                padding = bytes(40_000) if number % LARGE_EVERY == 0 else b""
+                with contextlib.suppress(TimeoutError):
+                    async with patience(chance):
+                        await channel.put((who, number, padding), key=number % keys)
+                        journal.write(number)
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(in_flight):
+                tasks.create_task(one())
+
+
+class Consumer(Worker):
+    """Gets items and writes each down, flagged or not, before the channel hears that it was taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    async def consume(self, channel: Channel, who: int, keys: int, in_flight: int, path: str) -> None:
+        journal = Journal(path)
+        chance = random.Random(who)
+        with noted(journal):
+            async with asyncio.TaskGroup() as tasks:
+                for task in range(in_flight * keys):
+                    tasks.create_task(self._get_all(channel, task % keys, chance))
+
+    async def _get_all(self, channel: Channel, key: int, chance: random.Random) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with patience(chance):
+                    try:
+                        await channel.get(key=key)
+                    except EndOfChannel:
+                        return
+
+
+@contextlib.contextmanager
+def noted(journal: Journal) -> Iterator[None]:
+    """What is taken is written down first."""
+    original = RemoteQueue.taken
+
+    def taken(queue: RemoteQueue, get: Any) -> None:
+        who, number, _ = get._value
+        journal.write(who, number, int(get.redelivered), get.number)
+        original(queue, get)
+
+    RemoteQueue.taken = taken  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        RemoteQueue.taken = original  # type: ignore[method-assign]

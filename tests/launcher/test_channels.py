@@ -1,0 +1,287 @@
+"""The channels of one daemon, with processes that only remember what they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.channels import LATER, Channels
+from launcher.router import Endpoint, Router
+from rlinf_async.core import frames
+from rlinf_async.core.frames import FrameError
+from rlinf_async.core.segment import write_segment
+
+NUMBER = 5
+"""Of the one channel."""
+
+SIZE = 100_000
+
+
+class Process:
+    """A process of this node: it has an endpoint, and remembers what it is sent."""
+
+    def __init__(self, channels: Daemon, role: str = "worker") -> None:
+        self.endpoint: Endpoint = channels.router.new_endpoint(role)
+        self.endpoint.connection = self  # type: ignore[assignment]
+        self.sent: list[Any] = []
+        self.queued_bytes = 0
+        self._daemon = channels
+        self._said = 0
+
+    @property
+    def id(self) -> int:
+        return self.endpoint.id
+
+    def send(self, frame: Any, fds: Any = ()) -> None:
+        self.sent.append(list(frame))
+        for fd in fds:
+            os.close(fd)
+
+    def heard(self) -> list[Any]:
+        """What it was told since it was last asked: (word, facts), and ("give", number, body) of single items."""
+        sent, self.sent = self.sent, []
+        return [("give", frame[5], frame[9]) if frame[0] == frames.GIVE else (frame[5], frame[6]) for frame in sent]
+
+    def say(self, frame: list[Any], fds: list[int] | None = None) -> None:
+        self._daemon.router.from_endpoint(self.endpoint, frame, fds or [])
+
+    def put(self, body: Any, mode: int = frames.WAIT, fds: list[int] | None = None, key: Any = b"k") -> int:
+        self._said += 1
+        self.say([frames.PUT, len(fds or ()), 0, 0, NUMBER, self._said, key, 0, mode, body], fds)
+        return self._said
+
+    def put_large(self) -> int:
+        return self.put(SIZE, fds=[write_segment([bytes(SIZE)], SIZE)])
+
+    def get(self, taken: Any = None, target: Any = None, key: Any = b"k") -> int:
+        self._said += 1
+        self.say([frames.GET, 0, 0, 0, NUMBER, self._said, key, target, taken])
+        return self._said
+
+    def tell(self, what: str, facts: Any) -> None:
+        self.say([frames.QUEUE, 0, 0, 0, NUMBER, what, facts])
+
+
+class Daemon:
+    def __init__(self) -> None:
+        self.gone: set[int] = set()
+        loop = asyncio.get_running_loop()
+        self.router = Router(loop, 0, lambda *_: None)
+        self.channels = Channels(loop, self.router, self.gone)
+
+    async def host(self, owner: int, *, maxsize: int = 0, max_bytes: int = 0) -> None:
+        facts = {"number": NUMBER, "name": "obs", "maxsize": maxsize, "max_bytes": max_bytes}
+        assert await self.channels.do_host_channel(owner, 1, facts)
+
+    def die(self, process: Process, *, ended: bool = False) -> None:
+        self.gone.add(process.id)
+        self.channels.drop_party(process.id)
+        if ended:
+            self.channels.drop_owner(process.id)
+
+
+@pytest.fixture
+async def daemon() -> Daemon:
+    return Daemon()
+
+
+async def turn() -> None:
+    """The loop's turn ends."""
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+def open_segments() -> int:
+    return sum("memfd:rlinf" in os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink())
+
+
+async def test_what_happens_in_one_turn_is_told_in_one_frame(daemon: Daemon) -> None:
+    producer, consumer = Process(daemon), Process(daemon)
+    await daemon.host(producer.id)
+    for _ in range(3):
+        producer.put(b"x")
+        consumer.get()
+    assert producer.sent == consumer.sent == []
+    await turn()
+    assert producer.heard() == [("news", [[1, 2, 3], []])]
+    given = [(number, False, False, b"x") for number in (1, 2, 3)]
+    assert consumer.heard() == [("news", [[], given])]
+
+
+async def test_a_large_item_does_not_overtake_a_small_one(daemon: Daemon) -> None:
+    producer, consumer = Process(daemon), Process(daemon)
+    await daemon.host(producer.id)
+    consumer.get()
+    consumer.get()
+    producer.put(b"small")
+    producer.put_large()
+    await turn()
+    assert consumer.heard() == [("news", [[], [(1, False, False, b"small")]]), ("give", 2, SIZE)]
+    consumer.tell("taken", [1, 2])
+
+
+async def test_a_segment_is_held_until_it_is_taken_and_no_longer(daemon: Daemon) -> None:
+    producer, consumer = Process(daemon), Process(daemon)
+    await daemon.host(producer.id)
+    before = open_segments()
+    producer.put_large()
+    daemon.die(producer)
+    get = consumer.get()
+    assert open_segments() == before + 1
+    assert consumer.heard()[-1] == ("give", get, SIZE)
+    consumer.tell("taken", [get])
+    assert open_segments() == before
+    assert daemon.channels.status()["obs"]["bytes"] == 0
+
+
+@pytest.mark.parametrize("end", ["cancel", "death", "owner"])
+async def test_no_segment_of_a_waiting_put_outlives_the_wish(daemon: Daemon, end: str) -> None:
+    owner, producer = Process(daemon, "driver"), Process(daemon)
+    await daemon.host(owner.id, maxsize=1)
+    before = open_segments()
+    producer.put(b"first")
+    number = producer.put_large()
+    assert open_segments() == before + 1
+    if end == "cancel":
+        producer.tell("cancel", [number])
+    else:
+        daemon.die(producer if end == "death" else owner, ended=end == "owner")
+    assert open_segments() == before
+
+
+async def test_beyond_its_slack_a_daemon_holds_no_bodies_of_waiting_puts(daemon: Daemon) -> None:
+    producer, consumer = Process(daemon), Process(daemon)
+    await daemon.host(producer.id, max_bytes=SIZE + 1000)
+    before = open_segments()
+    producer.put_large()
+    parked = producer.put_large()
+    await turn()
+    assert open_segments() == before + 1
+    assert producer.heard() == [("parked", [parked]), ("news", [[1], []])]
+    get = consumer.get()
+    consumer.tell("taken", [get])
+    assert producer.heard() == [("pull", [parked])]
+    producer.say(
+        [frames.PUT, 1, 0, 0, NUMBER, parked, b"k", 0, frames.SUPPLY, SIZE], [write_segment([bytes(SIZE)], SIZE)]
+    )
+    await turn()
+    assert producer.heard() == [("news", [[parked], []])]
+    get = consumer.get()
+    consumer.tell("taken", [get])
+
+
+async def test_a_dead_consumers_item_goes_to_the_next_flagged(daemon: Daemon) -> None:
+    producer, first, second = Process(daemon), Process(daemon), Process(daemon)
+    await daemon.host(producer.id)
+    first.get()
+    second.get()
+    producer.put(b"x")
+    daemon.die(first)
+    await turn()
+    assert second.heard() == [("news", [[], [(1, False, True, b"x")]])]
+
+
+async def test_a_refusal_says_what_of_which_channel(daemon: Daemon) -> None:
+    process = Process(daemon)
+    await daemon.host(process.id, maxsize=1, max_bytes=10_000)
+    process.get(target=frames.NOW)
+    process.put(b"x")
+    process.put(b"y", frames.NOWAIT)
+    process.put(bytes(10_000))
+    await turn()
+    heard = [facts[:2] for word, facts in process.heard() if word == "failed"]
+    assert heard == [[1, "QueueEmpty"], [3, "QueueFull"], [4, "ValueError"]]
+
+
+async def test_who_uses_a_channel_that_is_gone_is_told(daemon: Daemon) -> None:
+    process = Process(daemon)
+    process.put(b"x")
+    process.get()
+    process.tell("size", [1, b"k"])
+    process.tell("taken", [1])  # needs no answer
+    assert process.heard() == [("gone", "")] * 3
+
+
+async def test_a_closed_channel_is_gone_with_its_last_item(daemon: Daemon) -> None:
+    process = Process(daemon)
+    await daemon.host(process.id)
+    process.put(b"x")
+    assert await daemon.channels.do_close_channel(process.id, 1, {"number": NUMBER})
+    get = process.get()
+    await turn()
+    assert "obs" in daemon.channels.status()
+    process.heard()
+    process.tell("taken", [get])
+    assert process.heard() == [("gone", "")]
+    assert daemon.channels.status() == {}
+
+
+async def test_a_drivers_channels_end_with_it_and_a_workers_with_its_group(daemon: Daemon) -> None:
+    owner, user = Process(daemon), Process(daemon)
+    await daemon.host(owner.id)
+    await daemon.channels.do_name_channel(owner.id, 1, {"name": "obs", "roster": {"number": NUMBER}})
+    user.get()
+    daemon.die(owner)
+    assert daemon.channels.names.names() == ["obs"]
+    assert user.heard() == []
+    daemon.die(owner, ended=True)
+    ((word, why),) = user.heard()
+    assert word == "gone"
+    assert "its group is closed" in why
+    assert daemon.channels.names.names() == []
+
+
+async def test_a_name_is_the_firsts_and_is_freed_by_its_number_only(daemon: Daemon) -> None:
+    first, second = Process(daemon), Process(daemon)
+    name = daemon.channels.do_name_channel
+    assert await name(first.id, 1, {"name": "obs", "roster": {"number": 1}}) == {"number": 1}
+    assert await name(second.id, 1, {"name": "obs", "roster": {"number": 2}}) == {"number": 1}
+    unname = daemon.channels.do_unname_channel
+    assert not await unname(second.id, 2, {"name": "obs", "number": 2})
+    assert await unname(second.id, 3, {"name": "obs", "number": 1})
+    assert await name(second.id, 4, {"name": "obs", "roster": {"number": 2}}) == {"number": 2}
+
+
+async def test_whoever_looks_for_a_name_is_answered_when_it_comes(daemon: Daemon) -> None:
+    seeker, other = Process(daemon), Process(daemon)
+    for process, ask in ((seeker, 7), (other, 8)):
+        assert await daemon.channels.do_find_channel(process.id, ask, {"name": "obs"}) is LATER
+    assert await daemon.channels.do_forget_find(other.id, 9, {"name": "obs", "ask": 8}) == []
+    await daemon.channels.do_name_channel(other.id, 1, {"name": "obs", "roster": {"number": 1}})
+    assert [frame[3:] for frame in seeker.sent] == [[seeker.id, 7, True, {"number": 1}]]
+    assert other.sent == []
+
+
+async def test_nonsense_is_refused_and_harms_nobody_else(daemon: Daemon) -> None:
+    wild, process = Process(daemon), Process(daemon)
+    await daemon.host(process.id)
+    for attempt in (
+        lambda: wild.get(target="much"),
+        lambda: wild.get(key=["k"]),
+        lambda: wild.put(None),
+        lambda: wild.put(-1),
+        lambda: wild.tell("cancel", 7),
+    ):
+        with pytest.raises(TypeError):
+            attempt()
+    with pytest.raises(FrameError):  # descriptors that are no sealed memory
+        wild.put(10, fds=[os.open("/dev/null", os.O_RDONLY)])
+    with pytest.raises(FrameError):  # for another process
+        wild.say([frames.QUEUE, 0, 0, process.id, NUMBER, "news", [[1], []]])
+    process.put(b"x")
+    process.get()
+    await turn()
+    assert process.heard() == [("news", [[1], [(2, False, False, b"x")]])]
+
+
+async def test_what_only_daemons_say_does_not_come_from_a_process(
+    daemon: Daemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    wild, process = Process(daemon), Process(daemon)
+    wild.say([frames.GIVE, 0, 0, process.id, NUMBER, 1, False, 0, False, b"x"])
+    assert process.sent == []
+    assert "is not its to send" in caplog.text

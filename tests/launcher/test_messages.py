@@ -1,0 +1,188 @@
+"""How messages pass a daemon, and who is told of the end of a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from launcher import router as routers
+from launcher.obituaries import Obituaries
+from launcher.router import Endpoint, Router
+from rlinf_async.core import frames
+from rlinf_async.core.frames import FrameError
+from rlinf_async.core.segment import write_segment
+
+FACTS = [0, 0, 1, 0, None, 100, None]
+
+
+class Wire:
+    """A connection, or a neighbour, that keeps what it is sent."""
+
+    lost: str | None = None
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.fds: list[int] = []
+
+    def send(self, frame: Any, fds: Any = ()) -> None:
+        self.sent.append(list(frame))
+        self.fds.extend(fds)
+
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+
+
+class Process:
+    closing = False
+
+
+class House:
+    """A router of node 0 with workers, and node 1 beside it."""
+
+    def __init__(self) -> None:
+        self.router = Router(asyncio.get_running_loop(), 0, lambda *_: None)
+        self.obituaries = Obituaries(self.router)
+        self.neighbour = Wire()
+        self.router.neighbours[1] = self.neighbour  # type: ignore[assignment]
+        self.wires: list[Wire] = [self.neighbour]
+
+    def worker(self, role: str = "worker") -> tuple[Endpoint, Wire]:
+        endpoint, wire = self.router.new_endpoint(role), Wire()
+        endpoint.connection = wire  # type: ignore[assignment]
+        endpoint.process = Process() if role == "worker" else None  # type: ignore[assignment]
+        self.wires.append(wire)
+        return endpoint, wire
+
+    def close(self) -> None:
+        for wire in self.wires:
+            wire.close()
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    house = House()
+    yield house
+    house.close()
+
+
+def message(route: Any, body: Any = b"hello", count: int = 0) -> list[Any]:
+    return [frames.MESSAGE, count, 12345, route, FACTS, body]
+
+
+async def test_a_message_is_handed_on_in_its_senders_name(house: House) -> None:
+    source, _ = house.worker()
+    target, wire = house.worker()
+    house.router.from_endpoint(source, message(frames.route_to([target.id])), [])
+    assert wire.sent == [[frames.MESSAGE, 0, source.id, 0, FACTS, b"hello"]]
+
+
+async def test_a_message_to_many_crosses_to_another_node_once_and_each_gets_the_memory(house: House) -> None:
+    source, _ = house.worker()
+    (first, one), (second, two) = house.worker(), house.worker()
+    far = [frames.endpoint(1, number) for number in (4, 5, 6)]
+    fd = write_segment([b"x" * 50_000], 50_000)
+    route = frames.route_to([first.id, *far, second.id])
+    house.router.from_endpoint(source, message(route, 50_000, 1), [fd])
+    assert [frame[3] for frame in one.sent + two.sent] == [0, 4]
+    assert [frame[3] for frame in house.neighbour.sent] == [[[1, [4, 1, 5, 2, 6, 3]]]]
+    assert len({os.fstat(fd).st_ino for wire in (one, two, house.neighbour) for fd in wire.fds}) == 1
+    assert [len(wire.fds) for wire in (one, two, house.neighbour)] == [1, 1, 1]
+
+
+async def test_a_message_from_another_node_is_shared_there(house: House) -> None:
+    (first, one), (second, two) = house.worker(), house.worker()
+    fd = write_segment([b"x" * 50_000], 50_000)
+    frame = message(frames.route_to([first.id, second.id]), 50_000, 1)
+    frame[2] = frames.endpoint(1, 9)
+    neighbour: Any = house.neighbour
+    neighbour.node = 1
+    house.router.from_neighbour(neighbour, frame, [fd])
+    assert [len(wire.fds) for wire in (one, two)] == [1, 1]
+    assert one.sent[0][2] == frames.endpoint(1, 9)
+
+
+async def test_workers_that_have_ended_and_drivers_get_no_messages(house: House) -> None:
+    source, _ = house.worker()
+    dead, wire = house.worker()
+    dead.obituary = b"story"
+    driver, at_driver = house.worker("driver")
+    fd = write_segment([b"x" * 50_000], 50_000)
+    route = frames.route_to([dead.id, driver.id, frames.endpoint(0, 999), frames.endpoint(7, 1)])
+    house.router.from_endpoint(source, message(route, 50_000, 1), [fd])
+    assert not wire.sent
+    assert not at_driver.sent
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+async def test_a_driver_sends_no_messages(house: House) -> None:
+    driver, _ = house.worker("driver")
+    target, wire = house.worker()
+    house.router.from_endpoint(driver, message(frames.route_to([target.id])), [])
+    assert not wire.sent
+
+
+@pytest.mark.parametrize("body", ["text", 10, None, [1, 2]])
+async def test_a_message_whose_body_makes_no_sense_is_an_error_of_its_sender(house: House, body: Any) -> None:
+    source, _ = house.worker()
+    with pytest.raises(FrameError):
+        house.router.from_endpoint(source, message(frames.route_to([1]), body), [])
+
+
+async def test_without_descriptors_the_receivers_hear_that_the_message_could_not_be_passed_on(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(fd: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(routers.os, "dup", exhausted)
+    source, _ = house.worker()
+    (first, one), (second, two) = house.worker(), house.worker()
+    fd = write_segment([b"x" * 50_000], 50_000)
+    house.router.from_endpoint(source, message(frames.route_to([first.id, second.id]), 50_000, 1), [fd])
+    for wire in (one, two):
+        ((_, count, _, _, _, body),) = wire.sent
+        assert count == 0
+        assert body.startswith("the daemon of node 0 cannot pass the message on: [Errno 24] Too many open files")
+
+
+# -- ends -----------------------------------------------------------------------------------------------------------
+
+
+async def test_who_watches_is_told_of_the_end_once_in_the_name_of_the_dead(house: House) -> None:
+    (watched, _), (_, _), (watcher, wire) = house.worker(), house.worker(), house.worker()
+    far = frames.endpoint(1, 3)
+    for source in (watcher.id, watcher.id, far):
+        assert await house.obituaries.do_watch(source, 1, {"numbers": [watched.number]})
+    house.obituaries.ended(watched.id, {"rank": 3})
+    facts = {"endpoint": watched.id, "story": {"rank": 3}}
+    assert wire.sent == [[frames.EVENT, 0, watched.id, watcher.id, "ended", facts]]
+    assert house.neighbour.sent == [[frames.EVENT, 0, watched.id, far, "ended", facts]]
+    house.obituaries.ended(watched.id, {"rank": 3})
+    assert len(wire.sent) == 1
+
+
+async def test_an_end_that_has_been_is_told_at_once(house: House) -> None:
+    (dead, _), (closed, _), (watcher, wire) = house.worker(), house.worker(), house.worker()
+    dead.obituary = closed.obituary = frames.pack({"rank": 3})
+    closed.process.closing = True  # type: ignore[union-attr]
+    await house.obituaries.do_watch(watcher.id, 1, {"numbers": [dead.number, closed.number, 999]})
+    assert [frame[5] for frame in wire.sent] == [
+        {"endpoint": dead.id, "story": {"rank": 3}},
+        {"endpoint": closed.id, "story": None},
+        {"endpoint": 999, "story": None},
+    ]
+
+
+async def test_who_is_gone_is_not_told(house: House) -> None:
+    (watched, _), (watcher, wire) = house.worker(), house.worker()
+    await house.obituaries.do_watch(watcher.id, 1, {"numbers": [watched.number]})
+    house.obituaries.forget(watcher.id)
+    house.obituaries.ended(watched.id, None)
+    assert not wire.sent
+    assert not house.obituaries._watchers

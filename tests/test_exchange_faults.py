@@ -1,0 +1,164 @@
+"""What becomes of messages when somebody dies, leaves, or is late."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from rlinf_async import Cluster, NodePlacementStrategy
+from tests import exchanging
+from tests.exchanging import Talker, shared_memory
+
+pytestmark = pytest.mark.shared_cluster
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(num_nodes=2, local_nodes=2, log_to_driver=False) as cluster:
+        yield cluster
+
+
+class Groups:
+    """Launches groups of talkers, by name, and closes what is left of them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._groups: list[Any] = []
+
+    def launch(self, name: str, *nodes: int) -> Any:
+        placement = NodePlacementStrategy(list(nodes))
+        self._groups.append(Talker.create_group().launch(self._cluster, name=name, placement=placement))
+        return self._groups[-1].wait_ready()
+
+    def close(self) -> None:
+        for group in self._groups:
+            group.close()
+
+
+@pytest.fixture
+def groups(cluster: Cluster) -> Iterator[Groups]:
+    groups = Groups(cluster)
+    yield groups
+    groups.close()
+
+
+def until(condition: Callable[[], bool], seconds: float) -> float:
+    """How long it took."""
+    since = time.monotonic()
+    while not condition():
+        assert time.monotonic() - since < seconds
+        os.sched_yield()
+    return time.monotonic() - since
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_hundred_pending_operations_fail_within_2_s_of_the_peers_death_and_others_go_on(
+    groups: Groups, node: int
+) -> None:
+    a, b, c = (groups.launch(name, where) for name, where in (("a", 0), ("b", node), ("c", node)))
+    waiting = a.ado(exchanging.wait_for_the_dead, "b", 0)
+    until(lambda: a.ado(exchanging.is_waiting).wait()[0], 5)
+    victim = b.do(exchanging.pid).wait()[0]
+    os.kill(victim, signal.SIGKILL)
+    killed = time.time()
+    ((count, errors, failed),) = waiting.wait()
+    assert count == 100
+    assert errors == [f"WorkerDied: rank 0 of group 'b' on local-{node} (pid {victim}) was killed by SIGKILL"]
+    assert failed - killed < 2
+    echoing = c.do(exchanging.echo_one, "a")
+    assert a.do(exchanging.say_and_hear, "c", 3 << 20).wait() == [3 << 20]
+    echoing.wait()
+    assert "killed by SIGKILL" in a.do(exchanging.fail_to_receive, "b", 0).wait()[0]
+
+
+def test_shared_memory_is_free_again_when_sender_and_receiver_are_killed(groups: Groups) -> None:
+    before = shared_memory()
+    a, b = (groups.launch(name, 0, 0) for name in "ab")
+    a.do(exchanging.send_without_waiting, "b", 256 << 20).wait()
+    assert b.do(exchanging.receive_and_keep, "a").wait() == [256 << 20] * 2
+    assert shared_memory() > before + (480 << 20)
+    for pid in a.do(exchanging.pid).wait() + b.do(exchanging.pid).wait():
+        os.kill(pid, signal.SIGKILL)
+    assert until(lambda: shared_memory() < before + (64 << 20), 1) < 1
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_receiver_learns_of_the_death_of_its_sender_in_mid_transfer_and_others_go_on(
+    groups: Groups, node: int
+) -> None:
+    a, b, c = (groups.launch(name, where) for name, where in (("a", 0), ("b", node), ("c", node)))
+    for delay in (0.0, 0.02, 0.1):
+        victim = b.do(exchanging.pid).wait()[0]
+        b.do(exchanging.send_without_waiting, "a", 512 << 20).wait()
+        receiving = a.do(exchanging.fail_to_receive, "b", 0)
+        time.sleep(delay)
+        os.kill(victim, signal.SIGKILL)
+        since = time.monotonic()
+        assert "killed by SIGKILL" in receiving.wait()[0] or delay
+        assert time.monotonic() - since < 2
+        echoing = c.do(exchanging.echo_one, "a")
+        assert a.do(exchanging.say_and_hear, "c", 3 << 20).wait() == [3 << 20]
+        echoing.wait()
+        b.close()
+        b = groups.launch("b", node)
+
+
+def test_a_deadline_in_mid_transfer_leaves_what_follows_alone(groups: Groups) -> None:
+    a, b = groups.launch("a", 0, 0), groups.launch("b", 1, 1)
+    for seconds in (0.0, 0.01, 0.03, 0.1):
+        sending = b.do(exchanging.send_blank_in_time, "a", 200 << 20, seconds)
+        receiving = a.do(exchanging.receive_in_time, "b", seconds)
+        sent, received = sending.wait(), receiving.wait()
+        for outcome in sent + received:
+            assert outcome.startswith(("DeadlineExceeded", "nothing was refused"))
+        b.do(exchanging.send_without_waiting, "a", 3 << 20).wait()
+        for rank in (0, 1):
+            left = [200 << 20] * (sent[rank] == "nothing was refused" and received[rank] != "nothing was refused")
+            for nbytes in (*left, 3 << 20):
+                assert a.execute_on(rank).do(exchanging.receive_and_keep, "b").wait() == [nbytes]
+
+
+def test_messages_survive_the_connection_that_brings_them(groups: Groups) -> None:
+    a, b = groups.launch("a", 0), groups.launch("b", 1)
+    receiving = a.ado(exchanging.receive_while_connections_are_cut, "b")
+    b.do(exchanging.send_eight, "a").wait(30)
+    assert receiving.wait(30) == [[float(number) for number in range(8)]]
+
+
+def test_what_was_sent_before_a_group_was_closed_is_received_and_then_the_next_one_of_that_name(groups: Groups) -> None:
+    a, b = groups.launch("a", 0), groups.launch("b", 1)
+    for nbytes in (10, 5_000_000):
+        b.do(exchanging.send_without_waiting, "a", nbytes).wait()
+    until(lambda: a.do(exchanging.messages_here).wait()[0] == 2, 5)
+    b.close()
+    assert a.do(exchanging.receive_and_keep, "b").wait() == [10]
+    assert a.do(exchanging.receive_and_keep, "b").wait() == [5_000_000]
+    receiving = a.do(exchanging.receive_and_keep, "b")
+    b = groups.launch("b", 0)
+    b.do(exchanging.send_without_waiting, "a", 20).wait()
+    assert receiving.wait(10) == [20]
+
+
+def test_a_receive_from_a_group_that_is_being_closed_fails(groups: Groups) -> None:
+    a, b = groups.launch("a", 0), groups.launch("b", 0)
+    receiving = a.do(exchanging.say_and_hear, "b", 10)
+    b.do(exchanging.receive_and_keep, "a").wait()
+    b.close()
+    with pytest.raises(Exception, match=r"rank 0 of group 'b' on local-0 \(pid \d+\): its group was closed"):
+        receiving.wait(10)
+
+
+def test_everybody_who_waits_in_a_broadcast_learns_of_the_death_of_a_member(groups: Groups) -> None:
+    a, b = groups.launch("a", 0), groups.launch("b", 0, 1, 1)
+    members = [("a", 0), ("b", [0, 1, 2])]
+    waiting = b.execute_on(0, 1).do(exchanging.fail_to_broadcast, members)
+    os.kill(b.execute_on(2).do(exchanging.pid).wait()[0], signal.SIGKILL)
+    for text in waiting.wait():
+        assert text.startswith("WorkerDied: rank 2 of group 'b'")
+    # The source hears of it at its first word to them, which they may be sent nevertheless.
+    until(lambda: a.do(exchanging.fail_to_broadcast, members).wait()[0].startswith("WorkerDied: rank 2"), 2)
