@@ -365,10 +365,10 @@ class Channel:
         if self._closing is None:
             if self._local is not None:
                 self._local.close()
-                self._closing = Work()
-                self._closing._settle()
+                self._closing = _done()
+            elif (client := self._bound()).closed is not None:
+                self._closing = _done()  # and it has ended with its cluster
             else:
-                client = self._bound()
                 if self._replicas is not None:
                     self._replicas.flush()
                 self._closing = client.run(self._close_queues(client), what=f"closing channel '{self._name}'")
@@ -423,6 +423,12 @@ class Channel:
             assert self._replicas is not None
             self._replicas.start(wish)
         return wish
+
+
+def _done() -> Work[None]:
+    work: Work[None] = Work()
+    work._settle()
+    return work
 
 
 def _show(items: list[tuple[int, Callable[[], Any]]]) -> list[WeightedItem]:

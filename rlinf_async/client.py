@@ -79,6 +79,7 @@ class NodeClient:
         welcome: what the daemon said of the run: its id, its nodes, this process's place.
         ready: done when the daemon has answered.
         receivers: by kind, who takes the frames that are neither the client's own nor the inbox's.
+        unsent: what sends that which has only been kept back for the end of a loop's turn.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, inbox: Inbox | None = None) -> None:
@@ -91,6 +92,7 @@ class NodeClient:
         self._listeners: dict[str, list[weakref.WeakMethod[Callable[[dict[str, Any]], None]]]] = {}
         self.lost_nodes: dict[int, NodeLost] = {}
         self.receivers: dict[int, Receiver] = {}
+        self.unsent: dict[Callable[[], None], None] = {}
         self._inbox = inbox
         self._ids = itertools.count(1)
         self._calls: dict[int, Sink] = {}

@@ -55,6 +55,9 @@ class Queues:
             queue = self._queues.get(place)
             if queue is None:
                 queue = self._queues[place] = RemoteQueue(self._client, self.watch, node, channel, name, max_bytes)
+        over = self._client.closed or self._client.lost_nodes.get(node)
+        if over is not None:
+            queue.fail(over)
         return queue
 
     def on_frame(self, frame: list[Any], fds: list[int]) -> None:

@@ -66,8 +66,8 @@ class RemoteQueue:
         self._given_back: deque[int] = deque()
         self._crowded_until = 0.0
         self._flushing: asyncio.AbstractEventLoop | None = None
-        self._ended: str | None = None
-        """Why there is no such queue any more, or an empty string."""
+        self._over: tuple[Exception, Exception] | None = None
+        """There is no such queue any more, or no way to it: the error of a put, and of a get."""
 
     def __repr__(self) -> str:
         return f"<RemoteQueue {self.name} [{self.where} | {len(self._puts)} puts, {len(self._gets)} gets open]>"
@@ -88,19 +88,13 @@ class RemoteQueue:
             self._start_put(wish)
         elif isinstance(wish, Get):
             self._start_get(wish)
-        else:
-            assert isinstance(wish, Question)
+        elif isinstance(wish, Question):
             self.flush()
             wish.number = next(self._questions)
             self._asked[wish.number] = wish
             self._tell(wish.word, [wish.number, wish.key])
-        client = self._client
-        if client.closed is not None:
-            self.fail(client.closed)
-        elif self.node in client.lost_nodes:
-            self.fail(client.lost_nodes[self.node])
-        elif self._ended is not None:
-            self.end(self._ended)
+        if self._over is not None:
+            self._refuse(wish)
 
     def _start_put(self, put: Put) -> None:
         body: bytes | int
@@ -155,11 +149,13 @@ class RemoteQueue:
         if self._flushing is not loop:
             self._flushing = loop
             loop.call_soon(self.flush)
+            self._client.unsent[self.flush] = None
         return True
 
     def flush(self) -> None:
         """Sends what has waited for company."""
         self._flushing = None
+        self._client.unsent.pop(self.flush, None)
         puts, gets, taken = _emptied(self._held_puts), _emptied(self._held_gets), _emptied(self._taken)
         if puts or gets:
             self._tell("wishes", [puts, gets, taken])
@@ -180,6 +176,8 @@ class RemoteQueue:
         self._tell("cancel", [wish.number])
 
     def withdraw_later(self, wish: Wish[Any]) -> None:
+        if self._client.closed is not None:
+            return  # in a forked child, for one: the item is the parent's
         self._given_back.append(wish.number)
         try:
             self._client.loop.call_soon_threadsafe(self._give_back)
@@ -281,34 +279,39 @@ class RemoteQueue:
 
     def end(self, why: str) -> None:
         """The daemon has no such queue any more."""
-        self._ended = why
-        puts, gets, asked = self._give_up_all()
         text = f"channel '{self.name}' is closed" + (f": {why}" if why else "")
-        for put in puts:
-            put._settle(error=ClosedError(f"{text}; nothing can be put there any more"))
-        for get in gets:
-            get._settle(error=ClosedError(text) if why else EndOfChannel(f"{text}, and everything has been taken"))
-        for question in asked:
-            question._settle((0, False) if question.word == "size" else [])
+        no_put = ClosedError(f"{text}; nothing can be put there any more")
+        self._finish(no_put, ClosedError(text) if why else EndOfChannel(f"{text}, and everything has been taken"))
 
     def fail(self, error: Exception) -> None:
-        """Everything that waits ends with this error."""
-        puts, gets, asked = self._give_up_all()
-        if isinstance(error, NodeLost) and (puts or gets):
+        """Everything that waits, and whatever is asked from now on, ends with this error."""
+        if isinstance(error, NodeLost) and (self._gets or self._puts):
             error = NodeLost.from_facts(
                 error.node,
                 error.node_rank,
-                f"{error.reason}; channel '{self.name}' lived there, with whatever was in it: {len(gets)} gets of this "
-                f"process waited, {len(puts)} puts had no answer yet",
+                f"{error.reason}; channel '{self.name}' lived there, with what was in it: {len(self._gets)} gets of "
+                f"this process waited, {len(self._puts)} puts had no answer yet",
             )
-        for wish in (*puts, *gets, *asked):
-            wish._settle(error=error)
+        self._finish(error, error)
 
-    def _give_up_all(self) -> tuple[list[Put], list[Get[Any]], list[Question]]:
+    def _finish(self, no_put: Exception, no_get: Exception) -> None:
+        self._over = (no_put, no_get)  # first: what is started meanwhile is refused by its starter
         puts, self._puts = self._puts, {}
         gets, self._gets = self._gets, {}
         asked, self._asked = self._asked, {}
-        return list(puts.values()), list(gets.values()), list(asked.values())
+        for wishes in (puts, gets, asked):
+            for wish in list(wishes.values()):
+                self._refuse(wish)
+
+    def _refuse(self, wish: Wish[Any]) -> None:
+        assert self._over is not None
+        no_put, no_get = self._over
+        if isinstance(wish, Put):
+            wish._settle(error=no_put)
+        elif isinstance(wish, Question) and isinstance(no_get, EndOfChannel):
+            wish._settle((0, False) if wish.word == "size" else [])
+        else:
+            wish._settle(error=no_get)
 
 
 def error_of(kind: str, text: str) -> Exception:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Generator
 from typing import Any, Protocol, TypeVar
@@ -11,6 +12,8 @@ from rlinf_async.core import frames
 from rlinf_async.core.segment import close_fds
 from rlinf_async.errors import ClosedError, DeadlineExceeded
 from rlinf_async.work import Work
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -61,6 +64,15 @@ class Wish(Work[T]):
         verb, channel, name = self._said
         where = "" if self.door is None else f" on {self.door.where}"
         return f"{verb} channel '{channel}'{where} (key {name!r})"
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        if not self._done:
+            self.awaited = True
+            if self._timeout is None:
+                yield from Work._waiting(self, abandon=True)
+            else:
+                yield from self._waiting(abandon=True)
+        return self._result()
 
     # -- deadlines ----------------------------------------------------------------------------------------------
 
@@ -117,6 +129,7 @@ class Put(Wish[None]):
     """
 
     ahead = 0
+    _heard = False
 
     def __init__(
         self,
@@ -134,6 +147,16 @@ class Put(Wish[None]):
         self.mode = mode
         self.carried = carried
         self.nbytes = nbytes
+
+    def _result(self) -> None:
+        if self._error is not None:
+            self._heard = True
+        super()._result()
+
+    def __del__(self) -> None:
+        error = self._error
+        if error is not None and not self._heard and not isinstance(error, ClosedError):
+            logger.error("%s failed, and nobody asked: %s: %s", self._describe(), type(error).__name__, error)
 
 
 class Get(Wish[T]):
@@ -195,10 +218,11 @@ class Get(Wish[T]):
         assert door is not None
         self._taken = True
         bodies, self._bodies = self._bodies, []
+        bodies.reverse()
         values = []
         try:
             while bodies:
-                values.append(door.open(*bodies.pop(0)))
+                values.append(door.open(*bodies.pop()))
         except Exception as error:
             self._error = error
             for _, fds in bodies:
@@ -208,20 +232,28 @@ class Get(Wish[T]):
 
     # -- the user has it not ------------------------------------------------------------------------------------
 
+    def __await__(self) -> Generator[Any, Any, T]:
+        if not self._done:
+            self._interested += 1
+            try:
+                if self._timeout is None:
+                    self.awaited = True
+                    yield from Work._waiting(self, abandon=True)
+                else:
+                    yield from super()._waiting(abandon=True)
+            except BaseException:
+                self._interested -= 1
+                self._return()
+                raise
+            self._interested -= 1
+        return self._result()
+
     def _waiting(self, *, abandon: bool) -> Generator[Any, Any, None]:
         self._interested += 1
-        self.awaited = True
         try:
-            if self._timeout is None:
-                yield from Work._waiting(self, abandon=abandon)
-            else:
-                yield from super()._waiting(abandon=abandon)
-        except BaseException:
+            yield from super()._waiting(abandon=abandon)
+        finally:
             self._interested -= 1
-            if abandon:
-                self._return()
-            raise
-        self._interested -= 1
 
     def _lose_interest(self) -> None:
         super()._lose_interest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from typing import Any
 
 from rlinf_async import Channel, Work, Worker
@@ -106,6 +107,16 @@ class User(Worker):
             task.uncancel()
             return "cancelled"
         return "had it"
+
+    async def put_in_a_crowd(self, channel: Channel, item: Any) -> None:
+        """What is kept back for the end of the loop's turn, which a ``def`` method may be in the way of."""
+        channel._bound()
+        assert channel._replicas is not None
+        queue = channel._replicas._only
+        assert queue is not None
+        queue._crowded_until = time.monotonic() + 60
+        self.works.append(channel.put(item))
+        assert queue._held_puts
 
     # -- many ---------------------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from rlinf_async import (
     SerializationError,
     WeightedItem,
     Work,
+    queues,
 )
 from tests.channel_workers import User
 
@@ -337,6 +338,26 @@ async def test_closing_the_cluster_ends_what_waits() -> None:
         await channel.put("x")
 
 
+def test_what_a_coroutine_has_put_does_not_wait_for_a_blocking_method(channel: Channel, users: Any) -> None:
+    put = users[0].put_in_a_crowd(channel, "kept back")
+    blocked = users[0].call(channel, "get", "gate")
+    assert channel.get(timeout=10) == "kept back"
+    channel.put("open", key="gate")
+    assert blocked.wait() == ["open"]
+    put.wait()
+    assert users[0].take().wait() == [[None]]
+
+
+def test_a_put_that_fails_unheard_is_logged(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    with Channel.create("unheard", max_bytes=1000) as channel:
+        channel.put(bytes(2000), async_op=True)
+        channel.qsize()  # its answer comes behind that of the put
+        gc.collect()
+    assert (
+        "put() to channel 'unheard' on node 0 (key 'default_queue') failed, and nobody asked: ValueError" in caplog.text
+    )
+
+
 # -- those who give up, or die ----------------------------------------------------------------------------------------
 
 
@@ -399,7 +420,11 @@ def test_what_was_accepted_outlives_its_producer_and_what_waited_does_not(one: C
     for rank in (0, 1):
         mortal[rank].call(one, "put", torch.arange(1 << 18), key=rank).wait()
         mortal[rank].ask(one, "put", "waits", key=rank).wait()
+        assert cluster.status()["channels"]["one"]["parties"] == 1
         os.kill(mortal[rank].pid().wait()[0], signal.SIGKILL)
+        deadline = time.monotonic() + 5
+        while cluster.status()["channels"]["one"]["parties"]:
+            assert time.monotonic() < deadline
     for rank in (0, 1):
         assert torch.equal(one.get(rank), torch.arange(1 << 18))
         with pytest.raises(asyncio.QueueEmpty):
@@ -549,3 +574,19 @@ async def test_a_local_get_that_is_cancelled_leaves_the_item() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert await channel.get(timeout=1) == "a"
+
+
+async def test_a_coroutine_that_waits_for_long_is_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queues, "SLOW", 0.05)
+    async with (
+        Cluster(num_nodes=1, log_to_driver=False) as cluster,
+        Channel.create("slow", cluster=cluster) as channel,
+    ):
+        for _ in range(2):
+            with pytest.raises(DeadlineExceeded):
+                await channel.get(timeout=0.3)
+    assert [record.getMessage() for record in caplog.records if "still waiting" in record.getMessage()] == [
+        "still waiting after 0 s for get() from channel 'slow' on node 0 (key 'default_queue')"
+    ]

@@ -11,7 +11,8 @@ from typing import Any
 from rlinf_async.core import messages
 from rlinf_async.core.matching import Arrivals, Do, Message, Step
 from rlinf_async.core.messages import TENSOR
-from rlinf_async.errors import TransferFailed
+from rlinf_async.data.choose import COLLECTIVE
+from rlinf_async.errors import SerializationError, TransferFailed
 from rlinf_async.worker.operation import Receiving
 from rlinf_async.worker.payload import Content, content_of
 from rlinf_async.worker.peers import Peer, Peers
@@ -188,6 +189,11 @@ class Inbox:
     def _fetch(self, line: _Line, number: int, kind: int, way: Any, body: Any) -> None:
         """Has a link bring the content of a message."""
         name, transfer, sizes = way
+        if name == COLLECTIVE and kind != TENSOR and not body:
+            # Its connection shows no credentials: nothing that came by it is unpickled.
+            text = f"{line.source.label} wanted to send a pickle by a connection that is not authenticated"
+            self._act(line, lambda: line.arrivals.spoil(number, SerializationError(text)))
+            return
         try:
             work = self._peers.link(line.source, name).receive(transfer, sizes)
         except Exception as error:

@@ -17,6 +17,7 @@ from rlinf_async.data import choose
 from rlinf_async.data.link import Link
 from rlinf_async.errors import TransferFailed
 from rlinf_async.worker.operation import Sending
+from rlinf_async.worker.payload import Payload
 from rlinf_async.worker.peers import Peer, Peers
 
 logger = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ class Outbox:
 
     def _send(self, line: _Line, letter: _Letter) -> bool:
         sending, payload = letter.sending, letter.sending.payload
-        way = self._way(line, payload.nbytes)
+        way = self._way(line, payload)
         packed: tuple[Any, Sequence[int]] = (b"", ())
         if way == choose.FRAME and line.departures.has_room(payload.nbytes):
             try:
@@ -127,12 +128,13 @@ class Outbox:
             self._by_link(line, letter, line.receivers, way, start)
         return True
 
-    def _way(self, line: _Line, nbytes: int) -> str:
+    def _way(self, line: _Line, payload: Payload) -> str:
         receivers, me = line.receivers, self._peers.me
         if receivers[0].endpoint == me:
             return choose.FRAME
         near = all(peer.node == node_of(me) for peer in receivers)
-        return choose.choose(nbytes, near=near, collective=len(receivers) == 1 and _is_reachable(receivers[0]))
+        collective = len(receivers) == 1 and payload.has_small_head and _is_reachable(receivers[0])
+        return choose.choose(payload.nbytes, near=near, collective=collective)
 
     def _pack(self, line: _Line, letter: _Letter) -> tuple[Any, Sequence[int]]:
         payload = letter.sending.payload
@@ -260,7 +262,7 @@ class Outbox:
         departure, sending = letter.departure, letter.sending
         start = (messages.CONTENT, line.stream, departure.number, departure.charge)
         try:
-            way = self._way(line, sending.payload.nbytes)
+            way = self._way(line, sending.payload)
             if way == choose.FRAME:
                 self._by_frame(line.receivers, letter, start, *self._pack(line, letter))
             else:

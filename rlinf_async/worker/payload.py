@@ -40,6 +40,14 @@ class Payload:
             return encoded.tobytes(), ()
         return encoded.nbytes, (pool.write([encoded], encoded.nbytes),)
 
+    @property
+    def has_small_head(self) -> bool:
+        """Whether all that will be unpickled fits into the frame; then only plain memory is left to a link."""
+        encoded = self._encoded
+        if isinstance(encoded, memoryview):
+            return True
+        return (len(encoded) if isinstance(encoded, bytes) else len(encoded.head)) <= INLINE_LIMIT
+
     def parts(self) -> tuple[bytes, list[memoryview]]:
         """For a link: what is small enough for the frame, and the buffers."""
         encoded = self._encoded

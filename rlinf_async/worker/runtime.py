@@ -221,6 +221,8 @@ class Runtime:
 
     def _run_blocking(self) -> None:
         """With the loop stopped: runs ``def`` methods, one after the other."""
+        for send in list(self.client.unsent):
+            send()
         queue = self._queue
         until = time.monotonic() + TURN
         while queue and not self._stopping:
