@@ -85,10 +85,12 @@ class Channels:
         names: of the run's channels; on node 0 only.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, router: Router, gone: set[int]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, router: Router, gone: set[int], budget: int) -> None:
+        """``gone`` are the endpoints that are no more; ``budget`` is ``max_bytes`` where nobody gives one."""
         self._loop = loop
         self._router = router
         self._gone = gone
+        self._budget = budget
         self._me = frames.endpoint(router.node, 0)
         self._hosted: dict[int, Hosted] = {}
         self._to_tell: list[Hosted] = []
@@ -254,7 +256,7 @@ class Channels:
         """Makes the queue of a channel on this node; the number is the asker's to choose, and used once in a run."""
         if source in self._gone:
             return False
-        queue = Queue(arguments["maxsize"], arguments["max_bytes"], self._gone)
+        queue = Queue(arguments["maxsize"], arguments["max_bytes"] or self._budget, self._gone)
         number = arguments["number"]
         self._hosted[number] = Hosted(number, arguments["name"], source, queue)
         return True

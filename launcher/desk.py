@@ -25,6 +25,7 @@ from rlinf_async.wire.unix import Connection
 from .channels import LATER, Channels
 from .obituaries import Obituaries
 from .processes import Birth, WorkerProcess
+from .resources import count_memory
 from .router import Endpoint, Router
 from .templates import MARKER, Template, Templates
 
@@ -89,7 +90,7 @@ class Desk:
         self.groups: dict[tuple[int, str], Group] = {}
         self._stores: dict[tuple[int, str], socket.socket] = {}
         self.gone: set[int] = set()
-        self.channels = Channels(loop, router, self.gone)
+        self.channels = Channels(loop, router, self.gone, count_memory() // 2)
         self.obituaries = Obituaries(router)
         self.unheard: dict[tuple[int, str], str] = {}
         """What has failed without the script's knowledge; what is left at the end is told to the launcher."""
@@ -241,6 +242,7 @@ class Desk:
         on_lines = None
         if not arguments["quiet"] and site.tee != "none" and _teed(site.tee, worker["rank"]):
             prefix = f"{group.name}:{worker['rank']}@{site.name}"
+
             def on_lines(stream: str, lines: list[str]) -> None:
                 facts = {"who": prefix, "stream": stream, "lines": lines, "log": process.log_of(stream)}
                 self.router.tell(group.owner, "output", facts)
@@ -431,5 +433,3 @@ def _first_number(text: str | None) -> int | None:
 
 def _teed(tee: str, rank: int) -> bool:
     return tee in ("all", "") or str(rank) in tee.split(",")
-
-

@@ -104,8 +104,31 @@ def count_cpus(root: Path = Path("/")) -> int:
     return max(1, min([allowed, *(int(quota) for quota in quotas)]))
 
 
+def count_memory(root: Path = Path("/")) -> int:
+    """Bytes of memory that this process may use: the machine's, bounded by its control groups' limits.
+
+    Args:
+        root: where ``proc`` and ``sys`` are.
+    """
+    found = [int(line.split()[1]) << 10 for line in _read(root / "proc/meminfo").splitlines()[:1]]
+    for folder, is_second in _groups(root, "memory"):
+        limit = _read(folder / ("memory.max" if is_second else "memory.limit_in_bytes"))
+        if limit.isdecimal():
+            found.append(int(limit))
+    return min(found)
+
+
 def _quotas(root: Path) -> Iterator[float]:
-    """CPUs that each group above this process allows, in both versions of control groups."""
+    """CPUs that each group above this process allows."""
+    for folder, is_second in _groups(root, "cpu"):
+        if is_second:
+            yield from _quota(*_read(folder / "cpu.max").split())
+        else:
+            yield from _quota(_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us"))
+
+
+def _groups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
+    """The folders of this process's control groups and of those above, and whether they are of version 2."""
     mounts = root / "sys/fs/cgroup"
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -113,11 +136,11 @@ def _quotas(root: Path) -> Iterator[float]:
             # A hybrid system keeps version 2 in a folder of its own.
             for mount in (mounts, mounts / "unified"):
                 for folder in _upwards(mount, path):
-                    yield from _quota(*_read(folder / "cpu.max").split())
-        elif "cpu" in controllers.split(","):
-            for mount in (mounts / "cpu", mounts / controllers):
+                    yield folder, True
+        elif controller in controllers.split(","):
+            for mount in (mounts / controller, mounts / controllers):
                 for folder in _upwards(mount, path):
-                    yield from _quota(_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us"))
+                    yield folder, False
 
 
 def _upwards(mount: Path, path: str) -> Iterator[Path]:

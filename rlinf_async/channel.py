@@ -119,7 +119,8 @@ class Channel:
             node_rank: the node that holds the queue, where it is not distributed.
             local: a queue in this process only; each process that it is passed to has its own.
             disable_distributed_log: RLinf's; a channel has no process that could log.
-            max_bytes: size in bytes of all items together, beyond which puts wait; 0 is without bound.
+            max_bytes: size in bytes of all items together, beyond which puts wait; by default half of the memory of
+                the node, or of its container.
             cluster: whose channel it is, where several clusters are open in this process.
 
         Raises:

@@ -45,7 +45,7 @@ DELIVER: Final = int(Act.DELIVER)
 Step = tuple[int, Any]
 
 SLACK: Final = 64 << 20
-"""Bytes of waiting puts that a queue without ``max_bytes`` holds."""
+"""Bytes of waiting puts that a queue holds at most."""
 
 
 class Party:
@@ -72,7 +72,7 @@ class Queue:
         maxsize: items that one key may hold; 0 is without bound.  Items that come back from a consumer may exceed it.
         max_bytes: bytes that all items may have together, those included that are leased; 0 is without bound.
         gone: parties that are dead: what they have said and comes late is dropped.
-        slack: bytes of waiting puts whose bodies are kept here; by default an eighth of ``max_bytes``.
+        slack: bytes of waiting puts whose bodies are kept here; by default an eighth of ``max_bytes``, or ``SLACK``.
 
     Example:
         queue = Queue(maxsize=2)
@@ -94,7 +94,7 @@ class Queue:
         self.parties: dict[int, Party] = {}
         self._gone = gone
         if slack is None:
-            slack = max_bytes // 8 if max_bytes else SLACK
+            slack = min(max_bytes // 8, SLACK) if max_bytes else SLACK
         self._slack = slack
         self._lanes: dict[bytes, Lane] = {}
         self._places = itertools.count()

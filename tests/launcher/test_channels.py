@@ -71,7 +71,7 @@ class Daemon:
         self.gone: set[int] = set()
         loop = asyncio.get_running_loop()
         self.router = Router(loop, 0, lambda *_: None)
-        self.channels = Channels(loop, self.router, self.gone)
+        self.channels = Channels(loop, self.router, self.gone, budget=1 << 30)
 
     async def host(self, owner: int, *, maxsize: int = 0, max_bytes: int = 0) -> None:
         facts = {"number": NUMBER, "name": "obs", "maxsize": maxsize, "max_bytes": max_bytes}

@@ -15,7 +15,7 @@ import pynvml
 import pytest
 
 from launcher.gpus import Gpu, find_gpus, read_cards
-from launcher.resources import address_of, addresses, count_cpus, facts, interface_of
+from launcher.resources import address_of, addresses, count_cpus, count_memory, facts, interface_of
 from rlinf_async.errors import ConfigError
 
 H200 = "NVIDIA H200"
@@ -242,6 +242,21 @@ V2 = "sys/fs/cgroup"
 )
 def test_usable_cpus_are_the_affinity_bounded_by_the_quota(tree: Tree, files: dict[str, str], cpus: int) -> None:
     assert count_cpus(tree(files)) == cpus
+
+
+@pytest.mark.parametrize(
+    ("files", "memory"),
+    [
+        pytest.param({}, 1000 << 10, id="the machine's"),
+        pytest.param({"proc/self/cgroup": "0::/job/a\n", f"{V2}/job/memory.max": "5000\n"}, 5000, id="v2, above"),
+        pytest.param({"proc/self/cgroup": "0::/job\n", f"{V2}/job/memory.max": "max\n"}, 1000 << 10, id="no limit"),
+        pytest.param(
+            {"proc/self/cgroup": "4:memory:/x\n", f"{V2}/memory/x/memory.limit_in_bytes": "7000\n"}, 7000, id="v1"
+        ),
+    ],
+)
+def test_usable_memory_is_the_machines_bounded_by_the_limits(tree: Tree, files: dict[str, str], memory: int) -> None:
+    assert count_memory(tree({"proc/meminfo": "MemTotal:    1000 kB\nMemFree: 5 kB\n", **files})) == memory
 
 
 def test_this_machine_has_a_cpu() -> None:
