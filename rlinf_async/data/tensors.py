@@ -23,7 +23,7 @@ class _Region:
         self._on_cuda = owner.is_cuda
         # Holds the storage: nobody else gets this memory while its address stands for it.
         if owner.is_contiguous():
-            self._bytes = owner.view(-1).view(torch.uint8)
+            self._bytes = owner.as_strided((owner.numel(),), (1,)).view(torch.uint8)
             return
         offset = int(owner.storage_offset()) * owner.itemsize
         flat = torch.empty(0, dtype=torch.uint8, device=owner.device)

@@ -123,7 +123,7 @@ class Outbox:
             return True
         start = (messages.DATA, line.stream, number, payload.kind, payload.about, departure.charge)
         if way == choose.FRAME:
-            self._by_frame(line.receivers, letter, start, *packed)
+            self._by_frame(line, line.receivers, letter, start, *packed)
         else:
             self._by_link(line, letter, line.receivers, way, start)
         return True
@@ -143,11 +143,19 @@ class Outbox:
         return payload.pack()
 
     def _by_frame(
-        self, receivers: Sequence[Peer], letter: _Letter, start: tuple[Any, ...], body: Any, fds: Sequence[int]
+        self,
+        line: _Line,
+        receivers: Sequence[Peer],
+        letter: _Letter,
+        start: tuple[Any, ...],
+        body: Any,
+        fds: Sequence[int],
     ) -> None:
         if letter.sending.payload.kind != TENSOR:
             for peer in receivers:
                 letter.awaited.pop(peer.endpoint, None)
+            if not letter.awaited:
+                self._drop(line, letter)  # it is sent: what its receiver makes of it comes too late to be its error
         self._peers.post(receivers, (*start, None), body, fds)
 
     def _by_link(
@@ -196,7 +204,7 @@ class Outbox:
         except Exception as error:
             sending.give_up(error)
             return
-        self._by_frame((peer,), letter, start, *packed)
+        self._by_frame(line, (peer,), letter, start, *packed)
         self._settle(line, letter)
 
     # -- ends ---------------------------------------------------------------------------------------------------
@@ -264,7 +272,7 @@ class Outbox:
         try:
             way = self._way(line, sending.payload)
             if way == choose.FRAME:
-                self._by_frame(line.receivers, letter, start, *self._pack(line, letter))
+                self._by_frame(line, line.receivers, letter, start, *self._pack(line, letter))
             else:
                 self._by_link(line, letter, line.receivers, way, start)
         except Exception as error:
