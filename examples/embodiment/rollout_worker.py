@@ -65,13 +65,13 @@ class MultiStepRolloutWorker(Worker):
                 stages.create_task(self._answer_stage(timer, stage, queues, generator))
 
     async def _answer_stage(self, timer: str, stage: int, queues: Queues, generator: torch.Generator | None) -> None:
-        asking = len(self._layout.env_peers(self._rank))
+        key = (stage, self._rank)
+        arriving = queues.observations.get_batch(len(self._layout.env_peers(self._rank)), key=key)
         while True:
-            views = await queues.observations.get_batch(asking, key=(stage, self._rank))
-            views = sorted((view for view in views if view.observations is not None), key=lambda view: view.env_rank)
+            views = [view for view in await arriving if view.observations is not None]
             if not views:
                 return
-            asking = len(views)
+            views.sort(key=lambda view: view.env_rank)
             with self.worker_timer(timer):
                 decided = self._act(np.concatenate([view.observations for view in views]), generator)
             shares = share_actions(decided, [len(view.observations) for view in views])
@@ -79,6 +79,8 @@ class MultiStepRolloutWorker(Worker):
                 queues.actions.put(share, key=(stage, view.env_rank, self._rank))
                 for view, share in zip(views, shares, strict=True)
             ]
+            # Asked for now: what comes while another stage's actions are computed is here after that.
+            arriving = queues.observations.get_batch(len(views), key=key)
             for put in puts:
                 await put
 
