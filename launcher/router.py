@@ -274,23 +274,29 @@ class Router:
         elif frame[0] == frames.CALL:
             self._refuse_slots(frame, _slots(frame[3]), Status.LOST, frames.pack([node, text]))
 
-    def _route_call(self, frame: list[Any], fds: list[int]) -> None:
-        kind, count, source, route, call, method, credit, body = frame
-        now = time.monotonic()
-        mine: list[tuple[Endpoint, int]] = []
+    def _split(self, route: list[list[Any]]) -> tuple[list[tuple[int, int]], list[list[Any]]]:
+        """The targets of a route on this node, number and slot, and the hops to other nodes."""
+        mine: list[tuple[int, int]] = []
         elsewhere: list[list[Any]] = []
         for hop in route:
             node, targets = hop
-            if node != self.node:
+            if node == self.node:
+                mine.extend(zip(targets[::2], targets[1::2], strict=True))
+            else:
                 elsewhere.append(hop)
-                continue
-            for index in range(0, len(targets), 2):
-                number, slot = targets[index], targets[index + 1]
-                endpoint = self.endpoints.get(number)
-                if endpoint is None or endpoint.process is None or endpoint.obituary is not None:
-                    self._refuse(source, call, slot, endpoint)
-                else:
-                    mine.append((endpoint, slot))
+        return mine, elsewhere
+
+    def _route_call(self, frame: list[Any], fds: list[int]) -> None:
+        kind, count, source, route, call, method, credit, body = frame
+        now = time.monotonic()
+        targets, elsewhere = self._split(route)
+        mine: list[tuple[Endpoint, int]] = []
+        for number, slot in targets:
+            endpoint = self.endpoints.get(number)
+            if endpoint is None or endpoint.process is None or endpoint.obituary is not None:
+                self._refuse(source, call, slot, endpoint)
+            else:
+                mine.append((endpoint, slot))
         try:
             copies = _duplicate(fds, len(mine) + len(elsewhere))
         except OSError as error:
@@ -310,17 +316,12 @@ class Router:
     def _route_message(self, frame: list[Any], fds: list[int]) -> None:
         """To every target of its route; those that have ended are left out, and who watches them is told of that."""
         kind, count, source, route, facts, body = frame
+        targets, elsewhere = self._split(route)
         mine: list[tuple[Endpoint, int]] = []
-        elsewhere: list[list[Any]] = []
-        for hop in route:
-            node, targets = hop
-            if node != self.node:
-                elsewhere.append(hop)
-                continue
-            for index in range(0, len(targets), 2):
-                endpoint = self.endpoints.get(targets[index])
-                if endpoint is not None and endpoint.process is not None and endpoint.obituary is None:
-                    mine.append((endpoint, targets[index + 1]))
+        for number, slot in targets:
+            endpoint = self.endpoints.get(number)
+            if endpoint is not None and endpoint.process is not None and endpoint.obituary is None:
+                mine.append((endpoint, slot))
         try:
             copies = _duplicate(fds, len(mine) + len(elsewhere))
         except OSError as error:

@@ -253,19 +253,28 @@ class _Sink:
         self.write = write
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    def __init__(self, write: Callable[[bytes], object]) -> None:
-        super().__init__(_Sink(write), protocol=5, buffer_callback=self._take)
-        self.buffers: list[memoryview] = []
-        self._reducers: dict[type, Callable[[Any, dict[Any, Any]], Any] | None] = {}
-        self._state: dict[Any, Any] = {}
+class _OutOfBand:
+    """What is done with the memory that a pickler meets."""
 
-    def _take(self, buffer: pickle.PickleBuffer) -> bool:
+    def __init__(self) -> None:
+        self.buffers: list[memoryview] = []
+
+    def take(self, buffer: pickle.PickleBuffer) -> bool:
+        """True where it goes into the pickle, as pickle wants it."""
         view = buffer.raw()
         if view.nbytes < _IN_BAND_BELOW:
             return True
         self.buffers.append(view)
         return False
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        memory = _OutOfBand()
+        super().__init__(_Sink(write), protocol=5, buffer_callback=memory.take)
+        self.buffers = memory.buffers
+        self._reducers: dict[type, Callable[[Any, dict[Any, Any]], Any] | None] = {}
+        self._state: dict[Any, Any] = {}
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -298,17 +307,11 @@ class _QuickPickler(pickle.Pickler):
 
     def __init__(self, write: Callable[[bytes], object], kind: type) -> None:
         self.dispatch_table = {kind: self._reduce}  # which is looked at once, by the line below
-        super().__init__(_Sink(write), protocol=5, buffer_callback=self._take)
-        self.buffers: list[memoryview] = []
+        memory = _OutOfBand()
+        super().__init__(_Sink(write), protocol=5, buffer_callback=memory.take)
+        self.buffers = memory.buffers
         self._provider = _find_reducer(kind)
         self._state: dict[Any, Any] = {}
-
-    def _take(self, buffer: pickle.PickleBuffer) -> bool:
-        view = buffer.raw()
-        if view.nbytes < _IN_BAND_BELOW:
-            return True
-        self.buffers.append(view)
-        return False
 
     def _reduce(self, obj: Any) -> Any:
         reduced = NotImplemented if self._provider is None else self._provider(obj, self._state)
