@@ -36,7 +36,8 @@ _MOST: Final = 64
 """Segments that are kept, each with a file descriptor."""
 
 _LOOKED_AT: Final = 8
-"""Segments of a fitting size that are asked whether they are free, the longest unused first."""
+"""Segments of a fitting size that are asked whether they are free: of those used last, whose memory is still in the
+processor's caches, and then of those that have been unused for longest."""
 
 _PIECE: Final = 1 << 20
 """Bytes that are copied before other threads may run."""
@@ -128,19 +129,22 @@ class Pool:
     def has(self, nbytes: int) -> bool:
         """Whether a segment is free that so many bytes would be written to, so that they take no more memory."""
         with self._lock:
-            fitting = (segment for segment in self._segments if nbytes <= segment.size <= 2 * nbytes)
-            return any(segment.is_free() for segment in itertools.islice(fitting, _LOOKED_AT))
+            return self._find(nbytes) is not None
 
     def _take(self, nbytes: int) -> _Segment | None:
-        looked_at = 0
         with self._lock:
-            for index, segment in enumerate(self._segments):
-                if nbytes <= segment.size <= 2 * nbytes:
-                    if segment.is_free():
-                        return self._segments.pop(index)
-                    looked_at += 1
-                    if looked_at == _LOOKED_AT:
-                        return None
+            index = self._find(nbytes)
+            return None if index is None else self._segments.pop(index)
+
+    def _find(self, nbytes: int) -> int | None:
+        """The place of a segment that is free and fits."""
+        segments = self._segments
+        last = range(len(segments) - 1, -1, -1)
+        for order in (last, range(len(segments))):
+            fitting = (index for index in order if nbytes <= segments[index].size <= 2 * nbytes)
+            for index in itertools.islice(fitting, _LOOKED_AT):
+                if segments[index].is_free():
+                    return index
         return None
 
     def _put(self, segment: _Segment) -> None:
