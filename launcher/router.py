@@ -171,6 +171,9 @@ class Router:
         elif kind == frames.PAID:
             close_fds(fds)
             self._settle_debts(source, frame[3])
+        elif kind == frames.DEBTS:
+            close_fds(fds)
+            self._keep_debts(source, frame[3], frame[4])
         elif kind == frames.DIRECT and source.has_shortcuts and len(fds) == 1:
             self.deliver(frame, fds)
         else:
@@ -242,6 +245,20 @@ class Router:
             if worker.debts.pay(source, call):
                 for frame, fds in self._gathering.skip(source, call):
                     self.deliver(frame, fds)
+
+    def _keep_debts(self, caller: Endpoint, owed: list[list[Any]], paid: list[int]) -> None:
+        """Calls that went past the daemon: they are open still, or have been answered."""
+        now = time.monotonic()
+        for number, slot, call, method in owed:
+            worker = self.endpoints.get(number)
+            if worker is None or worker.process is None or worker.obituary is not None:
+                self._refuse(caller.id, call, slot, worker, f"{method} (0.0 s)")
+            else:
+                worker.debts.owe(caller.id, call, slot, method, now)
+        for number, call in zip(paid[::2], paid[1::2], strict=True):
+            worker = self.endpoints.get(number)
+            if worker is not None:
+                worker.debts.pay(caller.id, call)
 
     def _release(self) -> None:
         self._release_timer = None
@@ -337,9 +354,13 @@ class Router:
         for slot in slots:
             self.deliver((frames.REPLY, 0, me, frame[2], frame[4], slot, int(status), body))
 
-    def _refuse(self, source: int, call: int, slot: int, endpoint: Endpoint | None) -> None:
+    def _refuse(self, source: int, call: int, slot: int, endpoint: Endpoint | None, method: str = "") -> None:
+        """Answers for a worker that is no more; ``method`` was open when it died, though it was not known here."""
         if endpoint is not None and endpoint.obituary is not None:
             status, body = Status.DIED, endpoint.obituary
+            if method:
+                story = frames.unpack(body)
+                body = frames.pack({**story, "methods": [*story["methods"], method]})
         else:
             status, body = Status.UNKNOWN, frames.pack("the worker is gone: its group was closed")
         me = frames.endpoint(self.node, 0)

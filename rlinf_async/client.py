@@ -28,6 +28,7 @@ from rlinf_async.core.body import Body, open_body
 from rlinf_async.core.frames import Status
 from rlinf_async.core.pool import pool
 from rlinf_async.core.segment import close_fds
+from rlinf_async.direct_calls import DirectCalls
 from rlinf_async.errors import ClosedError, NodeLost
 from rlinf_async.wire.directs import Directs
 from rlinf_async.wire.turns import Turns
@@ -52,6 +53,8 @@ class Sink(Protocol):
     def begin(self, call: int) -> None: ...
 
     def departed(self) -> None: ...
+
+    def unanswered(self) -> Sequence[int]: ...
 
     def answer(self, slot: int, status: int, body: Body) -> bool: ...
 
@@ -101,7 +104,8 @@ class NodeClient:
         self.shortcut: Callable[[int], Connection | None] = lambda endpoint: None
         """A socket of this worker's own to a process of its node, where it has one."""
         self._turns = Turns()
-        self._directs = Directs(self._on_direct, self._connect_directly)
+        self._directs = Directs(self._on_direct, self.connect_directly, self._on_direct_gone)
+        self._direct_calls = DirectCalls(self._directs, self._calls, self._turns.lock, self._send, self.later)
         self._idle: asyncio.AbstractEventLoop | None = None
         self._share: Callable[[int], None] = lambda fd: None
         self._closed: Exception | None = None
@@ -137,7 +141,8 @@ class NodeClient:
         connection.share(idle)
         self.loop.call_soon(connection.open)
 
-    def _connect_directly(self, sock: socket.socket, **callbacks: Any) -> Connection:
+    def connect_directly(self, sock: socket.socket, **callbacks: Any) -> Connection:
+        """Has a socket to another process of this node read by whoever reads the daemon's."""
         connection = Connection(sock, self.loop, turns=self._turns, **callbacks)
         self._on_loop(connection.open)
         if self._idle is not None:
@@ -177,10 +182,20 @@ class NodeClient:
         call = next(self._ids)
         self._calls[call] = sink
         sink.begin(call)
+        targets = sink.targets
+        ways, rest = self._direct_calls.open(call, targets, method)
         try:
-            self._send((frames.CALL, len(fds), self.endpoint, route, call, method, credit, body), fds)
+            for slot, way in ways:
+                way.send((frames.CALL, len(fds), 0, slot, call, method, credit, body), _copies(fds) if fds else ())
+            if not rest:
+                close_fds(fds)
+            else:
+                if ways:
+                    route = frames.route_to(targets, rest)
+                self._send((frames.CALL, len(fds), self.endpoint, route, call, method, credit, body), fds)
         except BaseException:
             del self._calls[call]
+            self._direct_calls.ended(call)
             raise
         self._departed(call, sink)
 
@@ -196,8 +211,13 @@ class NodeClient:
         call = next(self._ids)
         self._calls[call] = sink
         sink.begin(call)
-        for slot, (target, (body, fds)) in enumerate(zip(targets, bodies, strict=True)):
-            route = [[frames.node_of(target), [frames.number_of(target), slot]]]
+        ways, rest = self._direct_calls.open(call, targets, method)
+        for slot, way in ways:
+            body, fds = bodies[slot]
+            way.send((frames.CALL, len(fds), 0, slot, call, method, credit, body), fds)
+        for slot in rest:
+            body, fds = bodies[slot]
+            route = frames.route_to(targets, [slot])
             self._send((frames.CALL, len(fds), self.endpoint, route, call, method, credit, body), fds, later=True)
         self._departed(call, sink)
 
@@ -219,11 +239,17 @@ class NodeClient:
         self._on_loop(fail)
 
     def cancel(self, call: int, targets: Sequence[int]) -> None:
-        self._send((frames.CANCEL, 0, self.endpoint, frames.route_to(targets), call))
+        direct, relayed = self._direct_calls.split(call, targets)
+        self._direct_calls.say(direct, (frames.CANCEL, 0, 0, 0, call))
+        if relayed:
+            self._send((frames.CANCEL, 0, self.endpoint, frames.route_to(relayed), call))
 
     def credit(self, call: int, target: int, count: int) -> None:
         """Lets a stream send ``count`` more items."""
-        self._send((frames.CREDIT, 0, self.endpoint, frames.route_to([target]), call, count), later=True)
+        direct, relayed = self._direct_calls.split(call, [target])
+        self._direct_calls.say(direct, (frames.CREDIT, 0, 0, 0, call, count))
+        if relayed:
+            self._send((frames.CREDIT, 0, self.endpoint, frames.route_to(relayed), call, count), later=True)
 
     # -- asks ---------------------------------------------------------------------------------------------------
 
@@ -377,6 +403,9 @@ class NodeClient:
         else:
             self._on_frame(frame, fds)
 
+    def _on_direct_gone(self, source: int) -> None:
+        self._direct_calls.forget(source)
+
     def hear_out(self, endpoint: int) -> None:
         """Takes in what a worker that is said to be gone still said on its own socket; where frames are handled."""
         self._directs.drain(endpoint)
@@ -399,8 +428,13 @@ class NodeClient:
 
     def _answer(self, call: int, slot: int, status: int, body: Body) -> None:
         sink = self._calls.get(call)
-        if sink is not None and sink.answer(slot, status, body):
+        if sink is None:
+            return
+        if status in frames.FINAL:
+            self._direct_calls.answered(call, sink.targets[slot])
+        if sink.answer(slot, status, body):
             self._calls.pop(call, None)
+            self._direct_calls.ended(call)
 
     def _on_node_lost(self, facts: dict[str, Any]) -> None:
         node = facts["node"]
@@ -519,6 +553,18 @@ class Ask(Work[Any]):
 
     def _describe(self) -> str:
         return self._what
+
+
+def _copies(fds: Sequence[int]) -> Sequence[int]:
+    copies: list[int] = []
+    try:
+        for fd in fds:
+            copies.append(os.dup(fd))
+    except OSError as error:
+        close_fds(copies)
+        text = f"no descriptor is left for the arguments: {error.strerror} (is `ulimit -n` reached?)"
+        raise OSError(error.errno, text) from None
+    return copies
 
 
 def _error_of(value: Sequence[str]) -> Exception:

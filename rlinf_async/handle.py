@@ -87,6 +87,9 @@ class Handle(Work[list[Any]]):
         if self._cancelled:
             self._cancel_open()
 
+    def unanswered(self) -> Sequence[int]:
+        return self._tally.unanswered()
+
     def answer(self, slot: int, status: int, body: Body) -> bool:
         """Takes a rank's answer; True once no more is expected."""
         step = self._tally.answer(slot, status, body)

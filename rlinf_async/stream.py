@@ -64,6 +64,9 @@ class Stream:
         if self._closed:
             self._cancel_open()
 
+    def unanswered(self) -> Sequence[int]:
+        return self._tally.unanswered()
+
     def answer(self, slot: int, status: int, body: Body) -> bool:
         if status == Status.ITEM:
             if not self._closed:

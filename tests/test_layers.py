@@ -31,6 +31,7 @@ STOREYS = (
     "placement",
     "wire",
     "work each",
+    "direct_calls",
     "client wish",
     "registry remote_queue",
     "queues local_queue",

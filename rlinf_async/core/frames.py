@@ -21,12 +21,17 @@ never its body::
     QUEUE   kind 0   source place   channel what facts                          both ways: all else about a channel
     DIRECT  kind 1   source target                              worker -> daemon -> caller on its node: a socket
     PAID    kind 0   source calls                               worker -> daemon: [source, call, ...] answered directly
+    DEBTS   kind 0   source owed paid                           caller -> daemon: calls that went past it
 
 An *endpoint* is a process that has a socket to its node's daemon: a driver or a worker.  Its id says where it
 lives: ``node << 32 | number``; number 0 is the node's daemon itself.  A *route* names the targets of a call
 node by node: ``[[node, [number, slot, number, slot, ...]], ...]``; a *slot* is a target's place in the caller's
 list of ranks.  A *body* is bytes, or an int: the size of the sealed memory whose descriptor rides on the frame,
 or, between nodes only, ``[transfer, size]``: the body comes in pieces on the bulk stream.
+
+A worker hands out sockets of its own (DIRECT), on which small CALLs come and REPLYs go past the daemon, CANCELs and
+CREDITs too.  DEBTS tells of them afterwards: ``owed`` lists ``[number, slot, call, method]`` of those that are
+still open, ``paid`` is ``[number, call, ...]`` of those that were told of and have been answered.
 
 What the facts of a MESSAGE say is on a page of its own (``core/messages.py``).  One that cannot be handed on for want
 of descriptors arrives with a str for its body, which says so.
@@ -39,7 +44,7 @@ room.  ``target`` of a GET is a batch's weight, None for one item, -1 for one th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Any, Final
 
@@ -65,6 +70,7 @@ GIVE: Final = 14
 QUEUE: Final = 15
 DIRECT: Final = 16
 PAID: Final = 17
+DEBTS: Final = 18
 
 WAIT: Final = 0
 NOWAIT: Final = 1
@@ -98,6 +104,7 @@ LENGTHS: Final[dict[int, int]] = {
     QUEUE: 7,
     DIRECT: 4,
     PAID: 4,
+    DEBTS: 5,
 }
 """How many fields a frame of each kind has."""
 
@@ -146,15 +153,16 @@ def number_of(endpoint_id: int) -> int:
     return endpoint_id & 0xFFFFFFFF
 
 
-def route_to(targets: Sequence[int]) -> list[list[Any]]:
-    """The route of a call to these endpoints; slot i is ``targets[i]``.
+def route_to(targets: Sequence[int], slots: Iterable[int] | None = None) -> list[list[Any]]:
+    """The route of a call to these endpoints, or to those in some slots only; slot i is ``targets[i]``.
 
     Example:
         >>> route_to([endpoint(0, 3), endpoint(1, 1), endpoint(0, 4)])
         [[0, [3, 0, 4, 2]], [1, [1, 1]]]
     """
     nodes: dict[int, list[int]] = {}
-    for slot, target in enumerate(targets):
+    for slot in range(len(targets)) if slots is None else slots:
+        target = targets[slot]
         nodes.setdefault(node_of(target), []).extend((number_of(target), slot))
     return [[node, slots] for node, slots in nodes.items()]
 

@@ -1,4 +1,4 @@
-"""The sockets that workers of this node have opened to this process, to answer its calls without the daemon."""
+"""The sockets that workers of this node have opened to this process, to be called and to answer without the daemon."""
 
 from __future__ import annotations
 
@@ -17,13 +17,19 @@ class Directs:
 
     Args:
         on_reply: called with the endpoint, and a frame and its descriptors that came from there.
+        on_gone: called with an endpoint whose socket is closed.
         open_connection: has a connection read; the client knows on which loops.
     """
 
-    def __init__(self, on_reply: OnReply, make: Callable[..., Connection]) -> None:
+    def __init__(self, on_reply: OnReply, make: Callable[..., Connection], on_gone: Callable[[int], None]) -> None:
         self._on_reply = on_reply
+        self._on_gone = on_gone
         self._make = make
         self._connections: dict[int, Connection] = {}
+
+    def find(self, source: int) -> Connection | None:
+        """The way to a worker, if it has opened one."""
+        return self._connections.get(source)
 
     def accept(self, source: int, fds: list[int]) -> None:
         """A worker has sent its socket; the daemon vouches for who it is."""
@@ -31,8 +37,12 @@ class Directs:
         self._connections[source] = self._make(
             sock,
             on_frame=functools.partial(self._on_reply, source),
-            on_closed=lambda reason: self._connections.pop(source, None),
+            on_closed=lambda reason: self._gone(source),
         )
+
+    def _gone(self, source: int) -> None:
+        self._connections.pop(source, None)
+        self._on_gone(source)
 
     def drain(self, source: int) -> None:
         """Takes in everything that a worker still said before somebody else tells of its end."""

@@ -182,6 +182,12 @@ class Connection:
             self._sent_at = time.monotonic()
         self._write()
 
+    def is_behind(self) -> bool:
+        """Whether anything waits to leave that cannot leave now."""
+        if self._queue:
+            self._write()
+        return bool(self._queue)
+
     def _flush(self) -> None:
         self._scheduled = False
         self._sent_at = time.monotonic()

@@ -34,6 +34,7 @@ from rlinf_async.core import codec, failures, frames
 from rlinf_async.core.body import Body, open_body, pack_body
 from rlinf_async.core.frames import Status
 from rlinf_async.core.guilty import ATOMS
+from rlinf_async.core.segment import close_fds
 from rlinf_async.wire.selector import SharedSelector
 from rlinf_async.wire.unix import Connection
 from rlinf_async.worker import base
@@ -68,8 +69,8 @@ class Call:
     """One call that this worker owes an answer to."""
 
     __slots__ = (
-        "body", "call", "cancelled", "credit", "direct", "granted", "method", "slot", "source", "state",
-        "task",
+        "body", "call", "came_directly", "cancelled", "credit", "direct", "granted", "method", "slot", "source",
+        "state", "task",
     )
 
     def __init__(self, source: int, slot: int, call: int, method: str, credit: int, body: Body) -> None:
@@ -85,6 +86,8 @@ class Call:
         self.granted: asyncio.Future[None] | None = None
         self.direct: Connection | None = None
         """The way that all its answers take; None: by way of the daemon."""
+        self.came_directly = False
+        """The daemon is told of it by the caller."""
 
 
 class Runtime:
@@ -118,23 +121,50 @@ class Runtime:
     def on_frame(self, frame: list[Any], fds: list[int]) -> None:
         kind = frame[0]
         if kind == frames.CALL:
-            _, _, source, slot, number, method, credit, body = frame
-            try:
-                call = Call(source, slot, number, method, credit, open_body(body, fds))
-            except Exception as error:  # the body cannot be mapped: no memory, no descriptors
-                self._answer_error(Call(source, slot, number, method, credit, b""), error)
-                return
-            call.direct = self.shortcuts.to(source)
-            self._open[source, number] = call
-            self._queue.append(call)
+            self.shortcuts.hear_out(frame[2])
+            self._take(frame, fds, self.shortcuts.to(frame[2]))
         elif kind == frames.CANCEL:
             self._cancel(frame[2], frame[4])
         elif kind == frames.CREDIT:
-            call_or_none = self._open.get((frame[2], frame[4]))
-            if call_or_none is not None:
-                self._on_main(self._grant, call_or_none, frame[5])
+            self._credit(frame[2], frame[4], frame[5])
         elif kind == frames.STOP:
+            self.shortcuts.hear_all_out()
             self._on_main(self._stop, float(frame[3]))
+
+    def on_direct(self, source: int, way: Connection, frame: list[Any], fds: list[int]) -> None:
+        kind = frame[0]
+        frame[2] = source
+        if kind == frames.CALL:
+            self._take(frame, fds, way, came_directly=True)
+        elif kind == frames.CANCEL:
+            self._cancel(source, frame[4])
+        elif kind == frames.CREDIT:
+            self._credit(source, frame[4], frame[5])
+        else:
+            close_fds(fds)
+            raise frames.FrameError(f"a frame of kind {kind} has no business here")
+
+    def _take(self, frame: list[Any], fds: list[int], way: Connection | None, *, came_directly: bool = False) -> None:
+        _, _, source, slot, number, method, credit, body = frame
+        call = Call(source, slot, number, method, credit, b"")
+        call.direct, call.came_directly = way, came_directly
+        try:
+            call.body = open_body(body, fds)
+        except Exception as error:  # the body cannot be mapped: no memory, no descriptors
+            self._answer_error(call, error)
+            return
+        self._open[source, number] = call
+        self._queue.append(call)
+
+    def on_caller_gone(self, source: int, way: Connection) -> None:
+        """Nobody waits for what its calls would return; of those that it relayed the daemon knows."""
+        for call in [call for call in self._open.values() if call.direct is way and call.came_directly]:
+            self._cancel(source, call.call)
+
+    def _credit(self, source: int, number: int, count: int) -> None:
+        call = self._open.get((source, number))
+        if call is not None:
+            self._on_main(self._grant, call, count)
 
     def on_batch(self) -> None:
         if self._queue and not self._awake:
@@ -412,7 +442,7 @@ class Runtime:
             self.client.send(frame, fds, later=bool(self._queue))
             return
         direct.send(frame, fds, later=bool(self._queue))
-        if status != Status.ITEM:
+        if status != Status.ITEM and not call.came_directly:
             self.shortcuts.paid(call.source, call.call)
 
     # -- the end ------------------------------------------------------------------------------------------------
@@ -467,7 +497,7 @@ def main(sock: socket.socket, spec: dict[str, Any], identity: base.Identity, sto
     client = NodeClient(socket_loop, runtime)
     client.node = identity.info.cluster_node_rank
     runtime.client = client
-    runtime.shortcuts = Shortcuts(client, spec["shortcuts"])
+    runtime.shortcuts = Shortcuts(client, spec["shortcuts"], runtime)
     client.shortcut = runtime.shortcuts.to
     base.client = client
     base.exchange = Exchange(client, identity.info, identity.group_name)

@@ -1,10 +1,11 @@
-"""A worker's own sockets to those who call it from the same node: answers take them, past the daemon.
+"""A worker's own sockets to those who call it from the same node: calls and answers take them, past the daemon.
 
-A call comes by way of the daemon, which keeps it as a debt of the worker: whatever happens to the worker, the caller
-hears of it.  The answer has no need of the detour::
+A caller's first call comes by way of the daemon, which keeps it as a debt of the worker: whatever happens to the
+worker, the caller hears of it.  The answer has no need of the detour, nor have the calls that follow::
 
     caller ── CALL ──► daemon ── CALL ──► worker        DIRECT, with one end of a socket pair, once per caller
     caller ◄───────────── REPLY ───────── worker        PAID ──► daemon, a few milliseconds later, many at once
+    caller ────────────── CALL ─────────► worker        of these the caller tells the daemon (``direct_calls.py``)
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import logging
 import resource
 import socket
 import threading
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from rlinf_async.client import NodeClient
 from rlinf_async.core import frames
@@ -28,17 +29,30 @@ _TELL_AFTER: Final = 0.005
 """Seconds after which the daemon hears that calls have been answered."""
 
 
+class Inbox(Protocol):
+    """What becomes of what callers send."""
+
+    def on_direct(self, source: int, way: Connection, frame: list[Any], fds: list[int]) -> None: ...
+
+    def on_batch(self) -> None: ...
+
+    def on_caller_gone(self, source: int, way: Connection) -> None: ...
+
+
 class Shortcuts:
     """What a worker has to its callers.  All methods may be called from any thread.
 
     Args:
         granted: whether the daemon lets this worker have any.
+        inbox: gets what callers send.
     """
 
-    def __init__(self, client: NodeClient, granted: bool) -> None:
+    def __init__(self, client: NodeClient, granted: bool, inbox: Inbox) -> None:
         self._client = client
+        self._inbox = inbox
         self._granted = granted and resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= _FILES
         self._connections: dict[int, Connection | None] = {}
+        self._heard: set[int] = set()
         self._lock = threading.Lock()
         self._paid: list[int] = []
 
@@ -62,12 +76,28 @@ class Shortcuts:
             return None
         self._client.send((frames.DIRECT, 1, self._client.endpoint, source), [theirs.detach()])
 
+        def called(frame: list[Any], fds: list[int]) -> None:
+            self._heard.add(source)
+            self._inbox.on_direct(source, way, frame, fds)
+
         def closed(reason: str) -> None:
             self._connections[source] = None
+            self._heard.discard(source)
+            self._inbox.on_caller_gone(source, way)
 
-        connection = Connection(ours, self._client.loop, on_frame=_refuse, on_closed=closed)
-        self._client.loop.call_soon_threadsafe(connection.open)
-        return connection
+        way = self._client.connect_directly(ours, on_frame=called, on_closed=closed, on_batch=self._inbox.on_batch)
+        return way
+
+    def hear_out(self, source: int) -> None:
+        """Takes in what a caller has sent directly, before something that it has sent another way."""
+        if source in self._heard:
+            way = self._connections.get(source)
+            if way is not None:
+                way.drain()
+
+    def hear_all_out(self) -> None:
+        for source in list(self._heard):
+            self.hear_out(source)
 
     def paid(self, source: int, call: int) -> None:
         """A call has been answered directly."""
@@ -94,7 +124,3 @@ class Shortcuts:
         for connection in self._connections.values():
             if connection is not None:
                 connection.flush_blocking(seconds)
-
-
-def _refuse(frame: list[Any], fds: list[int]) -> None:
-    raise frames.FrameError("a caller says nothing here")
