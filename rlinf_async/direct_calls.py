@@ -26,8 +26,7 @@ TELL_AFTER: Final = 0.002
 """Seconds after which the daemon hears of calls that are still open, or have been answered since it heard of them."""
 
 MOST_TARGETS: Final = 8
-"""Ranks; a call to more of them costs its caller less if the daemon fans it out.  So does one that follows others which
-are still open: then it is not the way there that takes the time."""
+"""Ranks; a call to more of them costs its caller less if the daemon fans it out."""
 
 
 class OpenCall(Protocol):
@@ -82,7 +81,7 @@ class DirectCalls:
             the daemon relays it.
         """
         relayed, calls = self._relayed, self._calls
-        many = len(targets) > 1 and (len(targets) > MOST_TARGETS or len(calls) > 1)
+        many = len(targets) > MOST_TARGETS
         ways: list[tuple[int, Connection]] = []
         rest: list[int] = []
         for slot, target in enumerate(targets):
