@@ -13,7 +13,6 @@ thread.
 from __future__ import annotations
 
 import asyncio
-import builtins
 import contextlib
 import itertools
 import os
@@ -22,7 +21,7 @@ import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol
 
-from rlinf_async import errors
+from rlinf_async.asks import Ask, Asks, error_of
 from rlinf_async.core import codec, failures, frames
 from rlinf_async.core.body import Body, open_body
 from rlinf_async.core.frames import Status
@@ -30,6 +29,7 @@ from rlinf_async.core.pool import pool
 from rlinf_async.core.segment import close_fds
 from rlinf_async.direct_calls import DirectCalls
 from rlinf_async.errors import ClosedError, NodeLost
+from rlinf_async.tasks import Task, Tasks
 from rlinf_async.wire.directs import Directs
 from rlinf_async.wire.turns import Turns
 from rlinf_async.wire.unix import Connection
@@ -99,7 +99,7 @@ class NodeClient:
         self._inbox = inbox
         self._ids = itertools.count(1)
         self._calls: dict[int, Sink] = {}
-        self._asks: dict[int, tuple[Work[Any], int, str]] = {}
+        self._asks = Asks()
         self._connection: Connection | None = None
         self.shortcut: Callable[[int], Connection | None] = lambda endpoint: None
         """A socket of this worker's own to a process of its node, where it has one."""
@@ -109,7 +109,7 @@ class NodeClient:
         self._idle: asyncio.AbstractEventLoop | None = None
         self._share: Callable[[int], None] = lambda fd: None
         self._closed: Exception | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks(loop, self._on_loop)
         self._failed: set[str] = set()
         self._heard: set[str] = set()
         _clients.add(self)
@@ -255,19 +255,16 @@ class NodeClient:
 
     def ask(self, operation: str, arguments: Any = None, *, node: int = HERE, what: str = "") -> Ask:
         """Asks a node's daemon for something that it does itself; plain data both ways."""
-        ask = next(self._ids)
-        work = Ask(what or operation, ask)
         target = self.node if node == HERE else node
-        self._asks[ask] = (work, target, operation)
+        asked = self._asks.begin(next(self._ids), what or operation, target)
         error = self._closed or self.lost_nodes.get(target)
         if error is None and self.loop.is_closed():
             error = ClosedError("the event loop that this cluster lived on is closed")
         if error is not None:
-            self._asks.pop(ask, None)
-            work._settle(error=error)
-            return work
-        self._send((frames.ASK, 0, self.endpoint, target, ask, operation, arguments))
-        return work
+            self._asks.refuse(asked, error)
+        else:
+            self._send((frames.ASK, 0, self.endpoint, target, asked.number, operation, arguments))
+        return asked
 
     def failed(self, key: str, text: str) -> None:
         """Something has failed of which the user's code has not heard: unless it does, the run is no success."""
@@ -302,28 +299,11 @@ class NodeClient:
         Raises:
             ClosedError: the loop is closed.
         """
-        work = Task(self, what, abandonable)
-
-        def start() -> None:
-            task = self.loop.create_task(coroutine)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            work.follow(task)
-
-        try:
-            self._on_loop(start)
-        except BaseException:
-            coroutine.close()
-            raise
-        return work
+        return self._tasks.run(coroutine, what, abandonable)
 
     async def settle_tasks(self) -> None:
-        """Cancels what ``run`` started and is still going, again and again if it must be, and waits for its end."""
-        current = asyncio.current_task()
-        while tasks := [task for task in self._tasks if task is not current]:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks, timeout=1.0)
+        """Cancels what ``run`` started and is still going, and waits for its end."""
+        await self._tasks.settle()
 
     def later(self, seconds: float, callback: Callable[[], None]) -> None:
         """Calls back on the client's loop after so many seconds; from any thread."""
@@ -367,17 +347,12 @@ class NodeClient:
         elif kind == frames.DIRECT:
             self._directs.accept(frame[2], fds)
         elif kind == frames.ANSWER:
-            work, _, _ = self._asks.pop(frame[4], (None, 0, ""))
-            if work is not None:
-                if frame[5]:
-                    work._settle(frame[6])
-                else:
-                    work._settle(error=_error_of(frame[6]))
+            self._asks.answer(frame[4], frame[5], frame[6])
         elif kind == frames.EVENT:
             if frame[4] == "node_lost":
                 self._on_node_lost(frame[5])
             elif frame[4] == "refused":
-                self._end(_error_of(frame[5]["error"]))
+                self._end(error_of(frame[5]["error"]))
             self._announce(frame[4], frame[5])
         elif kind == frames.HELLO:
             self.welcome = frame[3]
@@ -445,10 +420,7 @@ class NodeClient:
             for slot, target in enumerate(sink.targets):
                 if frames.node_of(target) == node:
                     self._answer(call, slot, Status.LOST, body)
-        for ask, (work, target, _) in list(self._asks.items()):
-            if target == node:
-                self._asks.pop(ask, None)
-                work._settle(error=error)
+        self._asks.fail(error, node=node)
 
     def _on_closed(self, reason: str) -> None:
         self._end(NodeLost.from_facts("this machine", self.node, f"its daemon is gone ({reason})"))
@@ -464,9 +436,7 @@ class NodeClient:
             for slot, target in enumerate(sink.targets):
                 self._answer(call, slot, Status.LOST, frames.pack([frames.node_of(target), str(error)]))
         self._calls.clear()
-        asks, self._asks = self._asks, {}
-        for work, _, _ in asks.values():
-            work._settle(error=error)
+        self._asks.fail(error)
         if all(client._closed is not None for client in list(_clients)):
             pool.close()
         for listener in self.on_event.get("closed", ()):
@@ -488,7 +458,7 @@ class NodeClient:
         """In a forked child: the socket and everything on it are the parent's."""
         self._closed = ClosedError(f"this cluster belongs to the process that forked this one (pid {os.getppid()})")
         self._calls.clear()
-        self._asks.clear()
+        self._asks.forget()
         self._directs.forget()
         if self._connection is not None:
             self._connection.forget()
@@ -497,62 +467,6 @@ class NodeClient:
         """Writes what is queued before the process ends."""
         if self._connection is not None and self._closed is None:
             self._connection.flush_blocking(timeout)
-
-
-class Task(Work[Any]):
-    """A coroutine that runs on a client's loop, to be waited for from anywhere."""
-
-    def __init__(self, client: NodeClient, what: str, abandonable: bool) -> None:
-        super().__init__()
-        self._client = client
-        self._what = what
-        self._abandonable = abandonable
-        self._task: asyncio.Task[Any] | None = None
-        self._cancelled = False
-
-    def _describe(self) -> str:
-        return self._what
-
-    def follow(self, task: asyncio.Task[Any]) -> None:
-        """The coroutine runs as this task."""
-        self._task = task
-        task.add_done_callback(self._finished)
-        if self._cancelled:
-            task.cancel()
-
-    def _finished(self, task: asyncio.Task[Any]) -> None:
-        if task.cancelled():
-            self._settle(error=ClosedError(f"{self._what} was given up"))
-        else:
-            error = task.exception()
-            self._settle(None if error else task.result(), error)
-
-    def cancel(self) -> None:
-        """Cancels the coroutine; the work fails with ``ClosedError`` once it has ended."""
-
-        def cancel() -> None:
-            self._cancelled = True
-            if self._task is not None:
-                self._task.cancel()
-
-        with contextlib.suppress(ClosedError):
-            self._client._on_loop(cancel)
-
-    def _abandon(self) -> None:
-        if self._abandonable:
-            self.cancel()
-
-
-class Ask(Work[Any]):
-    """A question to a daemon; ``number`` is what the daemon knows it by."""
-
-    def __init__(self, what: str, number: int) -> None:
-        super().__init__()
-        self._what = what
-        self.number = number
-
-    def _describe(self) -> str:
-        return self._what
 
 
 def _copies(fds: Sequence[int]) -> Sequence[int]:
@@ -565,16 +479,6 @@ def _copies(fds: Sequence[int]) -> Sequence[int]:
         text = f"no descriptor is left for the arguments: {error.strerror} (is `ulimit -n` reached?)"
         raise OSError(error.errno, text) from None
     return copies
-
-
-def _error_of(value: Sequence[str]) -> Exception:
-    """The error of an ANSWER: ``[class name, message]``."""
-    name, message = value
-    kind = getattr(errors, name, None) or getattr(builtins, name, None)
-    if isinstance(kind, type) and issubclass(kind, Exception):
-        with contextlib.suppress(TypeError):  # a type that takes more than a message
-            return kind(message)
-    return RuntimeError(f"{name}: {message}")
 
 
 _clients: weakref.WeakSet[NodeClient] = weakref.WeakSet()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlinf_async.address import WorkerInfo
-from rlinf_async.client import NodeClient, Task
+from rlinf_async.client import NodeClient
 from rlinf_async.core import codec, frames
 from rlinf_async.core.body import pack_body
 from rlinf_async.core.root_cause import fold_ranks
@@ -17,6 +17,7 @@ from rlinf_async.errors import ClosedError
 from rlinf_async.handle import WINDOW, Handle
 from rlinf_async.outcome import death_key
 from rlinf_async.stream import Stream
+from rlinf_async.tasks import Task
 from rlinf_async.work import Work
 
 logger = logging.getLogger(__name__)

@@ -79,9 +79,9 @@ def test_a_hundred_pending_operations_fail_within_2_s_of_the_peers_death_and_oth
 def test_shared_memory_is_free_again_when_sender_and_receiver_are_killed(groups: Groups) -> None:
     before = shared_memory()
     a, b = (groups.launch(name, 0, 0) for name in "ab")
-    a.do(exchanging.send_without_waiting, "b", 256 << 20).wait()
-    assert b.do(exchanging.receive_and_keep, "a").wait() == [256 << 20] * 2
-    assert shared_memory() > before + (480 << 20)
+    a.do(exchanging.send_without_waiting, "b", 1 << 30).wait()
+    assert b.do(exchanging.receive_and_keep, "a").wait() == [1 << 30] * 2
+    assert shared_memory() > before + (2000 << 20)
     for pid in a.do(exchanging.pid).wait() + b.do(exchanging.pid).wait():
         os.kill(pid, signal.SIGKILL)
     assert until(lambda: shared_memory() < before + (64 << 20), 1) < 1

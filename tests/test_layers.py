@@ -31,7 +31,7 @@ STOREYS = (
     "placement",
     "wire",
     "work each",
-    "direct_calls",
+    "direct_calls asks tasks",
     "client wish",
     "registry remote_queue",
     "queues local_queue",

@@ -1,0 +1,73 @@
+"""Questions to daemons that have not been answered."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from rlinf_async import errors
+from rlinf_async.work import Work
+
+
+class Ask(Work[Any]):
+    """A question to a daemon; ``number`` is what the daemon knows it by."""
+
+    def __init__(self, what: str, number: int, node: int) -> None:
+        super().__init__()
+        self._what = what
+        self.number = number
+        self.node = node
+
+    def _describe(self) -> str:
+        return self._what
+
+
+class Asks:
+    """The open ones of a client, by number."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, Ask] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def begin(self, number: int, what: str, node: int) -> Ask:
+        ask = self._open[number] = Ask(what, number, node)
+        return ask
+
+    def answer(self, number: int, ok: bool, value: Any) -> None:
+        ask = self._open.pop(number, None)
+        if ask is None:
+            return
+        if ok:
+            ask._settle(value)
+        else:
+            ask._settle(error=error_of(value))
+
+    def fail(self, error: Exception, *, node: int | None = None) -> None:
+        """Ends all of them, or those to one node."""
+        for number, ask in list(self._open.items()):
+            if node is None or ask.node == node:
+                del self._open[number]
+                ask._settle(error=error)
+
+    def refuse(self, ask: Ask, error: Exception) -> None:
+        """This one cannot even be sent."""
+        self._open.pop(ask.number, None)
+        ask._settle(error=error)
+
+    def forget(self) -> None:
+        """In a forked child: they are the parent's."""
+        self._open.clear()
+
+
+def error_of(value: Sequence[str]) -> Exception:
+    """The error of an ANSWER: ``[class name, message]``."""
+    name, message = value
+    kind = getattr(errors, name, None) or getattr(builtins, name, None)
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        with contextlib.suppress(TypeError):  # a type that takes more than a message
+            return kind(message)
+    return RuntimeError(f"{name}: {message}")
