@@ -32,6 +32,7 @@ bench: $(READY)
 	$(BIN)/python -m benches.bench_send $(ARGS)
 	$(BIN)/python -m benches.bench_channel $(ARGS)
 	$(BIN)/python -m benches.bench_broadcast $(ARGS)
+	$(BIN)/python -m benches.bench_placement $(ARGS)
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,7 @@
 """``rlinf-launch``: arguments in, exit code out.
 
 What the launcher has to say goes to stderr: stdout is the script's.  Only what was asked for in place of a run
-(``--help``, ``--version``, ``--dry-run``, ``--check``, ``--sweep``) is printed on stdout.
+(``--help``, ``--version``, ``--dry-run``, ``--show-placement``, ``--check``, ``--sweep``) is printed on stdout.
 
 Exit codes: the script's own; 1 also when a rank failed and the script did not notice; 2 wrong usage; 130 after
 Ctrl-C, SIGTERM or SIGHUP; 255 when nodes could not be started.
@@ -16,6 +16,7 @@ import signal
 import sys
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 from rlinf_async.errors import ConfigError, LaunchError, RLinfAsyncError
@@ -29,6 +30,7 @@ from .job import INTERRUPTED, Job, script_command, script_is_missing
 from .options import Options, exported, parse
 from .plan import Node, plan
 from .preview import preview, preview_facts
+from .show_placement import DEFAULT_DRAWING, picture, save
 from .sweep import sweep
 from .table import Report, counted, make_report
 
@@ -47,15 +49,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _print(help_text())
         if options.version:
             return _print(f"rlinf-launch {own_version() or '(from a checkout)'}")
-        is_run = not (options.sweep or options.check or options.dry_run)
+        is_preview = options.dry_run or options.show_placement is not None
+        is_run = not (options.sweep or options.check or is_preview)
         if is_run and script_is_missing(options):
             return asyncio.run(_run_alone(options))
         variables = exported(os.environ, options)
         hosts, source = find_hosts(options.hosts, os.environ, sys.stdin, options.allow_duplicate_hosts)
         nodes = plan(hosts, options)
-        if options.dry_run:
-            facts = preview_facts(nodes, source, options, variables)
-            return _print(json.dumps(facts) if options.json else preview(nodes, source, options, variables))
+        if is_preview:
+            return _preview(nodes, source, options, variables)
     except ConfigError as error:
         return _fail(f"rlinf-launch: {error}", USAGE)
     report = make_report(as_json=options.json, verbosity=options.verbosity)
@@ -74,6 +76,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return LAUNCH_FAILED
     except KeyboardInterrupt:  # before a loop was there to hear of it
         return INTERRUPTED
+
+
+def _preview(nodes: Sequence[Node], source: str, options: Options, variables: Mapping[str, str]) -> int:
+    """What would be done, and who would be where; nothing of it is done."""
+    if options.dry_run:
+        facts = preview_facts(nodes, source, options, variables)
+        _print(json.dumps(facts) if options.json else preview(nodes, source, options, variables))
+    if options.show_placement is not None:
+        drawn = picture(nodes, options, os.environ)
+        path = options.placement_svg or Path(DEFAULT_DRAWING)
+        save(drawn, path)
+        if options.json:
+            _print(json.dumps({**drawn.facts(), "drawing": str(path)}))
+        else:
+            _print("\n" * options.dry_run + f"{drawn.text()}\n\ndrawn in {path}")
+    return 0
 
 
 async def _launch(nodes: Sequence[Node], options: Options, variables: Mapping[str, str], report: Report) -> int:

@@ -7,7 +7,6 @@ the same name.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import socket
@@ -18,16 +17,24 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlinf_async.core import frames
-from rlinf_async.core.directory import Directory
 from rlinf_async.errors import LaunchError
 from rlinf_async.wire.unix import Connection
 
 from .channels import LATER, Channels
+from .endpoint import Endpoint
+from .locks import Locks
+from .names import Names
 from .obituaries import Obituaries
+from .ports import Ports
 from .processes import Birth, WorkerProcess
+from .profiled import ProfiledBirth
+from .questions import Questions
 from .resources import count_memory
-from .router import Endpoint, Router
+from .router import Router
+from .sub_workers import SubWorkers
 from .templates import MARKER, Template, Templates
+from .traces import Traces
+from .workplace import Workplace, prepare
 
 logger = logging.getLogger(__name__)
 
@@ -86,12 +93,19 @@ class Desk:
         self.welcome: dict[str, Any] = {}
         self.lost: list[dict[str, Any]] = []
         self.closing = False
-        self.directory = Directory()
         self.groups: dict[tuple[int, str], Group] = {}
         self._stores: dict[tuple[int, str], socket.socket] = {}
         self.gone: set[int] = set()
         self.channels = Channels(loop, router, self.gone, count_memory() // 2)
         self.obituaries = Obituaries(router)
+        self.names = Names(self._answer, self.gone, self.lost)
+        self.locks = Locks(self._answer, self.gone)
+        self.ports = Ports(site.address, self.gone)
+        self.sub_workers = SubWorkers(router, site.name)
+        self.questions = Questions(site.name, site.environment)
+        self.traces = Traces(
+            router, site.name, site.run, site.log_dir, lambda: self.welcome, self._answer, self.gone
+        )
         self.unheard: dict[tuple[int, str], str] = {}
         """What has failed without the script's knowledge; what is left at the end is told to the launcher."""
 
@@ -99,7 +113,9 @@ class Desk:
         """Does what is asked and sends the ANSWER."""
         ok, value = True, None
         try:
-            owners = (self, self.channels, self.obituaries)
+            owners = (
+                self, self.names, self.channels, self.obituaries, self.locks, self.ports, self.questions, self.traces,
+            )  # fmt: skip
             method = next(filter(None, (getattr(owner, f"do_{operation}", None) for owner in owners)), None)
             if method is None:
                 raise ValueError(f"a daemon knows no operation {operation!r}")
@@ -121,52 +137,14 @@ class Desk:
         except (ValueError, TypeError) as error:  # it cannot travel
             self.router.deliver((frames.ANSWER, 0, me, target, ask, False, ["LaunchError", str(error)]))
 
-    def greet(self, endpoint: Endpoint) -> None:
-        """The first that a process hears."""
-        facts = {"endpoint": endpoint.id, "node": self._site.node, **self.welcome, "lost": self.lost}
+    def greet(self, endpoint: Endpoint, parent: dict[str, Any] | None = None) -> None:
+        """The first that a process hears; a subprocess of a worker also hears of that."""
+        facts = {"endpoint": endpoint.id, "node": self._site.node, **self.welcome, "lost": self.lost, "parent": parent}
         endpoint.send((frames.HELLO, 0, frames.endpoint(self._site.node, 0), facts))
 
     def _must_live(self, source: int) -> None:
         if source in self.gone:
             raise LaunchError("whoever asked for this is gone")
-
-    # -- names (node 0) -----------------------------------------------------------------------------------------
-
-    async def do_reserve(self, source: int, ask: int, arguments: Any) -> bool:
-        """Takes a name for a group that is about to be launched."""
-        self._must_live(source)
-        name = arguments["name"]
-        if not self.directory.reserve(name, source):
-            raise ValueError(
-                f"a group named '{name}' exists already: close it first, or give this one another name= in launch()"
-            )
-        return True
-
-    async def do_publish(self, source: int, ask: int, arguments: Any) -> bool:
-        """Makes a roster known under its name."""
-        for waiter, waiting_ask in self.directory.publish(arguments["name"], source, arguments["roster"]):
-            self._answer(waiter, waiting_ask, True, arguments["roster"])
-        return True
-
-    async def do_lookup(self, source: int, ask: int, arguments: Any) -> Any:
-        """The roster of a name; answered when there is one."""
-        self._must_live(source)
-        roster = self.directory.lookup(arguments["name"], (source, ask))
-        return LATER if roster is None else roster
-
-    async def do_forget_lookup(self, source: int, ask: int, arguments: Any) -> list[str]:
-        """Nobody waits any more for what the lookup ``ask`` was to find; the names that there are.
-
-        Without ``ask`` it is every lookup of that name by the same process.
-        """
-        of_ask = arguments.get("ask")
-        for waiter in list(self.directory.waiters.get(arguments["name"], ())):
-            if waiter[0] == source and of_ask in (None, waiter[1]):
-                self.directory.forget_waiter(arguments["name"], waiter)
-        return self.directory.names()
-
-    async def do_release(self, source: int, ask: int, arguments: Any) -> bool:
-        return self.directory.release(arguments["name"], source)
 
     # -- groups -------------------------------------------------------------------------------------------------
 
@@ -190,9 +168,10 @@ class Desk:
         name = arguments["group"]
         while (group := self.groups.setdefault((source, name), Group(name, source))).closed is not None:
             await asyncio.shield(group.closed)  # an earlier one of this name, on its way out
-        template = self._templates.get(arguments["env"], arguments.get("python"))
+        place = prepare(self._site.environment, arguments, self._site.name)
+        template = self._templates.get(place.special, place.python)
         births = await asyncio.gather(
-            *(self._start_worker(group, template, arguments, worker) for worker in arguments["workers"]),
+            *(self._start_worker(group, template, place, arguments, worker) for worker in arguments["workers"]),
             return_exceptions=True,
         )
         born = [birth for birth in births if isinstance(birth, Endpoint)]
@@ -214,12 +193,13 @@ class Desk:
         if endpoint in group.workers:
             group.workers.remove(endpoint)
 
-    async def _start_worker(self, group: Group, template: Template, arguments: Any, worker: Any) -> Endpoint:
+    async def _start_worker(
+        self, group: Group, template: Template, place: Workplace, arguments: Any, worker: Any
+    ) -> Endpoint:
         site = self._site
-        user_threads = arguments["env"].get("OMP_NUM_THREADS") or site.environment.get("OMP_NUM_THREADS")
-        threads = _first_number(user_threads) or max(1, site.cpus // len(arguments["workers"]))
-        environment = {**site.environment, **worker["env"], **arguments["env"]}
-        environment["RLINF_RUN_ID"] = site.run
+        environment = place.variables(await self.questions.rendering(worker["env"], place.variables(worker["env"])))
+        threads = _first_number(environment.get("OMP_NUM_THREADS")) or max(1, site.cpus // len(arguments["workers"]))
+        environment |= {"RLINF_RUN_ID": site.run, "RLINF_NODE_RANK": str(site.node)}
         environment.setdefault("OMP_NUM_THREADS", str(threads))
         endpoint = self.router.new_endpoint("worker")
         token = f"{site.run[:8]:0>8}{endpoint.id & 0xFFFFFFFF:08x}"
@@ -228,7 +208,7 @@ class Desk:
             "env": environment,
             "token": token,
             "cwd": self._here(arguments["cwd"]),
-            "sys_path": [self._here(entry) for entry in arguments["sys_path"]],
+            "sys_path": [*place.paths, *(self._here(entry) for entry in arguments["sys_path"])],
             "script": self._here(arguments["script"]) if arguments["script"] else None,
             "seed": None if arguments["seed"] is None else arguments["seed"] + worker["rank"],
             "threads": threads,
@@ -237,6 +217,7 @@ class Desk:
             "info": {**worker["info"], "node_name": site.name},
             "world_size": arguments["world_size"],
             "group": group.name,
+            "config": arguments.get("config", ""),
         }
         store = self._stores.pop((group.owner, group.name), None) if worker["rank"] == 0 else None
         on_lines = None
@@ -251,7 +232,8 @@ class Desk:
         process = WorkerProcess(self._loop, birth, site.name, site.log_dir)
         endpoint.process = process
         try:
-            sock = await process.start(template, lambda: self._died(endpoint))
+            nursery = self._profiled(worker.get("profiler"), place, spec) or template
+            sock = await process.start(nursery, lambda: self._died(endpoint))
         except BaseException:
             self.router.endpoints.pop(endpoint.number, None)
             raise
@@ -269,6 +251,13 @@ class Desk:
         endpoint.connection.open()
         group.workers.append(endpoint)
         return endpoint
+
+    def _profiled(self, profiler: Any, place: Workplace, spec: dict[str, Any]) -> ProfiledBirth | None:
+        """What starts a worker that a profiler is wrapped around; None where there is none."""
+        if profiler is None:
+            return None
+        python = place.python or self._templates.python
+        return ProfiledBirth(profiler, spec["env"], python, self._site, self._templates.open_files)
 
     def _here(self, path: str) -> str:
         """A path of the driver's machine, as it is called on this one (``--sync``)."""
@@ -330,11 +319,20 @@ class Desk:
                 await asyncio.wait(waiting)
             for endpoint in group.workers:
                 self.router.endpoints.pop(endpoint.number, None)
+                self.sub_workers.forget(endpoint)
         finally:
             self.groups.pop((group.owner, group.name), None)
             group.closed.set_result(None)
 
     # -- those who are gone -------------------------------------------------------------------------------------
+
+    def end_sub_worker(self, endpoint: Endpoint) -> None:
+        """A subprocess of a worker has ended."""
+        story = self.sub_workers.end(endpoint)
+        if story is not None:
+            logger.warning("worker %s (pid %d) %s", endpoint.name, endpoint.pid, story["verdict"])
+        self.obituaries.ended(endpoint.id, story)
+        self.forget_endpoint(endpoint.id)
 
     def forget_endpoint(self, gone: int, *, ended: bool = True) -> None:
         """An endpoint of this node is no more: here and elsewhere nobody need do anything for it.
@@ -350,13 +348,13 @@ class Desk:
         self.gone.add(gone)
         self.channels.drop_party(gone)
         self.obituaries.forget(gone)
+        self.locks.drop(gone)
+        self.ports.drop(gone)
+        self.traces.look_again()
         if ended:
             self.channels.drop_owner(gone)
         self.router.cancel_calls_of(gone)
-        self.directory.drop_owner(gone)
-        for name, waiting in list(self.directory.waiters.items()):
-            for waiter in [waiter for waiter in waiting if waiter[0] == gone]:
-                self.directory.forget_waiter(name, waiter)
+        self.names.drop(gone)
         for key in [key for key in self._stores if key[0] == gone]:
             self._stores.pop(key).close()
         for group in [group for group in self.groups.values() if group.owner == gone]:
@@ -364,13 +362,13 @@ class Desk:
 
     def drop_node(self, node: int) -> None:
         """Frees what the endpoints of a lost node owned here."""
-        owners = {entry.owner for entry in self.directory.entries.values()}
-        owners |= {waiter for waiting in self.directory.waiters.values() for waiter, _ in waiting}
-        owners |= {owner for owner, _ in (*self._stores, *self.groups)}
+        owners = self.names.parties() | {owner for owner, _ in (*self._stores, *self.groups)}
         owners |= self.router.callers_on(node) | self.channels.parties_and_owners()
+        owners |= self.locks.holders() | self.ports.owners()
         for owner in owners:
             if frames.node_of(owner) == node:
                 self.drop_owner(owner)
+        self.traces.look_again()
 
     # -- failures that nobody has heard of ------------------------------------------------------------------------
 
@@ -383,12 +381,6 @@ class Desk:
         return True
 
     # -- questions ----------------------------------------------------------------------------------------------
-
-    async def do_free_port(self, source: int, ask: int, arguments: Any) -> int:
-        """A port that was free on this node's address a moment ago."""
-        with contextlib.closing(socket.socket()) as probe:
-            probe.bind((self._site.address, 0))
-            return int(probe.getsockname()[1])
 
     async def do_status(self, source: int, ask: int, arguments: Any) -> dict[str, Any]:
         """What this daemon has: for people and for tests."""
@@ -405,8 +397,10 @@ class Desk:
                 for endpoint in self.router.endpoints.values()
                 if endpoint.process is not None and len(endpoint.debts)
             },
-            "names": self.directory.names(),
+            "names": self.names.directory.names(),
             "channels": self.channels.status(),
+            "devices": self.locks.status(),
+            "ports": self.ports.status(),
             "calls_sent": {str(node): neighbour.calls_sent for node, neighbour in self.router.neighbours.items()},
         }
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from .environment import is_name
-from .host import Host
+from .host import MOST_FAKE_GPUS, Host
 from .ranges import expand, split
 from .text import Span, suggestion
 
@@ -52,7 +52,7 @@ def read_entry(line: Span) -> tuple[Host, ...]:
             gpus=_gpus(said.get("gpus")),
             labels=_labels(said.get("labels")),
             env=variables,
-            fake_gpus=_number(said.get("fake_gpus"), 0, 1024),
+            fake_gpus=_number(said.get("fake_gpus"), 0, MOST_FAKE_GPUS),
             source=head.where,
             max_slots=max_slots,
         )

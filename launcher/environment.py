@@ -36,6 +36,7 @@ EXPORTED = (
 
 OWN_TO_A_MACHINE = (
     "CUDA_VISIBLE_DEVICES",
+    "RLINF_NODE_RANK",
     "*_proxy",
     "*_PROXY",
     "PATH",

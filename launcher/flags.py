@@ -52,6 +52,12 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         ),
         Flag("nnodes", "N", "use the first N hosts only.", short="n"),
         Flag("local-nodes", "N", "N nodes on this machine, without ssh: for development."),
+        Flag(
+            "fake-gpus",
+            "N",
+            "declare N GPUs on every host, whatever it has, to rehearse a placement; torch sees none. "
+            "Hosts with gpus= or fake_gpus= of their own keep those.",
+        ),
         Flag("allow-duplicate-hosts", "", "a host listed twice is one host with the slots of both."),
         Flag("iface", "NAME", "network interface that the nodes talk over."),
     ),
@@ -99,6 +105,14 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
     ),
     "instead of a run": (
         Flag("dry-run", "", "print the hosts, variables and ssh commands; start nothing."),
+        Flag(
+            "show-placement",
+            "[FILE]",
+            "plan a configuration's component_placement on the hosts and their gpus=, fake_gpus= or slots=, print "
+            "who is where and draw it; start nothing. The next word is taken for FILE if it ends in .yaml; without "
+            "it, the one that the script's words name (--config FILE).",
+        ),
+        Flag("placement-svg", "FILE", "where --show-placement draws (default: placement.svg here)."),
         Flag("check", "", "look at every host, say what is missing, start nothing."),
         Flag("sweep", "RUN", "end what a run has left on the hosts."),
         Flag("version", "", "print the version.", has_twin=False),

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from .environment import shown
 
+MOST_FAKE_GPUS = 1024
+
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 

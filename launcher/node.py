@@ -22,15 +22,22 @@ from rlinf_async.wire.unix import Connection, check_peer, listen
 
 from .birth import Birth
 from .desk import GRACE, Desk, Group, Site
+from .endpoint import Endpoint
 from .guardian import remove
 from .neighbour import Neighbour
-from .router import Endpoint, Router
+from .router import Router
 from .templates import Templates
 
 logger = logging.getLogger(__name__)
 
 MESH_TIMEOUT: Final = 20.0
 """Seconds for the links to all other nodes."""
+
+PARENT_SOCKET: Final = "RLINF_PARENT_SOCKET"
+"""What tells a worker's subprocesses where this node listens, so that they can be workers too."""
+
+LOG_DIR: Final = "RLINF_LOG_DIR"
+"""What tells workers where this node's logs are."""
 
 LAST_RESORT: Final = 5
 """Seconds after a SIGTERM in which this process ends in order; then the kernel ends it."""
@@ -63,7 +70,11 @@ class Node:
             name=birth.name,
             address=birth.bind or "127.0.0.1",
             log_dir=birth.log_dir,
-            environment=birth.worker_environment,
+            environment={
+                **birth.worker_environment,
+                PARENT_SOCKET: str(birth.socket_path),
+                LOG_DIR: str(birth.log_dir),
+            },
             cpus=int(facts.get("cpus") or 1),
             sync=birth.sync,
             tee=birth.tee,
@@ -81,6 +92,7 @@ class Node:
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 address = await self._serve_neighbours()
+                self._start(self._desk.questions.find_renderers(self._facts), "the search for EGL devices")
                 conversation = self._tasks.create_task(_logged(self._converse(address), "the talk with the launcher"))
                 await self._stop.wait()
                 self._loop.remove_reader(listener.fileno())
@@ -91,6 +103,7 @@ class Node:
         finally:
             listener.close()
             self._desk.close_stores()
+            self._desk.traces.close()
             remove([str(self._birth.run_dir)])
 
     # -- the near side, over stdin and stdout ---------------------------------------------------------------------
@@ -217,6 +230,9 @@ class Node:
             if frames.node_of(frame[3]) == neighbour.node:
                 self._desk.drop_owner(frame[3], ended=bool(frame[4]))
             return
+        if frame[0] == frames.CLOCK:
+            self._desk.traces.on_clock(neighbour, frame)
+            return
         try:
             self._router.from_neighbour(neighbour, frame, fds)
         except (TypeError, ValueError, IndexError, AttributeError):
@@ -250,12 +266,12 @@ class Node:
             sock.close()
             return
         endpoint = self._router.new_endpoint("driver")
-        endpoint.pidfd = pidfd
+        endpoint.pid, endpoint.pidfd = pid, pidfd
         endpoint.connection = Connection(
             sock,
             self._loop,
             on_frame=lambda frame, fds: self._from_driver(endpoint, frame, fds),
-            on_closed=lambda reason: self._driver_gone(endpoint),
+            on_closed=lambda reason: self._cut_off(endpoint),
         )
         # A forked child of the driver may hold its socket open: its pidfd tells the truth.
         self._loop.add_reader(pidfd, self._driver_gone, endpoint)
@@ -285,18 +301,37 @@ class Node:
             self._router.tell(endpoint.id, "refused", {"error": ["VersionMismatch", text]})
             self._loop.call_soon(self._driver_gone, endpoint)  # once these words have left
             return
+        parent = None
+        if facts.get("role") == "worker":
+            try:
+                parent = self._desk.sub_workers.admit(endpoint, facts)
+            except AuthError as error:
+                logger.warning("a process is refused: %s", error)
+                self._router.tell(endpoint.id, "refused", {"error": ["AuthError", str(error)]})
+                self._loop.call_soon(self._driver_gone, endpoint)
+                return
         endpoint.is_known = True
-        self._desk.greet(endpoint)
+        self._desk.greet(endpoint, parent)
+
+    def _cut_off(self, endpoint: Endpoint) -> None:
+        """A driver that closes its socket has left; how a subprocess has ended, its pidfd tells soon."""
+        if endpoint.root is None:
+            self._driver_gone(endpoint)
 
     def _driver_gone(self, endpoint: Endpoint) -> None:
-        if self._router.endpoints.pop(endpoint.number, None) is None:
+        if endpoint.pidfd < 0:
             return
         self._loop.remove_reader(endpoint.pidfd)
-        os.close(endpoint.pidfd)
+        pidfd, endpoint.pidfd = endpoint.pidfd, -1
+        os.close(pidfd)
         if endpoint.connection is not None:
             endpoint.connection.drain()  # its last words
             endpoint.connection.close()
-        self._desk.forget_endpoint(endpoint.id)
+        if endpoint.root is not None:
+            self._desk.end_sub_worker(endpoint)
+        else:
+            self._router.endpoints.pop(endpoint.number, None)
+            self._desk.forget_endpoint(endpoint.id)
 
     def _on_ask(self, source: int, ask: int, operation: str, arguments: Any) -> None:
         self._start(self._desk.answer(source, ask, operation, arguments), operation)
@@ -323,6 +358,7 @@ class Node:
 
     async def _close_everything(self) -> None:
         self._desk.closing = True
+        self._desk.questions.close()
         if not self._in_order:
             # Whoever counts on this node learns that it is lost now, and not when its groups have had their time.
             await asyncio.gather(self._take_leave(), self._close_groups())
@@ -344,7 +380,7 @@ class Node:
     async def _take_leave(self) -> None:
         """Of the other nodes and of the drivers."""
         for endpoint in list(self._router.endpoints.values()):
-            if endpoint.role == "driver":
+            if endpoint.pidfd >= 0:
                 self._driver_gone(endpoint)
         neighbours = self._router.neighbours.values()
         await asyncio.gather(

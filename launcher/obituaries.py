@@ -29,7 +29,8 @@ class Obituaries:
             if endpoint is None:
                 self._tell(source, watched, None)
             elif endpoint.obituary is not None:
-                expected = endpoint.process is None or endpoint.process.closing
+                process = (endpoint.root or endpoint).process
+                expected = process is None or process.closing
                 self._tell(source, watched, None if expected else frames.unpack(endpoint.obituary))
             else:
                 self._watchers.setdefault(watched, set()).add(source)

@@ -11,6 +11,7 @@ from pathlib import Path
 from rlinf_async.errors import ConfigError
 
 from .environment import chosen, is_name
+from .host import MOST_FAKE_GPUS
 from .words import Value, Words, read_words, split_shell
 
 DEFAULT_START_TIMEOUT = 60.0
@@ -29,12 +30,15 @@ class Options:
         hosts: ``--hosts`` as given; ``$RLINF_HOSTS`` is read by `launcher.allocation.find_hosts`.
         nnodes: use the first so many hosts.
         local_nodes: so many nodes on this machine, without ssh.
+        fake_gpus: GPUs to declare on every host that says nothing itself.
         iface: interface that nodes talk over.
         sync: absolute path of the folder to ship.
         env: ``-e`` in order; None for a value takes it from the user's environment.
         start_timeout: seconds; None waits for ever.
         tee: ``"all"``, ``"none"``, or ranks with commas between: ``"0,3"``.
         verbosity: -1 quiet, 0, 1, 2.
+        show_placement: the configuration whose placement is shown; empty for the script's own.
+        placement_svg: absolute path of the drawing.
         sweep: id of the run to sweep up after.
     """
 
@@ -44,6 +48,7 @@ class Options:
     hosts: str | None = None
     nnodes: int | None = None
     local_nodes: int | None = None
+    fake_gpus: int | None = None
     allow_duplicate_hosts: bool = False
     iface: str | None = None
     python: str | None = None
@@ -63,6 +68,8 @@ class Options:
     json: bool = False
     verbosity: int = 0
     dry_run: bool = False
+    show_placement: str | None = None
+    placement_svg: Path | None = None
     check: bool = False
     sweep: str | None = None
     version: bool = False
@@ -83,6 +90,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         hosts=words.last("hosts", _text),
         nnodes=words.last("nnodes", _positive),
         local_nodes=words.last("local-nodes", _positive),
+        fake_gpus=words.last("fake-gpus", _gpus),
         allow_duplicate_hosts=words.count("allow-duplicate-hosts") > 0,
         iface=words.last("iface", _interface),
         python=words.last("python", _text),
@@ -102,6 +110,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         json=words.count("json") > 0,
         verbosity=min(2, words.count("verbose")) - (words.count("quiet") > 0),
         dry_run=words.count("dry-run") > 0,
+        show_placement=words.last("show-placement", lambda value: value.text),
+        placement_svg=words.last("placement-svg", _path),
         check=words.count("check") > 0,
         sweep=words.last("sweep", _run),
         version=words.count("version") > 0,
@@ -128,7 +138,10 @@ def _check_together(options: Options) -> None:
         raise ConfigError(
             f"--sweep {options.sweep} runs no script, but {options.script!r} is named\n  fix: leave it out"
         )
-    if options.script is None and not (options.sweep or options.check or options.dry_run):
+    if options.placement_svg is not None and options.show_placement is None:
+        raise ConfigError(f"--placement-svg {options.placement_svg} draws nothing\n  fix: add --show-placement")
+    starts_nothing = options.sweep or options.check or options.dry_run or options.show_placement is not None
+    if options.script is None and not starts_nothing:
         raise ConfigError("no script is named\n  fix: rlinf-launch [options] train.py [args ...]")
 
 
@@ -147,6 +160,10 @@ def _number(value: Value, low: int, high: int) -> int:
 
 def _positive(value: Value) -> int:
     return _number(value, 1, 10**6)
+
+
+def _gpus(value: Value) -> int:
+    return _number(value, 0, MOST_FAKE_GPUS)
 
 
 def _port(value: Value) -> int:

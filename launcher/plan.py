@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from rlinf_async.errors import ConfigError
 
@@ -14,6 +15,8 @@ from .local import LocalWay, is_here
 from .options import Options
 from .ssh import way as ssh_way
 from .way import Way
+
+NODE_RANK: Final = "RLINF_NODE_RANK"
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ def plan(hosts: Sequence[Host], options: Options) -> tuple[Node, ...]:
     Raises:
         ConfigError: ``--nnodes`` asks for more hosts than there are; a host's name is none.
     """
-    hosts = chosen_hosts(hosts, options)
+    hosts = by_node_rank(chosen_hosts(hosts, options))
     nodes = [Node(rank, host, _way(host, options)) for rank, host in enumerate(hosts)]
     if not any(node.is_here for node in nodes):
         here = Host("localhost", slots=0, source="the driver's own machine")
@@ -54,11 +57,16 @@ def plan(hosts: Sequence[Host], options: Options) -> tuple[Node, ...]:
 
 
 def chosen_hosts(hosts: Sequence[Host], options: Options) -> tuple[Host, ...]:
-    """What ``--local-nodes`` and ``--nnodes`` make of the hosts that were found."""
+    """What ``--local-nodes``, ``--fake-gpus`` and ``--nnodes`` make of the hosts that were found."""
     if options.local_nodes is not None:
         here = Host("localhost", source=f"--local-nodes {options.local_nodes}")
         count = options.local_nodes
         hosts = [replace(here, name=f"local{number}") for number in range(count)] if count > 1 else [here]
+    if options.fake_gpus is not None:
+        hosts = [
+            replace(host, fake_gpus=options.fake_gpus) if host.gpus is None and host.fake_gpus is None else host
+            for host in hosts
+        ]
     if options.nnodes is None:
         return tuple(hosts)
     if options.nnodes > len(hosts):
@@ -67,6 +75,31 @@ def chosen_hosts(hosts: Sequence[Host], options: Options) -> tuple[Host, ...]:
             f"  fix: name more hosts, or --nnodes {len(hosts)}"
         )
     return tuple(hosts[: options.nnodes])
+
+
+def by_node_rank(hosts: Sequence[Host]) -> tuple[Host, ...]:
+    """The hosts in the order that ``env.RLINF_NODE_RANK=`` says, where all say it; else as they are listed.
+
+    Raises:
+        ConfigError: only some say it, or what they say is not each of 0 to n-1 once.
+    """
+    said = [(host, host.env[NODE_RANK].strip()) for host in hosts if NODE_RANK in host.env]
+    if not said:
+        return tuple(hosts)
+    told = ", ".join(f"{host.name}: {rank}" for host, rank in said)
+    if len(said) < len(hosts):
+        silent = ", ".join(host.name for host in hosts if NODE_RANK not in host.env)
+        raise ConfigError(
+            f"{NODE_RANK} is set for some hosts ({told}), and not for {silent}\n"
+            f"  fix: write env.{NODE_RANK}= for every host, or for none: then their order counts"
+        )
+    ranks = {rank: host for host, rank in said}
+    if set(ranks) != {str(rank) for rank in range(len(hosts))}:
+        raise ConfigError(
+            f"{NODE_RANK} must be unique and run from 0 to {len(hosts) - 1}, got {told}\n"
+            f"  fix: correct env.{NODE_RANK}=, or leave it out: then the order of the hosts counts"
+        )
+    return tuple(ranks[str(rank)] for rank in range(len(hosts)))
 
 
 def driver_python(options: Options) -> str:

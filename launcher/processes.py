@@ -9,19 +9,25 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from rlinf_async.errors import LaunchError
 
 from .guardian import children
 from .output import Output
-from .templates import MARKER, Template
+from .templates import MARKER
 from .verdict import Verdict, oom_kills, reap
 
 _SUFFIXES: Final = {"stdout": ".out", "stderr": ".err"}
+
+
+class Nursery(Protocol):
+    """What starts workers: a template, or a profiler around one."""
+
+    async def fork(self, spec: Mapping[str, Any], fds: Sequence[int]) -> int: ...
 
 
 @dataclass
@@ -67,7 +73,7 @@ class WorkerProcess:
     def log_of(self, stream: str) -> str:
         return f"{self.log}{_SUFFIXES[stream]}"
 
-    async def start(self, template: Template, on_death: Callable[[], None]) -> socket.socket:
+    async def start(self, template: Nursery, on_death: Callable[[], None]) -> socket.socket:
         """Forks the process; this node's end of its socket.
 
         Raises:
@@ -164,6 +170,10 @@ class WorkerProcess:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
+    def last_words(self) -> list[str]:
+        """The last lines on its stderr, by whichever of its processes."""
+        return self._outputs[1].last_words()
+
     def story(self, methods: list[str]) -> Mapping[str, Any]:
         """What the world is told about the death (see ``WorkerDied``)."""
         assert self.verdict is not None
@@ -176,7 +186,7 @@ class WorkerProcess:
             "signal": self.verdict.signal,
             "exit_code": self.verdict.exit_code,
             "methods": methods,
-            "last_words": self._outputs[1].last_words(),
+            "last_words": self.last_words(),
             "log_path": self.log_path,
             "when": time.time(),
         }

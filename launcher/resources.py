@@ -6,6 +6,7 @@ import ipaddress
 import os
 import platform
 import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,8 +15,7 @@ from typing import Any
 import psutil
 
 from rlinf_async.errors import ConfigError
-
-from .gpus import find_gpus
+from rlinf_async.hardware import find_accelerators
 
 
 def facts(
@@ -23,27 +23,29 @@ def facts(
 ) -> dict[str, Any]:
     """What the node tells the others about itself, ready for JSON.
 
-    ``hostname``, ``python`` ("3.11.7"), ``cpus`` (usable ones), ``gpus`` (``{"id", "model"}`` each),
-    ``addresses`` (interface → IPs), ``boot_id`` and ``machine_id`` (empty where the system has none), ``time``
-    (seconds since 1970, to find skewed clocks).
+    ``hostname``, ``python`` ("3.11.7"), ``executable`` (its path), ``cpus`` (usable ones), ``gpus``
+    (``{"id", "model"}`` each, whoever makes them), ``accelerator_type`` (their family), ``rehearsed`` (they are only
+    declared), ``addresses`` (interface → IPs), ``boot_id`` and ``machine_id`` (empty where the system has none),
+    ``time`` (seconds since 1970, to find skewed clocks).
 
     Args:
         gpus: ids that the hosts file names in place of ``CUDA_VISIBLE_DEVICES``.
-        fake_gpus: so many are made up.
+        fake_gpus: so many are declared, whatever is there.
         environ: the variables that workers will get, where ``CUDA_VISIBLE_DEVICES`` is honoured; by default
             this process's own.
 
     Raises:
         ConfigError: ``gpus`` names a device that is not there.
     """
+    found = find_accelerators(os.environ if environ is None else environ, gpus, fake_gpus)
     return {
         "hostname": socket.gethostname(),
         "python": platform.python_version(),
+        "executable": sys.executable,
         "cpus": count_cpus(),
-        "gpus": [
-            {"id": gpu.id, "model": gpu.model}
-            for gpu in find_gpus(os.environ if environ is None else environ, gpus, fake_gpus)
-        ],
+        "gpus": [{"id": device.id, "model": device.model} for device in found.devices],
+        "accelerator_type": found.type,
+        "rehearsed": found.rehearsed,
         "addresses": addresses(),
         "boot_id": _read(Path("/proc/sys/kernel/random/boot_id")),
         "machine_id": _read(Path("/etc/machine-id")),

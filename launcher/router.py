@@ -16,15 +16,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from rlinf_async.core import frames
-from rlinf_async.core.calls import Debts
 from rlinf_async.core.frames import FrameError, Status
 from rlinf_async.core.segment import close_fds
 from rlinf_async.errors import NodeLost
-from rlinf_async.wire.unix import Connection
 
+from .endpoint import Endpoint
 from .gathering import PATIENCE, Answer, Gathering
 from .neighbour import Neighbour
-from .processes import WorkerProcess
 
 logger = logging.getLogger(__name__)
 
@@ -32,70 +30,6 @@ _FOR_A_QUEUE: Final = frozenset({frames.PUT, frames.GET, frames.QUEUE})
 
 MOST_SHORTCUTS: Final = 256
 """Workers of a node that answer past the daemon; each costs those who call it a file descriptor."""
-
-MOST_QUEUED: Final = 4 << 20
-"""Bytes that wait for an endpoint, beyond which it gets no lines of its workers any more."""
-
-
-class Endpoint:
-    """A process attached to this node.
-
-    Attributes:
-        number: its id on this node.
-        process: the worker process behind it; None for a driver.
-        debts: calls that it has accepted and not yet answered.
-        obituary: once it is dead, the body of the answers to its calls.
-        is_known: a driver has said hello, and was welcome.
-        has_shortcuts: it may hand sockets of its own to those who call it.
-    """
-
-    def __init__(self, node: int, number: int, role: str) -> None:
-        self.id = frames.endpoint(node, number)
-        self.number = number
-        self.role = role
-        self.process: WorkerProcess | None = None
-        self.debts = Debts()
-        self.obituary: bytes | None = None
-        self.connection: Connection | None = None
-        self.pidfd = -1
-        self._left_out: dict[tuple[str, str], tuple[int, str]] = {}
-        self.is_known = False
-        self.has_shortcuts = False
-
-    def __repr__(self) -> str:
-        return f"<Endpoint {self.role} {self.number} [{len(self.debts)} calls open]>"
-
-    def send(self, frame: frames.Frame, fds: Sequence[int] = ()) -> None:
-        if self.connection is None:
-            close_fds(fds)
-        else:
-            self.connection.send(frame, fds)
-
-    def send_lines(self, frame: frames.Frame) -> None:
-        """Sends what a worker has written, an ``output`` event; where this process is far behind, its number of lines.
-
-        From the first line that is left out nothing more is passed on until the socket is empty, so that it can be
-        said where they are missing.
-        """
-        connection = self.connection
-        if connection is None:
-            return
-        if not self._left_out and connection.queued_bytes <= MOST_QUEUED:
-            connection.send(frame)
-            return
-        facts = frame[5]
-        key = (facts["who"], facts["stream"])
-        count, _ = self._left_out.get(key, (0, ""))
-        self._left_out[key] = (count + len(facts["lines"]), facts["log"])
-        connection.on_drained = self._tell_left_out
-
-    def _tell_left_out(self) -> None:
-        left_out, self._left_out = self._left_out, {}
-        me = frames.endpoint(frames.node_of(self.id), 0)
-        for (who, stream), (count, log) in left_out.items():
-            lines = [f"… {count} lines left out here, see {log}"]
-            facts = {"who": who, "stream": stream, "lines": lines, "log": log}
-            self.send((frames.EVENT, 0, me, self.id, "output", facts))
 
 
 class Router:
@@ -156,7 +90,7 @@ class Router:
                 self._gather(frame, fds)
             else:
                 self.deliver(frame, fds)
-        elif kind == frames.MESSAGE and source.process is not None:
+        elif kind == frames.MESSAGE and source.exchanges:
             self._route_message(frame, fds)
         elif kind in _FOR_A_QUEUE:
             self._route_to_queue(source, frame, fds)
@@ -337,7 +271,7 @@ class Router:
         mine: list[tuple[Endpoint, int]] = []
         for number, slot in targets:
             endpoint = self.endpoints.get(number)
-            if endpoint is not None and endpoint.process is not None and endpoint.obituary is None:
+            if endpoint is not None and endpoint.exchanges and endpoint.obituary is None:
                 mine.append((endpoint, slot))
         try:
             copies = _duplicate(fds, len(mine) + len(elsewhere))
@@ -361,6 +295,9 @@ class Router:
             if method:
                 story = frames.unpack(body)
                 body = frames.pack({**story, "methods": [*story["methods"], method]})
+        elif endpoint is not None and endpoint.root is not None:
+            text = f"'{endpoint.name}' is a subprocess of a worker: it exchanges messages, and has no methods to call"
+            status, body = Status.UNKNOWN, frames.pack(text)
         else:
             status, body = Status.UNKNOWN, frames.pack("the worker is gone: its group was closed")
         me = frames.endpoint(self.node, 0)

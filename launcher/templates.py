@@ -10,12 +10,14 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgpack
 
+from rlinf_async.core.frames import PROTOCOL
 from rlinf_async.errors import LaunchError
 
 from .verdict import oom_kills, reap
@@ -61,6 +63,7 @@ class Template:
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * PACKET)
         far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * PACKET)
+        self._python = python
         self._socket = near
         self._oom_kills = oom_kills()
         try:
@@ -159,6 +162,12 @@ class Template:
         facts = msgpack.unpackb(packet, raw=False)
         if facts.get("ready"):
             self.facts = facts
+            if facts.get("protocol") != PROTOCOL:
+                self._fail(
+                    f"the rlinf_async of {self._python} speaks protocol {facts.get('protocol')}, and this node's "
+                    f"{PROTOCOL}: both must be the same version"
+                )
+                self._kill()
         else:
             answer = self._waiting.popleft()
             if not answer.done():
@@ -175,7 +184,10 @@ class Template:
         self._process.returncode = 0  # reaped here; Popen must not look for it
         while self._read():
             pass
-        self._fail(f"the worker template {verdict.text}; what it said stands in the log of this node's daemon")
+        text = f"the worker template {verdict.text}; what it said stands in the log of this node's daemon"
+        if self.facts is None and self._python != sys.executable:
+            text += f"\n  fix: {self._python} needs torch and this version of rlinf_async, as this node's own has them"
+        self._fail(text)
         self._let_go()
 
     def _be_patient(self) -> None:
@@ -257,8 +269,8 @@ class Templates:
     """The templates of a node, made when they are first needed."""
 
     def __init__(self, python: str, environment: Mapping[str, str], *, open_files: int) -> None:
-        self._python = python
-        self._open_files = open_files
+        self.python = python
+        self.open_files = open_files
         self._environment = dict(environment)
         self._templates: dict[tuple[str, frozenset[tuple[str, str]]], Template] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -274,10 +286,10 @@ class Templates:
     def get(self, environment: Mapping[str, str] | None = None, python: str | None = None) -> Template:
         """The template for workers with these variables beside the node's own."""
         special = exec_time(environment or {})
-        key = (python or self._python, frozenset(special.items()))
+        key = (python or self.python, frozenset(special.items()))
         template = self._templates.get(key)
         if template is None or template.dead:
-            template = Template(key[0], {**self._environment, **special}, self._open_files)
+            template = Template(key[0], {**self._environment, **special}, self.open_files)
             try:
                 if self._loop is not None:
                     template.watch(self._loop)

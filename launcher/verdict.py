@@ -42,9 +42,20 @@ def reap(pidfd: int, oom_kills_before: int) -> Verdict | None:
         return None
     if result.si_code == os.CLD_EXITED:
         return Verdict(exit_code=result.si_status)
-    try:
-        name = signal.Signals(result.si_status).name
-    except ValueError:
-        name = f"signal {result.si_status}"
+    name = _signal_name(result.si_status)
     killed_for_memory = name == "SIGKILL" and oom_kills() > oom_kills_before
     return Verdict(signal=name, out_of_memory=killed_for_memory)
+
+
+def verdict_of(status: int) -> Verdict:
+    """The verdict that a wait status stands for."""
+    if os.WIFSIGNALED(status):
+        return Verdict(signal=_signal_name(os.WTERMSIG(status)))
+    return Verdict(exit_code=os.waitstatus_to_exitcode(status))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -15,6 +15,11 @@ from .text import suggestion
 
 T = TypeVar("T")
 
+# The flags whose value may be left out, what the next word must be to be meant by it, and what stands for it else.
+_MAY_STAND_ALONE: dict[str, tuple[Callable[[str], bool], str]] = {
+    "sync": (lambda word: Path(word).is_dir(), "."),
+    "show-placement": (lambda word: word.endswith((".yaml", ".yml")), ""),
+}
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -111,10 +116,9 @@ def _read_long(word: str, argv: list[str], words: Words) -> None:
         raise _unknown(written, spelling)
     if equals:
         _add(words, flag, Value(text, written))
-    elif flag.name == "sync":
-        # The one flag whose value may be left out: only a folder that is there can be meant by the next word.
-        folder = argv.pop(0) if argv and Path(argv[0]).is_dir() else "."
-        _add(words, flag, Value(folder, written))
+    elif flag.name in _MAY_STAND_ALONE:
+        is_meant, default = _MAY_STAND_ALONE[flag.name]
+        _add(words, flag, Value(argv.pop(0) if argv and is_meant(argv[0]) else default, written))
     elif flag.metavar:
         _add(words, flag, _next(argv, written, flag))
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import total_ordering
 from typing import Any
@@ -110,6 +110,17 @@ class WorkerInfo:
     node_name: str = ""
     pid: int = 0
 
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> WorkerInfo:
+        """From plain data: the fields by name, the address as a str, sequences as they come."""
+        return cls(
+            **{
+                **facts,
+                "address": WorkerAddress.from_name(facts["address"]),
+                "available_accelerators": tuple(facts.get("available_accelerators", ())),
+            }
+        )
+
     @property
     def node_id(self) -> int:
         return self.cluster_node_rank
@@ -138,6 +149,11 @@ class NodeInfo:
         accelerators: visible device ids as the node names them (``CUDA_VISIBLE_DEVICES`` entries).
         accelerator_type: ``"NV_GPU"``, …, or ``"NO_ACCEL"``.
         accelerator_model: for example ``"NV_GPU:H200"``; empty without a device.
+        python_interpreter_path: what the node's daemon runs in; its workers too, where nothing else is said.
+        node_labels: of the hosts file, and of the node groups that the node is in.
+        env_vars: what the configuration says for all workers of the node.
+        hardware_resources: what it has besides accelerators, one resource (``type``, ``infos``) for each kind.
+        rehearsed: the accelerators are only declared.
     """
 
     node_rank: int
@@ -148,8 +164,18 @@ class NodeInfo:
     accelerator_type: str = "NO_ACCEL"
     accelerator_model: str = ""
     python_interpreter_path: str = ""
-    facts: dict[str, Any] = field(default_factory=dict, compare=False, hash=False)
+    facts: dict[str, Any] = field(default_factory=dict, repr=False, compare=False, hash=False)
+    node_labels: tuple[str, ...] = ()
+    env_vars: Mapping[str, str] = field(default_factory=dict, compare=False, hash=False)
+    hardware_resources: tuple[Any, ...] = field(default=(), compare=False, hash=False)
+    rehearsed: bool = False
 
     @property
     def num_accelerators(self) -> int:
         return len(self.accelerators)
+
+    def get_hw_resource_count(self, hw_type: str) -> int:
+        """How many pieces of a kind of hardware the node has (``"Accelerator"``, ``"Franka"``, …); of others 0."""
+        if hw_type == "Accelerator":
+            return self.num_accelerators
+        return sum(len(resource.infos) for resource in self.hardware_resources if resource.type == hw_type)

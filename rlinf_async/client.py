@@ -500,6 +500,11 @@ def opened(client: NodeClient) -> None:
     _open.append(client)
 
 
+def any_open() -> bool:
+    """Whether this process has an open cluster, or is a worker."""
+    return bool(_open)
+
+
 def only_open() -> NodeClient:
     """The client of the only open cluster of this process.
 

@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import secrets
 import sys
 from collections.abc import Generator, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from rlinf_async import client as clients
 from rlinf_async.address import NodeInfo, WorkerAddress
 from rlinf_async.client import NodeClient
+from rlinf_async.configuration import ClusterConfig, NodeGroup, get_path_env_merge_mode, merge_worker_env_vars
 from rlinf_async.core import codec
 from rlinf_async.core.frames import PROTOCOL
 from rlinf_async.errors import ClosedError, ConfigError
 from rlinf_async.group import CLOSE_GRACE, WorkerGroup, public_methods, start_closing
 from rlinf_async.handle import Handle
+from rlinf_async.hardware import load_extension
 from rlinf_async.launch import Plan, base_environment, launch
 from rlinf_async.loop_thread import LoopThread
 from rlinf_async.members import Members
-from rlinf_async.nodes import nodes_from
+from rlinf_async.nodes import described, nodes_from
 from rlinf_async.output import show_output
+from rlinf_async.own_nodes import declared_gpus, start_own_nodes
 from rlinf_async.placement import default_strategy
-from rlinf_async.wire.credentials import RunAuthority
+from rlinf_async.profiling import ProfileConfig, get_profiling_env_vars_for_worker, modify_profile_context
+from rlinf_async.settings import groups_of, hardware_for, read_config, setting_for, wanted_nodes
+from rlinf_async.sys_variables import get_full_env_var_name, get_sys_env_var
 from rlinf_async.wire.lifeline import Lifeline
-from rlinf_async.wire.mesh import birth, start_nodes
 from rlinf_async.wire.unix import connect
 from rlinf_async.work import Work, blocking
-from rlinf_async.worker import base
-from rlinf_async.worker.base import GroupSpec
+from rlinf_async.worker import here
+from rlinf_async.worker.spec import GroupSpec
 
 START_TIMEOUT: Final = 60.0
 STOP_GRACE: Final = 5.0
@@ -59,15 +63,20 @@ class Cluster:
 
     Args:
         num_nodes: how many nodes the script needs; fewer is an error, more are left alone.  None or 0 takes all.
-        cluster_cfg: the ``cluster`` section of a configuration; its ``num_nodes`` counts.
+        cluster_cfg: the ``cluster`` section of a configuration, or a configuration that has it: a mapping, OmegaConf's
+            ``DictConfig``, the path of a YAML file, or a ``ClusterConfig``.  Its node groups are the cluster's, with
+            their hardware, their variables and interpreters; its ``num_nodes`` counts.
         distributed_log_dir: where workers' logs go (a node started here only).
         local_nodes: start this many nodes on this machine, which behave as that many machines: development without SSH.
+        fake_gpus: declare this many GPUs on each node that is started here, whatever it has: a rehearsal.  Workers get
+            the variables that they would get, torch sees no GPU, and collectives go over Gloo.  By default
+            ``$RLINF_FAKE_GPUS``.
         start_timeout: seconds for the nodes to be up.
         log_to_driver: show what the workers print, each line with its ``[group:rank@node]``.
 
     Raises:
         LaunchError: the node could not be started, with what it said.
-        ConfigError: there are fewer nodes than ``num_nodes``.
+        ConfigError: the configuration has a mistake, or there are fewer nodes than ``num_nodes``.
     """
 
     def __init__(
@@ -77,25 +86,33 @@ class Cluster:
         distributed_log_dir: str | None = None,
         *,
         local_nodes: int | None = None,
+        fake_gpus: int | None = None,
         start_timeout: float = START_TIMEOUT,
         log_to_driver: bool = True,
     ) -> None:
-        self._wanted = _wanted_nodes(num_nodes, cluster_cfg)
+        load_extension(os.environ)  # its kinds of hardware may stand in the configuration
+        if cluster_cfg is None and here.identity is not None and here.identity.config:
+            cluster_cfg = json.loads(here.identity.config)
+        self._config = read_config(cluster_cfg)
+        self._wanted = wanted_nodes(num_nodes, self._config)
         self._start_timeout = start_timeout
         self._log_dir = distributed_log_dir
         self._local_nodes = local_nodes
         self._groups: list[Members] = []
         self._lifelines: list[Lifeline] = []
         self._nodes: tuple[NodeInfo, ...] | None = None
+        self._node_groups: tuple[NodeGroup, ...] = ()
         self._thread: LoopThread | None = None
         self._closing: Work[None] | None = None
-        self._attached = base.client is not None
+        self._attached = here.client is not None
+        joins = self._attached or "RLINF_NODE_SOCKET" in os.environ
+        self._fake_gpus = declared_gpus(fake_gpus, joins=joins, environ=os.environ)
         try:
             running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
         except RuntimeError:
             running = None
-        if base.client is not None:
-            self._client = base.client
+        if here.client is not None:
+            self._client = here.client
         else:
             if running is None:
                 self._thread = LoopThread()
@@ -143,41 +160,21 @@ class Cluster:
                 f"num_nodes={self._wanted}, but this run has {len(nodes)} ({', '.join(node.name for node in nodes)}): "
                 f"start it with `rlinf-launch --hosts FILE` (or --local-nodes {self._wanted} to try it on one machine)"
             )
-        self._nodes = nodes[: self._wanted] if self._wanted else nodes
+        nodes = await described(self._client, nodes[: self._wanted] if self._wanted else nodes, self._config)
+        self._node_groups = groups_of(self._config, nodes)
+        self._nodes = nodes
         if not self._attached:
             clients.opened(self._client)
 
     async def _start_here(self) -> str:
-        """Starts this machine's node, or several that behave as machines; the path of the first one's socket."""
-        run = secrets.token_hex(4)
-        count = self._local_nodes or 1
-        authority = RunAuthority(run) if count > 1 else None
-        births = []
-        for node in range(count):
-            name = "localhost" if count == 1 else f"local-{node}"
-            line = await Lifeline.start(
-                [sys.executable, "-m", "launcher.daemon"],
-                name=name,
-                env=_environment(run),
-            )
-            self._lifelines.append(line)
-            credentials = authority.issue(node) if authority is not None else None
-            births.append(
-                birth(
-                    run,
-                    marker=line.marker,
-                    node=node,
-                    num_nodes=count,
-                    name=name,
-                    bind="127.0.0.1" if count > 1 else None,
-                    ca=credentials.ca if credentials else None,
-                    cert=credentials.cert if credentials else None,
-                    key=credentials.key if credentials else None,
-                    log_dir=self._log_dir,
-                )
-            )
-        peers = await start_nodes(self._lifelines, births, timeout=self._start_timeout)
-        return str(peers[0]["socket"])
+        return await start_own_nodes(
+            secrets.token_hex(4),
+            self._lifelines,
+            count=self._local_nodes or 1,
+            log_dir=self._log_dir,
+            fake_gpus=self._fake_gpus,
+            timeout=self._start_timeout,
+        )
 
     def __await__(self) -> Generator[Any, Any, Cluster]:
         """Waits until the nodes are up."""
@@ -255,12 +252,42 @@ class Cluster:
             raise ValueError(f"there is no node {node_rank}: the cluster has {len(self.nodes)}")
         return self.nodes[node_rank]
 
+    @property
+    def config(self) -> ClusterConfig | None:
+        """What ``cluster_cfg`` says; None without."""
+        return self._config
+
+    @property
+    def node_groups(self) -> Sequence[NodeGroup]:
+        """``cluster`` and ``node``, which every cluster has, the configured ones, those of the hosts file's labels."""
+        return self._node_groups if self.nodes else ()
+
+    def get_node_group(self, label: str = "cluster") -> NodeGroup | None:
+        """The node group of that name; None where there is none."""
+        return next((group for group in self.node_groups if group.label == label), None)
+
     def get_node_ip(self, node_rank: int) -> str:
         return self.get_node_info(node_rank).node_ip
 
-    def find_free_port(self) -> Any:
-        """A port that is free on this node; in a coroutine a ``Work`` of it."""
-        return blocking(self._client.ask("free_port"))
+    def get_alive_nodes(self) -> list[NodeInfo]:
+        """The nodes that are not lost."""
+        return [node for node in self.nodes if node.node_rank not in self._client.lost_nodes]
+
+    def find_free_port(self, max_port_num: int | None = None) -> Any:
+        """A port that is free on this node, at most ``max_port_num``; in a coroutine a ``Work`` of it."""
+        if max_port_num is None:
+            return blocking(self._client.ask("free_port"))
+        return blocking(self._client.ask("lease_port", {"most": max_port_num}, what="a free port"))
+
+    @staticmethod
+    def has_initialized() -> bool:
+        """Whether this process has an open cluster."""
+        return clients.any_open()
+
+    get_full_env_var_name = staticmethod(get_full_env_var_name)
+    get_sys_env_var = staticmethod(get_sys_env_var)
+    merge_worker_env_vars = staticmethod(merge_worker_env_vars)
+    get_path_env_merge_mode = staticmethod(get_path_env_merge_mode)
 
     def status(self, node: int | None = None) -> Any:
         """What a node's daemon has at the moment, as plain data; in a coroutine a ``Work`` of it."""
@@ -284,6 +311,7 @@ class Cluster:
         disable_distributed_log: bool = False,
         env: dict[str, str] | None = None,
         seed: int | None = None,
+        profiling: ProfileConfig | None = None,
     ) -> WorkerGroup:
         """What ``create_group(...).launch(cluster, ...)`` does; see there."""
         if self._closing is not None:
@@ -306,6 +334,9 @@ class Cluster:
             name=title,
             address=address,
             placements=placements,
+            settings=[setting_for(self._config, placement) for placement in placements],
+            hardware=[hardware_for(self.node_groups, placement) for placement in placements],
+            config=json.dumps({"cluster": self._config.values}) if self._config is not None else "",
             nodes=self.nodes,
             run=self.run_id,
             environment=base_environment(env),
@@ -313,6 +344,7 @@ class Cluster:
             max_concurrency=max_concurrency,
             quiet=disable_distributed_log,
             catch_system_failure=bool(catch_system_failure),
+            profiling=self._profiling_of(title, profiling),
         )
         reserved = self._reserve_now(title)
         members = Members(self._client, title, len(placements))
@@ -329,9 +361,18 @@ class Cluster:
             if not name or name in (".", "..") or not name.isprintable() or "/" in name or len(name) > 200:
                 raise ValueError(f"{name!r} cannot be a group's name: it is shown, and names a folder of log files")
             return WorkerAddress(name)
-        if base.identity is not None:
-            return base.identity.address
+        if here.identity is not None:
+            return here.identity.address
         return WorkerAddress(f"worker_group_{worker_cls.__name__}")
+
+    def _profiling_of(self, group: str, profiling: ProfileConfig | None) -> ProfileConfig | None:
+        """How the workers of a group are profiled, as the caller or the configuration says."""
+        if profiling is None and self._config is not None:
+            profiling = self._config.profiling
+        return profiling if profiling is not None and profiling.profiles_worker_group(group) else None
+
+    modify_profile_context = staticmethod(modify_profile_context)
+    get_profiling_env_vars_for_worker = staticmethod(get_profiling_env_vars_for_worker)
 
     def _reserve_now(self, name: str) -> bool:
         """Where this thread may block, a name that is taken is an error at once."""
@@ -390,27 +431,3 @@ class Cluster:
             if self._thread is not None and not self._thread.loop.is_closed():
                 self._thread.stop()
         return None
-
-
-def _wanted_nodes(num_nodes: int | None, cluster_cfg: Any) -> int | None:
-    configured = None
-    if cluster_cfg is not None:
-        section = cluster_cfg.get("cluster", cluster_cfg)
-        configured = section.get("num_nodes")
-    if num_nodes is not None and (not isinstance(num_nodes, int) or num_nodes < 0):
-        raise ConfigError(f"num_nodes must be a number of nodes, got {num_nodes!r}")
-    if num_nodes and configured and num_nodes != configured:
-        raise ConfigError(f"num_nodes={num_nodes}, but cluster_cfg says num_nodes: {configured}")
-    return num_nodes or configured or None
-
-
-def _environment(run: str) -> dict[str, str]:
-    """What the daemon is born with; it must find the same ``launcher`` and ``rlinf_async`` as this process."""
-    environment = {**os.environ, "RLINF_RUN_ID": run}
-    home = Path(__file__).resolve().parents[1]
-    found_by_path = any(Path(entry or ".").resolve() == home for entry in sys.path)
-    if found_by_path and home.name not in ("site-packages", "dist-packages"):
-        # A checkout that is not installed.
-        path = [str(home), os.environ.get("PYTHONPATH", "")]
-        environment["PYTHONPATH"] = os.pathsep.join(entry for entry in path if entry)
-    return environment

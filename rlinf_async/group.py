@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from rlinf_async import client as clients
-from rlinf_async.address import WorkerAddress, WorkerInfo
+from rlinf_async.address import WorkerInfo
 from rlinf_async.client import NodeClient
 from rlinf_async.core import codec, frames
 from rlinf_async.core.root_cause import fold_ranks
+from rlinf_async.core.worker_facts import read_worker
 from rlinf_async.each import per_rank
 from rlinf_async.errors import ClosedError, DeadlineExceeded, NodeLost
 from rlinf_async.handle import Handle
@@ -292,11 +293,7 @@ async def _close_in_order(members: Members, grace: float) -> None:
 
 def info_from(facts: dict[str, Any], pid: int) -> WorkerInfo:
     """A ``WorkerInfo`` from plain data."""
-    facts = dict(facts)
-    facts["address"] = WorkerAddress.from_name(facts["address"])
-    facts["available_accelerators"] = tuple(facts.get("available_accelerators", ()))
-    facts["pid"] = pid
-    return WorkerInfo(**facts)
+    return read_worker({**facts, "pid": pid})
 
 
 @dataclass(frozen=True)

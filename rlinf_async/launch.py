@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import site
 import sys
+import sysconfig
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from rlinf_async.address import NodeInfo, WorkerAddress
 from rlinf_async.client import NodeClient
 from rlinf_async.core import frames
+from rlinf_async.core.worker_facts import pack_hardware
 from rlinf_async.errors import ClosedError, NodeLost
 from rlinf_async.group import CLOSE_GRACE, info_from
+from rlinf_async.hardware import REHEARSAL, AcceleratorType, get_family
 from rlinf_async.members import Members
 from rlinf_async.placement import Placement, worker_environment
+from rlinf_async.profiling import INTERPRETER, ProfileConfig, window_plan, wrap_interpreter
+from rlinf_async.profiling.windows import SECTION
+from rlinf_async.settings import Setting
 
 logger = logging.getLogger(__name__)
 
@@ -29,11 +36,21 @@ LONGEST_VALUE: Final = 128 * 1024
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything about a launch that is decided before anything starts."""
+    """Everything about a launch that is decided before anything starts.
+
+    Attributes:
+        settings: one for each placement.
+        hardware: what each was placed on, where that is other than accelerators.
+        config: the cluster's configuration as JSON, for the workers; empty without.
+        environment: the group's own variables, which win over all others.
+        profiling: of this group; None if it is not profiled.
+    """
 
     name: str
     address: WorkerAddress
     placements: Sequence[Placement]
+    settings: Sequence[Setting]
+    hardware: Sequence[Sequence[Any]]
     nodes: Sequence[NodeInfo]
     run: str
     environment: dict[str, str]
@@ -41,6 +58,8 @@ class Plan:
     max_concurrency: int | None
     quiet: bool
     catch_system_failure: bool
+    config: str = ""
+    profiling: ProfileConfig | None = None
 
 
 async def launch(client: NodeClient, members: Members, plan: Plan, *, reserved: bool) -> None:
@@ -72,35 +91,37 @@ async def launch(client: NodeClient, members: Members, plan: Plan, *, reserved: 
 
 
 async def _spawn(client: NodeClient, plan: Plan) -> list[dict[str, Any]]:
-    by_node: dict[int, list[Placement]] = {}
-    for placement in plan.placements:
-        by_node.setdefault(placement.cluster_node_rank, []).append(placement)
+    alike: dict[tuple[int, Setting], list[Placement]] = {}
+    for placement, setting in zip(plan.placements, plan.settings, strict=True):
+        alike.setdefault((placement.cluster_node_rank, setting), []).append(placement)
     first = plan.nodes[plan.placements[0].cluster_node_rank]
     port = await client.ask("open_store", {"group": plan.name}, node=first.node_rank)
     requests = {
-        node: client.ask(
+        (node, setting): client.ask(
             "spawn",
             {
                 "group": plan.name,
                 "workers": [_worker(plan, placement, first.node_ip, port) for placement in placements],
                 "env": plan.environment,
-                "python": None,
+                "node_env": dict(setting.env),
+                "python": setting.python,
+                "config": plan.config,
                 "seed": plan.seed,
                 "world_size": len(plan.placements),
                 "max_concurrency": plan.max_concurrency,
                 "quiet": plan.quiet,
-                **_surroundings(),
+                **_surroundings(setting.python),
             },
             node=node,
             what=f"{len(placements)} workers of '{plan.name}' on node {node}",
         )
-        for node, placements in by_node.items()
+        for (node, setting), placements in alike.items()
     }
     roster: list[dict[str, Any]] = [{} for _ in plan.placements]
-    for node, request in requests.items():
-        for placement, (number, pid, log) in zip(by_node[node], await request, strict=True):
+    for key, request in requests.items():
+        for placement, (number, pid, log) in zip(alike[key], await request, strict=True):
             roster[placement.rank] = {
-                "endpoint": frames.endpoint(node, number),
+                "endpoint": frames.endpoint(key[0], number),
                 "pid": pid,
                 "log": log,
                 "info": _info(plan, placement, pid),
@@ -121,7 +142,17 @@ def _worker(plan: Plan, placement: Placement, master_addr: str, master_port: int
         accelerator_model=plan.nodes[placement.cluster_node_rank].accelerator_model,
         catch_system_failure=plan.catch_system_failure,
     )
-    return {"rank": placement.rank, "address": name, "env": environment, "info": _info(plan, placement, 0)}
+    node = plan.nodes[placement.cluster_node_rank]
+    if placement.accelerator_type == AcceleratorType.NO_ACCEL and (family := get_family(node.accelerator_type)):
+        environment |= family.get_variables([])  # its node group ignores what the node has
+    if node.rehearsed:
+        environment[REHEARSAL] = "1"
+    worker = {"rank": placement.rank, "address": name, "env": environment, "info": _info(plan, placement, 0)}
+    if plan.profiling is not None:
+        environment[SECTION] = window_plan(plan.profiling).to_json()
+        wrapped = wrap_interpreter(plan.profiling, INTERPRETER, name)
+        worker["profiler"] = asdict(wrapped) if wrapped.tool else None
+    return worker
 
 
 def _info(plan: Plan, placement: Placement, pid: int) -> dict[str, Any]:
@@ -139,14 +170,30 @@ def _info(plan: Plan, placement: Placement, pid: int) -> dict[str, Any]:
         "available_accelerators": list(placement.global_accelerator_ids),
         "node_name": node.name,
         "pid": pid,
+        "hardware_infos": pack_hardware(plan.hardware[placement.rank]),
     }
 
 
-def _surroundings() -> dict[str, Any]:
-    """Where the launching script runs and imports from; its workers do the same."""
+def _surroundings(python: str | None) -> dict[str, Any]:
+    """Where the launching script runs and imports from; its workers do the same.
+
+    What belongs to this interpreter is left out for another one, which has its own.
+    """
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     path = [str(Path(entry).absolute()) if entry else str(Path.cwd()) for entry in sys.path]
+    if python is not None and python != sys.executable:
+        path = [entry for entry in path if not _belongs_to_python(entry)]
     return {"cwd": str(Path.cwd()), "sys_path": path, "script": str(Path(script).absolute()) if script else None}
+
+
+def _belongs_to_python(entry: str) -> bool:
+    """Whether an entry of the path is this interpreter's own: its standard library, its site-packages."""
+    library = Path(sysconfig.get_path("stdlib"))
+    if Path(entry) == library.with_name(f"python{sys.version_info.major}{sys.version_info.minor}.zip"):
+        return True
+    paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders = [*paths, *site.getsitepackages(), site.getusersitepackages()]
+    return any(Path(entry).is_relative_to(folder) for folder in folders)
 
 
 async def _undo(client: NodeClient, plan: Plan, named: bool) -> None:

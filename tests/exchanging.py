@@ -21,7 +21,7 @@ import torch
 
 from rlinf_async import Worker
 from rlinf_async.data import choose
-from rlinf_async.worker import base
+from rlinf_async.worker import here
 
 
 class Talker(Worker):
@@ -445,7 +445,7 @@ def receive_and_keep(worker: Any, other: str) -> int:
 
 def messages_here(worker: Any) -> int:
     """Complete, and not received yet."""
-    exchange = base.exchange
+    exchange = here.exchange
     assert exchange is not None
     lines = exchange._mailbox.inbox._lines.values()
     return sum(message.is_complete for line in lines for message in line.arrivals._queue)
@@ -523,7 +523,7 @@ def send_many(worker: Any, other: str, count: int) -> None:
 
 def links_that_were_made(worker: Any) -> list[str]:
     """To whomever this worker has talked."""
-    exchange = base.exchange
+    exchange = here.exchange
     assert exchange is not None
     return sorted({name for peer in exchange._mailbox.peers._peers.values() for name in peer.links})
 

@@ -28,9 +28,11 @@ STOREYS = (
     "errors",
     "address",
     "core",
-    "placement",
+    "hardware profiling",
+    "configuration",
+    "placement routing",
     "wire",
-    "work each",
+    "work each loop_thread",
     "direct_calls asks tasks",
     "client wish",
     "registry remote_queue",
@@ -44,8 +46,9 @@ STOREYS = (
     "worker",
     "members",
     "group",
+    "settings",
     "launch",
-    "nodes output loop_thread",
+    "nodes output own_nodes sys_variables",
     "cluster",
     "weights",
     "__init__",
@@ -53,14 +56,15 @@ STOREYS = (
 HEIGHT = {room: height for height, line in enumerate(STOREYS) for room in rooms(line)}
 STRANGERS = [("data", "wire"), ("wire", "data")]  # they meet in the worker's mailbox
 
-OPEN_TO_LAUNCHER = ("errors", "address", "core", "wire", "placement")
+OPEN_TO_LAUNCHER = ("errors", "address", "core", "hardware", "configuration", "wire", "placement")
 NEAR = rooms(
     "__main__ cli job ssh local hosts options allocation table archive sweep check driver entry environment flags "
-    "host inspection plan preview ranges stub tether text way words"
+    "host inspection plan preview ranges stub tether text way words "
+    "placement_svg script_config show_placement"
 )
 FAR = rooms(
-    "channels daemon guardian router processes resources birth desk gathering gpus neighbour node obituaries output "
-    "preflight sweeper templates verdict"
+    "channels daemon guardian router processes resources birth desk endpoint gathering inquiry locks names neighbour "
+    "node obituaries output ports preflight profiled questions sub_workers sweeper templates verdict workplace"
 )
 
 # Run where nothing of ours is installed, or must stay small: the standard library only.

@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 
 @dataclass
 class Entry:
-    """One name.  It is reserved at launch and published once its workers exist."""
+    """One name.  It is reserved at launch and published once its workers exist.
+
+    One that its members join one by one has no other owner than them, and is published while all ``size`` are there;
+    whoever looks for one member need not wait for the others.
+    """
 
     owner: int
     roster: Any = None
     published: bool = False
+    size: int = 0
+    members: dict[int, tuple[int, Any]] = field(default_factory=dict)
+    """Owner, and entry of the roster, by rank."""
+
+    def roster_with(self, rank: int | None) -> Any:
+        """A roster that has this rank, or all; the places of those who are not there are None."""
+        if self.published:
+            return self.roster
+        if rank is None or (rank not in self.members and rank < self.size):
+            return None
+        return [self.members[rank][1] if rank in self.members else None for rank in range(self.size)] or None
+
+
+NOBODY: Final = -1
+"""The owner of a name that belongs to its members."""
 
 
 @dataclass
@@ -30,6 +49,8 @@ class Directory:
 
     entries: dict[str, Entry] = field(default_factory=dict)
     waiters: dict[str, list[Any]] = field(default_factory=dict)
+    wanted: dict[tuple[str, Any], int] = field(default_factory=dict)
+    """Ranks, by name and waiter, of those who look for one."""
 
     def reserve(self, name: str, owner: int) -> bool:
         if name in self.entries:
@@ -47,15 +68,57 @@ class Directory:
         if entry is None or entry.owner != owner:
             raise KeyError(name)
         entry.roster, entry.published = roster, True
-        return self.waiters.pop(name, [])
+        waiting = list(self.waiters.get(name, ()))
+        for waiter in waiting:
+            self.forget_waiter(name, waiter)
+        return waiting
 
-    def lookup(self, name: str, waiter: Any) -> Any:
-        """The roster, or None; then the waiter is remembered until the name is published."""
+    def join(self, name: str, rank: int, size: int, owner: int, member: Any) -> list[Any]:
+        """Makes a member known that comes by itself; the waiters to tell: of this rank, or of all once they are there.
+
+        Raises:
+            ValueError: the name is that of something else, the rank is taken, or others speak of another size.
+        """
+        if not 0 <= rank < size:
+            raise ValueError(f"'{name}' has {size} members: there is no rank {rank}")
+        entry = self.entries.setdefault(name, Entry(NOBODY, size=size))
+        if entry.owner != NOBODY:
+            raise ValueError(f"a group named '{name}' exists already: whoever made it did not leave it to join")
+        if entry.size != size:
+            raise ValueError(f"'{name}' has {entry.size} members, as others say, and not {size}")
+        if rank in entry.members:
+            raise ValueError(f"rank {rank} of '{name}' is there already")
+        entry.members[rank] = (owner, member)
+        if len(entry.members) == size:
+            entry.roster, entry.published = [entry.members[rank][1] for rank in range(size)], True
+        told = [
+            waiter
+            for waiter in self.waiters.get(name, ())
+            if entry.published or self.wanted.get((name, waiter)) == rank
+        ]
+        for waiter in told:
+            self.forget_waiter(name, waiter)
+        return told
+
+    def lookup(self, name: str, waiter: Any, rank: int | None = None) -> Any:
+        """The roster, or None; then the waiter is remembered until the name is published.
+
+        Args:
+            rank: who is looked for; of a name that is joined, a roster with that member will do.
+        """
         entry = self.entries.get(name)
-        if entry is not None and entry.published:
-            return entry.roster
-        self.waiters.setdefault(name, []).append(waiter)
-        return None
+        roster = None if entry is None else entry.roster_with(rank)
+        if roster is None:
+            self.waiters.setdefault(name, []).append(waiter)
+            if rank is not None:
+                self.wanted[name, waiter] = rank
+        return roster
+
+    def find(self, name: str, rank: int) -> Any:
+        """The roster's entry of a rank; None where there is none."""
+        entry = self.entries.get(name)
+        roster = None if entry is None else entry.roster_with(rank)
+        return roster[rank] if roster is not None and 0 <= rank < len(roster) else None
 
     def forget_waiter(self, name: str, waiter: Any) -> None:
         waiting = self.waiters.get(name, [])
@@ -63,6 +126,7 @@ class Directory:
             waiting.remove(waiter)
         if not waiting:
             self.waiters.pop(name, None)
+        self.wanted.pop((name, waiter), None)
 
     def release(self, name: str, owner: int) -> bool:
         """False if the name was not this owner's."""
@@ -74,10 +138,23 @@ class Directory:
 
     def drop_owner(self, owner: int) -> list[str]:
         """Releases everything that an endpoint owned; the names."""
-        names = [name for name, entry in self.entries.items() if entry.owner == owner]
+        names = [name for name, entry in self.entries.items() if entry.owner == owner or self._leave(entry, owner)]
         for name in names:
             del self.entries[name]
         return names
+
+    def _leave(self, entry: Entry, owner: int) -> bool:
+        """Takes a member out; whether it was the last one."""
+        ranks = [rank for rank, (of, _) in entry.members.items() if of == owner]
+        for rank in ranks:
+            del entry.members[rank]
+            entry.roster, entry.published = None, False
+        return bool(ranks) and not entry.members
+
+    def owners(self) -> set[int]:
+        """Everybody who owns a name, or is a member of one that has no other owner."""
+        members = {of for entry in self.entries.values() for of, _ in entry.members.values()}
+        return members | {entry.owner for entry in self.entries.values() if entry.owner != NOBODY}
 
     def names(self) -> list[str]:
         return sorted(name for name, entry in self.entries.items() if entry.published)

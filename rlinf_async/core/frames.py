@@ -22,6 +22,7 @@ never its body::
     DIRECT  kind 1   source target                              worker -> daemon -> caller on its node: a socket
     PAID    kind 0   source calls                               worker -> daemon: [source, call, ...] answered directly
     DEBTS   kind 0   source owed paid                           caller -> daemon: calls that went past it
+    CLOCK   kind 0   source node asked theirs                   daemon -> daemon: the time, of a question 0
 
 An *endpoint* is a process that has a socket to its node's daemon: a driver or a worker.  Its id says where it
 lives: ``node << 32 | number``; number 0 is the node's daemon itself.  A *route* names the targets of a call
@@ -71,6 +72,7 @@ QUEUE: Final = 15
 DIRECT: Final = 16
 PAID: Final = 17
 DEBTS: Final = 18
+CLOCK: Final = 19
 
 WAIT: Final = 0
 NOWAIT: Final = 1
@@ -105,6 +107,7 @@ LENGTHS: Final[dict[int, int]] = {
     DIRECT: 4,
     PAID: 4,
     DEBTS: 5,
+    CLOCK: 6,
 }
 """How many fields a frame of each kind has."""
 

@@ -1,57 +1,54 @@
-"""The ``component_placement`` section of a configuration."""
+"""The ``component_placement`` section of a configuration, turned into strategies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any
 
 from rlinf_async.errors import ConfigError
 
 from .flexible import FlexiblePlacementStrategy
-from .inventory import ClusterShape, Inventory, format_ranks
+from .inventory import ClusterShape, describe_nodes
+from .modes import PlacementMode
 from .node import NodePlacementStrategy
 from .ranges import Segment, parse_rule
+from .resolver import MultiNodeGroupResolver, describe_groups, find_groups, nodes_of
+from .rules import Rule, read_rules
 from .strategy import PlacementStrategy
-
-
-class PlacementMode(Enum):
-    """How the components of a job share the accelerators."""
-
-    COLLOCATED = auto()
-    """All on the same ones."""
-    DISAGGREGATED = auto()
-    """Each on its own."""
-    HYBRID = auto()
-    """Each as its rule says."""
-    AUTO = auto()
-    """As the framework decides."""
 
 
 @dataclass(frozen=True)
 class _Component:
+    rule: Rule
+    segments: tuple[Segment, ...]
     strategy: PlacementStrategy
     world_size: int
     resources: tuple[int, ...]
+    has_hardware: bool
 
 
-class HybridComponentPlacement:
+class ComponentPlacement:
     """Places each component of a job as its rule in ``cluster.component_placement`` says.
 
-    A rule names accelerators, counted through the cluster, or nodes where the cluster has no accelerators, and
-    optionally the processes on them (the grammar is in ``ranges``)::
+    A rule names hardware, counted through the node groups (the whole cluster, where it names none), or nodes where
+    one of the groups has no hardware; and optionally the processes on them (the grammar is in ``ranges``)::
 
         cluster:
           component_placement:
             actor,inference: 0-7      # two components, a process on each of eight accelerators
             rollout: 8-15:0-3         # four processes with two accelerators each
             env: 0-3:0-7              # eight processes, two on each of four accelerators
+            agent:                    # two hundred processes on each of two nodes
+              node_group: node
+              placement: 0-1:0-399
+
+    Components of one entry share one strategy.
 
     Args:
         config: a mapping, an OmegaConf ``DictConfig``, or an object with attributes, that holds the section.
-            A rule is a string, an integer, or a list of these.
-        cluster: anything with ``nodes``.
+            A rule is a string, an integer, a list of these, or a mapping as above, whose ``node_group`` is a label,
+            labels with commas between, or a list of labels.
+        cluster: anything with ``nodes``, and with ``node_groups`` where there are some.
 
     Raises:
         ConfigError: a section is missing, a rule is malformed, a component is named twice, or one asks for what
@@ -59,19 +56,19 @@ class HybridComponentPlacement:
     """
 
     def __init__(self, config: Any, cluster: ClusterShape) -> None:
-        inventory = Inventory(cluster)
         self._components: dict[str, _Component] = {}
-        for names, rule in _read_rules(config):
-            component = _plan(f"component '{','.join(names)}'", rule, cluster, inventory)
-            for name in names:
+        for rule in read_rules(config):
+            component = _plan(rule, cluster)
+            for name in rule.components:
                 if name in self._components:
-                    raise ConfigError(
+                    raise rule.error(
                         f"Duplicate component names in component_placement: {name!r} has multiple placements defined"
                     )
                 self._components[name] = component
 
     @property
     def placement_mode(self) -> PlacementMode:
+        """How the components share the accelerators."""
         return PlacementMode.HYBRID
 
     @property
@@ -88,7 +85,7 @@ class HybridComponentPlacement:
         return self._get(component_name).world_size
 
     def get_hardware_ranks(self, component_name: str) -> list[int]:
-        """The component's accelerators (nodes, where the cluster has no accelerators), ascending, each once."""
+        """The hardware of the component (nodes, where those are counted), counted in its groups, each once."""
         return list(self._get(component_name).resources)
 
     def _get(self, component_name: str) -> _Component:
@@ -101,83 +98,54 @@ class HybridComponentPlacement:
             ) from None
 
 
-def _read_rules(config: Any) -> Iterator[tuple[list[str], Any]]:
-    """The names and the rule of each entry of the section."""
-    section = _get_section(_get_section(config, "cluster", "the configuration"), "component_placement", "'cluster'")
-    if not isinstance(section, Mapping):
-        raise ConfigError(f"component_placement must map components to ranges, such as 'actor: 0-3', got {section!r}")
-    for key in section:
-        names = [name.strip() for name in str(key).split(",")]
-        if not all(names):
-            raise ConfigError(f"component_placement: a component's name is empty in {str(key)!r}")
-        # get, because a DictConfig raises where the value is the mandatory one ("???") that nobody has given.
-        yield names, section.get(key)
+class HybridComponentPlacement(ComponentPlacement):
+    """``ComponentPlacement`` as it is: every component where its rule says, together with others or alone."""
 
 
-def _get_section(config: Any, name: str, where: str) -> Any:
-    section = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
-    if section is None:
-        raise ConfigError(
-            f"{name} must be provided for component placement: {where} has no section {name!r}; "
-            "expected cluster.component_placement"
-        )
-    return section
-
-
-def _plan(who: str, rule: Any, cluster: ClusterShape, inventory: Inventory) -> _Component:
-    num_accelerators, num_nodes = inventory.num_accelerators, len(inventory.nodes)
-    if not num_nodes:
-        raise ConfigError(f"{who} cannot be placed: the cluster has no nodes")
+def _plan(rule: Rule, cluster: ClusterShape) -> _Component:
+    if not cluster.nodes:
+        raise rule.error(f"{rule.who} cannot be placed: the cluster has no nodes")
     try:
-        segments = parse_rule(_get_text(rule), num_accelerators or num_nodes)
+        groups = find_groups(cluster, rule.node_group)
+        # Where one of the groups has no hardware, the ranks of all of them are nodes.
+        by_node = any(group.counted_hardware is None for group in groups)
+        resolver = None if by_node else MultiNodeGroupResolver(groups)
+        nodes = nodes_of(groups) if by_node else []
+        segments = parse_rule(rule.text, len(nodes) if resolver is None else resolver.hardware_resource_count)
     except ConfigError as error:
-        raise ConfigError(f"{who}: {error}") from None
-    for segment in segments:
-        _check_resources_exist(who, segment, rule, inventory)
+        raise rule.error(f"{rule.who}: {error}") from None
+    if resolver is None:
+        counted = f"{describe_groups(groups)} {describe_nodes([node for _, node in nodes])}"
+        _check_resources_exist(rule, segments, "node", len(nodes), counted)
+    else:
+        _check_resources_exist(rule, segments, resolver.noun, resolver.hardware_resource_count, resolver.describe())
     by_process = [tuple(ranks) for segment in segments for ranks in segment.get_resources_by_process()]
     try:
-        strategy = FlexiblePlacementStrategy(by_process) if num_accelerators else _place_on_nodes(by_process)
+        strategy: PlacementStrategy
+        if resolver is None:
+            strategy = _place_on_nodes(by_process, rule)
+        else:
+            strategy = FlexiblePlacementStrategy(by_process, rule.node_group)
         strategy.get_placement(cluster)
     except ConfigError as error:
-        raise ConfigError(f"{who}: {error}") from None
+        raise rule.error(f"{rule.who}: {error}") from None
     resources = tuple(rank for segment in segments for rank in segment.resources)
-    return _Component(strategy, len(by_process), resources)
+    return _Component(rule, tuple(segments), strategy, len(by_process), resources, resolver is not None)
 
 
-def _get_text(rule: Any) -> str:
-    """A rule in the grammar, whichever way YAML has read it."""
-    if isinstance(rule, str):
-        return rule
-    if isinstance(rule, int) and not isinstance(rule, bool):
-        return str(rule)
-    if isinstance(rule, Sequence):
-        return ",".join(_get_text(segment) for segment in rule)
-    if isinstance(rule, Mapping):
-        raise ConfigError(
-            f"expected a range such as 0-3 or 0-1:0-3, got the mapping {dict(rule)!r}: "
-            "node groups are not defined for this cluster"
-        )
-    raise ConfigError(f"expected a range such as 0-3 or 0-1:0-3, got {rule!r}")
+def _check_resources_exist(rule: Rule, segments: list[Segment], noun: str, count: int, have: str) -> None:
+    for segment in segments:
+        if segment.resources.stop > count:
+            first, last = segment.resources[0], segment.resources[-1]
+            asked = f"{noun} {first}" if first == last else f"{noun}s {first}-{last}"
+            raise rule.error(f"{rule.who} asks for {asked}, {have}{rule.hint}")
 
 
-def _check_resources_exist(who: str, segment: Segment, rule: Any, inventory: Inventory) -> None:
-    kind = "accelerator" if inventory.num_accelerators else "node"
-    if segment.resources.stop <= (inventory.num_accelerators or len(inventory.nodes)):
-        return
-    first, last = segment.resources[0], segment.resources[-1]
-    asked = f"{kind} {first}" if first == last else f"{kind}s {first}-{last}"
-    have = inventory.describe_accelerators() if kind == "accelerator" else inventory.describe_nodes()
-    hint = ""
-    if isinstance(rule, int) and rule >= 60:
-        hint = f" (YAML reads an unquoted {rule // 60}:{rule % 60} as the number {rule}: put it in quotes)"
-    raise ConfigError(f"{who} asks for {asked}, the cluster has {have}{hint}")
-
-
-def _place_on_nodes(nodes_by_process: list[tuple[int, ...]]) -> NodePlacementStrategy:
-    for process, node_ranks in enumerate(nodes_by_process):
-        if len(node_ranks) > 1:
+def _place_on_nodes(nodes_by_process: list[tuple[int, ...]], rule: Rule) -> NodePlacementStrategy:
+    for process, nodes in enumerate(nodes_by_process):
+        if len(nodes) > 1:
             raise ConfigError(
-                f"process {process} would get nodes {format_ranks(node_ranks)}; "
+                f"process {process} would get nodes {nodes[0]}-{nodes[-1]}; "
                 "one process cannot run across multiple nodes"
             )
-    return NodePlacementStrategy([node_ranks[0] for node_ranks in nodes_by_process])
+    return NodePlacementStrategy([nodes[0] for nodes in nodes_by_process], rule.node_group)

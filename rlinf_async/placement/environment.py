@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from rlinf_async.configuration import ACCELERATOR
+from rlinf_async.hardware import get_family
+
 from .placement import Placement
 
 
@@ -68,33 +71,28 @@ def worker_environment(
         # Rank 0's store is opened before the workers are born: torch must connect to it, never open its own.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
+    family = get_family(placement.accelerator_type)
+    if family is not None:
+        variables |= family.get_variables(placement.visible_accelerators)
     if placement.accelerator_type == "NV_GPU":
-        variables |= _get_nvidia_variables(placement, egl_device_id, mujoco_gl)
+        variables |= _get_rendering_variables(placement, egl_device_id, mujoco_gl)
     return variables
 
 
 def _get_torch_local_rank(placement: Placement) -> tuple[int, int]:
     if placement.isolate_accelerator and placement.visible_accelerators:
         return 0, 1
-    if placement.local_hardware_ranks:
+    if placement.hardware_type == ACCELERATOR:
         return placement.local_accelerator_rank, placement.local_world_size
     return placement.local_rank, placement.local_world_size
 
 
-def _get_nvidia_variables(placement: Placement, egl_device_id: int | None, mujoco_gl: str) -> dict[str, str]:
+def _get_rendering_variables(placement: Placement, egl_device_id: int | None, mujoco_gl: str) -> dict[str, str]:
     visible = placement.visible_accelerators
-    variables = {
-        "CUDA_VISIBLE_DEVICES": ",".join(visible),
-        # NCCL's cuMem allocator costs memory beside CUDA graphs; inference engines switch it off too, and both
-        # ends of a communicator must agree.
-        "NCCL_CUMEM_ENABLE": "0",
-    }
     if not visible or mujoco_gl.lower() in ("osmesa", "glx"):
-        return variables
+        return {}
     first_id = visible[0 if placement.isolate_accelerator else placement.local_accelerator_rank]
     if egl_device_id is not None:
         first_id = str(egl_device_id)
-    if first_id.isdecimal():
-        # EGL numbers the machine's GPUs whatever CUDA_VISIBLE_DEVICES says.
-        variables |= {"MUJOCO_EGL_DEVICE_ID": first_id, "EGL_DEVICE_ID": first_id}
-    return variables
+    # EGL numbers the machine's GPUs whatever CUDA_VISIBLE_DEVICES says.
+    return {"MUJOCO_EGL_DEVICE_ID": first_id, "EGL_DEVICE_ID": first_id} if first_id.isdecimal() else {}

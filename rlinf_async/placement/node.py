@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from rlinf_async.errors import ConfigError
 
-from .inventory import ClusterShape, Inventory
+from .inventory import ClusterShape, describe_nodes
 from .placement import Placement
-from .strategy import CLUSTER_GROUP, NODE_GROUP, PlacementStrategy, build_placements, check_group_label
+from .resolver import describe_groups, find_groups, nodes_of
+from .strategy import PlacementStrategy, Seat, build_placements
 
 
 class NodeRankError(ConfigError, IndexError):
@@ -20,18 +21,16 @@ class NodeRankError(ConfigError, IndexError):
 class NodePlacementStrategy(PlacementStrategy):
     """One process per entry of ``node_ranks``, on that node; it sees all of the node's accelerators.
 
-    Args:
-        node_ranks: ranks of nodes in the cluster, each as often as processes are wanted there.  They are
-            sorted: rank 0 runs on the lowest node.
-        node_group_label: ``None``, ``"cluster"`` or ``"node"``, which all mean every node.
+    Rank ``i`` runs on the ``i``-th entry.
 
-    Example:
-        >>> NodePlacementStrategy([1, 0, 0]).node_ranks
-        (0, 0, 1)
+    Args:
+        node_ranks: nodes, each as often as processes are wanted there; counted from 0 through the nodes of the
+            groups, which for the whole cluster are the ranks of its nodes.
+        node_group_label: the node group that nodes are counted in, or several; the whole cluster by default.
 
     Raises:
-        ConfigError: ``node_ranks`` is empty; in ``get_placement``, an unknown node group.
-        NodeRankError: in ``get_placement``, a node that the cluster does not have.
+        ConfigError: ``node_ranks`` is empty; in ``get_placement``, an unknown node group, or groups that overlap.
+        NodeRankError: in ``get_placement``, a node that the groups do not have.
     """
 
     node_ranks: Sequence[int]
@@ -40,22 +39,17 @@ class NodePlacementStrategy(PlacementStrategy):
     def __post_init__(self) -> None:
         if not self.node_ranks:
             raise ConfigError("The node_ranks list must not be empty: name a node for each process")
-        object.__setattr__(self, "node_ranks", tuple(sorted(self.node_ranks)))
+        object.__setattr__(self, "node_ranks", tuple(self.node_ranks))
 
     def get_placement(self, cluster: ClusterShape, isolate_accelerator: bool = True) -> list[Placement]:
-        label = check_group_label(self.node_group_label, (CLUSTER_GROUP, NODE_GROUP))
-        inventory = Inventory(cluster)
-        nodes = []
+        groups = find_groups(cluster, self.node_group_label)
+        places = nodes_of(groups)
+        seats = []
         for node_rank in self.node_ranks:
-            node = inventory.get_node(node_rank)
-            if node is None:
+            if not 0 <= node_rank < len(places):
                 raise NodeRankError(
-                    f"Node rank {node_rank} is out of range: the cluster has {inventory.describe_nodes()}"
+                    f"Node rank {node_rank} is out of range: {describe_groups(groups)} "
+                    f"{describe_nodes([node for _, node in places])} (counted from 0)"
                 )
-            nodes.append(node)
-        return build_placements(
-            inventory,
-            [(node, ()) for node in nodes],
-            isolate_accelerator=isolate_accelerator,
-            node_group_label=label,
-        )
+            seats.append(Seat(*places[node_rank]))
+        return build_placements(cluster, seats, isolate_accelerator=isolate_accelerator)

@@ -1,4 +1,4 @@
-"""Processes side by side on a range of accelerators."""
+"""Processes side by side on a range of accelerators, or of other hardware."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from dataclasses import dataclass
 
 from rlinf_async.errors import ConfigError
 
-from .inventory import ClusterShape, Inventory, format_ranks, name_node
+from .inventory import ClusterShape
 from .placement import Placement
-from .strategy import PlacementStrategy, build_placements, check_group_label
+from .resolver import MultiNodeGroupResolver, find_groups
+from .strategy import PlacementStrategy, build_placements, take_seat
 
 
 @dataclass(frozen=True)
 class PackedPlacementStrategy(PlacementStrategy):
-    """Fills a range of accelerators, with one or several for each process and none for two.
+    """Fills a range of hardware, with one piece or several for each process and none for two.
 
-    Accelerators are counted through the cluster, in the order of the nodes.  Each process takes the lowest one
-    that is free and those that follow it at ``stride``; a process never spans two nodes.
+    Hardware is counted through the node groups in their order, and within a group in the order of its nodes.  Each
+    process takes the lowest piece that is free and those that follow it at ``stride``; a process never spans nodes.
 
     Args:
-        start_hardware_rank, end_hardware_rank: first and last accelerator of the range.
-        num_hardware_per_process: accelerators for each process.
-        stride: distance between the accelerators of one process.
-        node_group: ``None`` or ``"cluster"``, which both mean every node.
+        start_hardware_rank, end_hardware_rank: first and last of the range.
+        num_hardware_per_process: pieces for each process.
+        stride: distance between the pieces of one process.
+        node_group: the node group that ranks are counted in, or several; the whole cluster by default.
 
     Example:
         >>> [list(ranks) for ranks in PackedPlacementStrategy(0, 7, 2, stride=2).get_hardware_ranks()]
@@ -31,7 +32,8 @@ class PackedPlacementStrategy(PlacementStrategy):
 
     Raises:
         ConfigError: the range is negative or empty, or does not divide evenly among processes; in
-            ``get_placement``, it is beyond the cluster, a process would span nodes, or the node group is unknown.
+            ``get_placement``, the groups have no hardware, or less, a process would span nodes or kinds of
+            hardware, or a node group is unknown.
     """
 
     start_hardware_rank: int
@@ -60,8 +62,12 @@ class PackedPlacementStrategy(PlacementStrategy):
                 f"num_hardware_per_process * stride ({block})"
             )
 
+    @property
+    def num_processes(self) -> int:
+        return (self.end_hardware_rank - self.start_hardware_rank + 1) // self.num_hardware_per_process
+
     def get_hardware_ranks(self) -> Iterator[range]:
-        """The accelerators of process 0, 1, …, counted through the cluster."""
+        """The hardware of process 0, 1, …, counted through the node groups."""
         # Strided processes interlock: `stride` of them fill a block without holes, then the next block begins.
         block = self.num_hardware_per_process * self.stride
         for block_start in range(self.start_hardware_rank, self.end_hardware_rank + 1, block):
@@ -69,27 +75,12 @@ class PackedPlacementStrategy(PlacementStrategy):
                 yield range(first, block_start + block, self.stride)
 
     def get_placement(self, cluster: ClusterShape, isolate_accelerator: bool = True) -> list[Placement]:
-        label = check_group_label(self.node_group)
-        inventory = Inventory(cluster)
-        if not inventory.num_accelerators:
-            raise ConfigError(
-                f"Packed placement requires hardware resources, and the cluster ({inventory.describe_nodes()}) "
-                "has no accelerators: use NodePlacementStrategy to place processes on its nodes"
-            )
-        if self.end_hardware_rank >= inventory.num_accelerators:
+        resolver = MultiNodeGroupResolver(find_groups(cluster, self.node_group))
+        resolver.check_counts_hardware("Packed")
+        if self.end_hardware_rank >= resolver.hardware_resource_count:
             raise ConfigError(
                 f"Hardware ranks {self.start_hardware_rank}-{self.end_hardware_rank} exceed available resources: "
-                f"the cluster has {inventory.describe_accelerators()}"
+                f"{resolver.describe()}"
             )
-        assignments = []
-        for rank, hardware_ranks in enumerate(self.get_hardware_ranks()):
-            node, position = inventory.locate(hardware_ranks[0])
-            last_node, last_position = inventory.locate(hardware_ranks[-1])
-            if node is not last_node:
-                raise ConfigError(
-                    f"Rank {rank} would get accelerators {format_ranks(hardware_ranks)}, which lie on "
-                    f"{name_node(node)} to {name_node(last_node)}; a process cannot spread across multiple nodes: "
-                    f"the cluster has {inventory.describe_accelerators()}"
-                )
-            assignments.append((node, tuple(range(position, last_position + 1, self.stride))))
-        return build_placements(inventory, assignments, isolate_accelerator=isolate_accelerator, node_group_label=label)
+        seats = [take_seat(resolver, rank, ranks) for rank, ranks in enumerate(self.get_hardware_ranks())]
+        return build_placements(cluster, seats, isolate_accelerator=isolate_accelerator)

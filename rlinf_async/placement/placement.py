@@ -20,9 +20,10 @@ class Placement:
         local_world_size: number of the group's workers on the node.
         visible_accelerators: ids of the devices that the worker can see, as the node names them (indices or UUIDs).
         isolate_accelerator: whether a worker with devices of its own sees only those.
-        local_hardware_ranks: positions, in the node's list, of the worker's own devices; empty without any.
-        node_group_label: the node group that the ranks of the request were counted in.
+        local_hardware_ranks: positions, in the node's list, of the worker's own hardware; empty without any.
+        node_group_label: the node group that the worker is in.
         global_accelerator_ids: the visible devices, counted through the whole cluster from 0.
+        hardware_type: the kind of the worker's own hardware, ``"Accelerator"`` or a robot's; empty without any.
     """
 
     rank: int
@@ -37,6 +38,7 @@ class Placement:
     local_hardware_ranks: tuple[int, ...]
     node_group_label: str
     global_accelerator_ids: tuple[int, ...] = ()
+    hardware_type: str = ""
 
     @property
     def node_local_rank(self) -> int:

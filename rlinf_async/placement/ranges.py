@@ -10,13 +10,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rlinf_async.configuration import parse_range
 from rlinf_async.errors import ConfigError
-
-_RANKS = re.compile(r"([0-9]{1,9})(?:\s*-\s*([0-9]{1,9}))?")
 
 
 @dataclass(frozen=True)
@@ -81,15 +79,7 @@ def _parse_ranks(text: str, rule: str, num_resources: int | None) -> range:
     text = text.strip()
     if num_resources is not None and text.lower() == "all":
         return range(num_resources)
-    match = _RANKS.fullmatch(text)
-    if match is None:
-        raise ConfigError(
-            f"Invalid rank format {text!r} in {rule!r}, expected a number such as 3, a range such as 0-3, or all"
-        )
-    start, end = int(match[1]), int(match[2] or match[1])
-    if end < start:
-        raise ConfigError(f"Start rank {start} must be less than or equal to end rank {end} in {rule!r}")
-    return range(start, end + 1)
+    return parse_range(text, rule)
 
 
 def _check_resources(resources: range, segments: list[Segment], rule: str) -> None:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rlinf_async.address import NodeInfo
+from rlinf_async.configuration import ACCELERATOR, NODE_GROUP, NodeGroup
 from rlinf_async.errors import ConfigError
+from rlinf_async.hardware import AcceleratorType
 
-from .inventory import ClusterShape, Inventory
+from .inventory import ClusterShape, Inventory, name_node
 from .placement import Placement
-
-CLUSTER_GROUP = "cluster"
-"""The node group of all nodes, with their accelerators."""
-NODE_GROUP = "node"
-"""The node group of all nodes, without their accelerators."""
+from .resolver import MultiNodeGroupResolver
 
 
 class PlacementStrategy(ABC):
@@ -26,7 +25,7 @@ class PlacementStrategy(ABC):
         """Places every rank: ``result[i]`` is rank ``i``.  The same arguments always give the same answer.
 
         Args:
-            cluster: anything with ``nodes``.
+            cluster: anything with ``nodes``, and with ``node_groups`` where there are some.
             isolate_accelerator: a worker sees only the accelerators that it was given, not all of its node's.
 
         Raises:
@@ -34,59 +33,72 @@ class PlacementStrategy(ABC):
         """
 
 
-def check_group_label(labels: str | Sequence[str] | None, known: Collection[str] = (CLUSTER_GROUP,)) -> str:
-    """The one node group that ``labels`` means; all nodes by default."""
-    if labels is None:
-        return CLUSTER_GROUP
-    asked = [labels] if isinstance(labels, str) else [str(label) for label in labels]
-    for label in asked:
-        if label not in known:
-            raise ConfigError(
-                f"Node group not found: {label!r}. Node groups are not defined for this cluster; "
-                f"leave the group out, or use {' or '.join(repr(name) for name in known)}"
-            )
-    if len(asked) != 1:
-        raise ConfigError(f"node groups {asked} overlap or are empty: name exactly one of {list(known)}")
-    return asked[0]
+@dataclass(frozen=True)
+class Seat:
+    """Where one process goes: a node, as a member of a group, and its own pieces of the group's hardware there."""
+
+    group: NodeGroup
+    node: NodeInfo
+    own: tuple[int, ...] = ()
 
 
-def build_placements(
-    inventory: Inventory,
-    assignments: Sequence[tuple[NodeInfo, tuple[int, ...]]],
-    *,
-    isolate_accelerator: bool,
-    node_group_label: str,
-) -> list[Placement]:
-    """Makes the placements of ranks 0, 1, … from their nodes and their devices' positions on them.
+def take_seat(resolver: MultiNodeGroupResolver, rank: int, hardware_ranks: Sequence[int]) -> Seat:
+    """The seat of a process with certain pieces of hardware.
 
-    A rank without devices of its own sees all of its node's, whatever ``isolate_accelerator`` says.
+    Raises:
+        ConfigError: they are of several nodes or kinds.
     """
-    workers_on = Counter(node.node_rank for node, _ in assignments)
+    pieces = [resolver.locate(hardware_rank) for hardware_rank in hardware_ranks]
+    first = pieces[0]
+    for piece in pieces[1:]:
+        if piece.node is not first.node:
+            raise ConfigError(
+                f"Rank {rank} would get hardware ranks {list(hardware_ranks)}, which lie on "
+                f"{name_node(first.node)} and {name_node(piece.node)}; a process cannot spread across multiple nodes, "
+                f"all must be on the same node: {resolver.describe()}"
+            )
+        if piece.group is not first.group:
+            kinds = " and ".join(str(each.group.counted_hardware) for each in (first, piece))
+            raise ConfigError(
+                f"Rank {rank} would get hardware ranks {list(hardware_ranks)}, which are of the types {kinds}; "
+                "all hardware of a process must be of the same type"
+            )
+    return Seat(first.group, first.node, tuple(piece.position for piece in pieces))
+
+
+def build_placements(cluster: ClusterShape, seats: Sequence[Seat], *, isolate_accelerator: bool) -> list[Placement]:
+    """Makes the placements of ranks 0, 1, … from their seats.
+
+    A rank without accelerators of its own sees all of its node's, whatever ``isolate_accelerator`` says, and none in a
+    configured group that ignores them.
+    """
+    workers_on = Counter(seat.node.node_rank for seat in seats)
     node_order = {node_rank: order for order, node_rank in enumerate(workers_on)}
-    first_accelerators = inventory.get_first_accelerators()
-    everything = {
-        node.node_rank: tuple(range(node.num_accelerators)) for node in inventory.nodes if node.node_rank in workers_on
-    }
+    first_accelerators = Inventory(cluster).get_first_accelerators()
     placed: Counter[int] = Counter()
     placements = []
-    for rank, (node, own) in enumerate(assignments):
-        node_rank = node.node_rank
-        visible = own if own and isolate_accelerator else everything[node_rank]
-        first_own = own or visible[:1] or (-1,)
+    for rank, seat in enumerate(seats):
+        node, node_rank = seat.node, seat.node.node_rank
+        hardware_type = seat.group.counted_hardware if seat.own else None
+        own = seat.own if hardware_type == ACCELERATOR else ()
+        is_blind = seat.group.ignore_hardware and seat.group.label != NODE_GROUP
+        everything = () if is_blind else tuple(range(node.num_accelerators))
+        visible = own if own and isolate_accelerator else everything
         placements.append(
             Placement(
                 rank=rank,
                 cluster_node_rank=node_rank,
                 placement_node_rank=node_order[node_rank],
-                local_accelerator_rank=first_own[0],
-                accelerator_type=node.accelerator_type,
+                local_accelerator_rank=(own or visible[:1] or (-1,))[0],
+                accelerator_type=AcceleratorType.NO_ACCEL.value if is_blind else node.accelerator_type,
                 local_rank=placed[node_rank],
                 local_world_size=workers_on[node_rank],
                 visible_accelerators=tuple(node.accelerators[position] for position in visible),
                 isolate_accelerator=isolate_accelerator,
-                local_hardware_ranks=own,
-                node_group_label=node_group_label,
+                local_hardware_ranks=seat.own,
+                node_group_label=seat.group.label,
                 global_accelerator_ids=tuple(first_accelerators[node_rank] + position for position in visible),
+                hardware_type=hardware_type or "",
             )
         )
         placed[node_rank] += 1

@@ -75,8 +75,8 @@ async def start_nodes(
 ) -> list[dict[str, Any]]:
     """Makes one cluster of started daemons: births out, addresses in, everyone told of everyone.
 
-    Returns the list of peers that every daemon was given: ``node``, ``name``, ``address``, ``hidden``, ``facts``, and
-    the ``socket`` and ``pid`` of each daemon, which only its own machine can use.
+    Returns the list of peers that every daemon was given: ``node``, ``name``, ``address``, ``hidden``, ``labels``,
+    ``facts``, and the ``socket`` and ``pid`` of each daemon, which only its own machine can use.
 
     The lifelines stay the caller's to stop, whatever happens.
 
@@ -106,7 +106,8 @@ async def start_nodes(
     if failures:
         raise launch_error(names, failures, hidden)
     known = [
-        {key: birth[key] for key in ("node", "name", "hidden")} | {"address": up["address"], "facts": up["facts"]}
+        {key: birth[key] for key in ("node", "name", "hidden", "labels")}
+        | {key: up[key] for key in ("address", "facts")}
         for birth, up in zip(births, (ups[index] for index in range(len(names))), strict=True)
     ]
     peers = sorted(known, key=lambda peer: peer["node"])

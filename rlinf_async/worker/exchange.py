@@ -149,6 +149,28 @@ class Exchange:
         self._start(sending, members, send, receives=False)
         return sending
 
+    # -- groups -------------------------------------------------------------------------------------------------
+
+    def find_group(self, group: str) -> Work[int]:
+        """The number of ranks of a group; of one that does not exist yet it is waited for.
+
+        Those who ask for one group are answered in the order in which they asked.
+        """
+        work = _Finding(group)
+
+        def found(roster: Roster | None, error: Exception | None) -> None:
+            if roster is None:
+                work._settle(error=error or RuntimeError(f"group '{group}' was not found"))
+                return
+            # Whoever is closed and launched again may be of another size: its end makes the name be forgotten.
+            endpoint, node, pid = roster.find(0)
+            self._mailbox.peers.introduced(endpoint, group, 0, node, pid)
+            self._mailbox.peers.watch([self._mailbox.peers.at(endpoint)])
+            work._settle(roster.size)
+
+        self._mailbox.names.find(group, found)
+        return work
+
     # -- who is meant -------------------------------------------------------------------------------------------
 
     def _start(
@@ -184,7 +206,7 @@ class Exchange:
                     if not operation.done() and self._look(operation, missing, found, roster, error):
                         self._search(operation, missing, found, start, receives)
 
-                names.find(member.group, look)
+                names.find(member.group, look, member.rank)
                 return
             found.append(peer)
             del missing[0]
@@ -221,11 +243,22 @@ class Exchange:
         if member == self._me:
             return mailbox.peers.at(mailbox.peers.me)
         peer = mailbox.peers.named(member.group, member.rank)
-        if peer is None or mailbox.names.is_pending(member.group):
+        if peer is None or mailbox.names.is_pending(*member):
             return None
         if peer.error is None or (receives and mailbox.inbox.has_message(peer, POINT_TO_POINT)):
             return peer
         return None
+
+
+class _Finding(Work[int]):
+    """A group is looked for."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__()
+        self._group = group
+
+    def _describe(self) -> str:
+        return f"a group named '{self._group}'"
 
 
 class _TakeObject:

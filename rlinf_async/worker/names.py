@@ -17,11 +17,19 @@ LOOKUP_TIMEOUT: Final = "RLINF_LOOKUP_TIMEOUT"
 
 
 class Roster:
-    """The ranks of one group."""
+    """The ranks of one group; of one that is joined rank by rank, None in place of those who are not there."""
 
-    def __init__(self, group: str, entries: list[dict[str, Any]]) -> None:
+    def __init__(self, group: str, entries: list[dict[str, Any] | None]) -> None:
         self.group = group
         self._entries = entries
+
+    @property
+    def size(self) -> int:
+        return len(self._entries)
+
+    def lacks(self, rank: int) -> bool:
+        """Whether that rank may still come."""
+        return 0 <= rank < len(self._entries) and self._entries[rank] is None
 
     def find(self, rank: int) -> tuple[int, str, int]:
         """The endpoint of a rank, the name of its node, and its pid.
@@ -33,6 +41,8 @@ class Roster:
             ranks = fold_ranks(range(len(self._entries)))
             raise ValueError(f"group '{self.group}' has no rank {rank}: its ranks are {ranks}")
         entry = self._entries[rank]
+        if entry is None:
+            raise ValueError(f"rank {rank} of group '{self.group}' is not there")
         return entry["endpoint"], entry["info"]["node_name"], entry["pid"]
 
 
@@ -46,6 +56,14 @@ def _patience() -> float:
 
 Then = Callable[[Roster | None, Exception | None], None]
 """Gets the roster, or why there is none."""
+
+
+_Key = tuple[str, int | None]
+
+
+def _key(group: str, rank: int) -> _Key:
+    """What is looked up together.  The group of a worker's own subprocesses is joined rank by rank."""
+    return group, rank if ":" in group else None
 
 
 class _Lookup:
@@ -67,21 +85,24 @@ class Names:
         self._client = client
         self._lock = threading.Lock()
         self._rosters: dict[str, Roster] = {}
-        self._lookups: dict[str, _Lookup] = {}
+        self._lookups: dict[_Key, _Lookup] = {}
         self._patience = _patience()
 
-    def find(self, group: str, then: Then) -> bool:
+    def find(self, group: str, then: Then, rank: int = 0) -> bool:
         """Calls back with the roster, at once if it is known; whether it was.
+
+        It has the given rank, if there can be one.
 
         Where there is no such group within the time that ``RLINF_LOOKUP_TIMEOUT`` says, the error lists those that
         there are.
         """
         is_new = False
+        key = _key(group, rank)
         with self._lock:
-            lookup = self._lookups.get(group)
+            lookup = self._lookups.get(key)
             roster = self._rosters.get(group)
-            if lookup is None and roster is None:
-                lookup = self._lookups[group] = _Lookup()
+            if lookup is None and (roster is None or roster.lacks(rank)):
+                lookup = self._lookups[key] = _Lookup()
                 is_new = True
             if lookup is not None:
                 lookup.waiting.append(then)
@@ -89,15 +110,16 @@ class Names:
             then(roster, None)
             return True
         if is_new:
-            ask = self._client.ask("lookup", {"name": group}, node=0, what=f"a group named '{group}'")
+            arguments = {"name": group} if key[1] is None else {"name": group, "rank": rank}
+            ask = self._client.ask("lookup", arguments, node=0, what=f"a group named '{group}'")
             lookup.number = ask.number
-            ask._follow(lambda: self._found(group, lookup, ask))
-            self._client.later(self._patience, lambda: self._give_up(group, lookup))
+            ask._follow(lambda: self._found(key, lookup, ask))
+            self._client.later(self._patience, lambda: self._give_up(key, lookup))
         return False
 
-    def is_pending(self, group: str) -> bool:
+    def is_pending(self, group: str, rank: int) -> bool:
         """Whether somebody waits for it."""
-        return group in self._lookups
+        return _key(group, rank) in self._lookups
 
     def forget(self, group: str) -> None:
         """It has ended; if the name means something again, that is another group."""
@@ -121,20 +143,20 @@ class Names:
 
         ask._follow(answered)
 
-    def _found(self, group: str, lookup: _Lookup, ask: Any) -> None:
+    def _found(self, key: _Key, lookup: _Lookup, ask: Any) -> None:
         try:
-            roster, error = Roster(group, ask._result()), None
+            roster, error = Roster(key[0], ask._result()), None
         except Exception as failure:
             roster, error = None, failure
-        self._answer(group, lookup, roster, error)
+        self._answer(key, lookup, roster, error)
 
-    def _give_up(self, group: str, lookup: _Lookup) -> None:
+    def _give_up(self, key: _Key, lookup: _Lookup) -> None:
         if not lookup.is_answered:
             self.late(
-                group, self._patience, lambda error: self._answer(group, lookup, None, error), lookup=lookup.number
+                key[0], self._patience, lambda error: self._answer(key, lookup, None, error), lookup=lookup.number
             )
 
-    def _answer(self, group: str, lookup: _Lookup, roster: Roster | None, error: Exception | None) -> None:
+    def _answer(self, key: _Key, lookup: _Lookup, roster: Roster | None, error: Exception | None) -> None:
         with self._lock:
             if lookup.is_answered:
                 return
@@ -142,9 +164,9 @@ class Names:
         while True:
             with self._lock:
                 if not lookup.waiting:
-                    del self._lookups[group]
+                    del self._lookups[key]
                     if roster is not None:
-                        self._rosters[group] = roster
+                        self._rosters[key[0]] = roster
                     return
                 then = lookup.waiting.popleft()
             then(roster, error)

@@ -37,7 +37,7 @@ from rlinf_async.core.guilty import ATOMS
 from rlinf_async.core.segment import close_fds
 from rlinf_async.wire.selector import SharedSelector
 from rlinf_async.wire.unix import Connection
-from rlinf_async.worker import base
+from rlinf_async.worker import here
 from rlinf_async.worker.exchange import Exchange
 from rlinf_async.worker.main_module import adopt
 from rlinf_async.worker.shortcuts import Shortcuts
@@ -93,7 +93,7 @@ class Call:
 class Runtime:
     """The inbox of a worker's client, and the loop that empties it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, identity: base.Identity, max_concurrency: int | None) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, identity: here.Identity, max_concurrency: int | None) -> None:
         self._loop = loop
         self._thread = threading.get_ident()
         self._identity = identity
@@ -102,6 +102,8 @@ class Runtime:
         self._stillborn: bytes | None = None
         self._kinds: dict[str, tuple[Kind, Callable[..., Any]]] = {}
         self._queue: deque[Call] = deque()
+        self._early: list[Call] | None = []
+        """Calls that have come before the constructor's; None once that is there."""
         self._open: dict[tuple[int, int], Call] = {}
         self._state_lock = threading.Lock()
         self._awake = False
@@ -131,6 +133,16 @@ class Runtime:
             self.shortcuts.hear_all_out()
             self._on_main(self._stop, float(frame[3]))
 
+    def _enqueue(self, call: Call) -> None:
+        """Nothing runs before the constructor: who has found the group by its name may be earlier than who made it."""
+        if self._early is None:
+            self._queue.append(call)
+        elif call.method != CONSTRUCT:
+            self._early.append(call)
+        else:
+            self._queue.extend((call, *self._early))
+            self._early = None
+
     def on_direct(self, source: int, way: Connection, frame: list[Any], fds: list[int]) -> None:
         kind = frame[0]
         frame[2] = source
@@ -154,7 +166,7 @@ class Runtime:
             self._answer_error(call, error)
             return
         self._open[source, number] = call
-        self._queue.append(call)
+        self._enqueue(call)
 
     def on_caller_gone(self, source: int, way: Connection) -> None:
         """Nobody waits for what its calls would return; of those that it relayed the daemon knows."""
@@ -297,7 +309,7 @@ class Runtime:
 
     def _construct(self, worker_cls: type, *args: Any, **kwargs: Any) -> None:
         adopt(worker_cls)
-        base.identity = self._identity
+        here.identity = self._identity
         try:
             self._worker = worker_cls(*args, **kwargs)
         except BaseException as error:
@@ -480,7 +492,7 @@ class _Missing:
         )
 
 
-def main(sock: socket.socket, spec: dict[str, Any], identity: base.Identity, store_fd: int | None) -> None:
+def main(sock: socket.socket, spec: dict[str, Any], identity: here.Identity, store_fd: int | None) -> None:
     """The life of a worker process, from its first frame to its exit; does not return."""
     sys.setswitchinterval(0.0005)
     # Not uvloop's: that makes a socket pair for signals each time it is resumed, and it is resumed after every def.
@@ -499,8 +511,8 @@ def main(sock: socket.socket, spec: dict[str, Any], identity: base.Identity, sto
     runtime.client = client
     runtime.shortcuts = Shortcuts(client, spec["shortcuts"], runtime)
     client.shortcut = runtime.shortcuts.to
-    base.client = client
-    base.exchange = Exchange(client, identity.info, identity.group_name)
+    here.client = client
+    here.exchange = Exchange(client, identity.info, identity.group_name)
     opened(client)
     client.on_event.setdefault("closed", []).append(_cut_off)
 
@@ -514,7 +526,7 @@ def main(sock: socket.socket, spec: dict[str, Any], identity: base.Identity, sto
 
     thread = threading.Thread(target=serve_socket, name="rlinf-socket", daemon=True)
     thread.start()
-    os.register_at_fork(after_in_child=_forget_identity)
+    os.register_at_fork(after_in_child=here.forget)
     os.register_at_fork(after_in_child=runtime.shortcuts.forget)
     code = 0
     try:
@@ -530,13 +542,6 @@ def _cut_off(facts: dict[str, Any]) -> None:
         sys.stderr.write(f"this worker has lost its daemon: {facts['reason']}\n")
         sys.stderr.flush()
     os._exit(1)
-
-
-def _forget_identity() -> None:
-    """A forked child of user code is no worker; its copy of the socket is let go by the client."""
-    base.client = None
-    base.exchange = None
-    base.identity = None
 
 
 def _leave(client: NodeClient, code: int) -> None:

@@ -46,11 +46,15 @@ def die_with_parent(parent: int) -> None:
 
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
-    die_with_parent(int(sys.argv[2]))
+    parent = int(sys.argv[2])
+    if parent:
+        die_with_parent(parent)
     gc.disable()
     since = time.monotonic()
     _import_everything()
     _keep_from_finalizing()
+    if not parent:
+        _become_at_once(control)
     gc.collect()
     gc.freeze()
     threads = [entry.name for entry in Path("/proc/self/task").iterdir()]
@@ -60,8 +64,24 @@ def main() -> None:
             f"the worker template has {len(threads)} threads ({names}), and what is forked from it would be broken: "
             "something that is imported at start (a sitecustomize?) starts threads"
         )
-    control.send(msgpack.packb({"ready": True, "seconds": time.monotonic() - since, "torch": _torch_version()}))
+    from rlinf_async.core.frames import PROTOCOL
+
+    ready = {"ready": True, "protocol": PROTOCOL, "seconds": time.monotonic() - since, "torch": _torch_version()}
+    control.send(msgpack.packb(ready))
     _serve(control)
+
+
+def _become_at_once(control: socket.socket) -> None:
+    """Under a profiler this process is the worker itself.  Does not return.
+
+    It does not die with its parent, the tool, of which one thread may have started it and ended; when the tool has
+    ended, the daemon ends it.
+    """
+    order = _receive(control, 0)
+    control.close()
+    if order is None or order.error is not None:
+        raise RuntimeError(order.error if order is not None else "nobody has said which worker this is")
+    _become(order.spec, order.fds)
 
 
 def _import_everything() -> None:
@@ -194,7 +214,9 @@ def _become(spec: dict[str, Any], fds: list[int]) -> None:
 
 def _settle_in(spec: dict[str, Any], fds: list[int]) -> tuple[socket.socket, int | None]:
     sock = socket.socket(fileno=fds[0])
-    os.setsid()
+    wrapped = spec.get("wrapped", False)
+    if not wrapped:
+        os.setsid()
     null = os.open("/dev/null", os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(fds[1], 1)
@@ -204,11 +226,12 @@ def _settle_in(spec: dict[str, Any], fds: list[int]) -> tuple[socket.socket, int
     # The daemon's first bytes come after the process in between is gone: from here on the daemon is the parent.
     if not sock.recv(1, socket.MSG_PEEK):
         os._exit(1)
-    die_with_parent(spec["parent"])
     _limit_open_files(spec["open_files"])
-    _mark(spec["token"])
-    os.environ.clear()
-    os.environ.update(spec["env"])
+    if not wrapped:  # else it was started with its own environment, to which the tool has added
+        die_with_parent(spec["parent"])
+        _mark(spec["token"])
+        os.environ.clear()
+        os.environ.update(spec["env"])
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     faulthandler.enable()
@@ -218,6 +241,7 @@ def _settle_in(spec: dict[str, Any], fds: list[int]) -> tuple[socket.socket, int
     sys.path[:] = [entry for entry in spec["sys_path"] if entry and Path(entry).exists()] + [
         entry for entry in sys.path if entry not in spec["sys_path"] and entry
     ]
+    from rlinf_async.hardware import is_rehearsal, load_extension
     from rlinf_async.worker.main_module import renew
 
     renew(spec.get("script"))
@@ -226,6 +250,11 @@ def _settle_in(spec: dict[str, Any], fds: list[int]) -> tuple[socket.socket, int
 
     torch.set_num_threads(max(1, int(spec["threads"])))
     _configure_logging(spec)
+    if is_rehearsal(os.environ):
+        from rlinf_async.worker.rehearsal import hide_devices
+
+        hide_devices()
+    load_extension(os.environ)
     gc.enable()
     return sock, fds[3] if len(fds) > 3 else None
 
@@ -268,29 +297,17 @@ def _seed(seed: int | None) -> None:
 
 
 def _configure_logging(spec: dict[str, Any]) -> None:
-    import logging
+    from rlinf_async.worker import logs
 
-    level = spec["env"].get("RLINF_LOG_LEVEL", "INFO").upper()
-    handler = logging.StreamHandler(sys.stdout)
-    name = spec["env"].get("WORKER_NAME", "worker")
-    handler.setFormatter(
-        logging.Formatter(f"[%(levelname)s %(asctime)s {name}][%(filename)s:%(lineno)d] %(message)s", "%H:%M:%S")
-    )
-    root = logging.getLogger("RLinf")
-    root.addHandler(handler)
-    root.setLevel(level if level in logging.getLevelNamesMapping() else "INFO")
-    root.propagate = False
+    logs.configure(spec["group"], spec["info"]["rank"], spec["env"].get(logs.LEVEL))
 
 
 def _identity(spec: dict[str, Any]) -> Any:
-    from rlinf_async.address import WorkerAddress, WorkerInfo
-    from rlinf_async.worker.base import Identity
+    from rlinf_async.core.worker_facts import read_worker
+    from rlinf_async.worker.here import Identity
 
-    facts = dict(spec["info"])
-    facts["address"] = WorkerAddress.from_name(facts["address"])
-    facts["available_accelerators"] = tuple(facts.get("available_accelerators", ()))
-    facts["pid"] = os.getpid()
-    return Identity(WorkerInfo(**facts), spec["world_size"], spec["group"], dict(spec["env"]))
+    info = read_worker({**spec["info"], "pid": os.getpid()})
+    return Identity(info, spec["world_size"], spec["group"], dict(spec["env"]), spec.get("config", ""))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benches import bench_broadcast, bench_call, bench_channel, bench_launch, bench_send
+from benches import bench_broadcast, bench_call, bench_channel, bench_launch, bench_placement, bench_send
 
 ROOT = Path(__file__).parents[2]
 FIELDS = {"bench", "case", "unit", "median", "n", "rounds", "limit", "ratio_to_limit", "peers", "met", "ahead", "loop"}
@@ -37,6 +37,7 @@ def test_every_case_has_a_name_of_its_own() -> None:
             *bench_broadcast.two_nodes(False),
         )
     ]
+    names += [plan.case.name for plan in bench_placement.plans(400)]
     assert len(set(names)) == len(names)
 
 
@@ -66,3 +67,12 @@ def test_a_quick_run_prints_a_valid_row_for_every_case(bench: str, only: tuple[s
         assert f"bench_{row['bench']}" == bench
         assert row["median"] > 0
         assert row["peers"] == {}
+
+
+def test_every_placement_is_planned_within_its_second(capsys: pytest.CaptureFixture[str]) -> None:
+    bench_placement.main(["--quick"])
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["case"] for row in rows] == [plan.case.name for plan in bench_placement.plans(400)]
+    for row in rows:
+        assert row.keys() >= FIELDS
+        assert row["met"] is True

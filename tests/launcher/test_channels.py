@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from launcher.channels import LATER, Channels
-from launcher.router import Endpoint, Router
+from launcher.endpoint import Endpoint
+from launcher.router import Router
 from rlinf_async.core import frames
 from rlinf_async.core.frames import FrameError
 from rlinf_async.core.segment import write_segment

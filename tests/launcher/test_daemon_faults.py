@@ -16,12 +16,13 @@ from typing import Any
 import psutil
 import pytest
 
-from launcher import output, router, templates
+from launcher import output, templates
 from launcher.desk import Desk, Group, Site
+from launcher.endpoint import MOST_QUEUED, Endpoint
 from launcher.neighbour import Neighbour
 from launcher.node import _logged
 from launcher.output import Output
-from launcher.router import Endpoint, Router
+from launcher.router import Router
 from launcher.templates import Template, Templates
 from rlinf_async import Cluster, LaunchError, NodeLost, NodePlacementStrategy, WorkerDied
 from rlinf_async.core import frames
@@ -170,7 +171,7 @@ async def test_lines_are_left_out_for_who_does_not_read_them_and_their_number_is
         to.tell(endpoint.id, "output", {"who": "w:0", "stream": "stdout", "lines": list(lines), "log": "/log"})
 
     write("a")
-    client.queued_bytes = router.MOST_QUEUED + 1
+    client.queued_bytes = MOST_QUEUED + 1
     write("b", "c")
     client.queued_bytes = 0
     write("d")
@@ -322,13 +323,13 @@ async def test_only_the_lookup_that_was_meant_is_forgotten_and_a_dead_endpoint_w
 ) -> None:
     desk = new_desk(tmp_path, new_router())
     for ask in (1, 2, 3):
-        await desk.do_lookup(9, ask, {"name": "x"})
-    await desk.do_forget_lookup(9, 10, {"name": "x", "ask": 2})
-    assert desk.directory.waiters == {"x": [(9, 1), (9, 3)]}
+        await desk.names.do_lookup(9, ask, {"name": "x"})
+    await desk.names.do_forget_lookup(9, 10, {"name": "x", "ask": 2})
+    assert desk.names.directory.waiters == {"x": [(9, 1), (9, 3)]}
     desk.drop_owner(9)
-    assert desk.directory.waiters == {}
+    assert desk.names.directory.waiters == {}
     with pytest.raises(LaunchError, match="gone"):
-        await desk.do_lookup(9, 4, {"name": "x"})
+        await desk.names.do_lookup(9, 4, {"name": "x"})
 
 
 async def test_the_stores_of_a_dead_owner_are_closed_and_its_groups_not_listed(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from launcher import router as routers
+from launcher.endpoint import Endpoint
 from launcher.obituaries import Obituaries
-from launcher.router import Endpoint, Router
+from launcher.router import Router
 from rlinf_async.core import frames
 from rlinf_async.core.frames import FrameError
 from rlinf_async.core.segment import write_segment

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import logging
 import os
 import socket
 from collections.abc import Callable
@@ -11,172 +10,16 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import psutil
-import pynvml
 import pytest
 
-from launcher.gpus import Gpu, find_gpus, read_cards
 from launcher.resources import address_of, addresses, count_cpus, count_memory, facts, interface_of
 from rlinf_async.errors import ConfigError
-
-H200 = "NVIDIA H200"
-
-
-class FakeLibrary:
-    """Stands in for the driver's library: cards by index, each with a UUID and perhaps MIG slices."""
-
-    def __init__(self, cards: list[tuple[str, list[str | None] | None]]) -> None:
-        self.cards = cards
-        self.open = 0
-
-    def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeLibrary:
-        for name in dir(self):
-            if name.startswith("nvml"):
-                monkeypatch.setattr(pynvml, name, getattr(self, name))
-        return self
-
-    def nvmlInit(self) -> None:
-        self.open += 1
-
-    def nvmlShutdown(self) -> None:
-        self.open -= 1
-
-    def nvmlDeviceGetCount(self) -> int:
-        return len(self.cards)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> object:
-        uuid, slices = self.cards[index]
-        if uuid == "lost":
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
-        return SimpleNamespace(uuid=uuid, slices=slices)
-
-    def nvmlDeviceGetName(self, handle: SimpleNamespace) -> str:
-        return H200
-
-    def nvmlDeviceGetUUID(self, handle: SimpleNamespace) -> str:
-        return str(handle.uuid)
-
-    def nvmlDeviceGetMigMode(self, handle: SimpleNamespace) -> list[int]:
-        if handle.slices is None:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return [int(bool(handle.slices)), 1]
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: SimpleNamespace) -> int:
-        return len(handle.slices)
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: SimpleNamespace, number: int) -> object:
-        if handle.slices[number] is None:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-        return SimpleNamespace(uuid=handle.slices[number], slices=None)
+from tests.nvml import FakeLibrary
 
 
 @pytest.fixture
 def four_cards(monkeypatch: pytest.MonkeyPatch) -> FakeLibrary:
-    """Two whole cards, one that could be cut but is not, one cut into two with a gap between."""
-    return FakeLibrary(
-        [("GPU-aa11", None), ("GPU-aa22", None), ("GPU-bb", []), ("GPU-cc", ["MIG-1", None, "MIG-2"])]
-    ).install(monkeypatch)
-
-
-@pytest.fixture
-def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-
-    monkeypatch.setattr(pynvml, "nvmlInit", refuse)
-
-
-def ids(visible: str | None = None, wanted: list[str] | None = None) -> list[str]:
-    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    return [gpu.id for gpu in find_gpus(environ, wanted)]
-
-
-# --- GPUs ---------------------------------------------------------------------------------------------------
-
-
-def test_all_cards_are_found_a_cut_one_as_its_slices(four_cards: FakeLibrary) -> None:
-    assert find_gpus({}) == (
-        Gpu("0", "H200"),
-        Gpu("1", "H200"),
-        Gpu("2", "H200"),
-        Gpu("MIG-1", "H200"),
-        Gpu("MIG-2", "H200"),
-    )
-    assert four_cards.open == 0, "the library is closed again"
-
-
-@pytest.mark.parametrize(
-    ("visible", "seen"),
-    [
-        ("0,2", ["0", "2"]),
-        ("2, 0", ["2", "0"]),
-        ("GPU-aa22,GPU-b", ["GPU-aa22", "GPU-b"]),
-        ("MIG-2", ["MIG-2"]),
-        ("MIG-GPU-cc/1/0", ["MIG-GPU-cc/1/0"]),
-        ("", []),
-        ("-1", []),
-        ("NoDevFiles", []),
-        ("0,-1,1", ["0"]),
-        ("1,9,0", ["1"]),
-        ("GPU-aa,0", []),
-        ("0,0", []),
-    ],
-)
-def test_a_list_of_visible_devices_is_honoured_as_cuda_would(
-    four_cards: FakeLibrary, visible: str, seen: list[str]
-) -> None:
-    assert ids(visible) == seen
-
-
-def test_the_hosts_file_wins_over_the_variable(four_cards: FakeLibrary) -> None:
-    assert ids("0", ["1", "MIG-2"]) == ["1", "MIG-2"]
-    assert ids("0", []) == []
-
-
-def test_a_device_that_the_hosts_file_names_must_be_there(four_cards: FakeLibrary) -> None:
-    with pytest.raises(ConfigError, match="names GPU 9, which this node does not have; it has: 0, 1, 2, MIG-1"):
-        ids(None, ["0", "9"])
-
-
-@pytest.mark.usefixtures("no_driver")
-def test_without_a_driver_there_are_quietly_no_gpus(caplog: pytest.LogCaptureFixture) -> None:
-    assert find_gpus({}) == find_gpus({"CUDA_VISIBLE_DEVICES": "0"}) == ()
-    assert not caplog.records
-    with pytest.raises(ConfigError, match=r"it has: none \(or no NVIDIA driver\)"):
-        find_gpus({}, ["0"])
-
-
-def test_a_driver_that_does_not_answer_leaves_a_line_in_the_log(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refuse() -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
-
-    monkeypatch.setattr(pynvml, "nvmlInit", refuse)
-    assert find_gpus({}) == ()
-    assert "does not answer" in caplog.text
-
-
-def test_a_lost_card_is_left_out_and_the_others_keep_their_index(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    library = FakeLibrary([("lost", None), ("GPU-b", None)]).install(monkeypatch)
-    with caplog.at_level(logging.WARNING):
-        assert [card.index for card in read_cards()] == [1]
-    assert "GPU 0 is left out" in caplog.text
-    assert library.open == 0
-
-
-@pytest.mark.usefixtures("no_driver")
-def test_fake_gpus_need_no_driver() -> None:
-    assert find_gpus({"CUDA_VISIBLE_DEVICES": ""}, fake=2) == (Gpu("0", "fake"), Gpu("1", "fake"))
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not Path("/dev/nvidiactl").exists(), reason="no NVIDIA driver here")
-def test_a_real_driver_tells_of_its_cards() -> None:
-    cards = read_cards()
-    assert cards
-    assert all(card.uuid.startswith("GPU-") and card.model for card in cards)
+    return FakeLibrary.with_four_cards(monkeypatch)
 
 
 # --- CPUs ---------------------------------------------------------------------------------------------------
@@ -317,11 +160,15 @@ def test_the_facts_survive_json_and_hold_what_the_other_nodes_are_told(
     told = facts()
     assert json.loads(json.dumps(told)) == told
     assert set(told) == {
-        *("hostname", "python", "cpus", "gpus", "addresses", "boot_id", "machine_id", "time"),
+        *("hostname", "python", "executable", "cpus", "gpus", "accelerator_type", "rehearsed", "addresses", "boot_id"),
+        *("machine_id", "time"),
     }
     assert told["gpus"] == [{"id": "1", "model": "H200"}]
     assert facts(environ={"CUDA_VISIBLE_DEVICES": ""})["gpus"] == []
     assert told["hostname"] == socket.gethostname()
     assert all(ipaddress.ip_address(ip) for ips in told["addresses"].values() for ip in ips)
     assert [gpu["id"] for gpu in facts(["2"])["gpus"]] == ["2"]
-    assert [gpu["id"] for gpu in facts(fake_gpus=3)["gpus"]] == ["0", "1", "2"]
+    assert (told["accelerator_type"], told["rehearsed"]) == ("NV_GPU", False)
+    declared = facts(fake_gpus=3)
+    assert [gpu["id"] for gpu in declared["gpus"]] == ["0", "1", "2"]
+    assert (declared["accelerator_type"], declared["rehearsed"]) == ("NV_GPU", True)

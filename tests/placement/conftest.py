@@ -1,16 +1,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
 from rlinf_async.address import NodeInfo
+from rlinf_async.configuration import ClusterConfig, NodeGroup
+from rlinf_async.hardware import HardwareConfig, NodeHardwareConfig
 
 
 @dataclass(frozen=True)
 class Shape:
     nodes: list[NodeInfo]
+    node_groups: tuple[NodeGroup, ...] = ()
+
+
+@dataclass(frozen=True)
+class ArmConfig(HardwareConfig):
+    pass
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +44,33 @@ def make_cluster() -> Callable[..., Shape]:
         return Shape(nodes)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def make_grouped(make_cluster: Callable[..., Shape]) -> Callable[..., Shape]:
+    """The same with node groups: ``make_grouped([8, 0], a=0, cpu={"node_ranks": 1, "ignore_hardware": True})``; an
+    entry ``arms=[1, 2]`` is a robot arm on node 1 and one on node 2.
+    """
+
+    def make(accelerators_by_node: list[Any], **groups: Any) -> Shape:
+        shape = make_cluster(*accelerators_by_node)
+        entries = [_entry(label, group) for label, group in groups.items()]
+        registry = NodeHardwareConfig.config_registry
+        registry["Arm"] = ArmConfig
+        try:
+            config = ClusterConfig.from_dict_cfg({"num_nodes": len(shape.nodes), "node_groups": entries})
+        finally:
+            del registry["Arm"]
+        return replace(shape, node_groups=config.node_groups_for(shape.nodes))
+
+    return make
+
+
+def _entry(label: str, group: Any) -> dict[str, Any]:
+    if isinstance(group, dict):
+        return {"label": label, **group}
+    if isinstance(group, list):
+        configs = [{"node_rank": rank} for rank in dict.fromkeys(group)]
+        ranks = sorted(set(group))
+        return {"label": label, "node_ranks": ranks, "hardware": {"type": "Arm", "configs": configs}}
+    return {"label": label, "node_ranks": group}

@@ -8,14 +8,14 @@ from rlinf_async.errors import ConfigError
 from rlinf_async.placement import NodePlacementStrategy, NodeRankError
 
 
-def test_processes_are_placed_in_the_order_of_the_nodes(make_cluster):
+def test_processes_are_placed_in_the_order_that_was_given(make_cluster):
     placements = NodePlacementStrategy([2, 0, 2]).get_placement(make_cluster(0, 0, 0))
 
     assert [p.rank for p in placements] == [0, 1, 2]
-    assert [p.cluster_node_rank for p in placements] == [0, 2, 2]
-    assert [p.placement_node_rank for p in placements] == [0, 1, 1]
+    assert [p.cluster_node_rank for p in placements] == [2, 0, 2]
+    assert [p.placement_node_rank for p in placements] == [0, 1, 0]
     assert [p.local_rank for p in placements] == [0, 0, 1]
-    assert [p.local_world_size for p in placements] == [1, 2, 2]
+    assert [p.local_world_size for p in placements] == [2, 1, 2]
 
 
 def test_a_node_without_accelerators_gives_none(make_cluster):
@@ -69,14 +69,10 @@ def test_an_unknown_node_group_is_refused(make_cluster):
 
 
 @settings(deadline=None, derandomize=True)
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.randoms(use_true_random=False))
-def test_the_order_of_the_request_does_not_matter(make_cluster, node_ranks, random):
-    cluster = make_cluster(0, 2, 1, 0)
-    shuffled = random.sample(node_ranks, len(node_ranks))
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40))
+def test_every_rank_is_placed_once_where_it_was_asked_for(make_cluster, node_ranks):
+    placements = NodePlacementStrategy(node_ranks).get_placement(make_cluster(0, 2, 1, 0))
 
-    placements = NodePlacementStrategy(node_ranks).get_placement(cluster)
-
-    assert placements == NodePlacementStrategy(shuffled).get_placement(cluster)
     assert [p.rank for p in placements] == list(range(len(node_ranks)))
-    assert [p.cluster_node_rank for p in placements] == sorted(node_ranks)
+    assert [p.cluster_node_rank for p in placements] == node_ranks
     assert len({(p.cluster_node_rank, p.local_rank) for p in placements}) == len(node_ranks)

@@ -91,8 +91,8 @@ def test_a_process_never_spills_over_the_end_of_its_node(make_cluster):
     with pytest.raises(ConfigError, match="cannot spread across multiple nodes") as caught:
         PackedPlacementStrategy(0, 5, num_hardware_per_process=2).get_placement(make_cluster(3, 3))
 
-    assert "Rank 1 would get accelerators 2-3" in str(caught.value)
-    assert "node 0 'a' to node 1 'b'" in str(caught.value)
+    assert "Rank 1 would get hardware ranks [2, 3]" in str(caught.value)
+    assert "node 0 'a' and node 1 'b'" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_cluster_without_accelerators_points_to_node_placement(make_cluster):
     assert "NodePlacementStrategy" in str(caught.value)
 
 
-@pytest.mark.parametrize("group", ["a800", "node", ["cluster", "a800"]])
+@pytest.mark.parametrize("group", ["a800", "cluster,a800", ["cluster", "a800"]])
 def test_an_unknown_node_group_is_refused(make_cluster, group):
     strategy = PackedPlacementStrategy(0, 0, node_group=group)
 
@@ -145,10 +145,15 @@ def test_an_unknown_node_group_is_refused(make_cluster, group):
         strategy.get_placement(make_cluster(1))
 
 
-@pytest.mark.parametrize("group", [[], ["cluster", "cluster"]])
-def test_exactly_one_node_group_is_meant(make_cluster, group):
-    with pytest.raises(ConfigError, match="name exactly one"):
+@pytest.mark.parametrize("group", [[], ["cluster", "cluster"], "cluster, cluster"])
+def test_every_node_group_is_named_once(make_cluster, group):
+    with pytest.raises(ConfigError, match="overlap or are empty: name each group once"):
         PackedPlacementStrategy(0, 0, node_group=group).get_placement(make_cluster(1))
+
+
+def test_a_group_without_hardware_is_refused(make_cluster):
+    with pytest.raises(ConfigError, match="requires hardware resources, and the cluster has none in node 0 only"):
+        PackedPlacementStrategy(0, 0, node_group="node").get_placement(make_cluster(1))
 
 
 @pytest.mark.parametrize("group", [None, "cluster", ["cluster"]])

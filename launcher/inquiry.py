@@ -1,0 +1,63 @@
+"""A short-lived process that is given one text and answers with another."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+
+
+class Inquiry:
+    """The process, running.  What it reads and writes is anonymous memory, so that nobody need pump pipes.
+
+    ``subprocess`` and not ``asyncio`` starts it: the event loop's own way forks, and gRPC, which has connections in
+    this process, does not survive that.
+    """
+
+    def __init__(self, program: Sequence[str], question: str, environment: Mapping[str, str]) -> None:
+        files = [os.memfd_create(name) for name in ("question", "answer", "complaints")]
+        self._files = files
+        os.write(files[0], question.encode())
+        os.lseek(files[0], 0, os.SEEK_SET)
+        try:
+            self._process = subprocess.Popen(
+                program, stdin=files[0], stdout=files[1], stderr=files[2], env=environment, start_new_session=True
+            )
+            self._pidfd = os.pidfd_open(self._process.pid)
+        except BaseException:
+            for fd in files:
+                os.close(fd)
+            raise
+
+    async def answer(self) -> tuple[str, str, int]:
+        """What it has written to stdout and to stderr when it has ended, and its exit code."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def end() -> None:
+            loop.remove_reader(self._pidfd)
+            if not ended.done():
+                ended.set_result(None)
+
+        loop.add_reader(self._pidfd, end)
+        try:
+            await ended
+        finally:
+            loop.remove_reader(self._pidfd)
+        code = self._process.wait()
+        return self._read(1), self._read(2), code
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def close(self) -> None:
+        """Ends it, if it has not ended, and lets its memory go."""
+        self._process.kill()
+        self._process.wait()
+        for fd in (self._pidfd, *self._files):
+            os.close(fd)
+
+    def _read(self, number: int) -> str:
+        fd = self._files[number]
+        return os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace")

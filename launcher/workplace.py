@@ -1,0 +1,74 @@
+"""What the workers of one request are born with on this node: variables, an interpreter, where they import from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rlinf_async.configuration.environment import get_path_env_merge_mode, merge_worker_env_vars
+from rlinf_async.errors import LaunchError
+from rlinf_async.hardware import get_family
+
+NETWORK: Final = "RLINF_COMM_NET_DEVICES"
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """The same for all workers of a request.
+
+    Attributes:
+        own: the node's variables.
+        special: what the group has beside them; lists of paths hold the node's own too.
+        python: an interpreter of the group's own; None for the node's.
+        paths: folders of the group's own ``PYTHONPATH``: they come before the script's.
+    """
+
+    own: Mapping[str, str]
+    special: Mapping[str, str]
+    python: str | None
+    paths: tuple[str, ...]
+
+    def variables(self, worker: Mapping[str, str]) -> dict[str, str]:
+        """All variables of one worker, ``worker`` being its own."""
+        found = {**self.own, **worker, **self.special}
+        if network := found.get(NETWORK):
+            # Said for one of the libraries in particular, it stays.
+            found.setdefault("GLOO_SOCKET_IFNAME", network)
+            family = get_family(worker.get("ACCELERATOR_TYPE", ""))
+            if family is not None:
+                found.setdefault(family.nic_variable, network)
+        return found
+
+
+def prepare(own: Mapping[str, str], request: Mapping[str, Any], node: str) -> Workplace:
+    """The workplace that a request describes: ``env`` (its word is final), ``node_env`` (of the configuration, lists
+    of paths are added to the node's) and ``python``.
+
+    Args:
+        own: the node's variables.
+        node: its name, for errors.
+
+    Raises:
+        LaunchError: there is no such interpreter here.
+    """
+    said: dict[str, str] = request.get("node_env") or {}
+    everything = merge_worker_env_vars(own, said, get_path_env_merge_mode({**own, **said}))
+    special = {name: everything[name] for name in said} | request["env"]
+    first = request["env"].get("PYTHONPATH", said.get("PYTHONPATH", ""))
+    return Workplace(
+        own, special, _interpreter(request.get("python"), node), tuple(filter(None, first.split(os.pathsep)))
+    )
+
+
+def _interpreter(python: str | None, node: str) -> str | None:
+    if python is None:
+        return None
+    path = Path(python).expanduser()
+    if not os.access(path, os.X_OK) or path.is_dir():
+        raise LaunchError(
+            f"python_interpreter_path {python!r} is no program on {node}: correct it, or install it there"
+        )
+    return str(path)

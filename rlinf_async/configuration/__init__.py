@@ -1,0 +1,60 @@
+"""What a configuration says of a cluster, read and checked: plain frozen values, no processes."""
+
+from .cluster import ClusterConfig
+from .document import Document, Origin, Steps, load_document, name_steps, origin_of, plain
+from .env_config import NodeEnvConfig
+from .environment import (
+    PATH_LIKE,
+    PathEnvMergeMode,
+    get_path_env_merge_mode,
+    merge_path_like,
+    merge_worker_env_vars,
+)
+from .net_emulation import BandwidthGroup, CrossDCPair, NetEmulationConfig, worker_key
+from .node_group import (
+    ACCELERATOR,
+    CLUSTER_GROUP,
+    NODE_GROUP,
+    NodeGroup,
+    NodeGroupInfo,
+    built_in_groups,
+)
+from .node_group_config import NodeGroupConfig
+from .ranks import format_ranks, parse_range, parse_rank_config
+from .section import Section, did_you_mean, misplaced
+from .tracing import TracerConfig
+
+__all__ = [
+    "ACCELERATOR",
+    "CLUSTER_GROUP",
+    "NODE_GROUP",
+    "PATH_LIKE",
+    "BandwidthGroup",
+    "ClusterConfig",
+    "CrossDCPair",
+    "Document",
+    "NetEmulationConfig",
+    "NodeEnvConfig",
+    "NodeGroup",
+    "NodeGroupConfig",
+    "NodeGroupInfo",
+    "Origin",
+    "PathEnvMergeMode",
+    "Section",
+    "Steps",
+    "TracerConfig",
+    "built_in_groups",
+    "did_you_mean",
+    "format_ranks",
+    "get_path_env_merge_mode",
+    "load_document",
+    "merge_path_like",
+    "merge_worker_env_vars",
+    "misplaced",
+    "name_steps",
+    "origin_of",
+    "parse_range",
+    "parse_rank_config",
+    "plain",
+    "worker_key",
+]

@@ -1,0 +1,231 @@
+"""The ``cluster`` section of a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlinf_async.address import NodeInfo
+from rlinf_async.errors import ConfigError
+from rlinf_async.hardware import HardwareConfig
+from rlinf_async.profiling import ProfileConfig, parse_profiling
+
+from .document import Origin, Steps, load_document, origin_of, plain
+from .net_emulation import NetEmulationConfig, read_net_emulation
+from .node_group import NodeGroup, built_in_groups
+from .node_group_config import NodeGroupConfig, read_node_groups
+from .section import Section, misplaced
+from .tracing import TracerConfig, read_tracer
+
+_KEYS = (
+    "num_nodes",
+    "component_placement",
+    "node_groups",
+    "profiling",
+    "tracer",
+    "net_emulation",
+    "auto_scheduler",
+    "use_pre_process_policy",
+    "use_wait_before_last_iter_policy",
+)
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """What a configuration says of the cluster: plain, checked, frozen.
+
+    Attributes:
+        num_nodes: how many nodes the job needs; 0 where it does not say, which takes all.
+        component_placement: the rules, as they stand; ``ComponentPlacement`` reads them.
+        node_groups: besides ``cluster`` and ``node``, which every cluster has.
+        profiling: None without.
+        tracer: off, where nothing is said.
+        net_emulation: None without.
+        auto_scheduler, use_pre_process_policy, use_wait_before_last_iter_policy: what
+            ``ModelParallelComponentPlacement`` asks for.
+    """
+
+    num_nodes: int = 0
+    component_placement: Mapping[str, Any] | None = field(default=None, hash=False)
+    node_groups: tuple[NodeGroupConfig, ...] = ()
+    profiling: ProfileConfig | None = None
+    tracer: TracerConfig = field(default_factory=TracerConfig)
+    net_emulation: NetEmulationConfig | None = None
+    auto_scheduler: bool = False
+    use_pre_process_policy: bool = False
+    use_wait_before_last_iter_policy: bool = False
+    values: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """The section as plain values."""
+
+    @classmethod
+    def from_dict_cfg(cls, cfg: Any) -> ClusterConfig:
+        """Reads the section, or a whole configuration that has it; a mapping or an OmegaConf ``DictConfig``.
+
+        Kinds of hardware must have been registered before.
+
+        Raises:
+            ConfigError: a key is unknown at any level (with the one that it resembles), or a value is wrong;
+                with the place, and file and line where they are known.
+        """
+        if isinstance(cfg, ClusterConfig):
+            return cfg
+        origin = origin_of(cfg)
+        if not isinstance(cfg, Mapping):
+            raise ConfigError(f"the cluster's configuration must be a mapping, got {cfg!r}")
+        values = cfg
+        steps: Steps = ("cluster",)
+        if "cluster" in cfg:
+            # The other sections of a whole configuration are not read: what they refer to is no matter here.
+            values = cfg["cluster"]
+            if not isinstance(values, Mapping):
+                raise misplaced(steps, origin, f"the section must be a mapping, got {values!r}")
+        return _read(plain(values, steps, origin), steps, origin)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> ClusterConfig:
+        """Reads a YAML file; errors name its lines.  Raises ConfigError."""
+        return cls.from_dict_cfg(load_document(path))
+
+    def __str__(self) -> str:
+        """The section as YAML."""
+        from omegaconf import OmegaConf
+
+        return str(OmegaConf.to_yaml(OmegaConf.create(dict(self.values))))
+
+    def group(self, label: str) -> NodeGroupConfig:
+        """The node group of that name.
+
+        Raises:
+            ConfigError: there is none; ``cluster`` and ``node`` are not configured, so they have no entry.
+        """
+        for group in self.node_groups:
+            if group.label == label:
+                return group
+        raise ConfigError(
+            f"Node group not found: {label!r}; the configuration has "
+            f"{', '.join(repr(group.label) for group in self.node_groups) or 'none'}"
+        )
+
+    def node_groups_for(self, nodes: Sequence[NodeInfo]) -> tuple[NodeGroup, ...]:
+        """The node groups of a cluster: ``cluster`` and ``node``, then the configured ones in their order.
+
+        Workers of the first two get what all groups that a node is in agree on.
+
+        Raises:
+            ConfigError: a group has a node that the cluster does not have.
+        """
+        by_rank = {node.node_rank: node for node in nodes}
+        groups = list(built_in_groups(nodes))
+        for config in self.node_groups:
+            missing = [rank for rank in config.node_ranks if rank not in by_rank]
+            if missing:
+                raise ConfigError(
+                    f"node group {config.label!r} has node {missing[0]}, but the cluster has {len(by_rank)} nodes"
+                )
+            groups.append(
+                NodeGroup(
+                    label=config.label,
+                    nodes=tuple(by_rank[rank] for rank in config.node_ranks),
+                    hardware_type=config.hardware_type,
+                    ignore_hardware=config.ignore_hardware,
+                    env_configs=config.env_configs,
+                    hardware=config.hardware,
+                )
+            )
+        return tuple(groups)
+
+    def get_node_labels_by_rank(self, node_rank: int) -> list[str]:
+        """The labels of the configured groups that a node is in."""
+        return [group.label for group in self.node_groups if node_rank in group.node_ranks]
+
+    def get_node_env_vars(self, node_rank: int) -> dict[str, str]:
+        """The variables that the configuration gives a node, whichever of its groups a worker is placed in.
+
+        Raises:
+            ConfigError: two of its groups want different values.
+        """
+        variables: dict[str, str] = {}
+        says: dict[str, str] = {}
+        for group in self._groups_of(node_rank):
+            for name, value in group.env_vars(node_rank).items():
+                if variables.setdefault(name, value) != value:
+                    raise ConfigError(
+                        f"node {node_rank} is in node groups {says[name]!r} and {group.label!r}, which want different "
+                        f"values of {name}: {variables[name]!r} and {value!r}; place the workers in one of the groups"
+                    )
+                says.setdefault(name, group.label)
+        return variables
+
+    def get_node_python_interpreter_path(self, node_rank: int) -> str | None:
+        """The interpreter that the configuration gives a node; None where it leaves the node its own.
+
+        Raises:
+            ConfigError: two of its groups name different ones.
+        """
+        found: dict[str, str] = {}
+        for group in self._groups_of(node_rank):
+            path = group.interpreter(node_rank)
+            if path is not None:
+                found.setdefault(path, group.label)
+        if len(found) > 1:
+            named = ", ".join(f"{path} ({label!r})" for path, label in found.items())
+            raise ConfigError(
+                f"the node groups of node {node_rank} name different interpreters: {named}; "
+                "place the workers in one of the groups"
+            )
+        return next(iter(found), None)
+
+    get_node_python_interpreter_path_by_rank = get_node_python_interpreter_path
+
+    def get_node_hw_configs_by_rank(self, node_rank: int) -> list[HardwareConfig]:
+        """What is described of a node's hardware."""
+        return [
+            config
+            for group in self._groups_of(node_rank)
+            if group.hardware is not None
+            for config in group.hardware.configs
+            if config.node_rank == node_rank
+        ]
+
+    def _groups_of(self, node_rank: int) -> list[NodeGroupConfig]:
+        return [group for group in self.node_groups if node_rank in group.node_ranks]
+
+
+def _read(values: Mapping[Any, Any], steps: Steps, origin: Origin | None) -> ClusterConfig:
+    section = Section(values, steps, origin, kind="cluster", known=_KEYS)
+    num_nodes = section.get("num_nodes", 0)
+    if not isinstance(num_nodes, int) or isinstance(num_nodes, bool) or (num_nodes < 1 and "num_nodes" in section):
+        raise section.error(f"'num_nodes' must be a positive integer, got {num_nodes!r}", "num_nodes")
+    entries = section.entries("node_groups")
+    if entries and not num_nodes:
+        raise section.error("'num_nodes' must be given where there are node_groups", "node_groups")
+    placement = section.get("component_placement")
+    if placement is not None and not isinstance(placement, Mapping):
+        raise section.error(
+            f"component_placement must map components to ranges, such as 'actor: 0-3', got {placement!r}",
+            "component_placement",
+        )
+    return ClusterConfig(
+        num_nodes=num_nodes,
+        component_placement=placement,
+        node_groups=read_node_groups(entries, (*steps, "node_groups"), origin, num_nodes),
+        profiling=_read_profiling(section),
+        tracer=read_tracer(section.get("tracer"), (*steps, "tracer"), origin),
+        net_emulation=read_net_emulation(section.get("net_emulation"), (*steps, "net_emulation"), origin),
+        auto_scheduler=section.flag("auto_scheduler"),
+        use_pre_process_policy=section.flag("use_pre_process_policy"),
+        use_wait_before_last_iter_policy=section.flag("use_wait_before_last_iter_policy"),
+        values=values,
+    )
+
+
+def _read_profiling(section: Section) -> ProfileConfig | None:
+    values = section.get("profiling")
+    if values is None:
+        return None
+    try:
+        return parse_profiling(values)
+    except ConfigError as error:
+        raise section.error(str(error), "profiling") from None

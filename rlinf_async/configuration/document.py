@@ -1,0 +1,146 @@
+"""A configuration as plain values, and the place of each in the file that it came from."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlinf_async.errors import ConfigError
+
+Steps = tuple[str | int, ...]
+"""The way from the top of a configuration to a value: keys of mappings, places in lists."""
+
+_CLUSTER = "cluster"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The file of a configuration, and the line (from 1) of each of its values."""
+
+    path: str
+    lines: Mapping[Steps, int] = field(default_factory=dict, repr=False)
+
+    def locate(self, steps: Steps) -> str:
+        """``file:line`` of a value, or of the nearest thing around it that stands in the file."""
+        for end in range(len(steps), -1, -1):
+            if steps[:end] in self.lines:
+                return f"{self.path}:{self.lines[steps[:end]]}"
+        return self.path
+
+
+class Document(dict[str, Any]):
+    """A configuration file's sections, as OmegaConf has them, with their ``origin``."""
+
+    def __init__(self, values: Mapping[str, Any], origin: Origin) -> None:
+        super().__init__(values)
+        self.origin = origin
+
+
+def load_document(path: str | Path, overrides: Sequence[str] = ()) -> Document:
+    """Reads a YAML file, whose ``${...}`` are OmegaConf's; they are resolved when they are read.
+
+    Errors about its values name their line, wherever in the framework they come up.
+
+    Args:
+        overrides: ``key.of.it=value``, values in YAML.
+
+    Raises:
+        ConfigError: the file cannot be read, is no YAML mapping, or an override is none.
+    """
+    import yaml
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot read the configuration: {error}") from error
+    try:
+        tree = yaml.compose(text, Loader=yaml.SafeLoader)
+        loaded = OmegaConf.create(text) if text.strip() else OmegaConf.create()
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark is not None else ""
+        raise ConfigError(f"{path}{line}: this is no YAML: {getattr(error, 'problem', None) or error}") from error
+    if not OmegaConf.is_dict(loaded):
+        raise ConfigError(f"{path}: a configuration is a mapping, with a section 'cluster'")
+    try:
+        merged = OmegaConf.merge(loaded, OmegaConf.from_dotlist(list(overrides)))
+    except (OmegaConfBaseException, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: cannot be overridden by {' '.join(overrides)}: {error}") from error
+    lines: dict[Steps, int] = {}
+    _note_lines(tree, (), lines)
+    origin = Origin(str(path), lines)
+    values = {}
+    for key in merged:
+        try:
+            values[str(key)] = merged[key]  # type: ignore[index]
+        except OmegaConfBaseException as error:
+            if key == _CLUSTER:
+                raise ConfigError(f"{origin.locate((_CLUSTER,))}: {str(error).splitlines()[0]}") from error
+            values[str(key)] = None
+    return Document(values, origin)
+
+
+def origin_of(config: Any) -> Origin | None:
+    """The file of a configuration, where it is known."""
+    origin = getattr(config, "origin", None) if isinstance(config, Document) else None
+    return origin if isinstance(origin, Origin) else None
+
+
+def plain(value: Any, steps: Steps = (), origin: Origin | None = None) -> Any:
+    """A value without OmegaConf: dicts with keys as they are, lists, and leaves; interpolations resolved.
+
+    A mandatory value that nobody gave (``???``) is None.
+
+    Raises:
+        ConfigError: an interpolation leads nowhere.
+    """
+    if isinstance(value, Mapping):
+        return {key: plain(_take(value, key, steps, origin), (*steps, key), origin) for key in value}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [plain(_take(value, number, steps, origin), (*steps, number), origin) for number in range(len(value))]
+    return value
+
+
+def name_steps(steps: Steps) -> str:
+    """For people: ``cluster.node_groups[0].label``."""
+    text = ""
+    for step in steps:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else str(step)
+    return text
+
+
+def _take(container: Any, key: Any, steps: Steps, origin: Origin | None) -> Any:
+    if "omegaconf" not in sys.modules:
+        return container[key]
+    from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+    try:
+        return container[key]
+    except MissingMandatoryValue:
+        return None
+    except OmegaConfBaseException as error:
+        place = name_steps((*steps, key))
+        where = f"{origin.locate((*steps, key))}: {place}" if origin else place
+        raise ConfigError(f"{where}: {str(error).splitlines()[0]}") from error
+
+
+def _note_lines(node: Any, steps: Steps, lines: dict[Steps, int]) -> None:
+    """Notes the line of everything below a node of PyYAML's tree; a value's is that of its key."""
+    import yaml
+
+    if node is None:
+        return
+    lines.setdefault(steps, node.start_mark.line + 1)
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            name = (*steps, str(key.value))
+            lines[name] = key.start_mark.line + 1
+            _note_lines(value, name, lines)
+    elif isinstance(node, yaml.SequenceNode):
+        for number, value in enumerate(node.value):
+            _note_lines(value, (*steps, number), lines)

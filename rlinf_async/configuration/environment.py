@@ -1,0 +1,68 @@
+"""How environment variables from several sources become those of one worker: plain functions of mappings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from enum import Enum
+
+from rlinf_async.errors import ConfigError
+
+from .section import did_you_mean
+
+PATH_LIKE = frozenset(
+    {"PYTHONPATH", "LD_LIBRARY_PATH", "PATH", "LIBRARY_PATH", "CMAKE_PREFIX_PATH", "PKG_CONFIG_PATH", "CPATH"}
+)
+"""Variables that hold a list of folders, which two sources may add to."""
+
+PATH_ENV_MERGE_MODE = "RLINF_PATH_ENV_MERGE_MODE"
+
+
+class PathEnvMergeMode(Enum):
+    """What becomes of a list of folders that two sources set."""
+
+    APPEND = "append"
+    """The later source's folders come first, the earlier one's follow."""
+    OVERRIDE = "override"
+    """Only the later source's are left."""
+
+
+def get_path_env_merge_mode(environ: Mapping[str, str]) -> PathEnvMergeMode:
+    """What ``RLINF_PATH_ENV_MERGE_MODE`` says; appending, where it says nothing.
+
+    Raises:
+        ConfigError: it is no such mode.
+    """
+    said = environ.get(PATH_ENV_MERGE_MODE, "").strip().lower()
+    if not said:
+        return PathEnvMergeMode.APPEND
+    modes = [mode.value for mode in PathEnvMergeMode]
+    if said not in modes:
+        raise ConfigError(
+            f"{PATH_ENV_MERGE_MODE}={environ[PATH_ENV_MERGE_MODE]!r} is no mode{did_you_mean(said, modes)}: "
+            f"write {' or '.join(modes)}"
+        )
+    return PathEnvMergeMode(said)
+
+
+def merge_worker_env_vars(
+    base: Mapping[str, str], incoming: Mapping[str, str], mode: PathEnvMergeMode = PathEnvMergeMode.APPEND
+) -> dict[str, str]:
+    """``base`` with what ``incoming`` sets over it; lists of folders are joined, where the mode says so.
+
+    Example:
+        >>> merge_worker_env_vars({"PATH": "/bin:/usr/bin"}, {"PATH": "/opt/bin:/bin"})
+        {'PATH': '/opt/bin:/bin:/usr/bin'}
+    """
+    merged = dict(base)
+    for name, value in incoming.items():
+        if name in PATH_LIKE and mode is PathEnvMergeMode.APPEND:
+            value = merge_path_like(value, merged.get(name, ""))
+        merged[name] = value
+    return merged
+
+
+def merge_path_like(first: str, then: str) -> str:
+    """The folders of both, each once, where it comes first; empty entries are left out."""
+    folders = [*first.split(os.pathsep), *then.split(os.pathsep)]
+    return os.pathsep.join(dict.fromkeys(folder for folder in folders if folder))

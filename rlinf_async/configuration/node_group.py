@@ -1,0 +1,178 @@
+"""Node groups, as a cluster has them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+from rlinf_async.address import NodeInfo
+from rlinf_async.errors import ConfigError
+from rlinf_async.hardware import Accelerator, NodeHardwareConfig
+
+from .env_config import NodeEnvConfig
+from .ranks import format_ranks
+
+CLUSTER_GROUP = "cluster"
+"""The node group of all nodes, with their accelerators."""
+NODE_GROUP = "node"
+"""The node group of all nodes, without their accelerators."""
+RESERVED = (CLUSTER_GROUP, NODE_GROUP)
+ACCELERATOR = Accelerator.HW_TYPE
+
+
+@dataclass(frozen=True)
+class NodeGroup:
+    """Nodes of a cluster, and what the ranks of a placement count in them: pieces of hardware, or the nodes.
+
+    RLinf calls it ``NodeGroupInfo``.
+
+    Attributes:
+        label: its name.
+        nodes: its nodes, in the order in which their hardware is counted.
+        hardware_type: the kind that is counted; None for accelerators, if it has some.
+        ignore_hardware: the nodes are counted, whatever they have.
+        env_configs: interpreters and variables of its nodes.
+        hardware: pieces that the configuration describes.
+    """
+
+    label: str
+    nodes: tuple[NodeInfo, ...]
+    hardware_type: str | None = None
+    ignore_hardware: bool = False
+    env_configs: tuple[NodeEnvConfig, ...] = ()
+    hardware: NodeHardwareConfig | None = field(default=None, compare=False)
+
+    @property
+    def node_ranks(self) -> list[int]:
+        """The nodes' ranks in the cluster."""
+        return [node.node_rank for node in self.nodes]
+
+    @cached_property
+    def counted_hardware(self) -> str | None:
+        """The kind of hardware that ranks count; None where they count nodes."""
+        if self.ignore_hardware:
+            return None
+        if self.hardware_type is not None:
+            return self.hardware_type
+        return ACCELERATOR if any(node.num_accelerators for node in self.nodes) else None
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """For each node the rank of its first piece in the group, and at the end the number of all."""
+        return tuple(accumulate((self.count_on(node) for node in self.nodes), initial=0))
+
+    @property
+    def hardware_resource_count(self) -> int:
+        """The number of pieces, or of nodes where those are counted."""
+        return self.starts[-1]
+
+    @property
+    def local_hardware_ranks(self) -> list[list[int]]:
+        """For each node the positions of its pieces."""
+        return [list(range(self.count_on(node))) for node in self.nodes]
+
+    def count_on(self, node: NodeInfo) -> int:
+        """How many ranks of the group are on a node."""
+        kind = self.counted_hardware
+        if kind is None:
+            return 1
+        described = self._described.get(node.node_rank, 0) if self.hardware and kind == self.hardware.type else 0
+        return max(node.get_hw_resource_count(kind), described)
+
+    def get_node_by_hardware_rank(self, hardware_rank: int) -> NodeInfo:
+        """Raises:
+        ConfigError: the group has no such piece.
+        """
+        return self.locate(hardware_rank)[0]
+
+    def get_local_hardware_rank(self, hardware_rank: int) -> int:
+        """The position of a piece among those of its node; -1 where nodes are counted.  Raises ConfigError."""
+        node_and_position = self.locate(hardware_rank)
+        return -1 if self.counted_hardware is None else node_and_position[1]
+
+    def locate(self, hardware_rank: int) -> tuple[NodeInfo, int]:
+        """The node of a piece, and its position there.  Raises ConfigError."""
+        if not 0 <= hardware_rank < self.hardware_resource_count:
+            raise ConfigError(
+                f"Hardware rank {hardware_rank} is out of range: node group '{self.label}' has "
+                f"{self.hardware_resource_count}"
+            )
+        index = bisect_right(self.starts, hardware_rank) - 1
+        return self.nodes[index], hardware_rank - self.starts[index]
+
+    def group_ranks_to_global_ranks(self, hardware_ranks: Sequence[int], cluster: Sequence[NodeInfo]) -> list[int]:
+        """Where the group's accelerators stand among those of the whole cluster; nodes where those are counted."""
+        first = dict(zip((node.node_rank for node in cluster), _first_accelerators(cluster), strict=True))
+        located = [self.locate(rank) for rank in hardware_ranks]
+        if self.counted_hardware is None:
+            return [node.node_rank for node, _ in located]
+        return [first[node.node_rank] + position for node, position in located]
+
+    def get_hardware_infos(self, node_rank: int) -> list[Any]:
+        """What is known of the pieces of a node that are counted; nothing of accelerators, beside their number."""
+        kind = self.counted_hardware
+        found = [info for each in self._node(node_rank).hardware_resources if each.type == kind for info in each.infos]
+        if found or self.hardware is None or kind != self.hardware.type:
+            return found
+        return [config for config in self.hardware.configs if config.node_rank == node_rank]
+
+    def get_node_env_vars(self, node_rank: int) -> dict[str, str]:
+        """The variables of the group's workers on a node.  Raises ConfigError where it is no node of the group."""
+        self._node(node_rank)
+        return {
+            name: value
+            for config in self.env_configs
+            if node_rank in config.node_ranks
+            for name, value in config.env_vars.items()
+        }
+
+    def get_node_python_interpreter_path(self, node_rank: int) -> str | None:
+        """The interpreter of the group's workers on a node; None for the node's own.
+
+        Raises:
+            ConfigError: it is no node of the group, or two entries name different ones.
+        """
+        self._node(node_rank)
+        paths = {
+            config.python_interpreter_path: None
+            for config in self.env_configs
+            if node_rank in config.node_ranks and config.python_interpreter_path
+        }
+        if len(paths) > 1:
+            raise ConfigError(
+                f"node group '{self.label}' has several interpreters for node {node_rank}: {', '.join(map(str, paths))}"
+            )
+        return next(iter(paths), None)
+
+    def _node(self, node_rank: int) -> NodeInfo:
+        for node in self.nodes:
+            if node.node_rank == node_rank:
+                return node
+        raise ConfigError(
+            f"node {node_rank} is not in node group '{self.label}', which has {format_ranks(self.node_ranks) or 'none'}"
+        )
+
+    @cached_property
+    def _described(self) -> dict[int, int]:
+        counts: dict[int, int] = {}
+        for config in self.hardware.configs if self.hardware else ():
+            counts[config.node_rank] = counts.get(config.node_rank, 0) + 1
+        return counts
+
+
+NodeGroupInfo = NodeGroup
+"""RLinf's name."""
+
+
+def built_in_groups(nodes: Sequence[NodeInfo]) -> tuple[NodeGroup, NodeGroup]:
+    """The groups that every cluster has: ``cluster`` and ``node``, both of all nodes."""
+    ordered = tuple(sorted(nodes, key=lambda node: node.node_rank))
+    return NodeGroup(CLUSTER_GROUP, ordered), NodeGroup(NODE_GROUP, ordered, ignore_hardware=True)
+
+
+def _first_accelerators(nodes: Sequence[NodeInfo]) -> list[int]:
+    return list(accumulate((node.num_accelerators for node in nodes), initial=0))[:-1]

@@ -1,0 +1,154 @@
+"""``node_groups``, as a configuration writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from rlinf_async.errors import ConfigError
+from rlinf_async.hardware import Hardware, NodeHardwareConfig
+
+from .document import Origin, Steps
+from .env_config import NodeEnvConfig, read_env_configs, read_node_ranks
+from .node_group import ACCELERATOR, RESERVED
+from .ranks import format_ranks
+from .section import Section, did_you_mean, misplaced
+
+
+@dataclass(frozen=True)
+class NodeGroupConfig:
+    """One entry of ``node_groups``.
+
+    Attributes:
+        label: its name.
+        node_ranks: of its nodes in the cluster, ascending.
+        env_configs: interpreters and variables of its nodes.
+        hardware: what it has that is described rather than found.
+        ignore_hardware: its ranks are nodes, whatever they have.
+        hardware_type: the kind of hardware that its ranks count; None for accelerators, if it has some.
+    """
+
+    label: str
+    node_ranks: tuple[int, ...]
+    env_configs: tuple[NodeEnvConfig, ...] = ()
+    hardware: NodeHardwareConfig | None = None
+    ignore_hardware: bool = False
+    hardware_type: str | None = None
+
+    def env_vars(self, node_rank: int) -> dict[str, str]:
+        """The variables of the group's workers on a node; none for a node that nothing is said about."""
+        config = self._env_by_rank.get(node_rank)
+        return {} if config is None else dict(config.env_vars)
+
+    def interpreter(self, node_rank: int) -> str | None:
+        """The interpreter of the group's workers on a node; None for the node's own."""
+        config = self._env_by_rank.get(node_rank)
+        return None if config is None else config.python_interpreter_path
+
+    @cached_property
+    def _env_by_rank(self) -> dict[int, NodeEnvConfig]:
+        return {rank: config for config in self.env_configs for rank in config.node_ranks}
+
+
+def read_node_groups(
+    entries: Sequence[Any], steps: Steps, origin: Origin | None, num_nodes: int
+) -> tuple[NodeGroupConfig, ...]:
+    """Reads ``node_groups``.  Raises ConfigError."""
+    groups: dict[str, NodeGroupConfig] = {}
+    for number, entry in enumerate(entries):
+        here = (*steps, number)
+        if not isinstance(entry, Mapping):
+            raise misplaced(here, origin, f"Each node yaml config must be a dictionary, got {entry!r}")
+        group = _read_group(entry, here, origin, num_nodes)
+        if group.label in groups:
+            raise misplaced((*here, "label"), origin, f"there are two node groups with the label {group.label!r}")
+        _check_robots_are_described_once(group, groups.values(), here, origin)
+        groups[group.label] = group
+    return tuple(groups.values())
+
+
+def _read_group(entry: Mapping[Any, Any], here: Steps, origin: Origin | None, num_nodes: int) -> NodeGroupConfig:
+    section = Section(
+        entry,
+        here,
+        origin,
+        kind="node group",
+        known=("label", "node_ranks", "env_configs", "hardware", "ignore_hardware", "hardware_type"),
+        needed=("label", "node_ranks"),
+    )
+    label = section.get("label")
+    if not isinstance(label, str) or not label.strip() or "," in label:
+        raise section.error(f"label must be a text without commas, got {label!r}", "label")
+    if label in RESERVED:
+        raise section.error(f"the label {label!r} is reserved for the group of all nodes: choose another", "label")
+    node_ranks = read_node_ranks(section, range(num_nodes))
+    hardware = _read_hardware(section, node_ranks)
+    hardware_type = section.text("hardware_type")
+    ignore_hardware = section.flag("ignore_hardware")
+    if hardware is not None and hardware_type is not None:
+        raise section.error(
+            "hardware_type must not be given together with hardware, which has a type of its own", "hardware_type"
+        )
+    if ignore_hardware and (hardware is not None or hardware_type is not None):
+        other = "hardware" if hardware is not None else "hardware_type"
+        raise section.error(f"ignore_hardware and {other} exclude each other: keep one of the two", "ignore_hardware")
+    if hardware_type is not None and hardware_type not in (kinds := [ACCELERATOR, *Hardware.policy_registry]):
+        raise section.error(
+            f"Unsupported hardware type {hardware_type!r}{did_you_mean(hardware_type, kinds)}; known are: "
+            f"{', '.join(dict.fromkeys(kinds))}. Hardware of your own is registered by the module that "
+            "RLINF_EXT_MODULE names",
+            "hardware_type",
+        )
+    return NodeGroupConfig(
+        label=label,
+        node_ranks=node_ranks,
+        env_configs=read_env_configs(section.entries("env_configs"), (*here, "env_configs"), origin, node_ranks),
+        hardware=hardware,
+        ignore_hardware=ignore_hardware,
+        hardware_type=hardware.type if hardware is not None else hardware_type,
+    )
+
+
+def _read_hardware(section: Section, node_ranks: Sequence[int]) -> NodeHardwareConfig | None:
+    described = section.get("hardware")
+    if described is None:
+        return None
+    if isinstance(described, Sequence) and not isinstance(described, str):
+        raise section.error(
+            f"Cannot have multiple hardware configs in one node group, got a list of {len(described)}: "
+            "hardware is one mapping with type and configs; make a node group for each type",
+            "hardware",
+        )
+    if not isinstance(described, Mapping):
+        raise section.error(f"Each hardware config must be a dictionary, got {described!r}", "hardware")
+    try:
+        hardware = NodeHardwareConfig.from_mapping(described)
+    except ConfigError as error:
+        raise section.error(str(error), "hardware") from None
+    for number, config in enumerate(hardware.configs):
+        if config.node_rank not in node_ranks:
+            raise section.error(
+                f"node_rank {config.node_rank} of a {hardware.type} must be within node_ranks of the group, "
+                f"{format_ranks(node_ranks)}",
+                "hardware",
+                "configs",
+                number,
+                "node_rank",
+            )
+    return hardware
+
+
+def _check_robots_are_described_once(
+    group: NodeGroupConfig, others: Iterable[NodeGroupConfig], here: Steps, origin: Origin | None
+) -> None:
+    for other in others:
+        for config in group.hardware.configs if group.hardware else ():
+            if other.hardware is not None and config in other.hardware.configs:
+                raise misplaced(
+                    (*here, "hardware"),
+                    origin,
+                    f"Duplicate hardware configs: node groups {other.label!r} and {group.label!r} both describe "
+                    f"{config}",
+                )

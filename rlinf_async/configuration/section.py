@@ -1,0 +1,119 @@
+"""One mapping of a configuration, read with care: every complaint names the place, the value and the fix."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from rlinf_async.errors import ConfigError
+
+from .document import Origin, Steps, name_steps
+
+
+class Section:
+    """A mapping whose keys are known beforehand.
+
+    Args:
+        values: plain values.
+        steps: where it stands in the configuration.
+        origin: the file, where it is known.
+        known: the keys that it may have.
+        needed: those that it must have.
+        kind: what it is, for errors, for example ``"node group"``.
+
+    Raises:
+        ConfigError: a key is unknown (with the one that it resembles) or missing.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[Any, Any],
+        steps: Steps,
+        origin: Origin | None,
+        *,
+        kind: str,
+        known: Collection[str],
+        needed: Collection[str] = (),
+    ) -> None:
+        self._values = values
+        self.steps = steps
+        self.origin = origin
+        unknown = [key for key in values if key not in known]
+        if unknown:
+            hints = "".join(did_you_mean(str(key), known) for key in unknown)
+            raise self.error(
+                f"Unknown fields '{_braces(unknown)}' detected in {kind}{hints}; it has: {', '.join(known)}",
+                str(unknown[0]),
+            )
+        missing = [key for key in needed if values.get(key) is None]
+        if missing:
+            raise self.error(f"Missing fields '{missing}' detected in {kind}")
+
+    def __contains__(self, key: str) -> bool:
+        return self._values.get(key) is not None
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value; the default also where it is null."""
+        value = self._values.get(key)
+        return default if value is None else value
+
+    def error(self, text: str, *further: str | int) -> ConfigError:
+        """An error that says where: this section, or what the further steps lead to."""
+        return misplaced((*self.steps, *further), self.origin, text)
+
+    def text(self, key: str, default: str | None = None) -> str | None:
+        """A string; numbers are none."""
+        value = self.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, str) or not value:
+            raise self.error(f"{key} must be a text, got {value!r}", key)
+        return value
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise self.error(f"{key} must be true or false, got {value!r}", key)
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float | None:
+        """A number that is not negative."""
+        value = self.get(key)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            raise self.error(f"{key} must be a number that is not negative, got {value!r}", key)
+        return float(value)
+
+    def entries(self, key: str) -> Sequence[Any]:
+        """A list; nothing where the key is not there."""
+        value = self.get(key, ())
+        if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+            raise self.error(f"{key} must be a list, got {value!r}", key)
+        return value
+
+    def mapping(self, key: str) -> Mapping[Any, Any]:
+        """A mapping; an empty one where the key is not there."""
+        value = self.get(key, {})
+        if not isinstance(value, Mapping):
+            raise self.error(f"{key} must be a mapping, got {value!r}", key)
+        return value
+
+
+def misplaced(steps: Steps, origin: Origin | None, text: str) -> ConfigError:
+    """``config.yaml:7: cluster.node_groups[0]: text``, as far as it is known."""
+    where = [origin.locate(steps)] if origin is not None else []
+    where += [name_steps(steps)] if steps else []
+    return ConfigError(": ".join([*where, text]))
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """`` (did you mean 'label'?)`` where something resembles the name, else nothing."""
+    by_lower = {each.lower(): each for each in known}
+    close = get_close_matches(name.lower(), list(by_lower), 1)
+    return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
+
+
+def _braces(names: Sequence[Any]) -> str:
+    return "{" + ", ".join(repr(str(name)) for name in names) + "}"

@@ -1,0 +1,170 @@
+"""Who holds which devices and ports, and who waits for devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+LOWEST_PORT: Final = 1024
+"""Below it a process needs privileges."""
+
+HIGHEST_PORT: Final = 65535
+
+QUIET_PORT: Final = 10000
+"""Below it, too many services are at home."""
+
+ENOUGH_PORTS: Final = 1000
+
+
+class Ticket(NamedTuple):
+    """One acquisition: whose it is, and its number among that holder's."""
+
+    holder: int
+    number: int
+
+
+@dataclass
+class _Wish:
+    name: str
+    devices: frozenset[int]
+
+
+@dataclass
+class DeviceLocks:
+    """Sets of devices, each held by one holder at a time, as often as it likes.
+
+    A holder that has all the devices of a wish gets it at once; every other wish waits until all its devices are free
+    and no earlier wish waits for one of them.  So wishes for one device are served in order, and nobody holds half
+    of what he wants.  Whatever becomes of a ticket, ``give_back`` undoes it; ``drop`` undoes all of a holder's.
+
+    Example:
+        locks.take(Ticket(7, 1), "actor:0", [0, 1])      # True
+        locks.take(Ticket(8, 1), "rollout:0", [1])       # False: it waits
+        locks.give_back(Ticket(7, 1))                    # [Ticket(8, 1)]: tell it
+    """
+
+    held: dict[Ticket, _Wish] = field(default_factory=dict)
+    waiting: dict[Ticket, _Wish] = field(default_factory=dict)
+    _owners: dict[int, list[Ticket]] = field(default_factory=dict, repr=False)
+    """By device, the tickets that it is held with; all are of one holder."""
+
+    def take(self, ticket: Ticket, name: str, devices: Iterable[int]) -> bool:
+        """Whether the devices are the holder's now; otherwise the ticket waits.
+
+        Args:
+            name: what the holder is called, for those who ask what they wait for.
+
+        Raises:
+            ValueError: the ticket has been used.
+        """
+        if ticket in self.held or ticket in self.waiting:
+            raise ValueError(f"{ticket} has been used for another acquisition")
+        wish = _Wish(name, frozenset(devices))
+        if all(self._is_held_by(device, ticket.holder) for device in wish.devices):
+            self._grant(ticket, wish)
+            return True
+        self.waiting[ticket] = wish
+        return ticket in self._serve()
+
+    def give_back(self, ticket: Ticket) -> list[Ticket]:
+        """Ends an acquisition, granted or not; the tickets that are granted now, in order."""
+        self._remove(ticket)
+        return self._serve()
+
+    def drop(self, holder: int) -> list[Ticket]:
+        """Ends all acquisitions of a holder; the tickets that are granted now."""
+        for ticket in [ticket for ticket in (*self.held, *self.waiting) if ticket.holder == holder]:
+            self._remove(ticket)
+        return self._serve()
+
+    def names(self, ticket: Ticket) -> list[str]:
+        """Who stands in the way of a ticket that waits: the holders of its devices, then those who wait before it."""
+        wish = self.waiting.get(ticket)
+        if wish is None:
+            return []
+        before = []
+        for other, wanted in self.waiting.items():
+            if other == ticket:
+                break
+            if wanted.devices & wish.devices:
+                before.append(wanted.name)
+        holders = [self.held[owner].name for device in sorted(wish.devices) for owner in self._owners.get(device, ())]
+        return list(dict.fromkeys((*holders, *before)))
+
+    def holders(self) -> set[int]:
+        """Everybody who has or wants something."""
+        return {ticket.holder for ticket in (*self.held, *self.waiting)}
+
+    def _is_held_by(self, device: int, holder: int) -> bool:
+        owners = self._owners.get(device)
+        return owners is not None and owners[0].holder == holder
+
+    def _grant(self, ticket: Ticket, wish: _Wish) -> None:
+        self.held[ticket] = wish
+        for device in wish.devices:
+            self._owners.setdefault(device, []).append(ticket)
+
+    def _remove(self, ticket: Ticket) -> None:
+        self.waiting.pop(ticket, None)
+        wish = self.held.pop(ticket, None)
+        for device in wish.devices if wish is not None else ():
+            self._owners[device].remove(ticket)
+            if not self._owners[device]:
+                del self._owners[device]
+
+    def _serve(self) -> list[Ticket]:
+        """Grants whatever waits and can be granted, in order."""
+        wanted: set[int] = set()
+        granted = []
+        for ticket, wish in list(self.waiting.items()):
+            free = all(
+                device not in self._owners or self._is_held_by(device, ticket.holder) for device in wish.devices
+            )
+            if free and not wish.devices & wanted:
+                del self.waiting[ticket]
+                self._grant(ticket, wish)
+                granted.append(ticket)
+            else:
+                wanted |= wish.devices
+        return granted
+
+
+@dataclass
+class PortLeases:
+    """The ports of one node that somebody has been promised."""
+
+    owners: dict[int, int] = field(default_factory=dict)
+
+    def lease(self, port: int, owner: int) -> bool:
+        """False if it is somebody's already, the asker's own included: each promise is for one use."""
+        if port in self.owners:
+            return False
+        self.owners[port] = owner
+        return True
+
+    def drop(self, owner: int) -> list[int]:
+        """The ports that are free again."""
+        ports = [port for port, of in self.owners.items() if of == owner]
+        for port in ports:
+            del self.owners[port]
+        return ports
+
+
+def port_range(ephemeral: tuple[int, int], most: int | None) -> range:
+    """The ports to choose from: those that the kernel gives to nobody by chance, if there are enough of them.
+
+    Args:
+        ephemeral: first and last port that the kernel chooses for connections and for those who bind to port 0.
+        most: the highest port that will do; None for any.
+
+    Raises:
+        ValueError: there is no such port that an ordinary process may use.
+    """
+    if most is not None and not LOWEST_PORT <= most <= HIGHEST_PORT:
+        raise ValueError(f"max_port_num must be from {LOWEST_PORT} to {HIGHEST_PORT}, got {most!r}")
+    highest = HIGHEST_PORT if most is None else most
+    quiet = range(QUIET_PORT, min(ephemeral[0], highest + 1))
+    if len(quiet) >= ENOUGH_PORTS:
+        return quiet
+    return range(LOWEST_PORT, highest + 1)

@@ -1,0 +1,50 @@
+"""AMD GPUs, as the compute driver's topology in sysfs lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from . import sysfs
+from .accelerator import AcceleratorFamily, AcceleratorType
+from .cards import Card, Device, find_card
+
+
+class AmdGpus(AcceleratorFamily):
+    type = AcceleratorType.AMD_GPU
+    visibility_variable = "HIP_VISIBLE_DEVICES"
+    collective_backend = "nccl"  # torch's name for RCCL
+    nic_variable = "NCCL_SOCKET_IFNAME"
+    torch_platform = "cuda"
+    sends_directly = True
+
+    def read_cards(self, root: Path) -> Sequence[Card]:
+        cards: list[Card] = []
+        topology = root / "sys/class/kfd/kfd/topology/nodes"
+        for folder in sorted(topology.glob("[0-9]*"), key=lambda folder: int(folder.name)):
+            known = sysfs.properties(folder / "properties")
+            if known.get("simd_count"):  # a processor has none
+                uuid = f"GPU-{known['unique_id']:016x}" if known.get("unique_id") else ""
+                cards.append(Card(len(cards), uuid, _model(known.get("gfx_target_version", 0))))
+        return cards
+
+    def get_visible(self, environ: Mapping[str, str], cards: Sequence[Card]) -> tuple[Device, ...]:
+        """``ROCR_VISIBLE_DEVICES`` acts below: HIP counts through what it leaves."""
+        below = environ.get("ROCR_VISIBLE_DEVICES")
+        if below is not None:
+            left: list[Card] = []
+            for entry in below.split(","):
+                card = find_card(entry.strip(), cards)
+                if card is None:
+                    break
+                left.append(replace(card, index=len(left)))
+            cards = left
+        return super().get_visible(environ, cards)
+
+
+def _model(version: int) -> str:
+    """``90402`` is ``gfx942``: two decimal digits each for minor and stepping, which the name writes in hex."""
+    major, rest = divmod(version, 10000)
+    minor, stepping = divmod(rest, 100)
+    return f"gfx{major}{minor:x}{stepping:x}" if version else "AMD"

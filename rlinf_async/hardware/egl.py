@@ -1,0 +1,70 @@
+"""Which EGL device renders on which GPU.
+
+``python -m rlinf_async.hardware.egl 0 GPU-5a3e`` answers with a JSON object: device id → EGL's number of it.  EGL
+counts all devices of a machine in an order of its own, and asking it loads the graphics driver: so it is asked by a
+process of its own, on the machine whose GPUs are meant.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+from .cards import Card, find_card
+from .nvidia import read_cards
+
+CUDA_DEVICE: Final = 0x323A  # EGL_CUDA_DEVICE_NV
+_MOST: Final = 64
+
+
+def rendering_devices(ids: Sequence[str], cards: Sequence[Card], ordinals: Sequence[int | None]) -> dict[str, int]:
+    """EGL's number for each device id that it renders on.
+
+    Args:
+        ids: entries of a list of visible devices.
+        cards: the machine's GPUs.
+        ordinals: for every EGL device the index of its GPU; None for another maker's.
+    """
+    numbers = {index: number for number, index in enumerate(ordinals) if index is not None}
+    found = {id_: find_card(id_, cards) for id_ in ids}
+    return {id_: numbers[card.index] for id_, card in found.items() if card is not None and card.index in numbers}
+
+
+def read_ordinals(library: Any) -> list[int | None]:
+    """For every EGL device the index of its GPU, with the extensions that list devices; none where they are missing."""
+    library.eglGetProcAddress.restype = ctypes.c_void_p
+    devices_address = library.eglGetProcAddress(b"eglQueryDevicesEXT")
+    attribute_address = library.eglGetProcAddress(b"eglQueryDeviceAttribEXT")
+    if not devices_address or not attribute_address:
+        return []
+    count = ctypes.c_int(0)
+    devices = (ctypes.c_void_p * _MOST)()
+    query_devices = ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(devices_address)
+    if not query_devices(_MOST, ctypes.addressof(devices), ctypes.addressof(count)):
+        return []
+    query = ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)(attribute_address)
+    ordinals: list[int | None] = []
+    for device in devices[: count.value]:
+        ordinal = ctypes.c_ssize_t(-1)
+        answered = query(device, CUDA_DEVICE, ctypes.addressof(ordinal))
+        ordinals.append(ordinal.value if answered and ordinal.value >= 0 else None)
+    return ordinals
+
+
+def main() -> None:
+    # CUDA's numbers, which EGL answers with, are the driver's own only in this order and with nothing hidden.
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    try:
+        ordinals = read_ordinals(ctypes.CDLL("libEGL.so.1"))
+    except OSError:  # no graphics on this machine
+        ordinals = []
+    print(json.dumps(rendering_devices(sys.argv[1:], read_cards(), ordinals)))  # noqa: T201 (the answer)
+
+
+if __name__ == "__main__":
+    main()

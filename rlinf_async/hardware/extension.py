@@ -1,0 +1,36 @@
+"""The module of the user's own that ``RLINF_EXT_MODULE`` names."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+EXTENSION: Final = "RLINF_EXT_MODULE"
+
+_loaded: set[str] = set()
+
+
+def load_extension(environ: Mapping[str, str]) -> str:
+    """Imports the module that the variable names and calls its ``register()``, once in a process.
+
+    What goes wrong in it is a warning, in the log of the name ``RLinf``, and the process goes on without it.
+
+    Returns:
+        That warning; empty where there is none.
+    """
+    name = environ.get(EXTENSION, "").strip()
+    if not name or name in _loaded:
+        return ""
+    try:
+        register = getattr(importlib.import_module(name), "register", None)
+        if register is None:
+            raise AttributeError("it has no function register()")
+        register()
+    except Exception as error:
+        problem = f"the extension module {name!r} ({EXTENSION}) is not loaded: {type(error).__name__}: {error}"
+        logging.getLogger("RLinf").warning(problem)
+        return problem
+    _loaded.add(name)
+    return ""

@@ -1,0 +1,94 @@
+"""The families of accelerators that nodes are searched for, and the search."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, TypeVar
+
+from rlinf_async.errors import ConfigError
+
+from .accelerator import FAKE_MODEL, AcceleratorFamily, Accelerators, AcceleratorType
+from .amd import AmdGpus
+from .ascend import AscendProcessors
+from .cards import Device, wanted_device
+from .hardware import Hardware, HardwareConfig, HardwareInfo, HardwareResource
+from .intel import IntelGpus
+from .kunlun import KunlunProcessors
+from .musa import MusaGpus
+from .nvidia import NvidiaGpus
+
+Family = TypeVar("Family", bound="type[AcceleratorFamily]")
+
+FAMILIES: Final[dict[str, AcceleratorFamily]] = {}
+"""By name, in the order in which a node is searched for them."""
+
+
+def register_accelerator(family: Family) -> Family:
+    """Decorates one more family: nodes are searched for its devices too, after all others."""
+    FAMILIES[str(family.type)] = family()
+    return family
+
+
+for _family in (NvidiaGpus, AmdGpus, AscendProcessors, IntelGpus, MusaGpus, KunlunProcessors):
+    register_accelerator(_family)
+
+
+def get_family(accelerator_type: str) -> AcceleratorFamily | None:
+    """The family of that name; None for ``"NO_ACCEL"``.
+
+    Raises:
+        ConfigError: nobody has registered it.
+    """
+    family = FAMILIES.get(str(accelerator_type))
+    if family is None and str(accelerator_type) not in ("", AcceleratorType.NO_ACCEL.value):
+        raise ConfigError(f"Unsupported accelerator type {accelerator_type!r}; known are: {', '.join(FAMILIES)}")
+    return family
+
+
+def find_accelerators(
+    environ: Mapping[str, str],
+    wanted: Sequence[str] | None = None,
+    fake: int | None = None,
+    root: Path = Path("/"),
+) -> Accelerators:
+    """The accelerators of this node; the first family that has any here is the node's.
+
+    Args:
+        environ: its family's variable (``CUDA_VISIBLE_DEVICES``) is honoured as the driver would.
+        wanted: ids from the hosts file, in place of the variable.
+        fake: so many devices are declared, whatever is there.
+        root: where ``dev`` and ``sys`` are.
+
+    Raises:
+        ConfigError: ``wanted`` names a device that is not there.
+    """
+    if fake is not None:
+        declared = tuple(Device(str(index), FAKE_MODEL) for index in range(fake))
+        return Accelerators(AcceleratorType.NV_GPU.value, declared, rehearsed=True) if fake else Accelerators()
+    if wanted is not None and not wanted:
+        return Accelerators()
+    for name, family in FAMILIES.items():
+        if cards := family.read_cards(root):
+            if wanted is None:
+                devices = family.get_visible(environ, cards)
+            else:
+                devices = tuple(wanted_device(entry, cards) for entry in wanted)
+            return Accelerators(name, devices) if devices else Accelerators()
+    for entry in wanted or ():
+        wanted_device(entry, ())
+    return Accelerators()
+
+
+@Hardware.register(is_default_hw=True)
+class Accelerator(Hardware):
+    """Accelerators as a kind of hardware; the models are those of ``AcceleratorType``, ``"NV_GPU:H200"``."""
+
+    HW_TYPE = "Accelerator"
+
+    @classmethod
+    def enumerate(cls, node_rank: int, configs: Sequence[HardwareConfig] | None = None) -> HardwareResource | None:
+        found = find_accelerators(os.environ)
+        infos = tuple(HardwareInfo(cls.HW_TYPE, f"{found.type}:{device.model}") for device in found.devices)
+        return HardwareResource(cls.HW_TYPE, infos) if infos else None

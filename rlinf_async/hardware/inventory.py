@@ -1,0 +1,68 @@
+"""What a node has besides accelerators.
+
+``python -m rlinf_async.hardware.inventory`` takes it, in a process of its own on the node, because finding hardware
+may be the user's own code: what it does can neither hold up nor end the node's daemon.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlinf_async.errors import ConfigError
+
+from .extension import load_extension
+from .families import Accelerator
+from .hardware import Hardware, HardwareConfig, HardwareResource, NodeHardwareConfig
+
+
+def take_inventory(node_rank: int, sections: Sequence[Mapping[str, Any]]) -> tuple[HardwareResource, ...]:
+    """What this machine has of every kind that is registered in this process, accelerators aside.
+
+    Args:
+        node_rank: of this machine.
+        sections: the ``hardware`` sections of the cluster's configuration.
+
+    Raises:
+        ConfigError: a section names an unknown kind or field, or a kind's own search says so.
+    """
+    configs: dict[str, list[HardwareConfig]] = {}
+    for section in sections:
+        read = NodeHardwareConfig.from_mapping(section)
+        configs.setdefault(read.type, []).extend(read.configs)
+    found = []
+    for name, hardware in Hardware.policy_registry.items():
+        if name == Accelerator.HW_TYPE:
+            continue
+        try:
+            resource = hardware.enumerate(node_rank, configs.get(name))
+        except Exception as error:
+            raise ConfigError(f"the search for hardware {name!r} failed: {type(error).__name__}: {error}") from error
+        if resource is not None and resource.count:
+            found.append(resource)
+    return tuple(found)
+
+
+def main() -> None:
+    """Reads one JSON object from stdin, ``{"node_rank", "sections", "sys_path"}``; answers with one on stdout:
+    ``resources`` (a pickle, in hex: the kinds' own classes), ``warning``, ``error``.
+    """
+    asked = json.load(sys.stdin)
+    answer = os.dup(1)
+    os.dup2(2, 1)  # what the user's code prints is no answer
+    sys.path[:] = [*asked["sys_path"], *(entry for entry in sys.path if entry not in asked["sys_path"])]
+    told = {"resources": "", "warning": load_extension(os.environ), "error": ""}
+    try:
+        told["resources"] = pickle.dumps(take_inventory(asked["node_rank"], asked["sections"])).hex()
+    except Exception as error:
+        told["error"] = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+    with open(answer, "w") as stream:
+        json.dump(told, stream)
+
+
+if __name__ == "__main__":
+    main()

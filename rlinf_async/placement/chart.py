@@ -1,0 +1,76 @@
+"""Who is where: the ranks of every component on every device of a cluster, ready to be drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rlinf_async.configuration import ACCELERATOR, CLUSTER_GROUP, NODE_GROUP
+
+from .inventory import ClusterShape
+from .placement import Placement
+from .resolver import groups_of
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A device of a node, or the node itself.
+
+    Attributes:
+        name: for example ``"NV_GPU 0"``, ``"Franka 1"``; empty for the node itself.
+        ranks: component → its ranks there, ascending; components without ranks are missing.
+    """
+
+    name: str
+    ranks: Mapping[str, Sequence[int]]
+
+
+@dataclass(frozen=True)
+class NodeChart:
+    """A node with its node groups; its devices in order, and then itself, if ranks run there without a device."""
+
+    rank: int
+    name: str
+    labels: tuple[str, ...]
+    spots: tuple[Spot, ...]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A cluster with what runs on it; components in the order in which they were given."""
+
+    components: tuple[str, ...]
+    nodes: tuple[NodeChart, ...]
+    world_sizes: Mapping[str, int]
+
+
+def make_chart(cluster: ClusterShape, placements: Mapping[str, Sequence[Placement]]) -> Chart:
+    """Draws up the chart of components that have been placed on a cluster."""
+    found: dict[tuple[int, str, int], dict[str, list[int]]] = {}
+    for component, ranks in placements.items():
+        for placement in ranks:
+            for position in placement.local_hardware_ranks or (-1,):
+                place = (placement.cluster_node_rank, placement.hardware_type, position)
+                found.setdefault(place, {}).setdefault(component, []).append(placement.rank)
+    labels: dict[int, list[str]] = {}
+    robots: dict[int, dict[str, int]] = {}
+    for group in groups_of(cluster).values():
+        for node in group.nodes:
+            if group.label not in (CLUSTER_GROUP, NODE_GROUP):
+                labels.setdefault(node.node_rank, []).append(group.label)
+            kind = group.counted_hardware
+            if kind is not None and kind != ACCELERATOR:
+                robots.setdefault(node.node_rank, {})[kind] = group.count_on(node)
+    nodes = []
+    for node in sorted(cluster.nodes, key=lambda node: node.node_rank):
+        rank = node.node_rank
+        spots = [
+            Spot(f"{node.accelerator_type} {device}", found.get((rank, ACCELERATOR, position), {}))
+            for position, device in enumerate(node.accelerators)
+        ]
+        for kind, count in robots.get(rank, {}).items():
+            spots += [Spot(f"{kind} {position}", found.get((rank, kind, position), {})) for position in range(count)]
+        if (rank, "", -1) in found or not spots:
+            spots.append(Spot("", found.get((rank, "", -1), {})))
+        nodes.append(NodeChart(rank, node.name, tuple(labels.get(rank, ())), tuple(spots)))
+    return Chart(tuple(placements), tuple(nodes), {name: len(ranks) for name, ranks in placements.items()})

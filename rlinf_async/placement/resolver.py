@@ -1,0 +1,187 @@
+"""What the ranks of a placement mean: pieces of hardware, or nodes, of one node group or of several in a row."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from rlinf_async.address import NodeInfo
+from rlinf_async.configuration import ACCELERATOR, CLUSTER_GROUP, NODE_GROUP, NodeGroup, built_in_groups, did_you_mean
+from rlinf_async.errors import ConfigError
+
+from .inventory import ClusterShape, describe_counts, describe_nodes, name_node
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One thing that a rank counts: a piece of hardware at a position on its node, or the node itself (-1)."""
+
+    group: NodeGroup
+    node: NodeInfo
+    position: int
+
+
+class MultiNodeGroupResolver:
+    """Counts the hardware of several node groups through, in the order of the groups.
+
+    Args:
+        node_groups: at least one; no piece of hardware may be in two of them.
+
+    Raises:
+        ConfigError: there is no group, or two have the same hardware.
+    """
+
+    def __init__(self, node_groups: Sequence[NodeGroup]) -> None:
+        if not node_groups:
+            raise ConfigError("no node group is named: name one, or leave the group out for the whole cluster")
+        self.node_groups = tuple(node_groups)
+        self._starts = list(accumulate((group.hardware_resource_count for group in node_groups), initial=0))
+        if len(node_groups) > 1:
+            _check_no_overlap([(group, group.counted_hardware) for group in node_groups])
+
+    @property
+    def hardware_resource_count(self) -> int:
+        """The number of ranks."""
+        return self._starts[-1]
+
+    @property
+    def hardware_types(self) -> list[str] | None:
+        """The kind of hardware that each group counts; None where one of them counts its nodes."""
+        kinds = [group.counted_hardware for group in self.node_groups]
+        known = [kind for kind in kinds if kind is not None]
+        return known if len(known) == len(kinds) else None
+
+    def check_counts_hardware(self, strategy: str) -> None:
+        """Raises:
+        ConfigError: one of the groups has no hardware that ranks could mean.
+        """
+        bare = [group for group in self.node_groups if group.counted_hardware is None]
+        if bare:
+            nodes = describe_nodes([node for group in bare for node in group.nodes])
+            raise ConfigError(
+                f"{strategy} placement requires hardware resources, and {describe_groups(bare)} none in {nodes}: "
+                "use NodePlacementStrategy to place processes on nodes"
+            )
+
+    @property
+    def noun(self) -> str:
+        """What a rank counts, in words: ``"accelerator"``, ``"Franka"``, or ``"hardware rank"`` of several kinds."""
+        kinds = {group.counted_hardware for group in self.node_groups}
+        if len(kinds) > 1:
+            return "hardware rank"
+        (kind,) = kinds
+        return "node" if kind is None else "accelerator" if kind == ACCELERATOR else kind
+
+    def locate(self, hardware_rank: int) -> Piece:
+        """What a rank means.
+
+        Raises:
+            ConfigError: there is no such rank.
+        """
+        if not 0 <= hardware_rank < self.hardware_resource_count:
+            raise ConfigError(f"Hardware rank {hardware_rank} is out of range: {self.describe()}")
+        index = bisect_right(self._starts, hardware_rank) - 1
+        group = self.node_groups[index]
+        node, position = group.locate(hardware_rank - self._starts[index])
+        return Piece(group, node, -1 if group.counted_hardware is None else position)
+
+    def get_node_by_hardware_rank(self, hardware_rank: int) -> NodeInfo:
+        """Raises ConfigError for a rank that there is not, as all of these do."""
+        return self.locate(hardware_rank).node
+
+    def get_node_group(self, hardware_rank: int) -> NodeGroup:
+        return self.locate(hardware_rank).group
+
+    def get_node_group_label(self, hardware_rank: int) -> str:
+        return self.locate(hardware_rank).group.label
+
+    def get_local_hardware_rank(self, hardware_rank: int) -> int:
+        """The position of a piece among those of its kind on its node; -1 where nodes are counted."""
+        return self.locate(hardware_rank).position
+
+    def get_hardware_type_for_rank(self, hardware_rank: int) -> str | None:
+        return self.locate(hardware_rank).group.counted_hardware
+
+    def describe(self) -> str:
+        """For example ``the cluster has 4 (node 0 'a': 2, node 1 'b': 2)``."""
+        counts = [(node, group.count_on(node)) for group in self.node_groups for node in group.nodes]
+        return f"{describe_groups(self.node_groups)} {describe_counts(counts)}"
+
+
+def groups_of(cluster: ClusterShape) -> dict[str, NodeGroup]:
+    """The node groups of a cluster by label; ``cluster`` and ``node`` are always there."""
+    built_in = built_in_groups(cluster.nodes)
+    own: Sequence[NodeGroup] = getattr(cluster, "node_groups", None) or ()
+    return {group.label: group for group in (*built_in, *own)}
+
+
+def find_groups(
+    cluster: ClusterShape, labels: str | Sequence[str] | None, default: str = CLUSTER_GROUP
+) -> list[NodeGroup]:
+    """The node groups that are meant, in the order in which they are named.
+
+    Args:
+        labels: a label, labels with commas between, a list of labels, or None for the default.
+
+    Raises:
+        ConfigError: a group does not exist, none is named, or one is named twice.
+    """
+    asked = split_labels(labels, default)
+    known = groups_of(cluster)
+    for label in asked:
+        if label not in known:
+            raise ConfigError(f"Node group not found: {label!r}{_offer(label, known)}")
+    if not asked or len(set(asked)) != len(asked):
+        raise ConfigError(f"node groups {asked} overlap or are empty: name each group once")
+    return [known[label] for label in asked]
+
+
+def split_labels(labels: str | Sequence[str] | None, default: str = CLUSTER_GROUP) -> list[str]:
+    """The labels one by one."""
+    if labels is None:
+        return [default]
+    named = [labels] if isinstance(labels, str) else [str(label) for label in labels]
+    return [label.strip() for each in named for label in each.split(",")]
+
+
+def nodes_of(node_groups: Sequence[NodeGroup]) -> list[tuple[NodeGroup, NodeInfo]]:
+    """The nodes of several groups in a row.
+
+    Raises:
+        ConfigError: a node is in two of them.
+    """
+    if len(node_groups) > 1:
+        _check_no_overlap([(group, None) for group in node_groups])
+    return [(group, node) for group in node_groups for node in group.nodes]
+
+
+def describe_groups(node_groups: Sequence[NodeGroup]) -> str:
+    """For example ``the cluster has``, ``node groups 'a', 'b' have``."""
+    labels = [group.label for group in node_groups]
+    if labels in ([CLUSTER_GROUP], [NODE_GROUP]):
+        return "the cluster has"
+    named = ", ".join(map(repr, labels))
+    return f"node group {named} has" if len(labels) == 1 else f"node groups {named} have"
+
+
+def _offer(label: str, known: Collection[str]) -> str:
+    if set(known) == {CLUSTER_GROUP, NODE_GROUP}:
+        return (
+            ". Node groups are not defined for this cluster; "
+            f"leave the group out, or use {CLUSTER_GROUP!r} or {NODE_GROUP!r}"
+        )
+    return f"{did_you_mean(label, known)}; this cluster has {', '.join(map(repr, known))}"
+
+
+def _check_no_overlap(counted: Sequence[tuple[NodeGroup, str | None]]) -> None:
+    seen: dict[tuple[int, str | None], NodeGroup] = {}
+    for group, kind in counted:
+        for node in group.nodes:
+            other = seen.setdefault((node.node_rank, kind), group)
+            if other is not group:
+                raise ConfigError(
+                    f"node groups {other.label!r} and {group.label!r} overlap: {name_node(node)} is in both, "
+                    "and its ranks would be counted twice"
+                )

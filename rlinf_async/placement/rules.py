@@ -1,0 +1,112 @@
+"""The entries of ``component_placement``: whose rule, in which node groups, and its text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf_async.configuration import Origin, Section, Steps, misplaced, origin_of, plain
+from rlinf_async.errors import ConfigError
+
+_KEYS = ("node_group", "placement")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One entry.
+
+    Attributes:
+        components: the names that share it.
+        text: what goes where, in the grammar of ``ranges``.
+        node_group: as written; None for the whole cluster.
+        hint: what may be wrong, if the text turns out to be.
+        steps, origin: where it stands.
+    """
+
+    components: tuple[str, ...]
+    text: str
+    node_group: str | Sequence[str] | None
+    hint: str
+    steps: Steps
+    origin: Origin | None
+
+    @property
+    def who(self) -> str:
+        return f"component '{','.join(self.components)}'"
+
+    def error(self, text: str) -> ConfigError:
+        """An error that names the components, and file and line where they are known."""
+        where = f"{self.origin.locate(self.steps)}: " if self.origin is not None else ""
+        return ConfigError(f"{where}{text}")
+
+
+def read_rules(config: Any) -> Iterator[Rule]:
+    """The entries of ``cluster.component_placement``, in their order.
+
+    Args:
+        config: a mapping, an OmegaConf ``DictConfig``, or an object with attributes.
+
+    Raises:
+        ConfigError: the section is missing, or an entry is malformed.
+    """
+    origin = origin_of(config)
+    steps: Steps = ("cluster", "component_placement")
+    found = _get_section(_get_section(config, "cluster", "the configuration"), "component_placement", "'cluster'")
+    if not isinstance(found, Mapping):
+        raise misplaced(
+            (), None, f"component_placement must map components to ranges, such as 'actor: 0-3', got {found!r}"
+        )
+    for key, value in plain(found, steps, origin).items():
+        names = tuple(name.strip() for name in str(key).split(","))
+        if not all(names):
+            raise ConfigError(f"component_placement: a component's name is empty in {str(key)!r}")
+        yield _read_rule(names, value, (*steps, key), origin)
+
+
+def _get_section(config: Any, name: str, where: str) -> Any:
+    section = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+    if section is None:
+        raise ConfigError(
+            f"{name} must be provided for component placement: {where} has no section {name!r}; "
+            "expected cluster.component_placement"
+        )
+    return section
+
+
+def _read_rule(names: tuple[str, ...], value: Any, steps: Steps, origin: Origin | None) -> Rule:
+    rule = Rule(names, "", None, "", steps, origin)
+    node_group: Any = None
+    if isinstance(value, Mapping):
+        section = Section(value, steps, origin, kind=rule.who, known=_KEYS, needed=("placement",))
+        node_group, value = section.get("node_group"), section.get("placement")
+        if not _is_labels(node_group):
+            raise section.error(
+                f"node_group must be a label, labels with commas between, or a list of labels, got {node_group!r}",
+                "node_group",
+            )
+    try:
+        text = _get_text(value)
+    except ConfigError as error:
+        raise rule.error(f"{rule.who}: {error}") from None
+    hint = ""
+    if isinstance(value, int) and value >= 60:
+        hint = f" (YAML reads an unquoted {value // 60}:{value % 60} as the number {value}: put it in quotes)"
+    return Rule(names, text, node_group, hint, steps, origin)
+
+
+def _is_labels(value: Any) -> bool:
+    if isinstance(value, list):
+        return bool(value) and all(isinstance(label, str) for label in value)
+    return value is None or isinstance(value, str)
+
+
+def _get_text(value: Any) -> str:
+    """A rule in the grammar, whichever way YAML has read it."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, Sequence):
+        return ",".join(_get_text(segment) for segment in value)
+    raise ConfigError(f"expected a range such as 0-3 or 0-1:0-3, got {value!r}")

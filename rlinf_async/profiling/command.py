@@ -1,0 +1,77 @@
+"""The command line that a profiler wraps around a worker's interpreter."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from rlinf_async.profiling.config import ProfileConfig
+from rlinf_async.profiling.windows import WindowPlan
+
+INTERPRETER: Final = "{python}"
+"""Stands for the interpreter that a node's workers have, where only the node knows it."""
+
+LOG_DIR: Final = "{log_dir}"
+"""Stands for a node's own log folder."""
+
+
+@dataclass(frozen=True)
+class WrappedInterpreter:
+    """What is started in place of an interpreter; the interpreter's own arguments follow.
+
+    Attributes:
+        command: with the interpreter, where the tool does not find that by its environment.
+        tool: what the node must have; empty where the interpreter runs bare.
+        env: variables that the tool needs.
+        directory: where its reports go.
+    """
+
+    command: tuple[str, ...]
+    tool: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    directory: str = ""
+
+
+def directory_of(config: ProfileConfig) -> str:
+    """Where the reports of a node's workers go."""
+    return (config.output_dir or f"{LOG_DIR}/profiles").rstrip("/")
+
+
+def report_name(worker_name: str) -> str:
+    """What the names of a worker's reports begin with."""
+    return f"rlinf_profile_{worker_name.replace(':', '_').replace('/', '_')}"
+
+
+def wrap_interpreter(config: ProfileConfig, python: str, worker_name: str) -> WrappedInterpreter:
+    """How a worker's interpreter is started.
+
+    Args:
+        python: the interpreter that it would have without a profiler, or ``INTERPRETER``.
+        worker_name: for example ``"actor:0"``; in the names of reports, ``:`` becomes ``_``.
+    """
+    directory = directory_of(config)
+    words = config.command_prefix(f"{directory}/{report_name(worker_name)}_%p")  # the tool puts the pid there
+    if not words:
+        return WrappedInterpreter((python,))
+    if words[-1] == "--":  # an interpreter of the tool's own, which asks this variable for the real one
+        env = {"PYTHON_EXECUTABLE": python, **config.environment()}
+        return WrappedInterpreter(tuple(words), words[0], env, directory)
+    return WrappedInterpreter((*words, python), words[0], config.environment(), directory)
+
+
+def window_plan(config: ProfileConfig) -> WindowPlan:
+    """What the workers themselves are told."""
+    steps = None if config.steps is None else tuple(config.steps)
+    return WindowPlan(config.backend, steps, directory_of(config), config.window_options())
+
+
+def modify_profile_context(python_interpreter_path: str, worker_name: str, profiling_cfg: ProfileConfig) -> str:
+    """RLinf's form of ``wrap_interpreter``: the command as a line for a shell."""
+    return shlex.join(wrap_interpreter(profiling_cfg, python_interpreter_path, worker_name).command)
+
+
+def get_profiling_env_vars_for_worker(worker_name: str, profiling_cfg: ProfileConfig) -> dict[str, str]:
+    """The variables that the configuration has for the tool of a worker."""
+    return dict(profiling_cfg.environment())

@@ -1,0 +1,244 @@
+"""The ``profiling`` section of a cluster's configuration."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Final
+
+from rlinf_async.errors import ConfigError
+from rlinf_async.profiling.windows import TORCH
+
+ALL: Final = "all"
+
+Value = str | int | float | bool | Sequence[Any]
+
+
+@dataclass(frozen=True)
+class ProfileConfig:
+    """Which workers are profiled, and in which steps; the class of a back end says how.
+
+    Attributes:
+        backend: ``"nsight"``, ``"rocprof_sys"`` or ``"torch"``.
+        enabled: false for a section that is kept for later.
+        worker_groups: names of groups, in any case; ``"all"`` stands for every group, None for none.
+        steps: the steps in which a window is opened; None for every step.
+        output_dir: where reports go on each node; by default ``profiles`` in the node's log folder.
+
+    Raises:
+        ConfigError: a value is none of these.
+    """
+
+    backend: str = ""
+    enabled: bool = True
+    worker_groups: Sequence[str] | str | None = None
+    steps: Sequence[int] | None = None
+    output_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Raises ConfigError where something cannot be meant."""
+        kind = _kind_of(self.backend)
+        if not isinstance(self, kind):
+            raise ConfigError(f"profiling: backend {self.backend!r} takes a {kind.__name__}, got {type(self).__name__}")
+        if any(not isinstance(name, str) or not name for name in self._groups()):
+            raise ConfigError(f"profiling.worker_groups takes names of groups, got {self.worker_groups!r}")
+        for step in self.steps or ():
+            if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+                raise ConfigError(f"profiling.steps takes numbers of steps from 0 on, got {step!r}")
+
+    def _groups(self) -> list[str]:
+        groups = self.worker_groups
+        return [groups] if isinstance(groups, str) else list(groups or ())
+
+    def profiles_worker_group(self, name: str) -> bool:
+        """Whether the workers of that group are profiled."""
+        wanted = {group.lower() for group in self._groups()}
+        return self.enabled and (ALL in wanted or name.lower() in wanted)
+
+    def should_profile_step(self, step_idx: int) -> bool:
+        """Whether a window is opened in that step."""
+        return self.enabled and (self.steps is None or step_idx in self.steps)
+
+    def command_prefix(self, output_prefix: str) -> list[str]:
+        """The words before a worker's interpreter, or, where they end in ``--``, in its place; none: it runs bare."""
+        return []
+
+    def environment(self) -> dict[str, str]:
+        """Variables for the tool."""
+        return {}
+
+    def window_options(self) -> dict[str, Any]:
+        """Of ``torch.profiler.profile``."""
+        return {}
+
+
+@dataclass(frozen=True)
+class NsightConfig(ProfileConfig):
+    """Nsight Systems: every profiled worker runs under ``nsys profile``.
+
+    With ``steps`` the report covers the windows of those steps and is written at their end, unless the options say
+    otherwise; without, it is written when the worker ends, for which its group must be closed with a ``grace`` that
+    is long enough.
+
+    Attributes:
+        options: of ``nsys profile``, without their dashes: ``{"trace": "cuda,nvtx"}``.
+        flags: options without a value.
+    """
+
+    backend: str = "nsight"
+    options: Mapping[str, Value] = field(default_factory=dict, hash=False)
+    flags: Sequence[str] = ()
+
+    _ALIASES: ClassVar[Mapping[str, str]] = {"stop-on-range-end": "capture-range-end"}
+
+    def check(self) -> None:
+        super().check()
+        _check_options("profiling.options", self.options)
+        if isinstance(self.flags, str) or any(not isinstance(flag, str) or not _is_name(flag) for flag in self.flags):
+            raise ConfigError(f"profiling.flags takes a list of options without a value, got {self.flags!r}")
+        twice = {_bare(name) for name in self.options} & {_bare(flag) for flag in self.flags}
+        if twice:
+            raise ConfigError(f"profiling: {', '.join(sorted(twice))} is both an option and a flag: keep one of them")
+
+    def to_cli_tokens(self, default_output_prefix: str) -> list[str]:
+        """The arguments of ``nsys profile`` before the program.
+
+        Args:
+            default_output_prefix: of the report, where the options name none.
+        """
+        options = {self._ALIASES.get(_bare(name), _bare(name)): value for name, value in self.options.items()}
+        if self.steps is not None:
+            options.setdefault("capture-range", "cudaProfilerApi")
+            options.setdefault("capture-range-end", "stop")
+        if "o" not in options:
+            options.setdefault("output", default_output_prefix)
+        return [*_tokens(options), *(_dashed(_bare(flag)) for flag in self.flags)]
+
+    def command_prefix(self, output_prefix: str) -> list[str]:
+        return ["nsys", "profile", *self.to_cli_tokens(output_prefix)]
+
+
+@dataclass(frozen=True)
+class RocprofSysConfig(ProfileConfig):
+    """ROCm Systems Profiler: every profiled worker runs under ``rocprof-sys-python``.
+
+    Attributes:
+        args: its arguments, without their dashes; true for one without a value.
+        env: variables for it, such as ``ROCPROFSYS_USE_SAMPLING``.
+    """
+
+    backend: str = "rocprof_sys"
+    args: Mapping[str, Value] = field(default_factory=dict, hash=False)
+    env: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def check(self) -> None:
+        super().check()
+        _check_options("profiling.args", self.args)
+        for name, value in self.env.items():
+            if not isinstance(name, str) or not isinstance(value, str):
+                raise ConfigError(f"profiling.env takes texts, got {name!r}: {value!r}")
+
+    def command_prefix(self, output_prefix: str) -> list[str]:
+        named = {_bare(name): value for name, value in self.args.items() if not isinstance(value, bool)}
+        bare = [_dashed(_bare(name)) for name, value in self.args.items() if value is True]
+        return ["rocprof-sys-python", *bare, *_tokens(named), "--"]
+
+    def environment(self) -> dict[str, str]:
+        return dict(self.env)
+
+
+@dataclass(frozen=True)
+class TorchProfileConfig(ProfileConfig):
+    """``torch.profiler``: needs no tool; every window becomes a trace file that Perfetto and Chrome read.
+
+    Attributes:
+        record_shapes: of the inputs of operators.
+        profile_memory: allocations and releases.
+        with_stack: the Python source of every operator.
+    """
+
+    backend: str = TORCH
+    record_shapes: bool = False
+    profile_memory: bool = False
+    with_stack: bool = False
+
+    def window_options(self) -> dict[str, Any]:
+        names = ("record_shapes", "profile_memory", "with_stack")
+        return {name: getattr(self, name) for name in names}
+
+
+_BACKENDS: Final[dict[str, type[ProfileConfig]]] = {
+    "nsight": NsightConfig,
+    "rocprof_sys": RocprofSysConfig,
+    TORCH: TorchProfileConfig,
+}
+
+
+def parse_profiling(section: Mapping[str, Any]) -> ProfileConfig:
+    """The configuration that a ``profiling`` section means.
+
+    Raises:
+        ConfigError: no such back end, or a key that it does not know.
+    """
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"profiling must be a mapping with a backend, got {section!r}")
+    values = {str(key): value for key, value in section.items()}
+    kind = _kind_of(values.get("backend"))
+    known = [each.name for each in fields(kind)]
+    unknown = {name for name in values if name not in known}
+    if unknown:
+        near = [match for name in sorted(unknown) for match in difflib.get_close_matches(name, known, 1)]
+        hint = f" (did you mean {', '.join(near)}?)" if near else ""
+        raise ConfigError(f"Unknown fields '{unknown}' detected in profiling{hint}: there are {', '.join(known)}")
+    return kind(**{name: value for name, value in values.items() if value is not None})
+
+
+def _kind_of(backend: Any) -> type[ProfileConfig]:
+    known = ", ".join(_BACKENDS)
+    if not backend:
+        raise ConfigError(f"profiling: backend must be specified, one of {known}")
+    if backend not in _BACKENDS:
+        near = difflib.get_close_matches(str(backend), _BACKENDS, 1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ConfigError(f"Unknown profiling backend {backend!r}{hint}: there are {known}")
+    return _BACKENDS[backend]
+
+
+def _check_options(name: str, values: Any) -> None:
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{name} must be a mapping of options, got {values!r}")
+    for option, value in values.items():
+        if not isinstance(option, str) or not _is_name(option):
+            raise ConfigError(f"{name} has {option!r}, which is no option: write its name alone, such as trace")
+        if value is None or isinstance(value, Mapping):
+            raise ConfigError(f"{name} has {option}: {value!r}, which is no value of an option")
+
+
+def _is_name(option: str) -> bool:
+    return bool(_bare(option)) and "=" not in option and option.split() == [option]
+
+
+def _bare(option: str) -> str:
+    """An option's name as the tools write it, without its dashes."""
+    return option.lstrip("-").replace("_", "-")
+
+
+def _dashed(name: str) -> str:
+    return f"-{name}" if len(name) == 1 else f"--{name}"
+
+
+def _tokens(options: Mapping[str, Value]) -> list[str]:
+    tokens: list[str] = []
+    for name, value in options.items():
+        if isinstance(value, bool):
+            text = "true" if value else "false"
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            text = ",".join(map(str, value))
+        else:
+            text = str(value)
+        tokens += [_dashed(name), text] if len(name) == 1 else [f"{_dashed(name)}={text}"]
+    return tokens

@@ -1,0 +1,43 @@
+"""The windows in which a worker is profiled, as the worker itself is told of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+SECTION: Final = "RLINF_PROFILING"
+"""The variable that a profiled worker is born with: its ``WindowPlan`` as JSON."""
+
+TORCH: Final = "torch"
+"""The back end that needs no tool around the worker: ``torch.profiler``."""
+
+
+@dataclass(frozen=True)
+class WindowPlan:
+    """When a worker opens a window, and what it does then.
+
+    Attributes:
+        backend: ``"torch"``, or that of a tool around the worker.
+        steps: the steps that have a window; None for all.
+        directory: where traces go that the worker itself writes.
+        options: of ``torch.profiler.profile``.
+    """
+
+    backend: str
+    steps: tuple[int, ...] | None = None
+    directory: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def has_step(self, step: int) -> bool:
+        return self.steps is None or step in self.steps
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> WindowPlan:
+        facts = json.loads(text)
+        steps = facts["steps"]
+        return cls(**{**facts, "steps": None if steps is None else tuple(steps)})

@@ -1,0 +1,151 @@
+"""Batches: nested values whose tensors, arrays and lists have one row for each sample."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rlinf_async.errors import ConfigError
+
+_SAME_FOR_ALL = (bool, int, float, complex, str, bytes)
+
+
+def infer_batch_size(data: Any) -> int:
+    """The rows of a tensor, an array, a list, or of the first value of a dict that is not None.
+
+    Raises:
+        ValueError: it has no rows.
+    """
+    size = _rows(data)
+    if size is not None:
+        return size
+    if isinstance(data, dict):
+        for value in data.values():
+            if value is not None:
+                return infer_batch_size(value)
+    raise ValueError(f"no batch size can be told from {_kind(data)}: give batch_size=, or infer_batch_size_fn=")
+
+
+def get_batch_size(
+    data: Any,
+    world_size: int,
+    batch_size: int | None = None,
+    infer_batch_size_fn: Callable[[Any], int] | None = None,
+) -> int:
+    """Rows of all ranks together: what is given, else this rank's rows times the number of ranks."""
+    if batch_size is not None:
+        return batch_size
+    return (infer_batch_size_fn or infer_batch_size)(data) * world_size
+
+
+def validate_batch_size(
+    data: Any, expected: int, infer_batch_size_fn: Callable[[Any], int] | None = None, *, what: str = "the batch"
+) -> None:
+    """Raises:
+    ConfigError: it has another number of rows.
+    """
+    size = (infer_batch_size_fn or infer_batch_size)(data)
+    if size != expected:
+        raise ConfigError(f"{what} has {size} rows, and {expected} are expected")
+
+
+def split_batch(data: Any, sizes: Sequence[int]) -> list[Any]:
+    """Cuts a batch into parts of so many rows, at any depth of dicts.
+
+    Tensors give contiguous parts, which share memory with the whole where it is contiguous; None, numbers, strings
+    and tensors without dimensions go into every part.
+
+    Raises:
+        ConfigError: something has another number of rows than the sizes make, or is not known here.
+    """
+    return _split(data, list(sizes), "the batch")
+
+
+def _split(data: Any, sizes: list[int], path: str) -> list[Any]:
+    if data is None or isinstance(data, _SAME_FOR_ALL):
+        return [data] * len(sizes)
+    if isinstance(data, dict):
+        split = {key: _split(value, sizes, f"{path}[{key!r}]") for key, value in data.items()}
+        return [{key: values[index] for key, values in split.items()} for index in range(len(sizes))]
+    rows = _rows(data)
+    if rows is None:
+        if _is_tensor(data) or _is_array(data):
+            return [data] * len(sizes)
+        raise ConfigError(f"{path} cannot be split: it is {_kind(data)}; give split_fn=")
+    if rows != sum(sizes):
+        raise ConfigError(f"{path} has {rows} rows, and the parts {sizes} have {sum(sizes)} together")
+    parts = []
+    first = 0
+    for size in sizes:
+        part = data[first : first + size]
+        parts.append(part.contiguous() if _is_tensor(part) else part)
+        first += size
+    return parts
+
+
+def merge_batches(batches: Sequence[Any]) -> Any:
+    """Puts parts together again, in order; the inverse of ``split_batch``.  None where there is none, or only None.
+
+    Raises:
+        ConfigError: the parts do not match: of different kinds, with different keys, or different numbers.
+    """
+    return _merge(list(batches), "the batch")
+
+
+def _merge(parts: list[Any], path: str) -> Any:
+    if all(part is None for part in parts):
+        return None
+    first = parts[0]
+    if any(type(part) is not type(first) for part in parts):
+        kinds = ", ".join(dict.fromkeys(map(_kind, parts)))
+        raise ConfigError(f"{path} cannot be merged from parts of different kinds: {kinds}")
+    if len(parts) == 1:
+        return first
+    if isinstance(first, dict):
+        for part in parts:
+            if part.keys() != first.keys():
+                keys = sorted(map(repr, part.keys() ^ first.keys()))
+                raise ConfigError(f"{path} cannot be merged: not all parts have {', '.join(keys)}")
+        return {key: _merge([part[key] for part in parts], f"{path}[{key!r}]") for key in first}
+    if _is_tensor(first) and first.dim():
+        return sys.modules["torch"].cat(parts)
+    if _is_array(first) and first.ndim:
+        return sys.modules["numpy"].concatenate(parts)
+    if isinstance(first, list):
+        return [row for part in parts for row in part]
+    if isinstance(first, tuple):
+        return tuple(row for part in parts for row in part)
+    if isinstance(first, _SAME_FOR_ALL) or _is_tensor(first) or _is_array(first):
+        if any(not _is_same(part, first) for part in parts):
+            raise ConfigError(f"{path} cannot be merged: it is {first!r} in one part and something else in another")
+        return first
+    raise ConfigError(f"{path} cannot be merged: it is {_kind(first)}; give merge_fn=")
+
+
+def _rows(data: Any) -> int | None:
+    """The length of its first dimension; None where it has none, or is something else."""
+    if _is_tensor(data) or _is_array(data):
+        return int(data.shape[0]) if data.ndim else None
+    return len(data) if type(data) in (list, tuple) else None
+
+
+def _is_same(part: Any, other: Any) -> bool:
+    if _is_tensor(part):
+        return bool(sys.modules["torch"].equal(part, other))
+    return bool(part == other) or (part != part and other != other)
+
+
+def _is_tensor(value: Any) -> bool:
+    """Without importing torch: where nobody has, there is none."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _is_array(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"

@@ -1,0 +1,110 @@
+"""Who sends which rows to whom, seen from each side; the two sides come to the same."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf_async.routing.keys import RouteKey, build_route_channel_key
+from rlinf_async.routing.mapper import CommMapper
+
+
+@dataclass(frozen=True)
+class RouteEntry:
+    """What goes one way between two ranks.
+
+    Attributes:
+        peer_rank: the rank on the other side.
+        batch_size: rows; 0 where it is not known beforehand.
+        key: the channel's key for it.
+    """
+
+    peer_rank: int
+    batch_size: int
+    key: RouteKey
+
+
+@dataclass(frozen=True)
+class RoutePlan:
+    """What one rank sends, or what it receives, in the order of the rows.
+
+    Attributes:
+        peer_group: the group on the other side.
+        entries: one for each rank there that has something to do with it.
+    """
+
+    peer_group: str
+    entries: tuple[RouteEntry, ...]
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        return [entry.batch_size for entry in self.entries]
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of this rank."""
+        return sum(self.batch_sizes)
+
+
+def build_send_plan(
+    *,
+    src_group: str,
+    dst_group: str,
+    src_rank: int,
+    src_world_size: int,
+    dst_world_size: int,
+    batch_size: int,
+    tag: str | None = None,
+    route_key: Any = None,
+) -> RoutePlan:
+    """What one rank of the source sends.
+
+    Args:
+        batch_size: rows of all ranks together.
+
+    Raises:
+        ConfigError: the batch does not divide by both world sizes.
+    """
+    shares = CommMapper.get_dst_ranks(batch_size, src_world_size, dst_world_size, src_rank)
+    return RoutePlan(
+        dst_group,
+        tuple(
+            RouteEntry(rank, size, build_route_channel_key(src_group, dst_group, src_rank, rank, tag, route_key))
+            for rank, size in shares
+        ),
+    )
+
+
+def build_recv_plan(
+    *,
+    src_group: str,
+    dst_group: str,
+    dst_rank: int,
+    src_world_size: int,
+    dst_world_size: int,
+    batch_size: int | None = None,
+    tag: str | None = None,
+    route_key: Any = None,
+) -> RoutePlan:
+    """What one rank of the destination receives.
+
+    Args:
+        batch_size: rows of all ranks together; without it, who sends is known, and not how much.
+
+    Raises:
+        ConfigError: the batch does not divide by both world sizes.
+    """
+    whole = math.lcm(src_world_size, dst_world_size) if batch_size is None else batch_size
+    shares = CommMapper.get_src_ranks(whole, src_world_size, dst_world_size, dst_rank)
+    return RoutePlan(
+        src_group,
+        tuple(
+            RouteEntry(
+                rank,
+                0 if batch_size is None else size,
+                build_route_channel_key(src_group, dst_group, rank, dst_rank, tag, route_key),
+            )
+            for rank, size in shares
+        ),
+    )

@@ -1,0 +1,43 @@
+"""The framework's own environment variables, as RLinf names them."""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from typing import Final
+
+PREFIX: Final = "RLINF_"
+
+
+class ClusterEnvVar(StrEnum):
+    """Each without its prefix; ``get_full_env_var_name`` has it."""
+
+    CATCH_FAILURE = "CATCH_FAILURE"
+    LOG_LEVEL = "LOG_LEVEL"
+    TIMEOUT = "TIMEOUT"
+    NODE_RANK = "NODE_RANK"
+    COMM_NET_DEVICES = "COMM_NET_DEVICES"
+    EXT_MODULE = "EXT_MODULE"
+    NET_EMULATION = "NET_EMULATION"
+    PATH_ENV_MERGE_MODE = "PATH_ENV_MERGE_MODE"
+    CODE_WORKING_DIR = "CODE_WORKING_DIR"
+
+
+_DEFAULTS: Final[dict[ClusterEnvVar, str]] = {
+    ClusterEnvVar.CATCH_FAILURE: "0",
+    ClusterEnvVar.LOG_LEVEL: "INFO",
+    ClusterEnvVar.PATH_ENV_MERGE_MODE: "append",
+}
+
+
+def get_full_env_var_name(variable: ClusterEnvVar) -> str:
+    """``RLINF_LOG_LEVEL`` of ``ClusterEnvVar.LOG_LEVEL``."""
+    return PREFIX + ClusterEnvVar(variable)
+
+
+def get_sys_env_var(variable: ClusterEnvVar, default: str | None = None) -> str | None:
+    """What the variable says in this process; by default ``default``, or what the framework takes then."""
+    said = os.environ.get(get_full_env_var_name(variable))
+    if said is not None:
+        return said
+    return _DEFAULTS.get(variable) if default is None else default

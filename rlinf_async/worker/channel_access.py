@@ -1,0 +1,44 @@
+"""How a worker comes by channels."""
+
+from __future__ import annotations
+
+from rlinf_async.channel import Channel
+
+
+class ChannelAccess:
+    """The part of ``Worker`` that makes channels and finds them."""
+
+    def create_channel(
+        self,
+        channel_name: str | None = None,
+        maxsize: int = 0,
+        distributed: bool = False,
+        node_rank: int = 0,
+        local: bool = False,
+        *,
+        name: str | None = None,
+        node_id: int | None = None,
+        max_bytes: int = 0,
+    ) -> Channel:
+        """As ``Channel.create``; ``name`` and ``node_id`` are older names of the first and the fourth argument."""
+        return Channel.create(
+            _one_name(channel_name, name),
+            maxsize,
+            distributed,
+            node_rank if node_id is None else node_id,
+            local,
+            max_bytes=max_bytes,
+        )
+
+    def connect_channel(
+        self, channel_name: str | None = None, *, name: str | None = None, timeout: float | None = None
+    ) -> Channel:
+        """As ``Channel.connect``."""
+        return Channel.connect(_one_name(channel_name, name), timeout=timeout)
+
+
+def _one_name(channel_name: str | None, name: str | None) -> str:
+    given = [given for given in (channel_name, name) if given is not None]
+    if len(given) != 1:
+        raise TypeError("a channel needs one name: channel_name or name")
+    return given[0]

@@ -1,0 +1,64 @@
+"""What a worker logs, and what its lines look like."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Final
+
+LEVEL: Final = "RLINF_LOG_LEVEL"
+"""The variable that says from which level on workers log (INFO)."""
+
+NAME: Final = "RLinf"
+"""The logger above all workers' own."""
+
+
+def configure(group: str, rank: int, level: str | None) -> None:
+    """Has this process log to stdout as the given rank: ``[LEVEL HH:MM:SS group-Rank-r][file:line] message``.
+
+    A level that there is not is INFO, with a warning.
+    """
+    handler = logging.StreamHandler(sys.stdout)
+    # In a group's name a % stands for itself.
+    who = f"{group}-Rank-{rank}".replace("%", "%%")
+    handler.setFormatter(
+        logging.Formatter(f"[%(levelname)s %(asctime)s {who}][%(filename)s:%(lineno)d] %(message)s", "%H:%M:%S")
+    )
+    root = logging.getLogger(NAME)
+    root.handlers[:] = [handler]
+    root.propagate = False
+    known = logging.getLevelNamesMapping()
+    wanted = (level or "INFO").upper()
+    root.setLevel(wanted if wanted in known else "INFO")
+    if wanted not in known:
+        root.warning("%s=%s is no level: it is one of %s; INFO is taken", LEVEL, level, ", ".join(known))
+
+
+class Logging:
+    """The part of ``Worker`` that logs."""
+
+    _logger: logging.Logger
+    _rank: int
+    _world_size: int
+
+    def log_debug(self, msg: str) -> None:
+        self._logger.debug(msg, stacklevel=2)
+
+    def log_info(self, msg: str) -> None:
+        self._logger.info(msg, stacklevel=2)
+
+    def log_warning(self, msg: str) -> None:
+        self._logger.warning(msg, stacklevel=2)
+
+    def log_error(self, msg: str) -> None:
+        self._logger.error(msg, stacklevel=2)
+
+    def log_on_first_rank(self, msg: str) -> None:
+        """Logs, at level INFO, in the worker of rank 0 only."""
+        if self._rank == 0:
+            self._logger.info(msg, stacklevel=2)
+
+    def log_on_last_rank(self, msg: str) -> None:
+        """Logs, at level INFO, in the worker of the last rank only."""
+        if self._rank == self._world_size - 1:
+            self._logger.info(msg, stacklevel=2)

@@ -1,0 +1,84 @@
+"""One thing to wait for, made of several: the parts of a routed batch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from rlinf_async.work import Work
+
+
+class AsyncRouteWork(Work[Any]):
+    """What ``send_to`` and ``recv_from`` return: done when all parts are, and failed with the first that fails.
+
+    What arrives is put together in the thread of whoever waits for it.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self._what = what
+        self._parts: Sequence[Work[Any]] = ()
+        self._missing = 0
+        self._given_up = False
+        self._finalize: Callable[[list[Any]], Any] | None = None
+        self._finalizing = threading.Lock()
+
+    def _describe(self) -> str:
+        return self._what
+
+    def begin(self, parts: Sequence[Work[Any]], finalize: Callable[[list[Any]], Any] | None = None) -> None:
+        """These are its parts.
+
+        Args:
+            finalize: makes the result out of the parts' results, once; by default the result is None.
+        """
+        self._parts = parts
+        self._finalize = finalize
+        self._missing = len(parts)
+        if self._given_up:
+            self._abandon_parts()
+        if not parts:
+            self._settle()
+        for part in parts:
+            part._follow(self._follow_part(part))
+
+    def fail(self, error: BaseException) -> None:
+        self._settle(error=error)
+
+    def _follow_part(self, part: Work[Any]) -> Callable[[], None]:
+        def ended() -> None:
+            if part._error is not None:
+                if self._settle(error=part._error):
+                    self._abandon_parts()
+                return
+            with self._lock:
+                self._missing -= 1
+                last = self._missing == 0
+            if last:
+                self._settle()
+
+        return ended
+
+    def _abandon_parts(self) -> None:
+        for part in self._parts:
+            if not part.done():
+                part._lose_interest()
+
+    def _abandon(self) -> None:
+        self._given_up = True
+        self._abandon_parts()
+
+    def _result(self) -> Any:
+        with self._finalizing:
+            if self._finalize is not None and self._error is None:
+                finalize, self._finalize = self._finalize, None
+                try:
+                    self._value = finalize([part._result() for part in self._parts])
+                except Exception as error:
+                    self._error = error
+                self._parts = ()
+        return super()._result()
+
+    def then(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(f"{self._what}: then() would run merge_fn in the framework's thread: await it")

@@ -1,0 +1,200 @@
+"""Kinds of hardware: registered, described in a configuration, found on a node."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from rlinf_async.errors import ConfigError
+from rlinf_async.hardware import (
+    Accelerator,
+    Hardware,
+    HardwareConfig,
+    HardwareInfo,
+    HardwareResource,
+    NodeHardwareConfig,
+    RobotInfo,
+)
+from rlinf_async.hardware.inventory import take_inventory
+from rlinf_async.hardware.robots import FrankaConfig
+
+
+@pytest.fixture(autouse=True)
+def registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test registers is forgotten with it."""
+    monkeypatch.setattr(Hardware, "policy_registry", dict(Hardware.policy_registry))
+    monkeypatch.setattr(NodeHardwareConfig, "config_registry", dict(NodeHardwareConfig.config_registry))
+    return iter(())
+
+
+def franka(*configs: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "Franka", "configs": list(configs)}
+
+
+def test_accelerators_are_what_ranks_count_by_default() -> None:
+    assert Hardware.DEFAULT_HW_TYPE == Accelerator.HW_TYPE == "Accelerator"
+    assert HardwareResource("Franka").count == 0
+
+
+def test_a_section_is_read_with_the_class_of_its_kind() -> None:
+    read = NodeHardwareConfig.from_mapping(franka({"node_rank": 1, "robot_ip": "10.0.0.2"}))
+    assert read == NodeHardwareConfig("Franka", (FrankaConfig(1, "10.0.0.2"),))
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"type": "Frnka", "configs": []}, r"Unsupported hardware type 'Frnka' \(did you mean 'Franka'\?\); known"),
+        ({"type": "Franka"}, r"Missing fields '\['configs'\]' detected in hardware"),
+        ({"type": "Franka", "configs": [], "kind": 1}, "Unknown fields '{'kind'}' detected in hardware"),
+        (franka({"robot_ip": "10.0.0.2"}), r"Missing fields '\['node_rank'\]' detected in hardware config of Franka"),
+        (franka({"node_rank": 0, "robot_pi": "x"}), r"Unknown fields '{'robot_pi'}'.*did you mean 'robot_ip'"),
+        (franka({"node_rank": "a"}), "node_rank must be the rank of a node, got 'a'"),
+        ({"type": "Franka", "configs": ["node_rank"]}, "Each hardware config must be a dictionary"),
+        (franka({"node_rank": 0}, {"node_rank": 0}), "Duplicate hardware configs"),
+    ],
+)
+def test_a_section_with_a_mistake_says_what_is_wrong(section: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        NodeHardwareConfig.from_mapping(section)
+
+
+def test_hardware_of_the_users_own_is_found() -> None:
+    @dataclass(frozen=True)
+    class ArmInfo(HardwareInfo):
+        port: str
+
+    @NodeHardwareConfig.register_hardware_config("Arm")
+    @dataclass(frozen=True)
+    class ArmConfig(HardwareConfig):
+        port: str = "usb0"
+
+    @Hardware.register()
+    class Arm(Hardware):
+        HW_TYPE = "Arm"
+
+        @classmethod
+        def enumerate(cls, node_rank: int, configs: Any = None) -> HardwareResource:
+            own = [config for config in configs or () if config.node_rank == node_rank]
+            return HardwareResource("Arm", tuple(ArmInfo("Arm", "v2", config.port) for config in own))
+
+    sections = [{"type": "Arm", "configs": [{"node_rank": 3}, {"node_rank": 4, "port": "usb7"}]}]
+    assert take_inventory(4, sections) == (HardwareResource("Arm", (ArmInfo("Arm", "v2", "usb7"),)),)
+    assert take_inventory(5, sections) == ()
+
+
+def test_a_search_that_fails_names_the_kind() -> None:
+    @Hardware.register()
+    class Broken(Hardware):
+        HW_TYPE = "Broken"
+
+        @classmethod
+        def enumerate(cls, node_rank: int, configs: Any = None) -> HardwareResource | None:
+            raise OSError("no such bus")
+
+    with pytest.raises(ConfigError, match="the search for hardware 'Broken' failed: OSError: no such bus"):
+        take_inventory(0, [])
+
+
+# --- robots -------------------------------------------------------------------------------------------------
+
+
+def test_a_robots_gaps_are_filled_from_its_nodes_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROBOT_IP", "10.0.0.2, 10.0.0.3")
+    monkeypatch.setenv("CAMERA_SERIALS", "a1;a2,b1")
+    section = franka({"node_rank": 1}, {"node_rank": 1, "robot_ip": "10.9.9.9"}, {"node_rank": 2})
+    (resource,) = take_inventory(1, [section])
+    assert resource.infos == (
+        RobotInfo("Franka", "Franka", FrankaConfig(1, "10.0.0.2", ("a1", "a2"))),
+        RobotInfo("Franka", "Franka", FrankaConfig(1, "10.9.9.9", ("b1",))),
+    )
+
+
+def test_without_configurations_the_identifiers_variable_makes_the_robots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROBOT_IP", "10.0.0.2")
+    (resource,) = take_inventory(0, [franka()])
+    assert [info.config for info in resource.infos if isinstance(info, RobotInfo)] == [FrankaConfig(0, "10.0.0.2")]
+
+
+def test_a_variable_with_another_number_of_values_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROBOT_IP", "10.0.0.2")
+    with pytest.raises(ValueError, match=r"ROBOT_IP=10.0.0.2 has 1 values, but node 0 has 2 robots"):
+        take_inventory(0, [franka({"node_rank": 0}, {"node_rank": 0, "gripper_type": "robotiq"})])
+
+
+def test_a_robot_that_nobody_says_where_to_find_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ROBOT_IP", raising=False)
+    with pytest.raises(ConfigError, match=r"has no robot_ip: write it into its hardware config, or set ROBOT_IP"):
+        take_inventory(0, [franka({"node_rank": 0})])
+
+
+# --- a process of its own -----------------------------------------------------------------------------------
+
+EXTENSION = """
+    from dataclasses import dataclass
+    from rlinf_async.hardware import Hardware, HardwareInfo, HardwareResource
+
+    print("loading, which is no answer")
+
+    @dataclass(frozen=True)
+    class LampInfo(HardwareInfo):
+        watts: int
+
+    def register():
+        @Hardware.register()
+        class Lamp(Hardware):
+            HW_TYPE = "Lamp"
+
+            @classmethod
+            def enumerate(cls, node_rank, configs=None):
+                return HardwareResource("Lamp", (LampInfo("Lamp", "desk", 40),))
+"""
+
+
+def ask(folder: Path, module: str) -> dict[str, Any]:
+    question = {"node_rank": 0, "sections": [], "sys_path": [str(folder)]}
+    done = subprocess.run(
+        [sys.executable, "-m", "rlinf_async.hardware.inventory"],
+        input=json.dumps(question),
+        env={**os.environ, "RLINF_EXT_MODULE": module},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def test_the_inventory_knows_what_an_extension_registers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lamps.py").write_text(dedent(EXTENSION))
+    answer = ask(tmp_path, "lamps")
+    assert (answer["warning"], answer["error"]) == ("", "")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (resource,) = pickle.loads(bytes.fromhex(answer["resources"]))
+    assert (resource.type, resource.infos[0].model, resource.infos[0].watts) == ("Lamp", "desk", 40)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (None, "ModuleNotFoundError: No module named 'lamps'"),
+        ("x = 1", "AttributeError: it has no function register()"),
+        ("def register():\n    raise OSError('no bus')", "OSError: no bus"),
+    ],
+)
+def test_an_extension_that_fails_is_a_warning_that_names_it(tmp_path: Path, text: str | None, error: str) -> None:
+    if text is not None:
+        (tmp_path / "lamps.py").write_text(text)
+    answer = ask(tmp_path, "lamps")
+    assert answer["warning"] == f"the extension module 'lamps' (RLINF_EXT_MODULE) is not loaded: {error}"
+    assert pickle.loads(bytes.fromhex(answer["resources"])) == ()

@@ -1,0 +1,44 @@
+"""Which nodes a run has, in which order, with which devices."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.hosts import parse_hosts
+from launcher.options import parse
+from launcher.plan import chosen_hosts, plan
+from rlinf_async.errors import ConfigError
+
+
+def names(text: str) -> list[str]:
+    return [node.name for node in plan(parse_hosts(text), parse(["x.py"], {})) if not node.hidden]
+
+
+def test_the_order_of_the_list_is_the_order_of_the_ranks_unless_all_hosts_say_another() -> None:
+    assert names("a\nb\nc\n") == ["a", "b", "c"]
+    ranked = "a env.RLINF_NODE_RANK=2\nb env.RLINF_NODE_RANK=0\nc env.RLINF_NODE_RANK=1\n"
+    assert names(ranked) == ["b", "c", "a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a env.RLINF_NODE_RANK=0\nb\n", r"is set for some hosts \(a: 0\), and not for b"),
+        ("a env.RLINF_NODE_RANK=0\nb env.RLINF_NODE_RANK=0\n", "must be unique and run from 0 to 1, got a: 0, b: 0"),
+        ("a env.RLINF_NODE_RANK=0\nb env.RLINF_NODE_RANK=2\n", "must be unique and run from 0 to 1, got a: 0, b: 2"),
+        ("a env.RLINF_NODE_RANK=first\n", "must be unique and run from 0 to 0, got a: first"),
+    ],
+)
+def test_ranks_that_are_none_are_an_error(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        names(text)
+
+
+def test_devices_are_declared_on_every_host_that_says_nothing_itself() -> None:
+    hosts = parse_hosts("a\nb gpus=0\nc fake_gpus=2\n")
+    chosen = chosen_hosts(hosts, parse(["--fake-gpus", "8", "x.py"], {}))
+    assert [(host.fake_gpus, host.gpus) for host in chosen] == [(8, None), (None, ("0",)), (2, None)]
+    local = chosen_hosts((), parse(["--local-nodes", "2", "x.py"], {"RLINF_FAKE_GPUS": "4"}))
+    assert [host.fake_gpus for host in local] == [4, 4]
+    with pytest.raises(ConfigError, match="'1025' is not a number from 0 to 1024"):
+        parse(["--fake-gpus", "1025", "x.py"], {})

@@ -1,0 +1,88 @@
+"""What a node finds out about its hardware by processes of their own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from launcher import questions
+from launcher.questions import Questions
+from rlinf_async.core import codec
+from rlinf_async.errors import ConfigError, LaunchError
+
+GPUS = {"accelerator_type": "NV_GPU", "rehearsed": False, "gpus": [{"id": "0", "model": "H200"}]}
+GUESSED = {
+    "VISIBLE_DEVICES": "0,1",
+    "ISOLATE_ACCELERATOR": "1",
+    "LOCAL_ACCELERATOR_RANK": "1",
+    "EGL_DEVICE_ID": "0",
+    "MUJOCO_EGL_DEVICE_ID": "0",
+}
+
+
+def answering(tmp_path: Path, answer: str) -> Questions:
+    """Asks an interpreter that always says the same."""
+    stub = tmp_path / "python"
+    stub.write_text(f"#!/bin/sh\ncat > /dev/null\n{answer}\n")
+    stub.chmod(0o755)
+    return Questions("node0", dict(os.environ))
+
+
+async def test_a_worker_renders_on_its_own_gpu_as_its_node_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = answering(tmp_path, """echo '{"0": 5, "1": 3}'""")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    await asked.find_renderers(GPUS)
+    assert (await asked.rendering(GUESSED, GUESSED))["MUJOCO_EGL_DEVICE_ID"] == "5"
+    together = {**GUESSED, "ISOLATE_ACCELERATOR": "0"}
+    assert (await asked.rendering(together, together))["EGL_DEVICE_ID"] == "3"
+    changed = await asked.rendering(GUESSED, {**GUESSED, "MUJOCO_GL": "osmesa"})
+    assert not {"EGL_DEVICE_ID", "MUJOCO_EGL_DEVICE_ID"} & set(changed)
+
+
+async def test_what_is_not_known_stays_as_it_was_guessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = answering(tmp_path, "echo no graphics >&2; exit 3")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert await asked.rendering(GUESSED, GUESSED) == GUESSED, "nobody has asked"
+    await asked.find_renderers({**GPUS, "rehearsed": True})
+    await asked.find_renderers(GPUS)
+    assert await asked.rendering(GUESSED, GUESSED) == GUESSED
+
+
+def inventory(folder: Path, module: str = "", sections: Any = ()) -> dict[str, Any]:
+    return {"node_rank": 0, "sections": list(sections), "sys_path": [str(folder)], "extension": module, "python": None}
+
+
+async def test_an_inventory_brings_the_kinds_own_classes(tmp_path: Path) -> None:
+    asked = Questions("node0", dict(os.environ))
+    sections = [{"type": "Franka", "configs": [{"node_rank": 0, "robot_ip": "10.0.0.2"}]}]
+    pickled, warning = await asked.do_inventory(0, 0, inventory(tmp_path, "gone", sections))
+    (resource,) = codec.decode(b"\0" + bytes.fromhex(pickled))
+    assert (resource.type, resource.infos[0].config.robot_ip) == ("Franka", "10.0.0.2")
+    assert warning.startswith("on node0: the extension module 'gone' (RLINF_EXT_MODULE) is not loaded: ModuleNotFound")
+
+
+async def test_a_bad_section_is_an_error_that_names_the_node(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="on node0: Unsupported hardware type 'Frank' "):
+        await Questions("node0", dict(os.environ)).do_inventory(
+            0, 0, inventory(tmp_path, sections=[{"type": "Frank", "configs": []}])
+        )
+
+
+async def test_a_search_that_ends_its_process_or_never_ends_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "abrupt.py").write_text("import os, sys\nsys.stderr.write('boom\\n')\nsys.stderr.flush()\nos._exit(9)")
+    (tmp_path / "endless.py").write_text(dedent("import signal\nsignal.pause()"))
+    asked = Questions("node0", dict(os.environ))
+    with pytest.raises(LaunchError, match=r"no answer about the hardware of node0 \(exit code 9\): boom"):
+        await asked.do_inventory(0, 0, inventory(tmp_path, "abrupt"))
+    monkeypatch.setattr(questions, "PATIENCE", 0.5)
+    with pytest.raises(LaunchError, match=r"no answer about the hardware of node0 within 0.5 s"):
+        await asked.do_inventory(0, 0, inventory(tmp_path, "endless"))

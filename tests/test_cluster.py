@@ -1,0 +1,29 @@
+"""What a cluster tells of itself and of the framework's variables."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlinf_async import Cluster, ClusterEnvVar
+
+
+def test_it_knows_whether_it_is_there_and_which_nodes_live() -> None:
+    assert not Cluster.has_initialized()
+    with Cluster(log_to_driver=False) as cluster:
+        assert Cluster.has_initialized()
+        assert cluster.get_alive_nodes() == list(cluster.nodes)
+        assert 1024 <= cluster.find_free_port(20000) <= 20000
+        assert cluster.get_node_info(0).python_interpreter_path
+    assert not Cluster.has_initialized()
+
+
+def test_the_frameworks_variables_have_rlinfs_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RLINF_LOG_LEVEL", raising=False)
+    assert Cluster.get_full_env_var_name(ClusterEnvVar.LOG_LEVEL) == "RLINF_LOG_LEVEL"
+    assert Cluster.get_sys_env_var(ClusterEnvVar.LOG_LEVEL) == "INFO"
+    assert Cluster.get_sys_env_var(ClusterEnvVar.LOG_LEVEL, "DEBUG") == "DEBUG"
+    assert Cluster.get_sys_env_var(ClusterEnvVar.EXT_MODULE) is None
+    monkeypatch.setenv("RLINF_LOG_LEVEL", "ERROR")
+    assert Cluster.get_sys_env_var(ClusterEnvVar.LOG_LEVEL, "DEBUG") == "ERROR"
+    mode = Cluster.get_path_env_merge_mode({})
+    assert Cluster.merge_worker_env_vars({"PATH": "/bin"}, {"PATH": "/opt"}, mode) == {"PATH": "/opt:/bin"}

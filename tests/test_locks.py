@@ -1,0 +1,224 @@
+"""Device locks and ports among real workers on two nodes: order, deadlines, and the end of their holders."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rlinf_async import Cluster, DeadlineExceeded, NodePlacementStrategy, WorkerDied
+from tests.exchanging import Talker
+
+pytestmark = pytest.mark.shared_cluster
+
+
+class Owner(Talker):
+    """Believes that it shares devices 0 and 1 with all the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.global_accelerator_ids = [0, 1]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(num_nodes=2, local_nodes=2, log_to_driver=False) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def owners(cluster: Cluster) -> Iterator[Any]:
+    """Rank 0 on the node with the locks, ranks 1 and 2 on the other one."""
+    group = Owner.create_group().launch(cluster, placement=NodePlacementStrategy([0, 1, 1]), name="owners")
+    yield group.wait_ready()
+    group.close()
+
+
+def acquire(worker: Owner, timeout: float | None = None) -> None:
+    worker.device_lock.acquire(timeout)
+
+
+def release(worker: Owner) -> None:
+    worker.device_lock.release()
+
+
+def held(cluster: Cluster) -> Any:
+    return cluster.status(0)["devices"]
+
+
+async def get_in_line(worker: Owner) -> None:
+    """Returns when the daemon has passed the wish on."""
+    worker.kept["place"] = worker.device_lock.acquire()
+    await worker.acquire_free_port()
+
+
+async def wait_for_turn(worker: Owner) -> None:
+    await worker.kept["place"]
+
+
+def test_one_worker_holds_the_devices_and_those_who_wait_get_them_in_order(cluster: Cluster, owners: Any) -> None:
+    first, second, third = (owners.execute_on(rank) for rank in range(3))
+    first.do(acquire).wait()
+    assert held(cluster) == {"owners:0": [0, 1]}
+    second.ado(get_in_line).wait()
+    third.ado(get_in_line).wait()
+    turns = [second.ado(wait_for_turn), third.ado(wait_for_turn)]
+    first.do(acquire).wait()  # again: it has it
+    first.do(release).wait()
+    assert not any(turn.done() for turn in turns)
+    first.do(release).wait()
+    turns[0].wait()
+    assert held(cluster) == {"owners:1": [0, 1]}
+    second.do(release).wait()
+    turns[1].wait()
+    third.do(release).wait()
+    assert held(cluster) == {}
+
+
+def test_a_deadline_names_who_has_the_devices_and_leaves_no_place_in_the_line(cluster: Cluster, owners: Any) -> None:
+    owners.execute_on(2).do(acquire).wait()
+    late = r"owners:0 \(devices 0, 1\) was not free within 0.05 s: taken by owners:2"
+    with pytest.raises(DeadlineExceeded, match=late):
+        owners.execute_on(0).do(acquire, 0.05).wait()
+    owners.execute_on(2).do(release).wait()
+    assert held(cluster) == {}
+
+
+def test_a_worker_that_does_not_hold_the_lock_cannot_release_it(owners: Any) -> None:
+    owners.execute_on(0).do(acquire).wait()
+    with pytest.raises(RuntimeError, match="Lock is not acquired"):
+        owners.execute_on(1).do(release).wait()
+    owners.execute_on(0).do(release).wait()
+
+
+async def use_in_turns(worker: Owner, rounds: int) -> list[bool]:
+    seen = []
+    for _ in range(rounds):
+        async with worker.device_lock:
+            seen.append(worker.device_lock.is_held)
+            await asyncio.sleep(0)
+    return [*seen, worker.device_lock.is_held]
+
+
+def test_coroutines_hold_it_with_async_with(cluster: Cluster, owners: Any) -> None:
+    assert owners.ado(use_in_turns, 20).wait() == [[True] * 20 + [False]] * 3
+    assert held(cluster) == {}
+
+
+async def enter_in_the_wrong_way(worker: Owner) -> None:
+    with worker.device_lock:
+        pass
+
+
+def test_a_coroutine_is_told_to_use_async_with(owners: Any) -> None:
+    with pytest.raises(RuntimeError, match="use `async with`"):
+        owners.execute_on(0).ado(enter_in_the_wrong_way).wait()
+
+
+async def cancel_while_waiting(worker: Owner) -> bool:
+    async def hold() -> None:
+        async with worker.device_lock:
+            raise AssertionError("it was not to be had")
+
+    waiting = asyncio.create_task(hold())
+    await asyncio.sleep(0)
+    not_begun = asyncio.create_task(worker.device_lock.acquire())
+    for task in (waiting, not_begun):
+        task.cancel()
+    await asyncio.wait([waiting, not_begun])
+    return waiting.cancelled() and not_begun.cancelled()
+
+
+def test_a_wait_that_is_cancelled_leaves_nothing_behind(cluster: Cluster, owners: Any) -> None:
+    owners.execute_on(0).do(acquire).wait()
+    assert owners.execute_on(1).ado(cancel_while_waiting).wait() == [True]
+    third = owners.execute_on(2).do(acquire)
+    owners.execute_on(0).do(release).wait()
+    third.wait()
+    assert held(cluster) == {"owners:2": [0, 1]}
+    owners.execute_on(2).do(release).wait()
+
+
+def kill_me(worker: Owner) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_devices_ports_and_names_come_back_when_their_holder_is_killed(cluster: Cluster, owners: Any) -> None:
+    doomed = owners.execute_on(1)
+    doomed.do(acquire).wait()
+    doomed.do(acquire).wait()
+    port = doomed.acquire_free_port().wait()[0]
+    assert port in cluster.status(1)["ports"]
+    waiting = owners.execute_on(2).do(acquire)
+    with pytest.raises(WorkerDied):
+        doomed.do(kill_me).wait()
+    waiting.wait()
+    assert held(cluster) == {"owners:2": [0, 1]}
+    assert port not in cluster.status(1)["ports"]
+    owners.close()
+    again = Owner.create_group().launch(cluster, placement=NodePlacementStrategy([0]), name="owners").wait_ready()
+    again.do(acquire).wait()
+    assert held(cluster) == {"owners:0": [0, 1]}
+    again.close()
+
+
+def test_devices_and_ports_come_back_when_their_holders_group_is_closed(cluster: Cluster) -> None:
+    group = Owner.create_group().launch(cluster, placement=NodePlacementStrategy([1]), name="brief").wait_ready()
+    group.do(acquire).wait()
+    port = group.acquire_free_port().wait()[0]
+    assert cluster.status(1)["ports"] == [port]
+    group.close()
+    assert held(cluster) == {}
+    assert cluster.status(1)["ports"] == []
+
+
+def many_ports(worker: Owner, count: int) -> list[int]:
+    return [worker.acquire_free_port() for _ in range(count)]
+
+
+def listen_on(worker: Owner, ports: list[int]) -> int:
+    listeners = [socket.create_server(("127.0.0.1", port)) for port in ports]
+    for listener in listeners:
+        listener.close()
+    return len(listeners)
+
+
+def test_no_port_is_promised_twice_on_a_node_and_all_can_be_listened_on(owners: Any) -> None:
+    ports = owners.do(many_ports, 40).wait()
+    assert len({*ports[1], *ports[2]}) == 80  # two workers of one node
+    assert owners.execute_on(0).do(listen_on, ports[0]).wait() == [40]
+    assert all(port <= 30000 for port in owners.acquire_free_port(30000).wait())
+    with pytest.raises(ValueError, match="max_port_num must be from 1024 to 65535, got 80"):
+        owners.execute_on(0).acquire_free_port(80).wait()
+
+
+async def acquire_in_a_coroutine(worker: Owner) -> int:
+    port: int = await worker.acquire_free_port()
+    return port
+
+
+def test_in_a_coroutine_a_port_is_awaited(owners: Any) -> None:
+    assert all(port > 1023 for port in owners.ado(acquire_in_a_coroutine).wait())
+
+
+def test_a_worker_without_devices_has_nothing_to_wait_for(cluster: Cluster) -> None:
+    group = Talker.create_group().launch(cluster, placement=NodePlacementStrategy([0, 1]), name="plain").wait_ready()
+    group.do(acquire).wait()
+    assert held(cluster) == {}
+    group.do(release).wait()
+    group.close()
+
+
+def test_devices_come_back_when_their_holders_node_is_lost() -> None:
+    with Cluster(local_nodes=2, log_to_driver=False) as cluster:
+        group = Owner.create_group().launch(cluster, placement=NodePlacementStrategy([0, 1]), name="parted")
+        group.execute_on(1).do(acquire).wait()
+        waiting = group.execute_on(0).do(acquire)
+        os.kill(cluster.status(1)["pid"], signal.SIGKILL)
+        waiting.wait(20)
+        assert held(cluster) == {"parted:0": [0, 1]}
