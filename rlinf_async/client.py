@@ -143,7 +143,7 @@ class NodeClient:
 
     def connect_directly(self, sock: socket.socket, **callbacks: Any) -> Connection:
         """Has a socket to another process of this node read by whoever reads the daemon's."""
-        connection = Connection(sock, self.loop, turns=self._turns, **callbacks)
+        connection = Connection(sock, self.loop, turns=self._turns, on_arrival=self._hear_daemon, **callbacks)
         self._on_loop(connection.open)
         if self._idle is not None:
             self._idle.call_soon_threadsafe(self._share_with_idle, connection, self._idle)
@@ -377,6 +377,11 @@ class NodeClient:
             close_fds(fds)
         else:
             self._on_frame(frame, fds)
+
+    def _hear_daemon(self) -> None:
+        """Something has come past the daemon: what the daemon had said before that is heard before it."""
+        if self._connection is not None and not self._connection.is_handling:
+            self._connection.drain()
 
     def _on_direct_gone(self, source: int) -> None:
         self._direct_calls.forget(source)

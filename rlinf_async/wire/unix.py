@@ -48,7 +48,8 @@ class Connection:
     """One end of a framed UNIX socket.
 
     ``on_frame(frame, fds)`` is called on the loop for every frame; the callee owns the descriptors.
-    ``on_batch()`` follows the last frame of what one wake-up brought.  ``on_closed(reason)`` is called once, when the
+    ``on_arrival()`` precedes the first frame of what one wake-up brought, when that has been read and not yet handled;
+    ``on_batch()`` follows the last one.  ``on_closed(reason)`` is called once, when the
     other end is gone or broke the protocol; not when ``close()`` was called here.
 
     A second loop, on another thread, may read too (``share``): then all three are called on either thread, though never
@@ -58,6 +59,7 @@ class Connection:
 
     Attributes:
         queued_bytes: what was sent and has not left yet.
+        is_handling: some frame is being handled, further up in the stack.
         on_drained: called on the loop when everything has left after the socket had been full.
     """
 
@@ -69,6 +71,7 @@ class Connection:
         on_frame: Callable[[list[Any], list[int]], None],
         on_closed: Callable[[str], None],
         on_batch: Callable[[], None] | None = None,
+        on_arrival: Callable[[], None] | None = None,
         turns: Turns | None = None,
     ) -> None:
         sock.setblocking(False)
@@ -78,6 +81,9 @@ class Connection:
         self._on_frame = on_frame
         self._on_closed = on_closed
         self._on_batch = on_batch
+        self._on_arrival = on_arrival
+        self.is_handling = False
+        self._arrived: deque[tuple[list[Any], list[int]]] = deque()
         self._reader = FrameReader()
         self._packer = new_packer()
         self._received_fds: deque[int] = deque()
@@ -303,31 +309,46 @@ class Connection:
             return None
         if size == 0:
             return False
+        broken = None
         try:
             for frame in self._reader.feed(self._view[:size]):
-                count = frame[1]
-                fds_of_frame: list[int] = []
-                if count:
-                    if len(self._received_fds) < count:
-                        raise FrameError("a frame came without its file descriptors")
-                    fds_of_frame = [self._received_fds.popleft() for _ in range(count)]
-                try:
-                    self._on_frame(frame, fds_of_frame)
-                except Exception:
-                    # One frame that cannot be handled must not keep the others from their receivers.
-                    logger.exception("a frame of kind %d could not be handled", frame[0])
-                if self._closed:
-                    return None
+                self._arrived.append((frame, self._fds_of(frame)))
         except FrameError as error:
-            self._fail(str(error))
+            broken = str(error)
+        if self._on_arrival is not None:
+            self._on_arrival()
+        self._handle()
+        if broken is not None:
+            self._fail(broken)
+        if self._closed or broken is not None:
             return None
         if self._on_batch is not None:
             self._on_batch()
         return True
 
+    def _fds_of(self, frame: list[Any]) -> list[int]:
+        count = frame[1]
+        if not count:
+            return []
+        if len(self._received_fds) < count:
+            raise FrameError("a frame came without its file descriptors")
+        return [self._received_fds.popleft() for _ in range(count)]
+
+    def _handle(self) -> None:
+        inside, self.is_handling = self.is_handling, True
+        while self._arrived:
+            frame, fds = self._arrived.popleft()
+            try:
+                self._on_frame(frame, fds)
+            except Exception:
+                # One frame that cannot be handled must not keep the others from their receivers.
+                logger.exception("a frame of kind %d could not be handled", frame[0])
+        self.is_handling = inside
+
     def drain(self) -> None:
         """Reads everything that the other side still said before it went."""
         with self._turns.lock:
+            self._handle()  # it may be called in the middle of ``on_arrival``
             while not self._closed and self.read():
                 pass
 
@@ -377,6 +398,9 @@ class Connection:
                 _close_all(fds)
             self._queue.clear()
             self.queued_bytes = 0
+            for _, fds in self._arrived:
+                _close_all(fds)
+            self._arrived.clear()
             _close_all(self._received_fds)
             self._received_fds.clear()
 
