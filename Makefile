@@ -33,6 +33,7 @@ bench: $(READY)
 	$(BIN)/python -m benches.bench_channel $(ARGS)
 	$(BIN)/python -m benches.bench_broadcast $(ARGS)
 	$(BIN)/python -m benches.bench_placement $(ARGS)
+	$(BIN)/python -m benches.bench_trace $(ARGS)
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -22,6 +22,7 @@ from rlinf_async.wire.unix import Connection
 
 from .channels import LATER, Channels
 from .endpoint import Endpoint
+from .lines import EmulatedLines
 from .locks import Locks
 from .names import Names
 from .obituaries import Obituaries
@@ -103,6 +104,7 @@ class Desk:
         self.ports = Ports(site.address, self.gone)
         self.sub_workers = SubWorkers(router, site.name)
         self.questions = Questions(site.name, site.environment)
+        self.lines = EmulatedLines()
         self.traces = Traces(
             router, site.name, site.run, site.log_dir, lambda: self.welcome, self._answer, self.gone
         )
@@ -115,6 +117,7 @@ class Desk:
         try:
             owners = (
                 self, self.names, self.channels, self.obituaries, self.locks, self.ports, self.questions, self.traces,
+                self.lines,
             )  # fmt: skip
             method = next(filter(None, (getattr(owner, f"do_{operation}", None) for owner in owners)), None)
             if method is None:

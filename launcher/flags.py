@@ -98,6 +98,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
     ),
     "output": (
         Flag("log-dir", "DIR", "where the log of every rank goes."),
+        Flag("trace", "FILE", "write what the run does when to FILE, here, for https://ui.perfetto.dev."),
         Flag("tee", "all|none|0,3", "ranks of each group whose output is shown here (default all)."),
         Flag("json", "", "one JSON object per line instead of the table."),
         Flag("quiet", "", "only errors and the script's own output.", short="q"),

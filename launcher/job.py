@@ -108,6 +108,8 @@ class Job:
         """Runs the script to its end; its exit code, 128 + n for signal n."""
         environ = {**self._environ, **self._exported, "RLINF_RUN_ID": self.run_id}
         environ["RLINF_NODE_SOCKET"] = self._here["socket"]
+        if self._options.trace is not None:
+            environ["RLINF_TRACE"] = str(self._options.trace)
         if path := self._inspection.answers[self._here["node"]]["python_path"]:
             environ["PYTHONPATH"] = os.pathsep.join(path)
         if self.was_interrupted:

@@ -64,6 +64,7 @@ class Options:
     accept_new_host_keys: bool = False
     start_timeout: float | None = DEFAULT_START_TIMEOUT
     log_dir: Path | None = None
+    trace: Path | None = None
     tee: str = "all"
     json: bool = False
     verbosity: int = 0
@@ -106,6 +107,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         accept_new_host_keys=words.count("accept-new-host-keys") > 0,
         start_timeout=_start_timeout(words),
         log_dir=words.last("log-dir", _path),
+        trace=words.last("trace", _path),
         tee=words.last("tee", _tee) or "all",
         json=words.count("json") > 0,
         verbosity=min(2, words.count("verbose")) - (words.count("quiet") > 0),

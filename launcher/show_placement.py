@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_async.address import NodeInfo
-from rlinf_async.configuration import ClusterConfig, NodeGroup, format_ranks, origin_of
+from rlinf_async.configuration import ClusterConfig, NodeGroup, format_ranks, labelled_groups, origin_of
 from rlinf_async.errors import ConfigError
 from rlinf_async.hardware import load_extension
 from rlinf_async.placement import Chart, ComponentPlacement, make_chart
@@ -105,7 +105,8 @@ def picture(nodes: Sequence[Node], options: Options, environ: Mapping[str, str])
         )
     visible = visible[: config.num_nodes or None]
     infos = tuple(_describe(node) for node in visible)
-    shape = _Shape(infos, config.node_groups_for(infos))
+    groups = config.node_groups_for(infos)
+    shape = _Shape(infos, (*groups, *labelled_groups(infos, {group.label for group in groups})))
     placement = ComponentPlacement(document, shape)
     placed = {name: placement.get_strategy(name).get_placement(shape) for name in placement.components}
     origin = origin_of(document)

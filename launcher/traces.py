@@ -1,4 +1,6 @@
-"""What a daemon does for the trace of its run: the driver's own daemon writes the file, the others let it know the time.
+"""What a daemon does for the trace of its run: the driver's own daemon writes the file, the others tell it the time.
+
+Batches are taken as they come, and the file is whole after each::
 
     driver ── open_trace ──► its daemon, home     a file, and the clocks of all nodes
     driver ── trace ──► every daemon              ``traced``, to every process that there is, and in later welcomes

@@ -5,11 +5,13 @@
 #   errors      every exception          address    frozen names for things
 #   core/       plain state: frames, codec, calls, failures, directory, segments; no IO
 #   hardware/   accelerators by their makers, robots, what users register of their own; no torch
+#   configuration/  the cluster section: node groups, variables, interpreters; read and checked
 #   placement/  (configuration, cluster shape) -> one place per rank
 #   routing/    which rows of a batch go from which rank to which
 #   wire/       frames over a connection: UNIX sockets, gRPC, a daemon's stdin; credentials
 #   work, each  one thing to wait for; per-rank arguments   loop_thread  where there is no loop
 #   client      this process's seat at its node
+#   trace, tracing, tracer               what is done when: spans of this process, to one file of the run
 #   channel                              queues; wish, queues, replicas, local_queue, registry are its parts
 #   outcome, handle, stream              one call on many ranks
 #   data/       tensors                  worker/    inside a worker process
@@ -54,12 +56,20 @@ from rlinf_async.hardware import (
 )
 from rlinf_async.outcome import Outcome
 from rlinf_async.placement import (
+    ComponentPlacement,
     FlexiblePlacementStrategy,
     HybridComponentPlacement,
+    ModelParallelComponentPlacement,
+    ModelParallelEvalComponentPlacement,
+    MultiAgentModelParallelComponentPlacement,
+    MultiAgentModelParallelEvalComponentPlacement,
     NodePlacementStrategy,
     PackedPlacementStrategy,
     Placement,
+    PlacementMode,
     PlacementStrategy,
+    RolloutSyncMode,
+    placement_mode_to_rollout_sync_mode,
 )
 from rlinf_async.profiling import NsightConfig, ProfileConfig, RocprofSysConfig, TorchProfileConfig
 from rlinf_async.routing import (
@@ -77,6 +87,7 @@ from rlinf_async.routing import (
 )
 from rlinf_async.stream import Stream
 from rlinf_async.sys_variables import ClusterEnvVar
+from rlinf_async.tracer import Tracer
 from rlinf_async.work import Work
 from rlinf_async.worker.accelerator_util import AcceleratorUtil
 from rlinf_async.worker.base import Worker
@@ -100,6 +111,7 @@ __all__ = [
     "ClusterEnvVar",
     "CollectiveGroupOptions",
     "CommMapper",
+    "ComponentPlacement",
     "ConfigError",
     "DeadlineExceeded",
     "EndOfChannel",
@@ -111,6 +123,10 @@ __all__ = [
     "HardwareResource",
     "HybridComponentPlacement",
     "LaunchError",
+    "ModelParallelComponentPlacement",
+    "ModelParallelEvalComponentPlacement",
+    "MultiAgentModelParallelComponentPlacement",
+    "MultiAgentModelParallelEvalComponentPlacement",
     "NodeHardwareConfig",
     "NodeInfo",
     "NodeLost",
@@ -120,14 +136,17 @@ __all__ = [
     "PackedPlacementStrategy",
     "PeerLost",
     "Placement",
+    "PlacementMode",
     "PlacementStrategy",
     "ProfileConfig",
     "RLinfAsyncError",
     "RemoteError",
     "RocprofSysConfig",
+    "RolloutSyncMode",
     "SerializationError",
     "Stream",
     "TorchProfileConfig",
+    "Tracer",
     "TransferFailed",
     "VersionMismatch",
     "WeightedItem",
@@ -148,6 +167,7 @@ __all__ = [
     "get_group_world_size",
     "infer_batch_size",
     "merge_batches",
+    "placement_mode_to_rollout_sync_mode",
     "register_accelerator",
     "split_batch",
     "split_channel_message",

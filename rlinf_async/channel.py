@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import uuid
 from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from rlinf_async import client as clients
-from rlinf_async import registry
+from rlinf_async import far_links, registry, tracing
 from rlinf_async.client import NodeClient
 from rlinf_async.core import codec
 from rlinf_async.core.frames import NOW, NOWAIT, WAIT
@@ -381,6 +382,9 @@ class Channel:
                 await self._opening.async_wait()
             except Exception:
                 return  # there never was one
+        if far_links.here is not None and self._replicas is not None:
+            await far_links.here.emptied(("channel", self._name))
+            self._replicas.flush()
         assert self._roster is not None
         await registry.close(client, self._roster)
 
@@ -416,14 +420,28 @@ class Channel:
             return packed
 
     def _start(self, wish: Any) -> Any:
+        if tracing.recorder is not None:
+            self._trace(wish)
         if self._local is not None:
             self._local.start(wish)
         else:
             if self._replicas is None:
                 self._bound()
-            assert self._replicas is not None
-            self._replicas.start(wish)
+            replicas = self._replicas
+            assert replicas is not None
+            if far_links.here is not None and isinstance(wish, Put):
+                # As if the channel were a worker of its name, rank 0.
+                depart = functools.partial(replicas.start, wish)
+                far_links.here.send(("channel", self._name), [f"{self._name}:0"], wish.nbytes, depart)
+            else:
+                replicas.start(wish)
         return wish
+
+    def _trace(self, wish: Any) -> None:
+        if isinstance(wish, Put):
+            tracing.follow(wish, f"put {self._name}", "channel", {"bytes": wish.nbytes})
+        elif isinstance(wish, Get):
+            tracing.follow(wish, f"get {self._name}", "channel")
 
 
 def _done() -> Work[None]:

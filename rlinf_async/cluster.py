@@ -12,6 +12,7 @@ from collections.abc import Generator, Sequence
 from typing import Any, Final
 
 from rlinf_async import client as clients
+from rlinf_async import tracing
 from rlinf_async.address import NodeInfo, WorkerAddress
 from rlinf_async.client import NodeClient
 from rlinf_async.configuration import ClusterConfig, NodeGroup, get_path_env_merge_mode, merge_worker_env_vars
@@ -29,8 +30,8 @@ from rlinf_async.output import show_output
 from rlinf_async.own_nodes import declared_gpus, start_own_nodes
 from rlinf_async.placement import default_strategy
 from rlinf_async.profiling import ProfileConfig, get_profiling_env_vars_for_worker, modify_profile_context
-from rlinf_async.settings import groups_of, hardware_for, read_config, setting_for, wanted_nodes
-from rlinf_async.sys_variables import get_full_env_var_name, get_sys_env_var
+from rlinf_async.settings import groups_of, hardware_for, read_config, setting_for, trace_wanted, wanted_nodes
+from rlinf_async.sys_variables import ClusterEnvVar, get_full_env_var_name, get_sys_env_var
 from rlinf_async.wire.lifeline import Lifeline
 from rlinf_async.wire.unix import connect
 from rlinf_async.work import Work, blocking
@@ -73,6 +74,9 @@ class Cluster:
             ``$RLINF_FAKE_GPUS``.
         start_timeout: seconds for the nodes to be up.
         log_to_driver: show what the workers print, each line with its ``[group:rank@node]``.
+        trace: the file to write a trace of the run to, on this machine, for https://ui.perfetto.dev; True for one in
+            the folder of the logs.  By default what ``rlinf-launch --trace`` or ``$RLINF_TRACE`` says, else the
+            ``tracer`` of the configuration.
 
     Raises:
         LaunchError: the node could not be started, with what it said.
@@ -89,6 +93,7 @@ class Cluster:
         fake_gpus: int | None = None,
         start_timeout: float = START_TIMEOUT,
         log_to_driver: bool = True,
+        trace: str | os.PathLike[str] | bool | None = None,
     ) -> None:
         load_extension(os.environ)  # its kinds of hardware may stand in the configuration
         if cluster_cfg is None and here.identity is not None and here.identity.config:
@@ -96,6 +101,7 @@ class Cluster:
         self._config = read_config(cluster_cfg)
         self._wanted = wanted_nodes(num_nodes, self._config)
         self._start_timeout = start_timeout
+        self._trace = trace_wanted(trace, self._config, os.environ)
         self._log_dir = distributed_log_dir
         self._local_nodes = local_nodes
         self._groups: list[Members] = []
@@ -119,6 +125,7 @@ class Cluster:
             loop = running if self._thread is None else self._thread.loop
             assert loop is not None
             self._client = NodeClient(loop)
+            tracing.attach(self._client, "driver", compares_clocks=True)
             if log_to_driver:
                 self._client.on_event.setdefault("output", []).append(show_output)
         self._pid = os.getpid()
@@ -164,6 +171,8 @@ class Cluster:
         self._node_groups = groups_of(self._config, nodes)
         self._nodes = nodes
         if not self._attached:
+            if self._trace.enable:
+                await tracing.open_trace(self._client, "driver", self._trace.output_file)
             clients.opened(self._client)
 
     async def _start_here(self) -> str:
@@ -318,6 +327,8 @@ class Cluster:
             raise ClosedError("this cluster is closed: no group can be launched on it")
         if max_concurrency is not None and not 1 <= max_concurrency < 2**31:
             raise ValueError(f"max_concurrency must be between 1 and 2**31-1, got {max_concurrency!r}")
+        if catch_system_failure is None:
+            catch_system_failure = get_sys_env_var(ClusterEnvVar.CATCH_FAILURE) == "1"
         public_methods(spec.worker_cls)
         address = self._address(name, spec.worker_cls)
         title = address.get_name()
@@ -343,7 +354,7 @@ class Cluster:
             seed=seed,
             max_concurrency=max_concurrency,
             quiet=disable_distributed_log,
-            catch_system_failure=bool(catch_system_failure),
+            catch_system_failure=catch_system_failure,
             profiling=self._profiling_of(title, profiling),
         )
         reserved = self._reserve_now(title)
@@ -395,6 +406,7 @@ class Cluster:
             logger.warning("groups could not be closed in order within %g s: ending their node", CLOSE_DEADLINE)
         finally:
             if not self._attached:
+                await tracing.close_trace(self._client)
                 await self._client.settle_tasks()
                 self._client.close()
                 await asyncio.gather(*(line.stop(STOP_GRACE) for line in self._lifelines))

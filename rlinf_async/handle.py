@@ -62,6 +62,16 @@ class Handle(Work[list[Any]]):
         self._departed = False
         self._outcome: tuple[list[Any] | None, BaseException | None] | None = None
 
+    @property
+    def number(self) -> int:
+        """What the call is known by; 0 until it has left."""
+        return self._call
+
+    @property
+    def ended(self) -> Work[Any]:
+        """Done when the outcome is known."""
+        return self
+
     def __repr__(self) -> str:
         state = "done" if self._done else f"{self._tally.missing} of {len(self._callee.ranks)} open"
         return f"<Handle {self._callee.name}.{self._method}() [{state}]>"

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from rlinf_async import tracing
 from rlinf_async.address import WorkerInfo
 from rlinf_async.client import NodeClient
 from rlinf_async.core import codec, frames
@@ -118,6 +119,8 @@ class Members:
         if self.client.loop.is_closed():
             raise ClosedError("the event loop that this cluster lived on is closed")
         bodies = [pack_body(value) for value in encoded]
+        if tracing.recorder is not None:
+            tracing.follow_call(sink, sink.ended, f"{self.name}.{method}")
         if not self._started:
             with self._lock:
                 if self._failure is not None:

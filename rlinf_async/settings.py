@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from rlinf_async.address import NodeInfo
-from rlinf_async.configuration import ClusterConfig, NodeGroup, built_in_groups
+from rlinf_async.configuration import ClusterConfig, NodeGroup, TracerConfig, built_in_groups, labelled_groups
+from rlinf_async.core.net_emulation import NetEmulation
 from rlinf_async.errors import ConfigError
 from rlinf_async.placement import Placement
+
+logger = logging.getLogger(__name__)
+
+TRACE: Final = "RLINF_TRACE"
 
 
 @dataclass(frozen=True)
@@ -36,8 +43,14 @@ def read_config(given: Any) -> ClusterConfig | None:
     if given is None:
         return None
     if isinstance(given, str | os.PathLike):
-        return ClusterConfig.from_file(os.fspath(given))
-    return ClusterConfig.from_dict_cfg(given)
+        config = ClusterConfig.from_file(os.fspath(given))
+    else:
+        config = ClusterConfig.from_dict_cfg(given)
+    if config.net_emulation is not None:
+        network = NetEmulation(config.net_emulation)
+        for group in filter(network.is_idle, config.net_emulation.bandwidth_groups):
+            logger.warning("net_emulation: nothing crosses the line of %s: it is in no crossdc_pairs", group.members)
+    return config
 
 
 def wanted_nodes(num_nodes: int | None, config: ClusterConfig | None) -> int | None:
@@ -54,6 +67,33 @@ def wanted_nodes(num_nodes: int | None, config: ClusterConfig | None) -> int | N
     return num_nodes or configured or None
 
 
+def trace_wanted(
+    given: str | os.PathLike[str] | bool | None, config: ClusterConfig | None, environ: Mapping[str, str]
+) -> TracerConfig:
+    """Whether the run is traced, and into which file: what the script says, else ``$RLINF_TRACE``, which ``rlinf-launch
+    --trace`` sets, else the configuration.
+
+    Raises:
+        ConfigError: the script says neither a path nor True or False.
+    """
+    path: str | None
+    if given is None:
+        path = environ.get(TRACE) or None
+        if path is None:
+            path = config.tracer.output_file if config is not None else None
+            if config is None or not config.tracer.enable:
+                return TracerConfig()
+    elif isinstance(given, bool):
+        if not given:
+            return TracerConfig()
+        path = None
+    elif isinstance(given, str | os.PathLike) and os.fspath(given):
+        path = os.fspath(given)
+    else:
+        raise ConfigError(f"trace= takes the path of a file, or True for one among the logs, got {given!r}")
+    return TracerConfig(True, None if path is None else str(Path(path).expanduser().absolute()))
+
+
 def groups_of(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> tuple[NodeGroup, ...]:
     """The node groups of a cluster: ``cluster`` and ``node``, the configured ones, and one for each label of the hosts
     file that is not among them.
@@ -61,12 +101,8 @@ def groups_of(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> tuple[
     Raises:
         ConfigError: a group has a node that the cluster does not have.
     """
-    groups = list(config.node_groups_for(nodes) if config is not None else built_in_groups(nodes))
-    taken = {group.label for group in groups}
-    labels = dict.fromkeys(label for node in nodes for label in node.node_labels if label not in taken)
-    for label in labels:
-        groups.append(NodeGroup(label, tuple(node for node in nodes if label in node.node_labels)))
-    return tuple(groups)
+    groups = config.node_groups_for(nodes) if config is not None else built_in_groups(nodes)
+    return (*groups, *labelled_groups(nodes, {group.label for group in groups}))
 
 
 def setting_for(config: ClusterConfig | None, placement: Placement) -> Setting:

@@ -47,7 +47,13 @@ class Stream:
         self._iterated = False
         self._told = False
         self._cancel_sent = False
-        self._ended: Work[None] = Work()
+        self.ended: Work[None] = Work()
+        """Done when every rank has ended."""
+
+    @property
+    def number(self) -> int:
+        """What the call is known by; 0 until it has left."""
+        return self._call
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{self._tally.missing} ranks open, {len(self._items)} items here"
@@ -79,7 +85,7 @@ class Stream:
                 self._tell_failure()
         self._wake()
         if not self._tally.missing:
-            self._ended._settle()
+            self.ended._settle()
             self._callee.call_finished(self)
             return True
         return False
@@ -97,7 +103,7 @@ class Stream:
 
     def fail(self, error: BaseException) -> None:
         self._error = error
-        self._ended._settle()
+        self.ended._settle()
         self._wake()
 
     def _wake(self) -> None:
@@ -172,7 +178,7 @@ class Stream:
         """
         self.close()
         try:
-            await self._ended.async_wait(ABORT_GRACE)
+            await self.ended.async_wait(ABORT_GRACE)
         except DeadlineExceeded:
             stuck = fold_ranks(self._callee.ranks[slot] for slot in self._tally.unanswered())
             logger.warning("ranks %s have not closed %s.%s()", stuck, self._callee.name, self._method)

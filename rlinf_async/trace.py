@@ -43,7 +43,7 @@ class Trace:
         self._is_asked = False
         self._sent_at = 0
         main = threading.main_thread().ident or 0
-        self.recorder = Recorder(_who, self.ask_to_send, main)
+        self.recorder = Recorder(who, self.ask_to_send, main)
 
     def ask_to_send(self) -> None:
         """Has what there is sent soon, from the client's loop; any thread, a finalizer even."""
@@ -110,7 +110,7 @@ class Trace:
         return mine.get("run") == theirs.get("run")
 
 
-def _who() -> Any:
+def who() -> Any:
     loop = _get_running_loop()
     if loop is not None:
         task = current_task(loop)

@@ -35,6 +35,9 @@ STOREYS = (
     "work each loop_thread",
     "direct_calls asks tasks",
     "client wish",
+    "trace",
+    "tracing",
+    "tracer far_links",
     "registry remote_queue",
     "queues local_queue",
     "replicas",
@@ -63,8 +66,9 @@ NEAR = rooms(
     "placement_svg script_config show_placement"
 )
 FAR = rooms(
-    "channels daemon guardian router processes resources birth desk endpoint gathering inquiry locks names neighbour "
-    "node obituaries output ports preflight profiled questions sub_workers sweeper templates verdict workplace"
+    "channels daemon guardian router processes resources birth desk endpoint gathering inquiry lines locks names neighbour "
+    "node obituaries output ports preflight profiled questions sub_workers sweeper templates traces verdict "
+    "workplace"
 )
 
 # Run where nothing of ours is installed, or must stay small: the standard library only.

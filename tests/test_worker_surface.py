@@ -218,3 +218,18 @@ def hold(worker: Talker) -> None:
 
 def let_go(worker: Talker) -> None:
     worker.device_lock.release()
+
+
+@pytest.mark.parametrize(("asked", "variable", "shown"), [(True, None, True), (None, "1", True), (False, "1", False)])
+def test_a_worker_that_catches_system_failures_shows_its_stacks_when_a_signal_ends_it(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, asked: bool | None, variable: str | None, shown: bool
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("RLINF_CATCH_FAILURE", variable)
+    group = Plain.create_group().launch(
+        cluster, placement=NodePlacementStrategy([0]), name="caught", catch_system_failure=asked
+    )
+    with pytest.raises(WorkerDied, match="SIGTERM") as caught:
+        group.die([0], "SIGTERM").wait()
+    assert ("in die" in str(caught.value)) == shown
+    group.close()

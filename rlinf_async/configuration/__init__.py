@@ -18,6 +18,7 @@ from .node_group import (
     NodeGroup,
     NodeGroupInfo,
     built_in_groups,
+    labelled_groups,
 )
 from .node_group_config import NodeGroupConfig
 from .ranks import format_ranks, parse_range, parse_rank_config
@@ -47,6 +48,7 @@ __all__ = [
     "did_you_mean",
     "format_ranks",
     "get_path_env_merge_mode",
+    "labelled_groups",
     "load_document",
     "merge_path_like",
     "merge_worker_env_vars",

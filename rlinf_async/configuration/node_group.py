@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -172,6 +172,12 @@ def built_in_groups(nodes: Sequence[NodeInfo]) -> tuple[NodeGroup, NodeGroup]:
     """The groups that every cluster has: ``cluster`` and ``node``, both of all nodes."""
     ordered = tuple(sorted(nodes, key=lambda node: node.node_rank))
     return NodeGroup(CLUSTER_GROUP, ordered), NodeGroup(NODE_GROUP, ordered, ignore_hardware=True)
+
+
+def labelled_groups(nodes: Sequence[NodeInfo], taken: Collection[str]) -> tuple[NodeGroup, ...]:
+    """A group for each label of the nodes (``labels=`` of a hosts file) that is not taken by another group."""
+    labels = dict.fromkeys(label for node in nodes for label in node.node_labels if label not in taken)
+    return tuple(NodeGroup(label, tuple(node for node in nodes if label in node.node_labels)) for label in labels)
 
 
 def _first_accelerators(nodes: Sequence[NodeInfo]) -> list[int]:

@@ -38,7 +38,8 @@ class ClockOffset:
     def __init__(self) -> None:
         self._samples: deque[tuple[int, int, int]] = deque(maxlen=_SAMPLES)
         self._knots: list[tuple[int, int]] = []
-        self._latest = 0
+        self._latest: int | None = None
+        """The last of their times that was brought over."""
         self.heard_at = 0
         """When the last answer came, by our clock."""
 
@@ -55,7 +56,7 @@ class ClockOffset:
             raise ValueError(f"an answer that came at {heard}, before it was asked for at {asked}")
         self._samples.append((theirs, (asked + heard) // 2 - theirs, heard - asked))
         self.heard_at = heard
-        if len(self._knots) < 2 and not self._latest:
+        if self._latest is None:
             self._knots = [(theirs, self._best(theirs))]
         else:
             self._correct(max(theirs, self._latest))
@@ -63,7 +64,7 @@ class ClockOffset:
     def to_ours(self, theirs: int) -> int:
         """A reading of their clock, as ours would have read."""
         if self._knots:
-            self._latest = max(self._latest, theirs)
+            self._latest = theirs if self._latest is None else max(self._latest, theirs)
         return theirs + self._at(theirs)
 
     @property

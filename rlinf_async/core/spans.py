@@ -60,7 +60,7 @@ class Track:
 class Span:
     """A stretch of time that has not ended yet."""
 
-    __slots__ = ("args", "category", "flow", "is_displaced", "name", "serial", "since", "track")
+    __slots__ = ("args", "category", "flow", "name", "serial", "since", "track")
 
     def __init__(self, track: Track, name: str, category: str, args: dict[str, Any] | None, flow: Any) -> None:
         self.track = track
@@ -70,8 +70,6 @@ class Span:
         self.flow = flow
         self.serial = track.serial
         self.since = 0
-        self.is_displaced = False
-        """What it was entered in was left before it: it lies on no track."""
 
 
 class Recorder:
@@ -144,16 +142,14 @@ class Recorder:
             track = span.track
             now = self._clock()
             track.serial += 1
+            number = track.number
             if track.open and track.open[-1] is span:
                 track.open.pop()
-            elif span in track.open:  # a generator outlives what it was entered in
-                place = track.open.index(span)
-                for inner in track.open[place + 1 :]:
-                    inner.is_displaced = True
-                del track.open[place:]
+            elif span in track.open:
+                # What was entered later and is still open, a generator perhaps, outlives it: that is on no track now.
+                del track.open[track.open.index(span) :]
             else:
-                span.is_displaced = True
-            number = self._lane(span.since, now) if span.is_displaced else track.number
+                number = self._lane(span.since, now)
             full = self._keep((number, span.since, now, span.name, span.category, span.args, span.flow))
             if track.is_pooled and not track.open and not track.pending:
                 self._release(track)
@@ -233,7 +229,6 @@ class Recorder:
             self._pooled[is_thread] += 1
             kind = "thread" if is_thread else "coroutine"
             track = Track(self._new_number(f"{kind} {self._pooled[is_thread]}"), key, is_pooled=True)
-        track.serial += 1
         self._tracks[key] = track
         return track
 

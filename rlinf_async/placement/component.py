@@ -20,11 +20,9 @@ from .strategy import PlacementStrategy
 @dataclass(frozen=True)
 class _Component:
     rule: Rule
-    segments: tuple[Segment, ...]
     strategy: PlacementStrategy
     world_size: int
     resources: tuple[int, ...]
-    has_hardware: bool
 
 
 class ComponentPlacement:
@@ -130,7 +128,7 @@ def _plan(rule: Rule, cluster: ClusterShape) -> _Component:
     except ConfigError as error:
         raise rule.error(f"{rule.who}: {error}") from None
     resources = tuple(rank for segment in segments for rank in segment.resources)
-    return _Component(rule, tuple(segments), strategy, len(by_process), resources, resolver is not None)
+    return _Component(rule, strategy, len(by_process), resources)
 
 
 def _check_resources_exist(rule: Rule, segments: list[Segment], noun: str, count: int, have: str) -> None:

@@ -239,12 +239,12 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
 
     def worker_timer(self, tag: str | None = None, trace: bool = True) -> Span:
         """Adds the wall time of a ``with`` block to ``tag`` (default: the calling function's name), in seconds."""
-        return self._timers.span(tag or caller_name())
+        return self._timers.span(tag or caller_name(), self._group_name if trace else None)
 
     @staticmethod
     def timer(tag: str | None = None, trace: bool = True) -> Callable[[F], F]:
         """Decorates a method, ``def``, ``async def`` or async generator: its wall time is added to ``tag``."""
-        return timed(tag)
+        return timed(tag, trace)
 
     @property
     def _timer_metrics(self) -> dict[str, float]:

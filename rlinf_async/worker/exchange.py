@@ -9,6 +9,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rlinf_async import far_links, tracing
 from rlinf_async.address import WorkerInfo
 from rlinf_async.client import NodeClient
 from rlinf_async.core.matching import Message
@@ -75,7 +76,7 @@ class Exchange:
     def _send(self, sending: Sending, member: Member) -> Work[None]:
         def start(peers: Sequence[Peer]) -> None:
             sending.peer = peers[0].label
-            self._mailbox.outbox.send(sending, peers, POINT_TO_POINT)
+            self._depart(sending, [member], peers, POINT_TO_POINT)
 
         self._start(sending, [member], start, receives=False)
         return sending
@@ -142,12 +143,27 @@ class Exchange:
         def send(peers: Sequence[Peer]) -> None:
             receivers = [peer for member, peer in zip(members, peers, strict=True) if member != source]
             if receivers:
-                self._mailbox.outbox.send(sending, receivers, _stream(peers))
+                self._depart(sending, others, receivers, _stream(peers))
             else:
                 sending.finish()
 
         self._start(sending, members, send, receives=False)
         return sending
+
+    def _depart(self, sending: Sending, members: Sequence[Member], receivers: Sequence[Peer], stream: Any) -> None:
+        """It leaves; where the way is emulated, only when it would have arrived."""
+        outbox = self._mailbox.outbox
+        if far_links.here is None:
+            outbox.send(sending, receivers, stream)
+            return
+        names = [f"{member.group}:{member.rank}" for member in members]
+        link = ("worker", receivers[0].endpoint) if stream == POINT_TO_POINT else stream
+
+        def go() -> None:
+            if not sending.done():
+                outbox.send(sending, receivers, stream)
+
+        far_links.here.send(link, names, sending.payload.nbytes, go)
 
     # -- groups -------------------------------------------------------------------------------------------------
 
@@ -182,6 +198,10 @@ class Exchange:
         receives: bool,
     ) -> None:
         """Starts it as soon as it is known where all members live; until then it is in line for the names."""
+        if tracing.recorder is not None:
+            args = {"bytes": operation.payload.nbytes} if isinstance(operation, Sending) else None
+            names = " ".join(f"{member.group}:{member.rank}" for member in members)
+            tracing.follow(operation, f"{operation.what.partition('(')[0]} {names}", "message", args)
         self._search(operation, list(members), [], start, receives)
 
     def _search(

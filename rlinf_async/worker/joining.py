@@ -13,6 +13,7 @@ import sys
 from multiprocessing import util
 from typing import Any, Final
 
+from rlinf_async import tracing
 from rlinf_async.address import WorkerAddress, WorkerInfo
 from rlinf_async.client import NodeClient, opened
 from rlinf_async.core.frames import PROTOCOL
@@ -63,6 +64,7 @@ def join(parent: WorkerAddress, world_size: int, rank: int) -> here.Identity:
         raise LaunchError(f"worker {address} cannot join: the daemon of its node does not listen: {error}") from error
     thread = LoopThread("rlinf-socket")
     client = NodeClient(thread.loop)
+    tracing.attach(client, address.get_name())
     facts = {
         "role": "worker",
         "pid": os.getpid(),
@@ -101,6 +103,7 @@ def join(parent: WorkerAddress, world_size: int, rank: int) -> here.Identity:
     logs.configure(identity.group_name, rank, os.environ.get(logs.LEVEL))
     os.register_at_fork(after_in_child=here.forget)
     # Runs at the end of every process, those of multiprocessing included, which know no atexit.
+    util.Finalize(None, tracing.last_words, exitpriority=1)
     util.Finalize(None, client.last_words, args=(LAST_WORDS,), exitpriority=0)
     return identity
 

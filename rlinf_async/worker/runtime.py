@@ -29,15 +29,18 @@ from collections.abc import Callable, Coroutine, Generator
 from enum import Enum, auto
 from typing import Any, Final
 
+from rlinf_async import far_links, tracing
 from rlinf_async.client import NodeClient, opened
 from rlinf_async.core import codec, failures, frames
 from rlinf_async.core.body import Body, open_body, pack_body
 from rlinf_async.core.frames import Status
 from rlinf_async.core.guilty import ATOMS
 from rlinf_async.core.segment import close_fds
+from rlinf_async.core.spans import Span
 from rlinf_async.wire.selector import SharedSelector
 from rlinf_async.wire.unix import Connection
 from rlinf_async.worker import here
+from rlinf_async.worker.emulation import far_links_of
 from rlinf_async.worker.exchange import Exchange
 from rlinf_async.worker.main_module import adopt
 from rlinf_async.worker.shortcuts import Shortcuts
@@ -70,7 +73,7 @@ class Call:
 
     __slots__ = (
         "body", "call", "came_directly", "cancelled", "credit", "direct", "granted", "method", "slot", "source",
-        "state", "task",
+        "span", "state", "task",
     )
 
     def __init__(self, source: int, slot: int, call: int, method: str, credit: int, body: Body) -> None:
@@ -84,6 +87,8 @@ class Call:
         self.cancelled = False
         self.task: asyncio.Task[None] | None = None
         self.granted: asyncio.Future[None] | None = None
+        self.span: Span | None = None
+        """Of the trace, while it runs and the run is traced."""
         self.direct: Connection | None = None
         """The way that all its answers take; None: by way of the daemon."""
         self.came_directly = False
@@ -277,6 +282,8 @@ class Runtime:
                 break
             queue.popleft()
             if self._begin(call):
+                if tracing.recorder is not None:
+                    call.span = tracing.enter_call(call.source, call.call, call.slot, call.method)
                 self._run(call, function)
             if self._turn_wanted or time.monotonic() > until:
                 break
@@ -351,6 +358,8 @@ class Runtime:
     def _watch(self, call: Call, coroutine: Coroutine[Any, Any, None]) -> None:
         self._running += 1
         call.task = self._loop.create_task(coroutine)
+        if tracing.recorder is not None and call.span is None:
+            call.span = tracing.enter_call(call.source, call.call, call.slot, call.method, call.task)
         call.task.add_done_callback(lambda task: self._ended(call))
         if call.cancelled:  # while its def part ran
             call.task.cancel()
@@ -445,6 +454,8 @@ class Runtime:
         self._open.pop((call.source, call.call), None)
         call.state = State.ENDED
         call.body = None
+        if call.span is not None:
+            tracing.leave_call(call.span, status == Status.ERROR)
         self._send(call, status, body, fds)
 
     def _send(self, call: Call, status: int, body: Any, fds: Any) -> None:
@@ -515,6 +526,8 @@ def main(sock: socket.socket, spec: dict[str, Any], identity: here.Identity, sto
     here.exchange = Exchange(client, identity.info, identity.group_name)
     opened(client)
     client.on_event.setdefault("closed", []).append(_cut_off)
+    tracing.attach(client, identity.address.get_name())
+    far_links.use(far_links_of(client, identity))
 
     client.attach_shared(sock, {"role": "worker", "pid": os.getpid()}, loop, share)
 
@@ -527,6 +540,7 @@ def main(sock: socket.socket, spec: dict[str, Any], identity: here.Identity, sto
     thread = threading.Thread(target=serve_socket, name="rlinf-socket", daemon=True)
     thread.start()
     os.register_at_fork(after_in_child=here.forget)
+    os.register_at_fork(after_in_child=lambda: far_links.use(None))
     os.register_at_fork(after_in_child=runtime.shortcuts.forget)
     code = 0
     try:
@@ -549,6 +563,8 @@ def _leave(client: NodeClient, code: int) -> None:
     signal.alarm(0)
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
+    with contextlib.suppress(BaseException):
+        tracing.last_words()
     with contextlib.suppress(BaseException):
         sys.stdout.flush()
         sys.stderr.flush()

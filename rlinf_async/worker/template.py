@@ -235,6 +235,9 @@ def _settle_in(spec: dict[str, Any], fds: list[int]) -> tuple[socket.socket, int
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     faulthandler.enable()
+    if os.environ.get("CATCH_SYSTEM_FAILURE") == "1":
+        for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+            faulthandler.register(number, chain=True)
     with contextlib.suppress(OSError):
         os.chdir(spec["cwd"])
     # The driver's own path decides, in its order; what only this node has comes after it.

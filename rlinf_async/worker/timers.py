@@ -11,6 +11,9 @@ from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
+from rlinf_async import tracing
+from rlinf_async.core import spans
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -45,24 +48,34 @@ class Timers:
             self.seconds.clear()
         return seconds
 
-    def span(self, tag: str) -> Span:
-        return Span(self, tag)
+    def span(self, tag: str, category: str | None = None) -> Span:
+        """Also a span of the trace, where the run is traced and ``category`` is given."""
+        return Span(self, tag, category)
 
 
 class Span:
     """One measured stretch of time, as a context manager."""
 
-    def __init__(self, timers: Timers, tag: str) -> None:
+    def __init__(self, timers: Timers, tag: str, category: str | None) -> None:
         self._timers = timers
         self._tag = tag
+        self._category = category
+        self._recorder: spans.Recorder | None = None
+        self._traced: spans.Span
         self._since = 0.0
 
     def __enter__(self) -> Span:
+        if tracing.recorder is not None and self._category is not None:
+            self._recorder = tracing.recorder
+            self._traced = self._recorder.enter(self._tag, self._category)
         self._since = time.perf_counter()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._timers.add(self._tag, time.perf_counter() - self._since)
+        if self._recorder is not None:
+            self._recorder.leave(self._traced)
+            self._recorder = None
 
 
 def caller_name(depth: int = 2) -> str:
@@ -70,7 +83,7 @@ def caller_name(depth: int = 2) -> str:
     return sys._getframe(depth).f_code.co_name
 
 
-def timed(tag: str | None) -> Callable[[F], F]:
+def timed(tag: str | None, trace: bool = True) -> Callable[[F], F]:
     """A decorator for methods of an object that has ``worker_timer``; the tag's default is the method's name."""
 
     def decorate(method: F) -> F:
@@ -79,7 +92,7 @@ def timed(tag: str | None) -> Callable[[F], F]:
 
             @functools.wraps(method)
             async def stream(self: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-                with self.worker_timer(name):
+                with self.worker_timer(name, trace):
                     async for item in method(self, *args, **kwargs):
                         yield item
 
@@ -88,14 +101,14 @@ def timed(tag: str | None) -> Callable[[F], F]:
 
             @functools.wraps(method)
             async def coroutine(self: Any, *args: Any, **kwargs: Any) -> Any:
-                with self.worker_timer(name):
+                with self.worker_timer(name, trace):
                     return await method(self, *args, **kwargs)
 
             return cast(F, coroutine)
 
         @functools.wraps(method)
         def plain(self: Any, *args: Any, **kwargs: Any) -> Any:
-            with self.worker_timer(name):
+            with self.worker_timer(name, trace):
                 return method(self, *args, **kwargs)
 
         return cast(F, plain)

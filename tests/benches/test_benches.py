@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from benches import bench_broadcast, bench_call, bench_channel, bench_launch, bench_placement, bench_send
+from benches import bench_broadcast, bench_call, bench_channel, bench_launch, bench_placement, bench_send, bench_trace
+from rlinf_async import tracing
 
 ROOT = Path(__file__).parents[2]
 FIELDS = {"bench", "case", "unit", "median", "n", "rounds", "limit", "ratio_to_limit", "peers", "met", "ahead", "loop"}
@@ -38,6 +39,7 @@ def test_every_case_has_a_name_of_its_own() -> None:
         )
     ]
     names += [plan.case.name for plan in bench_placement.plans(400)]
+    names += [case.name for case in bench_trace.cases().values()]
     assert len(set(names)) == len(names)
 
 
@@ -76,3 +78,11 @@ def test_every_placement_is_planned_within_its_second(capsys: pytest.CaptureFixt
     for row in rows:
         assert row.keys() >= FIELDS
         assert row["met"] is True
+
+
+def test_a_quick_bench_of_the_trace_prints_a_row_for_every_case(capsys: pytest.CaptureFixture[str]) -> None:
+    bench_trace.main(["--quick"])
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["case"] for row in rows] == list(bench_trace.cases())
+    assert all(row["median"] > 0 and row["unit"] == "us" and row["met"] is not None for row in rows)
+    assert tracing.recorder is None

@@ -169,6 +169,15 @@ def test_the_scripts_overrides_count(capsys: pytest.CaptureFixture[str]) -> None
     assert [device["ranks"] for device in devices[2:4]] == [{"rollout": [0]}, {"rollout": [1]}]
 
 
+def test_a_label_of_the_hosts_file_is_a_node_group(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("hosts").write_text("a fake_gpus=2\nb fake_gpus=2 labels=fast\n")
+    Path("job.yaml").write_text("cluster: {component_placement: {actor: {node_group: fast, placement: all}}}\n")
+
+    assert show("--show-placement", "job.yaml") == 0
+
+    assert "1 b [fast]  NV_GPU 0  0\n" in capsys.readouterr().out
+
+
 def test_slots_stand_for_devices_and_a_host_that_says_nothing_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     Path("hosts").write_text("a slots=2\nb\n")
     Path("job.yaml").write_text("cluster: {component_placement: {actor: all}}\n")

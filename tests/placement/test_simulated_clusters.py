@@ -19,7 +19,7 @@ from rlinf_async.placement import (
 )
 from tests.placement.simulated import Simulated, simulate
 
-CHECKED = settings(deadline=None, derandomize=True, max_examples=60)
+CHECKED = settings(deadline=None, derandomize=True, max_examples=40)
 
 
 @st.composite

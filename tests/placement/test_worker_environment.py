@@ -104,6 +104,17 @@ def test_workers_placed_on_a_gpu_node_without_devices_of_their_own(make_cluster,
     assert [each["CUDA_VISIBLE_DEVICES"] for each in variables] == ["0,1,2,3"] * 2
 
 
+def test_without_isolation_workers_with_robots_count_their_neighbours(make_grouped):
+    cluster = make_grouped([2, 2], arms=[0, 1])
+
+    variables = environments(FlexiblePlacementStrategy([[0], [0], [1]], "arms"), cluster, isolate_accelerator=False)
+
+    assert local_ranks(variables) == [("0", "2"), ("1", "2"), ("0", "1")]
+    assert [each["LOCAL_HARDWARE_RANKS"] for each in variables] == ["0", "0", "0"]
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in variables] == ["0,1"] * 3
+    assert [each["NODE_GROUP_LABEL"] for each in variables] == ["arms"] * 3
+
+
 def test_uuids_stay_as_they_are_and_leave_the_egl_device_open(make_cluster):
     cluster = make_cluster(["GPU-5a3e", "MIG-77"])
 

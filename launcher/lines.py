@@ -1,0 +1,22 @@
+"""What node 0's daemon does about lines that workers of an emulated network share: it keeps their book."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rlinf_async.core.net_emulation import Line, Lines
+
+
+class EmulatedLines:
+    """Who asks first is carried first, wherever in the run it is."""
+
+    def __init__(self) -> None:
+        self._lines = Lines()
+
+    async def do_reserve_lines(self, source: int, ask: int, arguments: Any) -> float:
+        """Seconds until these lines, ``[name, bytes per second]``, have carried so many bytes more."""
+        lines = [Line(str(name), float(rate)) for name, rate in arguments["lines"]]
+        if any(line.rate <= 0 for line in lines):
+            raise ValueError(f"a line must carry more than nothing: {lines}")
+        return self._lines.reserve(lines, max(0, int(arguments["bytes"])), time.monotonic())

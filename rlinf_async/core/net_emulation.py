@@ -1,0 +1,183 @@
+"""How long a message would be on its way if its ends were in different data centres, behind lines that others share.
+
+Workers are known by their names, ``"Env:0"``; a configuration may name ``"Env"`` for all of them.  Only what it names
+is far: a message between two that are in no pair crosses nothing, whatever lines they are behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, Protocol
+
+BYTES_PER_MEGABIT: Final = 125_000
+
+_MOST_LINES: Final = 4096
+
+
+class Pair(Protocol):
+    """``configuration.CrossDCPair``."""
+
+    @property
+    def src(self) -> Sequence[str]: ...
+
+    @property
+    def dst(self) -> Sequence[str]: ...
+
+    @property
+    def delay_ms(self) -> float: ...
+
+
+class Group(Protocol):
+    """``configuration.BandwidthGroup``."""
+
+    @property
+    def members(self) -> Sequence[str]: ...
+
+    @property
+    def bandwidth_mbps(self) -> float: ...
+
+
+class Config(Protocol):
+    """``configuration.NetEmulationConfig``."""
+
+    @property
+    def symmetric(self) -> bool: ...
+
+    @property
+    def crossdc_pairs(self) -> Sequence[Pair]: ...
+
+    @property
+    def bandwidth_groups(self) -> Sequence[Group]: ...
+
+
+@dataclass(frozen=True)
+class Line:
+    """What some workers share.
+
+    Attributes:
+        name: the same for everybody who means this line.
+        rate: bytes per second.
+    """
+
+    name: str
+    rate: float
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """What is between a sender and its receivers.
+
+    Attributes:
+        delay: seconds on the way; that of the farthest receiver.
+        lines: that the message crosses, each once however many receivers are behind it.
+    """
+
+    delay: float
+    lines: tuple[Line, ...]
+
+
+class Lines:
+    """How far ahead the lines of a run are taken."""
+
+    def __init__(self) -> None:
+        self._free_at: dict[str, float] = {}
+
+    def __repr__(self) -> str:
+        return f"<Lines {sorted(self._free_at)}>"
+
+    def reserve(self, lines: Iterable[Line], nbytes: int, now: float) -> float:
+        """Has the lines carry a message, behind what they carry already.
+
+        Args:
+            now: seconds of a clock that is the same for all.
+
+        Returns:
+            Seconds until the slowest of them has carried it; 0.0 without lines.
+        """
+        through = now
+        for line in lines:
+            free_at = max(now, self._free_at.pop(line.name, now)) + nbytes / line.rate
+            self._free_at[line.name] = free_at
+            through = max(through, free_at)
+        while len(self._free_at) > _MOST_LINES:  # the one that was used longest ago
+            del self._free_at[next(iter(self._free_at))]
+        return through - now
+
+
+class NetEmulation:
+    """The network that a configuration describes.
+
+    Example:
+        emulation = NetEmulation(config)
+        emulation.reserve("Env:0", "Rollout:1", 1 << 20, now=time.monotonic())    # seconds until it has arrived
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._delays: dict[tuple[str, str], float] = {}
+        for pair in config.crossdc_pairs:
+            for src in pair.src:
+                for dst in pair.dst:
+                    self._add(src, dst, pair.delay_ms / 1e3)
+                    if config.symmetric:
+                        self._add(dst, src, pair.delay_ms / 1e3)
+        self._lines: dict[str, Line] = {}
+        for group in config.bandwidth_groups:
+            line = Line(",".join(group.members), group.bandwidth_mbps * BYTES_PER_MEGABIT)
+            self._lines.update(dict.fromkeys(group.members, line))
+        self._taken = Lines()
+        self.crossing = lru_cache(maxsize=4096)(self._crossing)
+
+    def __repr__(self) -> str:
+        return f"<NetEmulation [{len(self._delays)} pairs, {len(set(self._lines.values()))} lines]>"
+
+    def _add(self, src: str, dst: str, delay: float) -> None:
+        self._delays[src, dst] = max(delay, self._delays.get((src, dst), 0.0))
+
+    def delay(self, src: str, dst: str) -> float | None:
+        """Seconds from one worker to another; None where they are not far from each other.
+
+        What names them both by rank counts before what names a group.
+        """
+        for near in _names(src):
+            for far in _names(dst):
+                found = self._delays.get((near, far))
+                if found is not None:
+                    return found
+        return None
+
+    def _crossing(self, src: str, dsts: tuple[str, ...]) -> Crossing | None:
+        """What one message from one worker to several others crosses; None where that is nothing."""
+        delays = {dst: delay for dst in dsts if (delay := self.delay(src, dst)) is not None}
+        if not delays:
+            return None
+        lines = [line for name in (src, *delays) if (line := self._line(name)) is not None]
+        return Crossing(max(delays.values()), tuple(dict.fromkeys(lines)))
+
+    def _line(self, worker: str) -> Line | None:
+        return next((self._lines[name] for name in _names(worker) if name in self._lines), None)
+
+    def is_idle(self, group: Group) -> bool:
+        """Whether a line is never crossed, because none of its members is far from anybody."""
+        far = {name for pair in self._delays for name in pair}
+        return not any(name in _names(member) or member in _names(name) for member in group.members for name in far)
+
+    # -- for a network without a cluster ----------------------------------------------------------------------------
+
+    def reserve(self, src: str, dst: str, nbytes: int, now: float) -> float:
+        """Seconds until a message that leaves now has arrived; its lines are taken for so long as they carry it."""
+        return self.reserve_broadcast(src, [dst], nbytes, now)
+
+    def reserve_broadcast(self, src: str, dsts: Sequence[str], nbytes: int, now: float) -> float:
+        """The same for several receivers: until the last of them has it."""
+        crossing = self.crossing(src, tuple(dsts))
+        if crossing is None:
+            return 0.0
+        return self._taken.reserve(crossing.lines, nbytes, now) + crossing.delay
+
+
+def _names(worker: str) -> tuple[str, ...]:
+    """What a configuration may call a worker: its name, or its group's."""
+    group, colon, _ = worker.partition(":")
+    return (worker, group) if colon else (worker,)

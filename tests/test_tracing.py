@@ -1,0 +1,311 @@
+"""The trace of a run: what is in it, that it holds whatever happens, that clocks agree."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_async import Channel, Cluster, ConfigError, NodePlacementStrategy, Tracer, WorkerDied, tracing
+from rlinf_async.wire.lifeline import Lifeline
+from tests.traces import Drawn, Trace
+from tests.tracing_workers import Busy
+
+MS = Decimal(1000)
+CHECKOUT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "trace.json"
+
+
+def started(path: Path, **options: Any) -> Cluster:
+    return Cluster(trace=path, log_to_driver=False, **options)
+
+
+async def test_every_call_is_a_span_of_its_caller_and_of_each_callee_with_an_arrow_to_each(path: Path) -> None:
+    async with started(path) as cluster:
+        group = Busy.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="busy")
+        await group.ping()
+        await group.block()
+        await group.execute_on(1).ping()
+        assert [item async for item in group.count(2)]
+        with pytest.raises(ZeroDivisionError):
+            await group.fail()
+    trace = Trace(path)
+    assert trace.processes == {"driver", "busy:0", "busy:1"}
+    arrows = sorted((caller.name, callee.process, callee.name) for caller, callee in trace.arrows)
+    both = [
+        (f"busy.{name}", f"busy:{rank}", name)
+        for name in ("__init__", "block", "count", "fail", "ping")
+        for rank in (0, 1)
+    ]
+    assert arrows == sorted([*both, ("busy.ping", "busy:1", "ping")])
+    for caller, callee in trace.arrows:
+        assert caller.process == "driver"
+        assert caller.begin <= callee.begin
+        assert callee.end <= caller.end or caller.name == "busy.fail"
+    assert all(span.args == {"failed": True} for span in (*trace.of("busy:0", "fail"), *trace.of("busy:1", "fail")))
+    assert trace.of("driver", "busy.fail")[0].args == {}
+
+
+async def test_messages_channels_and_timers_are_spans_inside_the_call_that_does_them(path: Path) -> None:
+    async with started(path) as cluster:
+        group = Busy.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="busy")
+        await group.exchange()
+        await group.exchange_in_coroutines()
+        await group.broadcasts()
+        async with Channel.create("obs", cluster=cluster) as channel:
+            await group.put_and_get(channel)
+            await channel.put(1)
+            await channel.get()
+        await group.timed()
+    trace = Trace(path)
+    for call, process, names in (
+        ("exchange", "busy:0", ["send busy:1", "recv busy:1"]),
+        ("exchange", "busy:1", ["recv busy:0", "send busy:0"]),
+        ("exchange_in_coroutines", "busy:0", ["send busy:1", "recv busy:1"]),
+        ("broadcasts", "busy:0", ["broadcast busy:0 busy:1"]),
+        ("broadcasts", "busy:1", ["broadcast busy:0 busy:1"]),
+        ("put_and_get", "busy:0", ["put obs", "get obs"]),
+        ("timed", "busy:1", ["timed", "inner", "mine", "func"]),
+    ):
+        (span,) = [span for span in trace.of(process, call) if span.category == "call"]
+        assert [each.name for each in trace.within(span)] == names, call
+    assert trace.of("busy:0", "send busy:1")[0].args["bytes"] > 0
+    assert trace.of("busy:0", "inner")[0].category == "busy"
+    assert trace.of("busy:0", "mine")[0].args == {"step": 3}
+    assert trace.of("driver", "put obs")
+    assert trace.of("driver", "get obs")
+    assert not trace.of("busy:0", "hidden")
+
+
+async def test_the_time_that_a_get_waits_is_in_its_span(path: Path) -> None:
+    async with started(path) as cluster:
+        group = Busy.create_group().launch(cluster, name="busy")
+        async with Channel.create("slow", cluster=cluster) as channel:
+            getting = group.get_one(channel)
+            await group.ping()
+            await asyncio.sleep(0.05)
+            await channel.put(1)
+            await getting
+    (get,) = Trace(path).of("busy:0", "get slow")
+    assert 0.05 <= get.seconds < 5
+
+
+async def test_coroutines_that_overlap_have_tracks_of_their_own(path: Path) -> None:
+    async with started(path) as cluster:
+        group = Busy.create_group().launch(cluster, name="busy")
+        await asyncio.gather(*(group.overlap(number) for number in range(4)))
+        await group.overlapping_messages(8)
+    trace = Trace(path)  # which checks that nothing on one track overlaps
+    calls = trace.of("busy:0", "overlap")
+    assert len({span.track for span in calls}) == 4
+    for span in calls:
+        assert [each.name for each in trace.within(span)] == ["outer", "inner"]
+    assert len(trace.of("busy:0", "send busy:0")) == len(trace.of("busy:0", "recv busy:0")) == 8
+
+
+def test_users_may_record_what_they_do_in_a_script_and_read_the_file_while_the_run_goes_on(path: Path) -> None:
+    with started(path) as cluster:
+        group = Busy.create_group().launch(cluster, name="busy")
+        Tracer.trace_begin("phase", "script", {"number": 1})
+        with Tracer.trace_span("inside"):
+            group.ping().wait()
+        Tracer.trace_end("phase", "script")
+        Tracer.trace_end("never begun")
+        assert Tracer.finalize() == str(path)
+        trace = Trace(path)
+        assert len(trace.of("busy:0", "ping")) == 1
+        (phase,) = trace.of("driver", "phase")
+        assert (phase.category, phase.args) == ("script", {"number": 1})
+        assert [span.name for span in trace.within(phase)] == ["inside", "busy.ping"]
+        group.ping().wait()
+    assert len(Trace(path).of("busy:0", "ping")) == 2
+
+
+def test_what_a_frozen_worker_has_is_not_waited_for_long(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "PATIENCE", 0.2)
+    with started(path) as cluster:
+        group = Busy.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="busy")
+        frozen, _ = group.pid().wait()
+        os.kill(frozen, signal.SIGSTOP)
+        group.execute_on(1).ping().wait()
+        assert Tracer.finalize() == str(path)
+        assert Trace(path).of("busy:1", "ping")
+        os.kill(frozen, signal.SIGCONT)
+        assert Tracer.finalize() == str(path)
+        assert Trace(path).of("busy:0", "pid")
+
+
+async def test_a_worker_that_is_killed_loses_what_it_has_not_sent_and_the_file_is_whole(path: Path) -> None:
+    async with started(path) as cluster:
+        group = Busy.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="busy")
+        await group.execute_on(0).steps(5000)
+        with pytest.raises(WorkerDied):
+            await group.execute_on(0).kill_itself()
+        await group.execute_on(1).ping()
+        Trace(path)
+    trace = Trace(path)
+    assert len(trace.of("busy:0", "step")) >= 4 * 512
+    assert trace.of("driver", "busy.kill_itself")[0].args == {}
+    assert not trace.of("busy:0", "kill_itself")
+    assert trace.of("busy:1", "ping")
+
+
+def test_a_driver_that_is_killed_leaves_a_whole_file(path: Path) -> None:
+    script = (
+        "import os, signal\n"
+        "from rlinf_async import Cluster, Tracer\n"
+        "from tests.tracing_workers import Busy\n"
+        f"cluster = Cluster(trace={str(path)!r}, log_to_driver=False)\n"
+        "group = Busy.create_group().launch(cluster, name='busy')\n"
+        "group.steps(2000).wait()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], cwd=CHECKOUT, timeout=60, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert len(Trace(path).of("busy:0", "step")) >= 512
+
+
+async def test_more_than_can_be_kept_is_left_out_and_counted(path: Path) -> None:
+    async with started(path) as cluster:
+        group = Busy.create_group().launch(cluster, name="busy")
+        # Nothing can be sent while this loop is held up; what was recorded meanwhile is bounded.
+        recorder = tracing.recorder
+        assert recorder is not None
+        for _ in range(40_000):
+            recorder.leave(recorder.enter("step", "x"))
+        assert len(recorder) <= 64 * 512
+        await group.ping()
+    missing = [event["name"] for event in Trace(path).events if event["ph"] == "i"]
+    assert len(missing) == 1
+    assert missing[0].endswith("spans are missing here")
+
+
+async def test_a_run_that_is_not_traced_records_nothing() -> None:
+    async with Cluster(log_to_driver=False) as cluster:
+        group = Busy.create_group().launch(cluster, name="busy")
+        assert tracing.recorder is None
+        assert await group.is_traced() == [False]
+        with Tracer.trace_span("nothing"):
+            Tracer.trace_begin("nothing")
+            Tracer.trace_end("nothing")
+        assert await Tracer.finalize() is None
+
+
+async def test_the_configuration_turns_it_on_and_an_argument_or_the_variable_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {"cluster": {"num_nodes": 1, "tracer": {"enable": True, "output_file": str(tmp_path / "config.json")}}}
+    async with Cluster(cluster_cfg=config, log_to_driver=False):
+        assert tracing.recorder is not None
+    assert tracing.recorder is None
+    monkeypatch.setenv("RLINF_TRACE", str(tmp_path / "variable.json"))
+    async with Cluster(cluster_cfg=config, log_to_driver=False):
+        pass
+    async with Cluster(cluster_cfg=config, trace=str(tmp_path / "argument.json"), log_to_driver=False):
+        pass
+    async with Cluster(cluster_cfg=config, trace=False, log_to_driver=False):
+        assert tracing.recorder is None
+    assert {file.name for file in tmp_path.iterdir()} == {"config.json", "variable.json", "argument.json"}
+    async with Cluster(trace=True, distributed_log_dir=str(tmp_path / "logs"), log_to_driver=False):
+        pass
+    assert Trace(tmp_path / "logs" / "trace.json").processes == set()
+
+
+def test_a_file_that_cannot_be_written_is_an_error_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the trace cannot be written to .*Is a directory"):
+        started(tmp_path)
+    with pytest.raises(ConfigError, match="trace= takes the path of a file"):
+        Cluster(trace=3)  # type: ignore[arg-type]
+
+
+def test_under_the_launcher_a_flag_is_enough(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from rlinf_async import Cluster, NodePlacementStrategy\n"
+        "from tests.tracing_workers import Busy\n"
+        "for name in ('first', 'second'):\n"
+        "    with Cluster() as cluster:\n"
+        "        Busy.create_group().launch(cluster, NodePlacementStrategy([0, 1]), name=name).ping().wait()\n"
+    )
+    command = [sys.executable, "-m", "launcher", "--local-nodes", "2", "--trace", "run.json", script]
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    trace = Trace(tmp_path / "run.json")
+    assert {"first:0", "first:1", "second:0", "second:1", "driver"} == trace.processes
+    assert len([callee for _, callee in trace.arrows if callee.name == "ping"]) == 4
+
+
+def drawn_late(trace: Trace, rank: int) -> list[tuple[Drawn, Drawn]]:
+    """Calls of one rank, without the first ones."""
+    return [(a, b) for a, b in trace.arrows if b.process == f"busy:{rank}" and b.name == "ping"][5:]
+
+
+def assert_aligned(trace: Trace) -> None:
+    """What happens on one node between two things on the other one is drawn between them, within a millisecond."""
+    for rank in (0, 1):
+        calls = drawn_late(trace, rank)
+        assert len(calls) > 50
+        assert all(caller.begin - MS <= callee.begin for caller, callee in calls)
+        assert all(callee.end <= caller.end + MS for caller, callee in calls)
+        # The fastest call leaves no room for a clock that is wrong by more.
+        assert min(caller.end - caller.begin for caller, _ in calls) < 5 * MS
+    for sent, received in zip(trace.of("busy:0", "send busy:1"), trace.of("busy:1", "recv busy:0"), strict=True):
+        assert sent.begin <= received.end + MS
+
+
+async def run_on_two_nodes(path: Path) -> None:
+    async with started(path, local_nodes=2) as cluster:
+        group = Busy.create_group().launch(cluster, NodePlacementStrategy([0, 1]), name="busy")
+        for _ in range(100):
+            await group.ping()
+        await group.exchange()
+
+
+async def test_spans_of_two_nodes_line_up(path: Path) -> None:
+    await run_on_two_nodes(path)
+    assert_aligned(Trace(path))
+
+
+@pytest.mark.parametrize("shifted", [0, 1])
+async def test_spans_of_two_nodes_line_up_although_a_daemon_has_another_clock(
+    path: Path, shifted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhen = ["unshare", "--time", "--monotonic=100000", "--fork", "--kill-child=SIGKILL"]
+    probe = subprocess.run([*elsewhen, "true"], capture_output=True, text=True, check=False)
+    if probe.returncode:
+        pytest.skip(f"a clock of its own needs a time namespace: {probe.stderr.strip()}")
+    start = Lifeline.start
+    started_so_far = 0
+
+    async def start_elsewhen(argv: list[str], **options: Any) -> Lifeline:
+        nonlocal started_so_far
+        started_so_far += 1
+        return await start([*elsewhen, *argv] if started_so_far - 1 == shifted else argv, **options)
+
+    monkeypatch.setattr(Lifeline, "start", start_elsewhen)
+    await run_on_two_nodes(path)
+    trace = Trace(path)
+    assert_aligned(trace)
+    times = [span.begin for span in trace.spans]
+    assert max(times) - min(times) < 60_000 * MS
+
+
+def test_the_file_says_which_run_it_is(path: Path) -> None:
+    with started(path) as cluster:
+        run = cluster.run_id
+    assert json.loads(path.read_text())["otherData"]["run"] == run
