@@ -143,7 +143,7 @@ class Router:
     def _route_to_queue(self, source: Endpoint, frame: list[Any], fds: list[int]) -> None:
         """What a process says to the daemon that has a channel's queue."""
         node = frames.node_of(frame[3])
-        if frames.number_of(frame[3]) or (fds and not (frame[0] == frames.PUT and _is_sealed(frame[-1], fds))):
+        if frames.number_of(frame[3]) or not _may_be_queued(frame, fds):
             close_fds(fds)
             raise FrameError(f"{source!r} sent a frame of kind {frame[0]} that makes no sense")
         if node == self.node:
@@ -375,6 +375,13 @@ def _is_sound(frame: list[Any], fds: list[int]) -> bool:
     if not fds:
         return type(body) is bytes
     return _is_sealed(body, fds)
+
+
+def _may_be_queued(frame: list[Any], fds: list[int]) -> bool:
+    """Whether what is said to a queue may go to other processes; a list in the place of a body means another node's."""
+    if frame[0] != frames.PUT:
+        return not fds
+    return _is_sealed(frame[-1], fds) if fds else type(frame[-1]) in (bytes, int)
 
 
 def _is_sealed(body: Any, fds: list[int]) -> bool:

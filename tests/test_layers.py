@@ -66,8 +66,8 @@ NEAR = rooms(
     "placement_svg script_config show_placement"
 )
 FAR = rooms(
-    "channels daemon guardian router processes resources birth desk endpoint gathering inquiry lines locks names neighbour "
-    "node obituaries output ports preflight profiled questions sub_workers sweeper templates traces verdict "
+    "channels daemon guardian router processes resources birth desk endpoint gathering inquiry lines locks names "
+    "neighbour node obituaries output ports preflight profiled questions sub_workers sweeper templates traces verdict "
     "workplace"
 )
 

@@ -632,6 +632,8 @@ NONSENSE = {
     "a route that is none": frames.pack([frames.CALL, 0, 0, 7, 1, "hello", 0, b""]),
     "a call that is none": frames.pack([frames.CALL, 0, 0, EVERYBODY, {}, "hello", 0, b""]),
     "descriptors that are not there": frames.pack([frames.CALL, 1, 0, EVERYBODY, 1, "hello", 0, 8]),
+    "an item that says it comes by another way": frames.pack([frames.PUT, 0, 0, 1 << 32, 1, 0, b"", 0, 0, [1, 8]]),
+    "an item that says nothing": frames.pack([frames.PUT, 0, 0, 1 << 32, 1, 0, b"", 0, 0, []]),
     "an answer of the wrong kind": frames.pack([frames.REPLY, 0, 0, 1, 1, 0, 0, [1, 8]]),
 }
 

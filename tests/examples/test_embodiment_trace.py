@@ -16,7 +16,7 @@ pytest.importorskip("mujoco")
 
 
 @pytest.mark.slow
-def test_a_trace_of_the_script_holds_its_calls_channels_messages_and_timers(tmp_path: Path) -> None:
+def test_a_trace_of_the_script_holds_its_calls_channels_and_timers(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     command = [sys.executable, str(SCRIPT), *SMALL, "runner.max_steps=2", f"runner.logger.log_path={tmp_path / 'logs'}"]
     environment = {**os.environ, "RLINF_TRACE": str(path)}
@@ -33,7 +33,7 @@ def test_a_trace_of_the_script_holds_its_calls_channels_messages_and_timers(tmp_
     for caller, callee in trace.arrows:
         assert caller.begin <= callee.begin <= callee.end <= caller.end
     workers = [span for span in trace.spans if span.process != "driver"]
-    assert {"call", "channel", "message"} < {span.category for span in workers}
+    assert {"call", "channel"} < {span.category for span in workers}
     for timer in ("interact", "run_training", "compute_advantages_and_returns", "sync_model"):
         assert [span for span in workers if span.name == timer and span.category in groups], timer
     assert not [event for event in trace.events if event["ph"] == "i"]
