@@ -245,7 +245,9 @@ class NodeClient:
             self._send((frames.CANCEL, 0, self.endpoint, frames.route_to(relayed), call))
 
     def credit(self, call: int, target: int, count: int) -> None:
-        """Lets a stream send ``count`` more items."""
+        """Lets a stream send ``count`` more items; one that has ended everywhere needs none."""
+        if call not in self._calls:
+            return
         direct, relayed = self._direct_calls.split(call, [target])
         self._direct_calls.say(direct, (frames.CREDIT, 0, 0, 0, call, count))
         if relayed:
