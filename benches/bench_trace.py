@@ -16,7 +16,7 @@ from typing import Final
 
 from rlinf_async import Tracer, tracing
 from rlinf_async.core import frames
-from rlinf_async.core.spans import Recorder, plain
+from rlinf_async.core.spans import Recorder
 from rlinf_async.trace import who
 
 from .measure import ITSELF, OURS, Case, Target, alternate, print_row
@@ -63,9 +63,7 @@ def _recorded(recorder: Recorder, record: Callable[[], None]) -> float:
     try:
         record()
         while (batch := recorder.take()) is not None:
-            tracks, dropped, events = batch
-            spans = [(*event[:5], plain(event[5]), event[6]) for event in events]
-            frames.pack(["bench", 1, 0, tracks, dropped, spans])
+            frames.pack(["bench", 1, 0, *batch])
     finally:
         tracing.recorder = None
     return (time.perf_counter() - began) * 1e6 / AT_ONCE

@@ -38,6 +38,9 @@ AGAIN: Final = 5.0
 PATIENCE: Final = 2.0
 """Seconds for the clocks of all nodes, before the trace begins."""
 
+SLICE: Final = 64
+"""Spans that are written without a break."""
+
 MOST_ROUNDS: Final = 64
 
 
@@ -71,6 +74,8 @@ class Traces:
         self._gone = gone
         self._file: TraceFile | None = None
         self._broken = False
+        self._turns = asyncio.Lock()
+        """Batches are written in the order in which they came."""
         self._clocks: dict[int, ClockOffset] = {}
         self._left: dict[int, int] = {}
         """Questions of the present row that are still to be asked, by node."""
@@ -116,20 +121,29 @@ class Traces:
         clock = self._clocks.get(node)
         if clock is not None and time.monotonic_ns() - clock.heard_at > AGAIN * 1e9 and not self._left.get(node):
             self._ask_clock(node, QUESTIONS)
-        name, pid, shift, tracks, dropped, spans = frames.unpack(arguments)
         at = self._name if node == self._router.node else self._router.neighbours[node].name
-        brought = clock.to_ours if clock is not None else int
         try:
+            name, pid, shift, tracks, dropped, spans = frames.unpack(arguments)
             process = Process(source, str(name), at, int(pid))
-            self._file.add(process, tracks, spans, lambda when: brought(when + shift), dropped)
+            async with self._turns:
+                for first in range(0, len(spans), SLICE):
+                    part = spans[first : first + SLICE]
+                    self._file.add(process, tracks, part, dropped, shift=int(shift), clock=clock)
+                    tracks, dropped = {}, 0
+                    await asyncio.sleep(0)  # what else this daemon does is more urgent
         except OSError as error:
             self._broken = True
             logger.error("the trace ends here: %s", error)
             return False
-        except (TypeError, ValueError, IndexError):
+        except (TypeError, ValueError, IndexError, AttributeError, frames.FrameError):
             logger.warning("endpoint %d sent spans that make no sense", source)
             return False
         return True
+
+    async def do_written(self, source: int, ask: int, arguments: Any) -> bool:
+        """Answered when everything is in the file that has come so far."""
+        async with self._turns:
+            return True
 
     def close(self) -> None:
         if self._file is not None:
@@ -187,6 +201,7 @@ class Traces:
 
     async def do_collected(self, source: int, ask: int, arguments: Any) -> bool:
         """A process has sent everything."""
+        await self.do_written(source, ask, arguments)
         self._rounds.setdefault(arguments, set()).add(source)
         while len(self._rounds) > MOST_ROUNDS:  # of those that nobody waited for to the end
             del self._rounds[next(iter(self._rounds))]

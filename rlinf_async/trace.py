@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from rlinf_async.client import NodeClient
 from rlinf_async.core import frames
-from rlinf_async.core.spans import BATCH, Recorder, plain
+from rlinf_async.core.spans import ENOUGH, Recorder
 from rlinf_async.work import Work
 
 MOMENT: Final = 200_000_000
@@ -41,6 +41,7 @@ class Trace:
         self._lock = threading.Lock()
         self._under_way = 0
         self._is_asked = False
+        self._is_behind = False
         self._sent_at = 0
         main = threading.main_thread().ident or 0
         self.recorder = Recorder(who, self.ask_to_send, main)
@@ -60,7 +61,8 @@ class Trace:
         self._sent_at = time.monotonic_ns()
         while len(self.recorder):
             with self._lock:
-                if self._under_way >= MOST_UNDER_WAY:
+                self._is_behind = self._under_way >= MOST_UNDER_WAY
+                if self._is_behind:
                     return
                 self._under_way += 1
             ask = self._send_batch()
@@ -72,16 +74,14 @@ class Trace:
     def _taken(self) -> None:
         with self._lock:
             self._under_way -= 1
-        if len(self.recorder) >= BATCH:
+        if self._is_behind or len(self.recorder) >= ENOUGH:
             self.ask_to_send()
 
     def _send_batch(self) -> Work[Any] | None:
         batch = self.recorder.take()
         if batch is None:
             return None
-        tracks, dropped, events = batch
-        spans = [(*event[:3], event[3], event[4], plain(event[5]), event[6]) for event in events]
-        body = frames.pack([self._name, os.getpid(), self._shift, tracks, dropped, spans])
+        body = frames.pack([self._name, os.getpid(), self._shift, *batch])
         return self._client.ask("spans", body, node=self.home, what="the writing of the trace")
 
     def send_all(self) -> list[Work[Any]]:

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar, cast
 from rlinf_async import client as clients
 from rlinf_async import tracing
 from rlinf_async.client import NodeClient
-from rlinf_async.core.spans import Recorder, Span
+from rlinf_async.core.spans import Recorder, Span, plain, text
 from rlinf_async.work import blocking
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -47,13 +47,13 @@ class Tracer:
     def trace_begin(name: str, cat: str = "default", args: dict[str, Any] | None = None) -> None:
         """Something begins, to its ``trace_end`` in the same coroutine, or in the same thread outside of any."""
         if tracing.recorder is not None:
-            tracing.recorder.enter(name, cat, args)
+            tracing.recorder.enter(text(name), text(cat), plain(args))
 
     @staticmethod
     def trace_end(name: str, cat: str = "default") -> None:
         """What was begun here last under that name and category ends; nothing happens if nothing was."""
         recorder = tracing.recorder
-        if recorder is not None and (span := recorder.innermost(name, cat)) is not None:
+        if recorder is not None and (span := recorder.innermost(text(name), text(cat))) is not None:
             recorder.leave(span)
 
     @staticmethod
@@ -109,7 +109,7 @@ class TraceSpan:
     def __enter__(self) -> None:
         if tracing.recorder is not None:
             self._recorder = tracing.recorder
-            self._span = self._recorder.enter(self._name, self._category, self._args)
+            self._span = self._recorder.enter(text(self._name), text(self._category), plain(self._args))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if self._recorder is not None:

@@ -97,7 +97,7 @@ async def close_trace(client: NodeClient) -> None:
         return
     _turn_off(client)
     with contextlib.suppress(RLinfAsyncError):  # the run has ended by itself: what has arrived is in the file
-        for ask in trace.send_all():
+        for ask in (*trace.send_all(), client.ask("written", node=trace.home)):
             await ask.async_wait()
 
 
@@ -182,14 +182,24 @@ def follow(work: Work[Any], name: str, category: str, args: dict[str, Any] | Non
     tracer = recorder
     if tracer is None:
         return
-    span = tracer.begin(name, category, args)
+    work._follow(_End(tracer, tracer.begin(name, category, args), work))
 
-    def ended() -> None:
-        if work._error is not None:
-            span.args = {**(span.args or {}), "error": type(work._error).__name__}
-        tracer.end(span)
 
-    work._follow(ended)
+class _End:
+    """Called at the end of an operation."""
+
+    __slots__ = ("_recorder", "_span", "_work")
+
+    def __init__(self, recorder: Recorder, span: Span, work: Work[Any]) -> None:
+        self._recorder = recorder
+        self._span = span
+        self._work = work
+
+    def __call__(self) -> None:
+        error = self._work._error
+        if error is not None:
+            self._span.args = {**(self._span.args or {}), "error": type(error).__name__}
+        self._recorder.end(self._span)
 
 
 def follow_call(call: Call, ended: Work[Any], name: str) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
-from rlinf_async import Channel, Tracer, Worker, tracing
+from rlinf_async import Channel, Tracer, Worker, WorkerAddress, tracing
 
 
 class Busy(Worker):
@@ -92,3 +93,17 @@ class Busy(Worker):
 
     def is_traced(self) -> bool:
         return tracing.recorder is not None
+
+    def breed(self) -> int | None:
+        """Starts a subprocess that is a worker too and sends something; its exit code."""
+        process = multiprocessing.get_context("fork").Process(target=be_sub, args=(self.worker_address,))
+        process.start()
+        assert self.recv("busy", [0, 0]) == "hello"
+        process.join()
+        return process.exitcode
+
+
+def be_sub(parent: WorkerAddress) -> None:
+    worker = Worker(parent_address=parent, world_size=1, rank=0)
+    with Tracer.trace_span("sub"):
+        worker.send("hello", "busy", 0)

@@ -90,10 +90,10 @@ class ClockOffset:
         knots = self._knots
         if not knots:
             return 0
+        if theirs >= knots[-1][0]:
+            return knots[-1][1]
         after = bisect.bisect_right(knots, theirs, key=lambda knot: knot[0])
         if after == 0:
             return knots[0][1]
-        if after == len(knots):
-            return knots[-1][1]
         (since, low), (until, high) = knots[after - 1], knots[after]
         return low + (high - low) * (theirs - since) // (until - since)

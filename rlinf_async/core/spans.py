@@ -16,10 +16,13 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-BATCH: Final = 512
-"""Spans; when there are so many they are worth sending."""
+BATCH: Final = 256
+"""Spans that are taken at once."""
 
-CAPACITY: Final = 64 * BATCH
+ENOUGH: Final = 16 * BATCH
+"""Spans; when there are so many it is time to take them, whatever goes on."""
+
+CAPACITY: Final = 128 * BATCH
 """Spans that are kept while they cannot be sent; what is recorded beyond is only counted."""
 
 LONGEST: Final = 200
@@ -28,7 +31,7 @@ LONGEST: Final = 200
 _MOST_ARGUMENTS: Final = 16
 
 Event = tuple[int, int, int, str, str, dict[str, Any] | None, Any]
-"""Track, begin and end in nanoseconds of this process's monotonic clock, name, category, arguments, flow."""
+"""Track, begin and end in nanoseconds of this process's monotonic clock, name, category, arguments, flow; plain."""
 
 Batch = tuple[dict[int, str], int, list[Event]]
 """Names of tracks that are new, spans that were dropped before, and spans."""
@@ -77,7 +80,7 @@ class Recorder:
 
     Args:
         who: the running task, or the number of the running thread where there is none.
-        on_full: called, outside of every lock but possibly in a finalizer, when there is a batch to be taken.
+        on_full: called, outside of every lock but possibly in a finalizer, when there is enough to be taken.
         main: number of the thread that has a track for good.
         clock: nanoseconds.
 
@@ -94,13 +97,13 @@ class Recorder:
         on_full: Callable[[], None],
         main: int,
         *,
-        batch: int = BATCH,
+        enough: int = ENOUGH,
         capacity: int = CAPACITY,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._who = who
         self._on_full = on_full
-        self._batch = batch
+        self._enough = enough
         self._capacity = capacity
         self._clock = clock
         # A finalizer that the collector runs in here may end an operation.
@@ -213,7 +216,7 @@ class Recorder:
             self._dropped += 1
             return True
         self._events.append(event)
-        return len(self._events) >= self._batch
+        return len(self._events) >= self._enough
 
     # -- tracks -------------------------------------------------------------------------------------------------
 
@@ -272,6 +275,11 @@ def plain(args: dict[str, Any] | None) -> dict[str, Any] | None:
     if not args:
         return None
     return {str(name)[:LONGEST]: _plain(value) for name, value in list(args.items())[:_MOST_ARGUMENTS]}
+
+
+def text(value: Any) -> str:
+    """A name, whatever it was."""
+    return value if type(value) is str and len(value) <= LONGEST else str(value)[:LONGEST]
 
 
 def _plain(value: Any) -> Any:

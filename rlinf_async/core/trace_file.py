@@ -10,12 +10,13 @@ import errno
 import json
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
+from rlinf_async.core.clocks import ClockOffset
 from rlinf_async.core.spans import Event
 
 MOST_UNMET: Final = 1 << 14
@@ -88,21 +89,25 @@ class TraceFile:
         process: Process,
         tracks: Mapping[int, str],
         events: Sequence[Event],
-        to_ours: Callable[[int], int],
         dropped: int = 0,
+        *,
+        shift: int = 0,
+        clock: ClockOffset | None = None,
     ) -> None:
         """Spans of one process.
 
         Args:
             tracks: names of those that have not been named before.
-            to_ours: brings a time of that process to the clock of this trace.
             dropped: spans that are missing before these.
+            shift: nanoseconds by which the clock of its machine is ahead of its own.
+            clock: of its machine; None where that is the machine whose clock the trace has.
 
         Raises:
             OSError: the disk is full, for one; what was written before is whole.
             TypeError, ValueError, IndexError: that is no batch of spans; nothing of it is in the file.
         """
         lines: list[str] = []
+        begin = 0
         number = self._processes.get(process.endpoint, 0)
         if not number:
             number = len(self._processes) + 1
@@ -110,21 +115,23 @@ class TraceFile:
         for track, name in tracks.items():
             lines.append(_metadata(number, "thread_name", {"name": str(name)}, int(track)))
             lines.append(_metadata(number, "thread_sort_index", {"sort_index": int(track)}, int(track)))
+        zero = shift - self._began
         for track, since, until, name, category, args, flow in events:
-            begin = to_ours(since) - self._began
-            end = max(begin, to_ours(until) - self._began)
-            more = f',"args":{json.dumps(args, allow_nan=False)}' if args else ""
+            if clock is None:
+                begin, end = since + zero, until + zero
+            else:
+                begin = clock.to_ours(since + shift) - self._began
+                end = clock.to_ours(until + shift) - self._began
             lines.append(
-                f'{{"ph":"X","name":{_quoted(name)},"cat":{_quoted(category)},"pid":{number:d},"tid":{track:d},'
-                f'"ts":{_micro(begin)},"dur":{_micro(end - begin)}{more}}}'
+                f'{_kind(name, category)}{number},"tid":{track:d},"ts":{begin / 1e3:.3f},'
+                f'"dur":{(end - begin) / 1e3:.3f}{_shown(args)}}}'
             )
             if flow:
                 lines += self._connect(_Place(number, track, begin, end), name, flow)
         if dropped:
-            at = to_ours(events[0][1]) - self._began if events else 0
             lines.append(
-                f'{{"ph":"i","s":"p","name":"{dropped:d} spans are missing here","cat":"tracer","pid":{number:d},'
-                f'"tid":1,"ts":{_micro(at)}}}'
+                f'{{"ph":"i","s":"p","name":"{dropped:d} spans are missing here","cat":"tracer","pid":{number},'
+                f'"tid":1,"ts":{begin / 1e3:.3f}}}'
             )
         self._append(lines)
         self._processes[process.endpoint] = number
@@ -159,7 +166,7 @@ class TraceFile:
         self._arrows += 1
         return [
             f'{{"ph":"{phase}","id":{self._arrows},"name":{_quoted(name)},"cat":"call","pid":{place.process},'
-            f'"tid":{place.track},"ts":{_micro(when)}{more}}}'
+            f'"tid":{place.track},"ts":{when / 1e3:.3f}{more}}}'
             for phase, place, when, more in (("s", start, start.begin, ""), ("f", end, at, ',"bp":"e"'))
         ]
 
@@ -205,7 +212,19 @@ def _quoted(text: str) -> str:
     return json.dumps(text)
 
 
-def _micro(nanoseconds: int) -> str:
-    """Microseconds, exactly."""
-    sign, rest = ("-", -nanoseconds) if nanoseconds < 0 else ("", nanoseconds)
-    return f"{sign}{rest // 1000}.{rest % 1000:03d}"
+@lru_cache(maxsize=4096)
+def _kind(name: str, category: str) -> str:
+    """How spans of that name begin."""
+    if type(name) is not str or type(category) is not str:
+        raise TypeError(f"a span is called {name!r} in {category!r}")
+    return f'{{"ph":"X","name":{json.dumps(name)},"cat":{json.dumps(category)},"pid":'
+
+
+def _shown(args: Mapping[str, Any] | None) -> str:
+    if not args:
+        return ""
+    if len(args) == 1:  # most often so many bytes
+        ((name, value),) = args.items()
+        if type(value) is int and type(name) is str:
+            return f',"args":{{{_quoted(name)}:{value}}}'
+    return f',"args":{json.dumps(args, allow_nan=False)}'

@@ -67,7 +67,7 @@ class Span:
     def __enter__(self) -> Span:
         if tracing.recorder is not None and self._category is not None:
             self._recorder = tracing.recorder
-            self._traced = self._recorder.enter(self._tag, self._category)
+            self._traced = self._recorder.enter(spans.text(self._tag), self._category)
         self._since = time.perf_counter()
         return self
 

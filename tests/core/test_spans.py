@@ -132,7 +132,7 @@ def test_the_innermost_of_a_name_is_found_where_it_was_entered_only() -> None:
 
 
 def test_what_is_kept_is_bounded_and_what_is_left_out_is_counted() -> None:
-    stage = Stage(batch=4, capacity=8)
+    stage = Stage(enough=4, capacity=8)
     for number in range(20):
         stage.recorder.leave(stage.recorder.enter(str(number), "x"))
     assert len(stage.recorder) == 8
