@@ -43,7 +43,9 @@ class Birth:
     @property
     def worker_environment(self) -> dict[str, str]:
         """What every worker of this node inherits."""
-        return {**os.environ, **self.environment, "RLINF_RUN_ID": self.run}
+        environment = {**os.environ, **self.environment, "RLINF_RUN_ID": self.run}
+        environment.pop("RLINF_TRACE", None)  # of this run: one that a worker starts must not write into its file
+        return environment
 
 
 def read_birth(data: bytes, make_run_dir: Any) -> Birth:

@@ -92,7 +92,9 @@ class Stream:
 
     def _tell_failure(self) -> None:
         failed = self._tally.failures()
-        if failed:
+        with self._lock:
+            if not failed or self._error is not None:  # the consumer, on its own thread, has been quicker
+                return
             self._told = True
             what = f"{self._callee.name}.{self._method}()"
             self._callee.client.failed(self._key, f"{what}: {summary_of(self._callee, failed)}")

@@ -220,8 +220,9 @@ async def test_the_configuration_turns_it_on_and_an_argument_or_the_variable_nam
         assert tracing.recorder is not None
     assert tracing.recorder is None
     monkeypatch.setenv("RLINF_TRACE", str(tmp_path / "variable.json"))
-    async with Cluster(cluster_cfg=config, log_to_driver=False):
-        pass
+    async with Cluster(cluster_cfg=config, log_to_driver=False) as cluster:
+        # A run that a worker starts would write into the same file.
+        assert await Busy.create_group().launch(cluster, name="busy").variable("RLINF_TRACE") == [None]
     async with Cluster(cluster_cfg=config, trace=str(tmp_path / "argument.json"), log_to_driver=False):
         pass
     async with Cluster(cluster_cfg=config, trace=False, log_to_driver=False):

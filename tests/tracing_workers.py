@@ -22,6 +22,9 @@ class Busy(Worker):
     def fail(self) -> float:
         return 1 / 0
 
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
     def pid(self) -> int:
         return os.getpid()
 
