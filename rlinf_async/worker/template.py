@@ -91,7 +91,7 @@ def _import_everything() -> None:
     import uvloop  # noqa: F401
 
     import rlinf_async.data.tensors
-    import rlinf_async.worker.runtime  # noqa: F401
+    import rlinf_async.worker.life  # noqa: F401
 
 
 def _keep_from_finalizing() -> None:
@@ -199,9 +199,9 @@ def _become(spec: dict[str, Any], fds: list[int]) -> None:
     """Turns the forked child into a worker.  Does not return."""
     try:
         sock, store_fd = _settle_in(spec, fds)
-        from rlinf_async.worker import runtime
+        from rlinf_async.worker import life
 
-        runtime.main(sock, spec, _identity(spec), store_fd)
+        life.live(sock, spec, _identity(spec), store_fd)
     except BaseException:
         import traceback
 

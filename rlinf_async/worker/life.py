@@ -1,0 +1,92 @@
+"""The life of a worker process: two loops, a seat at the node, and the way out."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from typing import Any
+
+from rlinf_async import far_links, tracing
+from rlinf_async.client import NodeClient, opened
+from rlinf_async.wire.selector import SharedSelector
+from rlinf_async.worker import here
+from rlinf_async.worker.emulation import far_links_of
+from rlinf_async.worker.exchange import Exchange
+from rlinf_async.worker.runtime import Runtime
+from rlinf_async.worker.shortcuts import Shortcuts
+from rlinf_async.worker.store import MasterStore
+
+
+def live(sock: socket.socket, spec: dict[str, Any], identity: here.Identity, store_fd: int | None) -> None:
+    """The life of a worker process, from its first frame to its exit; does not return."""
+    sys.setswitchinterval(0.0005)
+    # Not uvloop's: that makes a socket pair for signals each time it is resumed, and it is resumed after every def.
+    selector, socket_selector = SharedSelector(), SharedSelector()
+    loop = asyncio.SelectorEventLoop(selector)
+    asyncio.set_event_loop(loop)
+    socket_loop = asyncio.SelectorEventLoop(socket_selector)
+
+    def share(fd: int) -> None:
+        selector.share(fd)
+        socket_selector.share(fd)
+
+    runtime = Runtime(loop, identity, spec.get("max_concurrency"))
+    client = NodeClient(socket_loop, runtime)
+    client.node = identity.info.cluster_node_rank
+    runtime.client = client
+    runtime.shortcuts = Shortcuts(client, spec["shortcuts"], runtime)
+    client.shortcut = runtime.shortcuts.to
+    here.client = client
+    here.exchange = Exchange(client, identity.info, identity.group_name)
+    opened(client)
+    client.on_event.setdefault("closed", []).append(_cut_off)
+    tracing.attach(client, identity.address.get_name())
+    far_links.use(far_links_of(client, identity))
+
+    client.attach_shared(sock, {"role": "worker", "pid": os.getpid()}, loop, share)
+
+    def serve_socket() -> None:
+        asyncio.set_event_loop(socket_loop)
+        if store_fd is not None:
+            runtime.store = MasterStore(socket_loop, store_fd)
+        socket_loop.run_forever()
+
+    thread = threading.Thread(target=serve_socket, name="rlinf-socket", daemon=True)
+    thread.start()
+    os.register_at_fork(after_in_child=here.forget)
+    os.register_at_fork(after_in_child=lambda: far_links.use(None))
+    os.register_at_fork(after_in_child=runtime.shortcuts.forget)
+    code = 0
+    try:
+        runtime.serve()
+    finally:
+        runtime.shortcuts.last_words(0.5)
+        _leave(client, code)
+
+
+def _cut_off(facts: dict[str, Any]) -> None:
+    """The daemon is gone, or will not have us any more."""
+    with contextlib.suppress(BaseException):
+        sys.stderr.write(f"this worker has lost its daemon: {facts['reason']}\n")
+        sys.stderr.flush()
+    os._exit(1)
+
+
+def _leave(client: NodeClient, code: int) -> None:
+    """Exit functions, flush, and out: a full interpreter shutdown with torch costs 0.2 s of CPU."""
+    signal.alarm(0)
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()
+    with contextlib.suppress(BaseException):
+        tracing.last_words()
+    with contextlib.suppress(BaseException):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    client.last_words(0.5)
+    os._exit(code)
