@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -11,7 +12,8 @@ from rlinf_async.profiling import ProfileConfig
 class Launcher(Protocol):
     """What can launch a group: a ``Cluster``."""
 
-    def launch_group(self, spec: GroupSpec, **options: Any) -> Any: ...
+    @property
+    def launch_group(self) -> Callable[..., Any]: ...
 
 
 @dataclass(frozen=True)
