@@ -77,6 +77,7 @@ class Inbox:
         self._act(line, lambda: line.arrivals.post(receiving))
         if receiving.done():  # given up before it was posted
             self._act(line, lambda: line.arrivals.cancel(receiving))
+            receiving.withdraw = None
         gone = next((peer for peer in (source, *line.others) if peer.error is not None), None)
         if gone is not None:
             self._fail(line, gone)

@@ -85,18 +85,29 @@ class Operation(Work[T]):
     def _settle(self, value: Any = None, error: BaseException | None = None) -> bool:
         if not super()._settle(value, error):
             return False
-        # They refer to this object, which would live, and hold what it carries, until the collector comes.
-        self.withdraw = self.explain = None
+        self.forget()
         return True
+
+    def forget(self) -> None:
+        """Once it is done: these refer to this object, which would live, and hold what it carries, until the
+        collector comes."""
+        self.withdraw = self.explain = None
 
     def fail(self, error: BaseException) -> bool:
         """False if it was done before."""
         return self._settle(error=error)
 
     def give_up(self, error: Exception) -> None:
-        """Ends it with an error, unless it is done, and undoes what can be undone."""
+        """Ends it with an error, unless it is done, and undoes what can be undone.
+
+        Whoever sets ``withdraw`` looks afterwards whether it is done, and this one looks for it once it is: one of the
+        two sees the other, in whichever threads they are.
+        """
+        if not super()._settle(error=error):
+            return
         withdraw = self.withdraw
-        if self.fail(error) and withdraw is not None:
+        self.forget()
+        if withdraw is not None:
             withdraw(error)
 
     def _abandon(self) -> None:
@@ -111,6 +122,10 @@ class Sending(Operation[Any]):
         self.payload = payload
         self.result: Any = None
         """What it is done with."""
+
+    @property
+    def has_failed(self) -> bool:
+        return self._done and self._error is not None
 
     def finish(self) -> bool:
         """What is sent may change.  False if it was given up before."""

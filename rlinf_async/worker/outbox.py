@@ -15,7 +15,7 @@ from rlinf_async.core.messages import TENSOR
 from rlinf_async.core.room import Departure, Departures
 from rlinf_async.data import choose
 from rlinf_async.data.link import Link
-from rlinf_async.errors import TransferFailed
+from rlinf_async.errors import ClosedError, TransferFailed
 from rlinf_async.worker.operation import Sending
 from rlinf_async.worker.payload import Payload
 from rlinf_async.worker.peers import Peer, Peers
@@ -98,7 +98,13 @@ class Outbox:
                 return
             if not self._send(line, letter):
                 return
+        # Not before: its receivers could hear that it is withdrawn before they hear of it.
+        sending.withdraw = functools.partial(self._withdraw, line, letter)
         self._settle(line, letter)
+        if sending.done():
+            sending.forget()
+            if sending.has_failed:  # given up while it left
+                self._take_back(line, letter, ClosedError(f"{sending._describe()} was given up"))
         if any(peer.error is not None for peer in receivers):  # meanwhile
             self._fail(line)
 
@@ -117,7 +123,6 @@ class Outbox:
             letter.departure = departure
             line.open[departure.number] = letter
         number = departure.number
-        sending.withdraw = functools.partial(self._withdraw, line, letter)
         if not departure.left:
             self._peers.post(line.receivers, (messages.ANNOUNCE, line.stream, number, payload.kind, payload.about))
             return True
@@ -171,6 +176,9 @@ class Outbox:
             self._peers.post((peer,), (*start, [way, transfer, sizes]), head)
             work = link.send(transfer, buffers)
             work._follow(functools.partial(self._sent_by_link, line, letter, peer, work))
+        if letter.awaited and letter.departure.number not in line.open:  # withdrawn meanwhile: nobody will fetch it
+            for link in letter.links:
+                link.discard(ClosedError(f"{letter.sending._describe()} was withdrawn"))
 
     def _sent_by_link(self, line: _Line, letter: _Letter, peer: Peer, work: Any) -> None:
         """Its success is the receiver's to tell; a failure may be known here alone."""
@@ -220,12 +228,14 @@ class Outbox:
 
     def _withdraw(self, line: _Line, letter: _Letter, error: Exception) -> None:
         """The operation was given up: the receivers that have not got the message never will."""
+        if letter.departure.number in line.open:
+            self._take_back(line, letter, error)
+
+    def _take_back(self, line: _Line, letter: _Letter, error: Exception) -> None:
         number = letter.departure.number
         with self._lock:
-            known = line.open.pop(number, None) is not None
+            line.open.pop(number, None)
             waiting = line.departures.withdraw(number)
-        if not known:
-            return
         self._peers.post(line.receivers, (messages.WITHDRAW, line.stream, number))
         if not waiting:
             for link in letter.links:

@@ -65,8 +65,19 @@ class Call:
     """One call that this worker owes an answer to."""
 
     __slots__ = (
-        "body", "call", "came_directly", "cancelled", "credit", "direct", "granted", "method", "slot", "source",
-        "span", "state", "task",
+        "body",
+        "call",
+        "came_directly",
+        "cancelled",
+        "credit",
+        "direct",
+        "granted",
+        "method",
+        "slot",
+        "source",
+        "span",
+        "state",
+        "task",
     )
 
     def __init__(self, source: int, slot: int, call: int, method: str, credit: int, body: Body) -> None:

@@ -13,7 +13,8 @@ import torch
 from rlinf_async.core import messages
 from rlinf_async.data import choose
 from rlinf_async.errors import ClosedError, DeadlineExceeded, NodeLost, TransferFailed, WorkerDied
-from rlinf_async.worker import peers
+from rlinf_async.worker import exchange, peers
+from rlinf_async.worker.operation import Sending
 from tests.worker.fakes import FakeLink, Network, cancelled
 
 BIG = torch.arange(600_000)
@@ -287,6 +288,43 @@ def test_a_deadline_names_the_peer_and_what_is_pending(network: Network) -> None
     send(network, "late")
     network.deliver()
     assert recv(network).wait(0) == "late"
+
+
+@pytest.mark.parametrize("nbytes", [1 << 10, 2 << 20, 100 << 20])
+@pytest.mark.parametrize("moment", ["before its frame leaves", "after its frame has left"])
+def test_what_is_given_up_by_one_thread_while_another_sends_it_is_never_received(
+    near: Network, monkeypatch: pytest.MonkeyPatch, moment: str, nbytes: int
+) -> None:
+    made: list[Sending] = []
+
+    class Late(Sending):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self)
+
+    post = peers.Peers.post
+
+    def post_late(self: peers.Peers, receivers: Any, facts: Any, *rest: Any) -> None:
+        is_first = facts[0] in (messages.DATA, messages.ANNOUNCE)
+        if is_first and moment.startswith("before"):
+            made.pop().give_up(DeadlineExceeded("late"))
+        post(self, receivers, facts, *rest)
+        if is_first and moment.startswith("after"):
+            made.pop().give_up(DeadlineExceeded("late"))
+
+    monkeypatch.setattr(exchange, "Sending", Late)
+    monkeypatch.setattr(peers.Peers, "post", post_late)
+    monkeypatch.setattr(choose, "fits", lambda nbytes: nbytes < 1 << 20)  # beyond that, a link
+    work = near.a.send(torch.empty(nbytes, dtype=torch.uint8), "b", 0, None, None, None)
+    monkeypatch.undo()
+    with pytest.raises(DeadlineExceeded, match="late"):
+        work.wait(0)
+    assert work.withdraw is None
+    send(near, "next")
+    near.deliver()
+    received = recv(near)
+    near.deliver()
+    assert received.wait(0) == "next"
 
 
 async def test_the_same_deadline_where_it_is_awaited(network: Network) -> None:
