@@ -30,6 +30,8 @@ INTERRUPTED: Final = 130
 _SCRIPT_GRACE: Final = 2.5
 """Of the five seconds after Ctrl-C, what the script has."""
 _ALL_GRACE: Final = 4.0
+_OWN_WORD: Final = 0.5
+"""Seconds that the loss of a node, of which another node tells, waits for what its own lifeline has to say."""
 _HURRY: Final = 1.5
 """Seconds for whoever has nothing to end in order, or shall not."""
 
@@ -73,7 +75,8 @@ class Job:
         self._end_by: float | None = None
         self._going: set[int] = set()
         self._peers: list[dict[str, Any]] = []
-        self._watchers: list[asyncio.Task[None]] = []
+        self._watchers: dict[int, asyncio.Task[None]] = {}
+        """By rank."""
         self._lost: set[int] = set()
         self._driver: Driver | None = None
         self._orphans: Orphans | None = None
@@ -175,7 +178,7 @@ class Job:
         self._peers = await start_nodes(lifelines, births, timeout=left, progress=progress)
         for node, lifeline in zip(self._nodes, lifelines, strict=True):
             lifeline.on_stderr = self._report.output
-            self._watchers.append(asyncio.create_task(self._watch(node.rank), name=f"watch {node.name}"))
+            self._watchers[node.rank] = asyncio.create_task(self._watch(node.rank), name=f"watch {node.name}")
         self._report.ready(self._shape())
 
     async def _pack(self) -> Archive | None:
@@ -250,7 +253,10 @@ class Job:
                 self._show_loss(rank, str(error))
                 return
             if message.get("event") == "node_lost":
-                self._show_loss(int(message["node"]), str(message["reason"]))
+                lost = int(message["node"])
+                if lost in self._watchers:  # its own lifeline knows better why, and may be about to say it
+                    await asyncio.wait({self._watchers[lost]}, timeout=_OWN_WORD)
+                self._show_loss(lost, str(message["reason"]))
             elif message.get("event") == "unheard":
                 self.unheard += map(str, message["failures"])
 
@@ -271,7 +277,7 @@ class Job:
             hurry.cancel()
             await asyncio.gather(stopping, hurry, return_exceptions=True)
             await self._cut_nodes()
-            await asyncio.gather(*self._watchers, return_exceptions=True)
+            await asyncio.gather(*self._watchers.values(), return_exceptions=True)
             if self._orphans is not None:
                 self._orphans.end()
             self._remove_run_dirs()

@@ -24,17 +24,29 @@ class Obituaries:
     async def do_watch(self, source: int, ask: int, arguments: Any) -> bool:
         """Tells the asker of the end of these workers of this node, also if that has been already."""
         for number in arguments["numbers"]:
-            endpoint = self._router.endpoints.get(number)
-            watched = frames.endpoint(self._router.node, number)
-            if endpoint is None:
-                self._tell(source, watched, None)
-            elif endpoint.obituary is not None:
-                process = (endpoint.root or endpoint).process
-                expected = process is None or process.closing
-                self._tell(source, watched, None if expected else frames.unpack(endpoint.obituary))
-            else:
-                self._watchers.setdefault(watched, set()).add(source)
+            self._watch(source, number)
         return True
+
+    async def do_watched_by(self, source: int, ask: int, arguments: Any) -> bool:
+        """The asker is a worker of this node: its end is told to these endpoints, which it is about to write to.
+
+        So whoever hears from a worker hears of its end as well, and before anything that its end has made possible.
+        """
+        for watcher in arguments["endpoints"]:
+            self._watch(watcher, frames.number_of(source))
+        return True
+
+    def _watch(self, watcher: int, number: int) -> None:
+        endpoint = self._router.endpoints.get(number)
+        watched = frames.endpoint(self._router.node, number)
+        if endpoint is None:
+            self._tell(watcher, watched, None)
+        elif endpoint.obituary is not None:
+            process = (endpoint.root or endpoint).process
+            expected = process is None or process.closing
+            self._tell(watcher, watched, None if expected else frames.unpack(endpoint.obituary))
+        else:
+            self._watchers.setdefault(watched, set()).add(watcher)
 
     def ended(self, endpoint: int, story: Any) -> None:
         """A worker of this node has ended; ``story`` is None where its group was closed."""

@@ -18,6 +18,10 @@ from rlinf_async.work import Part, Work
 
 logger = logging.getLogger(__name__)
 
+ASK_FIRST: Final = 0.02
+"""Seconds that a failure of which nobody waits for leaves its caller to ask for ``outcomes()``: the answers come in
+another thread than a script's."""
+
 SETTLE: Final = 0.1
 """Seconds that the first failure waits for the others' word: a death that caused it outranks it."""
 
@@ -112,9 +116,11 @@ class Handle(Work[list[Any]]):
             self._finish()
             self._callee.call_finished(self)
             return True
-        if step is Next.CANCEL_OTHERS and not self._keep_going:
-            self._cancel_open()
-            self._callee.client.later(SETTLE, self._give_up)
+        if step is Next.CANCEL_OTHERS:
+            if self._waiters:
+                self._stop_others()
+            else:
+                self._callee.client.later(ASK_FIRST, self._stop_others)
         tick, self._tick = self._tick, None
         if tick is not None:
             tick._settle()
@@ -136,6 +142,12 @@ class Handle(Work[list[Any]]):
         tick, self._tick = self._tick, None
         if tick is not None:
             tick._settle()
+
+    def _stop_others(self) -> None:
+        """One has failed."""
+        if not self._keep_going and not self._done:
+            self._cancel_open()
+            self._callee.client.later(SETTLE, self._give_up)
 
     def _give_up(self) -> None:
         """Raises what is known; ranks that are stuck inside a ``def`` method are named later."""

@@ -473,7 +473,7 @@ def test_a_thousand_gets_on_a_thousand_keys_take_no_threads(channel: Channel, us
 
 
 def test_a_fast_producer_is_held_to_max_bytes(cluster: Cluster, users: Any) -> None:
-    limit = 16 << 20
+    limit = 48 << 20
     daemon = psutil.Process(cluster.status()["pid"])
     with Channel.create("bounded", max_bytes=limit) as channel:
         before = held_by(daemon)

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psutil
@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from rlinf_async import ClosedError, Cluster, NodePlacementStrategy, RemoteError, WorkerDied, each
+from rlinf_async import handle as handles
 from tests.workers import Plain, SeedWorker, Stillborn
 
 pytestmark = pytest.mark.shared_cluster
@@ -68,6 +69,30 @@ async def test_outcomes_give_every_ranks_result_or_error(four: Any) -> None:
     assert [outcome.ok for outcome in outcomes] == [True, False, True, True]
     assert isinstance(outcomes[1].error, ValueError)
     assert outcomes[3].value == 3
+
+
+def until(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        os.sched_yield()
+
+
+def test_outcomes_that_are_asked_for_when_a_rank_has_just_failed_are_those_of_all_ranks(
+    four: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handles, "ASK_FIRST", 5.0)
+    call = four.fail_after(each([0.5, 0.0, 0.5, 0.5]))
+    until(lambda: call._tally.failed, 5)
+    assert [str(outcome.error) for outcome in call.outcomes().wait(10)] == ["as told"] * 4
+
+
+def test_a_failure_that_nobody_waits_for_cancels_the_other_ranks_too(four: Any) -> None:
+    call = four.fail_after(each([60, 0.0, 60, 60]))
+    until(call.done, 5)
+    assert four.was_cancelled().wait(10) == [True, False, True, True]
+    with pytest.raises(ValueError, match="as told"):
+        call.wait(5)
 
 
 async def test_a_failure_cancels_the_other_ranks(four: Any) -> None:

@@ -63,7 +63,7 @@ class Mailbox:
             name, said = facts
             self.peers.link(peer, name).on_control(said)
         elif what == messages.INTRODUCE:
-            self.peers.introduced(peer.endpoint, *facts)
+            self.peers.hear_introduction(peer.endpoint, *facts)
         elif what == messages.ANNOUNCE:
             self.inbox.on_announce(peer, *facts)
         elif what == messages.WITHDRAW:

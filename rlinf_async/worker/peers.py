@@ -102,6 +102,11 @@ class Peers:
         """The peer that has called itself so."""
         return self._named.get((group, rank))
 
+    def hear_introduction(self, endpoint: int, group: str, rank: int, node: str, pid: int) -> None:
+        """A peer says who it is; its daemon has been asked to tell of its end."""
+        self.introduced(endpoint, group, rank, node, pid)
+        self.at(endpoint).is_watched = True
+
     # -- to them ------------------------------------------------------------------------------------------------
 
     def post(self, peers: Sequence[Peer], facts: Sequence[Any], body: Any = b"", fds: Sequence[int] = ()) -> None:
@@ -109,10 +114,14 @@ class Peers:
         if len(peers) == 1 and peers[0].endpoint == self.me:
             self._client.loop.call_soon_threadsafe(self._hear, self.me, facts, body, list(fds))
             return
-        for peer in peers:
-            if not peer.is_met:
-                peer.is_met = True
-                self._send_to(peer, (messages.INTRODUCE, *self._introduction))
+        strangers = [peer for peer in peers if not peer.is_met]
+        for peer in strangers:
+            peer.is_met = True
+        if strangers:
+            endpoints = [peer.endpoint for peer in strangers]
+            self._client.ask("watched_by", {"endpoints": endpoints}, what="this worker's end told to others")
+        for peer in strangers:
+            self._send_to(peer, (messages.INTRODUCE, *self._introduction))
         if len(peers) == 1:
             self._send_to(peers[0], facts, body, fds)
         else:

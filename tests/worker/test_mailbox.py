@@ -67,10 +67,11 @@ def test_a_peer_is_looked_up_introduced_to_and_watched_once(network: Network) ->
     assert [asked for asked in network.client("a").asked if asked[0] != "forget_lookup"] == [
         ("lookup", {"name": "b"}, 0),
         ("watch", {"numbers": [6]}, 1),
+        ("watched_by", {"endpoints": [network.endpoints["b"]]}, -1),
     ]
     assert network.words() == [messages.INTRODUCE, *[messages.DATA] * 3]
     assert [recv(network).wait(0) for _ in range(3)] == [0, 1, 2]
-    assert [asked[0] for asked in network.client("b").asked] == ["watch"]  # it has been introduced
+    assert not network.client("b").asked  # it has been introduced, and the other daemon tells of that one's end
 
 
 def test_those_who_wait_for_a_name_keep_their_order(network: Network) -> None:
@@ -82,7 +83,7 @@ def test_those_who_wait_for_a_name_keep_their_order(network: Network) -> None:
     network.deliver()
     assert all(work.done() for work in works)
     assert [recv(network).wait(0) for _ in range(4)] == [0, 1, 2, 3]
-    assert [asked[0] for asked in network.client("a").asked] == ["lookup", "watch"]
+    assert [asked[0] for asked in network.client("a").asked] == ["lookup", "watch", "watched_by"]
 
 
 def test_nobody_overtakes_those_who_wait_for_a_name_by_having_met_the_peer_meanwhile(network: Network) -> None:
