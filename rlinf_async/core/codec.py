@@ -36,6 +36,12 @@ _INDEX: Final = struct.Struct("<B3xIQ")  # 1, number of buffers, size of the pic
 _providers: dict[str, str] = {}
 _reducing: dict[str, Callable[[Any, dict[Any, Any]], Any]] = {}
 """``reduce`` of the providers that are imported."""
+_alone: dict[type, Callable[[Any], tuple[Any, memoryview] | None]] = {}
+"""``alone`` of the providers, by type."""
+_heads: dict[Any, bytes] = {}
+"""The pickles of objects that travel alone, by what alone makes them differ."""
+_MOST_HEADS: Final = 1024
+
 _ours: WeakSet[type] = WeakSet()
 _theirs: WeakSet[type] = WeakSet()
 
@@ -125,6 +131,9 @@ def extend(top_level_module: str, provider: str) -> None:
     Whatever has a type from ``top_level_module`` is first offered to ``reduce(obj, state)`` of the module that
     ``provider`` names.  It returns what ``__reduce__`` returns, or NotImplemented; ``state`` is a dict that lives as
     long as one ``encode``.  The provider is imported when the first such object is met, and never before.
+
+    Its ``alone(obj)``, if it has one, returns a key and the object's memory where the pickle depends on nothing but
+    the key, and is then made once; None for any other object.
     """
     _providers[top_level_module] = provider
 
@@ -322,6 +331,23 @@ class _QuickPickler(pickle.Pickler):
 
 def _encode_quickly(value: Any) -> Encoded | None:
     """The value as it travels, if it is a provider's object, or a few of one type in builtin containers."""
+    alone = _alone.get(type(value))
+    known = None if alone is None else alone(value)
+    if known is not None and known[1].nbytes >= _IN_BAND_BELOW:
+        head = _heads.get(known[0])
+        if head is not None:
+            return Encoded((head,), (known[1],))
+    else:
+        known = None
+    encoded = _encode_few(value)
+    if known is not None and encoded is not None:
+        if len(_heads) >= _MOST_HEADS:
+            _heads.clear()
+        _heads[known[0]] = encoded.head
+    return encoded
+
+
+def _encode_few(value: Any) -> Encoded | None:
     kinds: set[type] = set()
     if not _is_plain_but_for(kinds, value, 3) or len(kinds) != 1:
         return None
@@ -363,6 +389,9 @@ def _find_reducer(kind: type) -> Callable[[Any, dict[Any, Any]], Any] | None:
     reduce = _reducing.get(provider)
     if reduce is None:
         reduce = _reducing[provider] = importlib.import_module(provider).reduce
+    alone = getattr(sys.modules[provider], "alone", None)
+    if alone is not None:
+        _alone[kind] = alone
     return reduce
 
 

@@ -57,6 +57,16 @@ def reduce(obj: Any, state: dict[Any, Any]) -> Any:
     return _rebuild_tensor, (region, tensor.dtype, tuple(tensor.shape), tensor.stride())
 
 
+def alone(obj: Any) -> tuple[Any, memoryview] | None:
+    """What the pickle of a lone tensor depends on, and its memory; None where ``reduce`` has to look at it."""
+    if type(obj) is not torch.Tensor or obj.device.type != "cpu" or not _is_simple(obj) or not obj.is_contiguous():
+        return None
+    flat = obj.view(-1).view(torch.uint8) if obj.numel() else None
+    if flat is None:
+        return None
+    return (obj.dtype, tuple(obj.shape), obj.stride()), memoryview(flat.numpy())
+
+
 def _is_simple(tensor: torch.Tensor) -> bool:
     return (
         tensor.layout is torch.strided

@@ -28,7 +28,9 @@ from rlinf_async.wire.turns import Turns
 logger = logging.getLogger(__name__)
 
 _READ: Final = 256 * 1024
-_ANCILLARY: Final = socket.CMSG_SPACE(64 * 4)
+_MOST_FDS: Final = 64
+"""Descriptors that go with one system call; a receiver takes each when it comes to the frame that it belongs to."""
+_ANCILLARY: Final = socket.CMSG_SPACE(_MOST_FDS * 4)
 _BATCH: Final = 256 * 1024
 _BURST: Final = 50e-6
 """Seconds; a frame that follows another one sooner than this waits for the end of the loop's turn."""
@@ -208,13 +210,15 @@ class Connection:
             queue = self._queue
             while queue:
                 data, fds = queue.popleft()
-                if queue and not queue[0][1] and len(data) < _BATCH:
+                if queue and len(data) < _BATCH:
                     chunks = [data]
                     size = len(data)
-                    while queue and not queue[0][1] and size < _BATCH:
-                        chunk = queue.popleft()[0]
+                    while queue and size < _BATCH and len(fds) + len(queue[0][1]) <= _MOST_FDS:
+                        chunk, more = queue.popleft()
                         chunks.append(chunk)
                         size += len(chunk)
+                        if more:
+                            fds = [*fds, *more]
                     data = b"".join(chunks)
                 try:
                     if fds:

@@ -47,6 +47,41 @@ DTYPES = [
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_pickle_of_a_lone_tensor_is_made_once_for_all_of_its_shape(dtype: torch.dtype) -> None:
+    def tensors() -> list[torch.Tensor]:
+        flat = (torch.rand(4000) * 10).to(dtype)
+        strided = flat[:2000].as_strided((1, 2000), (7, 1))
+        return [
+            flat,
+            flat[:2000].view(1, 2000),
+            flat.view(40, 100),
+            flat.view(100, 40),
+            flat.view(100, 40).t(),
+            flat[100:3100],
+            strided,
+        ]
+
+    first, second = tensors(), tensors()
+    for one, other in zip(first, second, strict=True):
+        heads = [codec.encode(tensor).head for tensor in (one, other)]
+        assert heads[0] == heads[1]
+        again = travel(other)
+        assert same_bits(again, other)
+        assert again.stride() == other.stride()
+
+
+def test_a_tensor_that_is_more_than_its_memory_is_never_taken_for_one_of_its_shape() -> None:
+    plain = torch.rand(1000)
+    assert type(travel(plain)) is torch.Tensor
+    assert travel(plain.clone().requires_grad_()).requires_grad
+    assert type(travel(nn.Parameter(plain.clone()))) is nn.Parameter
+    named = plain.clone()
+    named.label = "weights"  # type: ignore[attr-defined]
+    assert travel(named).label == "weights"
+    assert torch.equal(travel(torch.complex(plain, plain).conj()), torch.complex(plain, -plain))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (5, 7), (3, 1000)], ids=str)
 def test_every_kind_and_shape_comes_back_with_the_same_bits_and_writable(
     dtype: torch.dtype, shape: tuple[int, ...]
