@@ -3,8 +3,9 @@
 This is the one module of the packages that unpickles.  Unpickling runs whatever code the bytes ask for: ``decode``
 is only for bytes that came from an authenticated peer.
 
-A *body* is what travels: the byte 0 and one pickle; or the byte 1, an index, one pickle, and the memory that the
-pickle refers to (protocol 5, out of band), every buffer at a multiple of 64 bytes from the body's start.
+A *body* is what travels: the byte 0 and one pickle; or the byte 1, an index, a head, and the memory that the head
+refers to, every buffer at a multiple of 64 bytes from the body's start.  The head is a pickle (protocol 5, memory out
+of band); or, of one object that is nothing but its memory, the byte 2 and a pickle of what it is rebuilt from.
 """
 
 from __future__ import annotations
@@ -36,10 +37,14 @@ _INDEX: Final = struct.Struct("<B3xIQ")  # 1, number of buffers, size of the pic
 _providers: dict[str, str] = {}
 _reducing: dict[str, Callable[[Any, dict[Any, Any]], Any]] = {}
 """``reduce`` of the providers that are imported."""
-_alone: dict[type, Callable[[Any], tuple[Any, memoryview] | None]] = {}
-"""``alone`` of the providers, by type."""
+_ALONE: Final = 2
+"""Begins the head of an object that is nothing but its memory; a pickle begins with 128."""
+_alone: dict[type, tuple[str, Callable[[Any], tuple[Any, memoryview] | None]]] = {}
+"""The providers, and their ``alone``, by type."""
 _heads: dict[Any, bytes] = {}
-"""The pickles of objects that travel alone, by what alone makes them differ."""
+"""By provider and key."""
+_rebuilders: dict[bytes, Callable[[Any], Any]] = {}
+"""By head."""
 _MOST_HEADS: Final = 1024
 
 _ours: WeakSet[type] = WeakSet()
@@ -52,6 +57,7 @@ class Encoded:
     The parts are the value's own memory, not copies: write them before anybody may change the value.
 
     Attributes:
+        head: what refers to them.
         buffers: the memory out of band, each piece flat and contiguous.
         nbytes: size of the body in bytes.
     """
@@ -70,7 +76,7 @@ class Encoded:
 
     @property
     def head(self) -> bytes:
-        """The pickle, without the memory out of band."""
+        """What comes before the memory out of band."""
         return b"".join(self._chunks)
 
     def parts(self) -> list[bytes | memoryview]:
@@ -132,8 +138,8 @@ def extend(top_level_module: str, provider: str) -> None:
     ``provider`` names.  It returns what ``__reduce__`` returns, or NotImplemented; ``state`` is a dict that lives as
     long as one ``encode``.  The provider is imported when the first such object is met, and never before.
 
-    Its ``alone(obj)``, if it has one, returns a key and the object's memory where the pickle depends on nothing but
-    the key, and is then made once; None for any other object.
+    It may have ``alone(obj)``, which returns a key and the memory of an object that is rebuilt from these alone, by
+    ``rebuilder(key)(memory)``, and None for any other object: both sides then pickle no more than a key once.
     """
     _providers[top_level_module] = provider
 
@@ -185,7 +191,7 @@ def decode(body: bytes | bytearray | memoryview) -> Any:
         if view[0] == 0:
             return pickle.loads(view[1:])
         head, buffers = _split(view)
-        return pickle.loads(head, buffers=buffers)
+        return _load(head, buffers)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
@@ -193,14 +199,14 @@ def decode(body: bytes | bytearray | memoryview) -> Any:
 
 
 def decode_parts(head: bytes | memoryview, buffers: Sequence[memoryview]) -> Any:
-    """As ``decode``, of a pickle and the memory that it refers to, which is taken over; each piece came on its own.
+    """As ``decode``, of a head and the memory that it refers to, which is taken over; each piece came on its own.
 
     Raises:
         SerializationError: as ``decode``.
     """
     try:
         kept = [bytearray(view) if view.nbytes < _COPIED_BELOW or view.readonly else view for view in buffers]
-        return pickle.loads(head, buffers=kept)
+        return _load(head, kept)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
@@ -331,23 +337,12 @@ class _QuickPickler(pickle.Pickler):
 
 def _encode_quickly(value: Any) -> Encoded | None:
     """The value as it travels, if it is a provider's object, or a few of one type in builtin containers."""
-    alone = _alone.get(type(value))
-    known = None if alone is None else alone(value)
-    if known is not None and known[1].nbytes >= _IN_BAND_BELOW:
-        head = _heads.get(known[0])
-        if head is not None:
-            return Encoded((head,), (known[1],))
-    else:
-        known = None
-    encoded = _encode_few(value)
-    if known is not None and encoded is not None:
-        if len(_heads) >= _MOST_HEADS:
-            _heads.clear()
-        _heads[known[0]] = encoded.head
-    return encoded
-
-
-def _encode_few(value: Any) -> Encoded | None:
+    known = _alone.get(type(value))
+    if known is not None:
+        provider, alone = known
+        made = alone(value)
+        if made is not None and made[1].nbytes >= _IN_BAND_BELOW:
+            return Encoded((_head_of(provider, made[0]),), (made[1],))
     kinds: set[type] = set()
     if not _is_plain_but_for(kinds, value, 3) or len(kinds) != 1:
         return None
@@ -358,6 +353,31 @@ def _encode_few(value: Any) -> Encoded | None:
     except _NotSimpleError:
         return None
     return Encoded(chunks, pickler.buffers)
+
+
+def _head_of(provider: str, key: Any) -> bytes:
+    head = _heads.get((provider, key))
+    if head is None:
+        if len(_heads) >= _MOST_HEADS:
+            _heads.clear()
+        head = _heads[provider, key] = bytes((_ALONE,)) + pickle.dumps((provider, key), 5)
+    return head
+
+
+def _load(head: bytes | memoryview, buffers: Sequence[memoryview | bytearray]) -> Any:
+    if head[0] != _ALONE:
+        return pickle.loads(head, buffers=buffers)
+    known = bytes(head)
+    rebuild = _rebuilders.get(known)
+    if rebuild is None:
+        provider, key = pickle.loads(known[1:])
+        if provider not in _providers.values():
+            raise ValueError(f"{provider!r} is no provider here")
+        if len(_rebuilders) >= _MOST_HEADS:
+            _rebuilders.clear()
+        rebuild = _rebuilders[known] = importlib.import_module(provider).rebuilder(key)
+    (memory,) = buffers
+    return rebuild(memory)
 
 
 def _is_plain_but_for(kinds: set[type], value: Any, depth: int) -> bool:
@@ -391,7 +411,7 @@ def _find_reducer(kind: type) -> Callable[[Any, dict[Any, Any]], Any] | None:
         reduce = _reducing[provider] = importlib.import_module(provider).reduce
     alone = getattr(sys.modules[provider], "alone", None)
     if alone is not None:
-        _alone[kind] = alone
+        _alone[kind] = provider, alone
     return reduce
 
 

@@ -8,9 +8,12 @@ side, so tied weights stay tied; parts of a larger storage travel alone.
 
 from __future__ import annotations
 
+import math
 import pickle
+from collections.abc import Callable
 from typing import Any, Final
 
+import numpy
 import torch
 
 _DEVICES: Final = frozenset({"cpu", "cuda"})
@@ -58,13 +61,30 @@ def reduce(obj: Any, state: dict[Any, Any]) -> Any:
 
 
 def alone(obj: Any) -> tuple[Any, memoryview] | None:
-    """What the pickle of a lone tensor depends on, and its memory; None where ``reduce`` has to look at it."""
-    if type(obj) is not torch.Tensor or obj.device.type != "cpu" or not _is_simple(obj) or not obj.is_contiguous():
+    """What a tensor is made of besides its memory, and that; None for all but a contiguous one that numpy can show.
+
+    numpy refuses whatever is not dense memory of the CPU or requires grad, in one call in the place of ten.
+    """
+    try:
+        array = obj.numpy()
+    except (TypeError, RuntimeError):
         return None
-    flat = obj.view(-1).view(torch.uint8) if obj.numel() else None
-    if flat is None:
+    if type(obj) is not torch.Tensor or obj.__dict__ or not array.size or not array.flags.c_contiguous:
         return None
-    return (obj.dtype, tuple(obj.shape), obj.stride()), memoryview(flat.numpy())
+    return (array.dtype.str, array.shape, array.strides), memoryview(array.reshape(-1).view(numpy.uint8))
+
+
+def rebuilder(key: Any) -> Callable[[Any], torch.Tensor]:
+    """The inverse of ``alone``: makes a tensor of memory, which it takes over."""
+    name, shape, strides = key
+    none = numpy.empty(0, name)
+    dtype = torch.from_numpy(none).dtype
+    steps = [stride // none.itemsize for stride in strides]
+    if steps != [math.prod(shape[place + 1 :]) for place in range(len(shape))]:
+        return lambda memory: torch.frombuffer(memory, dtype=dtype).as_strided(shape, steps)
+    if len(shape) == 1:
+        return lambda memory: torch.frombuffer(memory, dtype=dtype)
+    return lambda memory: torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def _is_simple(tensor: torch.Tensor) -> bool:
