@@ -16,11 +16,12 @@ from .session import Job, Measurement, Standing
 
 KIBI: Final = 1 << 10
 MEBI: Final = 1 << 20
+GIBI: Final = 1 << 30
 MEMCPY: Final = "memcpy, one thread"
 
 
 def in_words(size: int) -> str:
-    for unit, name in ((MEBI, "MiB"), (KIBI, "KiB")):
+    for unit, name in ((GIBI, "GiB"), (MEBI, "MiB"), (KIBI, "KiB")):
         if size >= unit:
             return f"{size // unit}{name}"
     return f"{size}B"

@@ -55,8 +55,8 @@ class Target:
 
     Args:
         factor: the bound.
-        of: a peer's name, ``LIMIT``, ``BEST`` for the peer that did best, or ``ITSELF`` for a bound on ours as it is
-            measured.
+        of: a peer's name, that of something beside, ``LIMIT``, ``BEST`` for the peer that did best, or ``ITSELF`` for a
+            bound on ours as it is measured.
         at_least: for rates, where more is better.
     """
 
@@ -153,9 +153,9 @@ class Case:
             for name, ratio in peers.items()
         }
         row["target"] = " and ".join(map(str, self.targets)) or None
+        ratios[ITSELF] = _median(rounds, OURS)
         bounded = {name: ratio for name, ratio in ratios.items() if name not in self.beside}
-        bounded[ITSELF] = _median(rounds, OURS)
-        row["met"] = all_of(target.met(bounded) for target in self.targets)
+        row["met"] = all_of(target.met(ratios if target.of in self.beside else bounded) for target in self.targets)
         row["ahead"] = all_of(ratio > 1 if self.more_is_better else ratio < 1 for ratio in peers.values())
         if self.note is not None:
             row["note"] = self.note

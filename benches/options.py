@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -37,9 +38,11 @@ class Options:
         return replace(self, peers=tuple(peer for peer in self.peers if peer in peers))
 
 
-def parse(description: str, *, rounds: int, arguments: list[str] | None = None) -> Options:
+def parse(
+    description: str, *, rounds: int, arguments: list[str] | None = None, peers: Sequence[str] = PEERS
+) -> Options:
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--peer", action="append", choices=PEERS, default=[], help="measure it too; may be repeated")
+    parser.add_argument("--peer", action="append", choices=peers, default=[], help="measure it too; may be repeated")
     parser.add_argument("--peers-dir", type=Path, default=HERE / ".peers", help="folder of the peers' environments")
     parser.add_argument("--rounds", type=int, default=rounds, help="rounds of everybody (default %(default)s)")
     parser.add_argument("--quick", action="store_true", help="one small round, to see that it works")

@@ -3,6 +3,10 @@
 Plain calls from the router, no task and no wait: what a frame asks for is done, and what follows is sent, before the
 next frame is read.  The items that a queue holds are held here, bytes or descriptors of sealed memory, so that they
 outlive whoever put them.
+
+Processes of this node put with credit (``core/credit.py``): such a put is done for them as soon as it is on their
+socket.  So whoever asks what a queue holds is answered when what is on those sockets has been read: it may have heard
+of the put from its producer.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from rlinf_async.core import frames
+from rlinf_async.core.credit import OVERHEAD, Recall, cost
 from rlinf_async.core.directory import Directory
 from rlinf_async.core.lane import Item
 from rlinf_async.core.queue import ACCEPTED, DELIVER, Act, Queue, Step
@@ -27,8 +32,8 @@ logger = logging.getLogger(__name__)
 LATER: Final = object()
 """What an operation returns that will be answered when it is time."""
 
-OVERHEAD: Final = 256
-"""Bytes that an item takes beside its body, about."""
+PATIENCE: Final = 2.0
+"""Seconds for a process to return credit; then it is taken from it."""
 
 
 SMALL: Final = 2048
@@ -55,7 +60,7 @@ class Segment:
 class Hosted:
     """A channel's queue on this node."""
 
-    __slots__ = ("is_listed", "name", "news", "number", "owner", "queue")
+    __slots__ = ("closers", "is_listed", "name", "news", "number", "owner", "queue")
 
     def __init__(self, number: int, name: str, owner: int, queue: Queue) -> None:
         self.number = number
@@ -66,15 +71,18 @@ class Hosted:
         """By party, what it has not been told yet."""
         self.is_listed = False
         """It is among those that have news."""
+        self.closers: list[tuple[int, int]] = []
+        """Asks that are answered when it is closed."""
 
 
 class News:
-    """Told once per turn of the loop, in one frame: whose puts were accepted, and small items that were given."""
+    """Told once per turn of the loop, in one frame: whose puts were accepted, small items that were given, credit."""
 
-    __slots__ = ("accepted", "given")
+    __slots__ = ("accepted", "credit", "given")
 
     def __init__(self) -> None:
         self.accepted: list[int] = []
+        self.credit = 0
         self.given: list[tuple[int, bool, bool, bytes]] = []
 
 
@@ -94,6 +102,8 @@ class Channels:
         self._me = frames.endpoint(router.node, 0)
         self._hosted: dict[int, Hosted] = {}
         self._to_tell: list[Hosted] = []
+        self._questions: list[list[Any]] = []
+        """Frames that ask what a queue holds, and wait for what others have said before."""
         self.names = Directory()
         self._pins: dict[int, dict[bytes, int]] = {}
         router.on_channel = self.on_frame
@@ -109,9 +119,21 @@ class Channels:
         hosted = self._hosted.get(number)
         if hosted is None:
             close_fds(fds)
+            lost = _count_credited(frame)
+            if lost:
+                self._say(source, number, "lost", lost)
             if kind != frames.QUEUE or frame[5] in ("size", "peek"):
                 self._say(source, number, "gone", "")
-        elif kind == frames.PUT:
+        elif hosted.queue.ledger.outstanding and _is_question(frame) and self._has_to_hear(hosted, source):
+            if not self._questions:
+                self._loop.call_soon(self._hear_out)
+            self._questions.append(frame)
+        else:
+            self._handle(hosted, frame, fds)
+
+    def _handle(self, hosted: Hosted, frame: list[Any], fds: list[int]) -> None:
+        kind, source = frame[0], frame[2]
+        if kind == frames.PUT:
             _, _, _, _, _, put, key, weight, mode, body = frame
             carried: Any = Segment(fds[0], body) if fds else body
             self._put(hosted, source, put, key, weight, mode, carried)
@@ -137,6 +159,8 @@ class Channels:
         queue = hosted.queue
         if mode == frames.SUPPLY:
             steps = queue.supply(source, number, carried)
+        elif mode == frames.CREDITED:
+            steps = queue.put(source, number, key, weight, size + OVERHEAD, carried, paid=cost(size))
         else:
             steps = queue.put(source, number, key, weight, size + OVERHEAD, carried, mode == frames.NOWAIT)
         if steps:
@@ -168,6 +192,9 @@ class Channels:
             self._taken(hosted, source, taken)
         elif what == "taken":
             self._taken(hosted, source, facts)
+        elif what == "returned":
+            amount, answers = facts
+            self._follow(hosted, queue.returned(source, amount, answers=answers))
         elif what == "cancel":
             for number in facts:
                 self._follow(hosted, queue.cancel(source, number))
@@ -180,6 +207,31 @@ class Channels:
                 self._give(hosted, source, -question, True, item)
             self._say(source, hosted.number, "peeked", [question])
 
+    # -- questions ----------------------------------------------------------------------------------------------
+
+    def _has_to_hear(self, hosted: Hosted, source: int) -> bool:
+        """Whether others than who asks may have put what has not come in."""
+        return any(holder != source for holder in hosted.queue.ledger.holders())
+
+    def _hear_out(self) -> None:
+        """Reads what had been said on the sockets of those who hold credit, and then answers."""
+        while self._questions:
+            questions, self._questions = self._questions, []
+            asked = {frame[4]: self._hosted[frame[4]] for frame in questions if frame[4] in self._hosted}
+            for holder in {holder for hosted in asked.values() for holder in hosted.queue.ledger.holders()}:
+                endpoint = self._router.endpoints.get(frames.number_of(holder))
+                if endpoint is not None and endpoint.connection is not None:
+                    endpoint.connection.hear_out()
+            for frame in questions:
+                hosted = self._hosted.get(frame[4])
+                if hosted is None:
+                    self._say(frame[2], frame[4], "gone", "")
+                    continue
+                try:
+                    self._handle(hosted, frame, [])
+                except Exception:
+                    logger.exception("a frame of kind %d could not be handled", frame[0])
+
     # -- what follows -------------------------------------------------------------------------------------------
 
     def _follow(self, hosted: Hosted, steps: list[Step]) -> None:
@@ -188,6 +240,14 @@ class Channels:
                 self._news(hosted, what.producer).accepted.append(what.number)
             elif act == DELIVER:
                 self._deliver(hosted, what)
+            elif act == Act.GRANT:
+                self._news(hosted, what.party).credit += what.amount
+            elif act == Act.RECALL:
+                self._tell(hosted, what.party)  # first, what it was granted
+                self._say(what.party, hosted.number, "recall", None)
+                self._loop.call_later(PATIENCE, self._forfeit, hosted, what)
+            elif act == Act.LOST:
+                self._say(what.producer, hosted.number, "lost", 1)
             elif act == Act.PARKED:
                 self._say(what.producer, hosted.number, "parked", [what.number])
             elif act == Act.PULL:
@@ -196,8 +256,19 @@ class Channels:
                 who = what.producer if type(what) is Item else what.consumer
                 error = refusal(act, what, hosted.name, hosted.queue.max_bytes)
                 self._say(who, hosted.number, "failed", [what.number, *error])
-        if hosted.queue.closed and hosted.queue.finished:
-            self._end(hosted, "")
+        if hosted.queue.closed:
+            self._answer_closers(hosted)
+            if hosted.queue.finished:
+                self._end(hosted, "")
+
+    def _forfeit(self, hosted: Hosted, recall: Recall) -> None:
+        if hosted.number in self._hosted:
+            self._follow(hosted, hosted.queue.forfeit(recall))
+
+    def _answer_closers(self, hosted: Hosted) -> None:
+        closers, hosted.closers = hosted.closers, []
+        for closer, ask in closers:
+            self._router.deliver((frames.ANSWER, 0, self._me, closer, ask, True, True))
 
     def _news(self, hosted: Hosted, party: int) -> News:
         news = hosted.news.get(party)
@@ -215,7 +286,13 @@ class Channels:
         for hosted in to_tell:
             parties, hosted.news, hosted.is_listed = hosted.news, {}, False
             for party, news in parties.items():
-                self._say(party, hosted.number, "news", [news.accepted, news.given])
+                self._say(party, hosted.number, "news", [news.accepted, news.given, news.credit])
+
+    def _tell(self, hosted: Hosted, party: int) -> None:
+        """Tells one party now what it would be told at the end of the turn."""
+        news = hosted.news.pop(party, None)
+        if news is not None:
+            self._say(party, hosted.number, "news", [news.accepted, news.given, news.credit])
 
     def _deliver(self, hosted: Hosted, get: Any) -> None:
         items = get.items
@@ -224,12 +301,10 @@ class Channels:
             news = self._news(hosted, get.consumer)
             news.given.append((get.number, False, item.redelivered, item.body))
             if len(news.given) == MOST_GIVEN:
-                self._say(get.consumer, hosted.number, "news", [[], news.given])
+                self._say(get.consumer, hosted.number, "news", [[], news.given, 0])
                 news.given = []
             return
-        if get.consumer in hosted.news:  # first come, first told
-            news = hosted.news.pop(get.consumer)
-            self._say(get.consumer, hosted.number, "news", [news.accepted, news.given])
+        self._tell(hosted, get.consumer)  # first come, first told
         last = items[-1]
         for item in items:
             self._give(hosted, get.consumer, get.number, item is not last, item)
@@ -256,18 +331,32 @@ class Channels:
         """Makes the queue of a channel on this node; the number is the asker's to choose, and used once in a run."""
         if source in self._gone:
             return False
-        queue = Queue(arguments["maxsize"], arguments["max_bytes"] or self._budget, self._gone)
+        max_bytes = arguments["max_bytes"] or self._budget
+        queue = Queue(arguments["maxsize"], max_bytes, self._gone, lends_to=self._lends_to)
         number = arguments["number"]
         self._hosted[number] = Hosted(number, arguments["name"], source, queue)
         return True
 
-    async def do_close_channel(self, source: int, ask: int, arguments: Any) -> bool:
-        """No more puts; the queue is gone once what is in it has been taken.  False if there is no such queue."""
+    def _lends_to(self, party: int) -> bool:
+        """What a process of this node has said comes in even if it dies; from another one it may be lost on the way."""
+        return frames.node_of(party) == self._router.node
+
+    async def do_close_channel(self, source: int, ask: int, arguments: Any) -> Any:
+        """No more puts; the queue is gone once what is in it has been taken.  False if there is no such queue.
+
+        Answered when all that was put before has come in; who does not say within ``PATIENCE`` what it has put is not
+        waited for.
+        """
         hosted = self._hosted.get(arguments["number"])
         if hosted is None:
             return False
-        self._follow(hosted, hosted.queue.close())
-        return True
+        steps = hosted.queue.close()
+        if hosted.queue.closed:
+            self._follow(hosted, steps)
+            return True
+        hosted.closers.append((source, ask))
+        self._follow(hosted, steps)
+        return LATER
 
     async def do_name_channel(self, source: int, ask: int, arguments: Any) -> Any:
         """Makes a channel known (node 0); what is known by that name, which is another one if it was taken."""
@@ -334,6 +423,7 @@ class Channels:
         if self._hosted.pop(hosted.number, None) is None:
             return
         self._tell_all()
+        self._answer_closers(hosted)
         for party in hosted.queue.parties:
             self._say(party, hosted.number, "gone", why)
 
@@ -348,3 +438,19 @@ class Channels:
             }
             for hosted in self._hosted.values()
         }
+
+
+def _is_question(frame: list[Any]) -> bool:
+    """Whether it asks what a queue holds."""
+    if frame[0] == frames.GET:
+        return bool(frame[7] == frames.NOW)
+    return frame[0] == frames.QUEUE and frame[5] in ("size", "peek")
+
+
+def _count_credited(frame: list[Any]) -> int:
+    """How many items a frame brings that are in for their producer already."""
+    if frame[0] == frames.PUT:
+        return int(frame[8] == frames.CREDITED)
+    if frame[0] == frames.QUEUE and frame[5] == "wishes":
+        return sum(put[3] == frames.CREDITED for put in frame[6][0])
+    return 0

@@ -19,8 +19,13 @@
 #   members, group, settings, launch     many workers as one object
 #   nodes, own_nodes, output, sys_variables, cluster   the way into a run
 #
+#   weights/    a trainer's weights at its rollout workers; loaded when one of its names is asked for
+#
 # launcher/ is the other package: how processes come to exist and stop.  Nothing here imports it.
 # Importing this page imports neither torch nor grpc.
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_async.address import NodeInfo, WorkerAddress, WorkerInfo
 from rlinf_async.channel import Channel, WeightedItem
@@ -41,7 +46,10 @@ from rlinf_async.errors import (
     SerializationError,
     TransferFailed,
     VersionMismatch,
+    WeightMismatch,
     WorkerDied,
+    WrongAcknowledgement,
+    WrongBase,
 )
 from rlinf_async.group import WorkerGroup
 from rlinf_async.handle import Handle
@@ -95,16 +103,106 @@ from rlinf_async.worker.base import Worker
 from rlinf_async.worker.options import CollectiveGroupOptions
 from rlinf_async.worker.routing import get_group_world_size
 
+if TYPE_CHECKING:
+    from rlinf_async.weights import (
+        BucketWeightSyncer,
+        DistributedTransport,
+        DistributedWeightSyncScheme,
+        ModuleTransformReceiver,
+        ModuleTransformScheme,
+        ModuleTransformSender,
+        MPTransport,
+        MultiProcessWeightSyncScheme,
+        NoWeightSyncScheme,
+        PatchWeightSyncer,
+        RayActorTransport,
+        RayModuleTransformReceiver,
+        RayModuleTransformScheme,
+        RayModuleTransformSender,
+        RayTransport,
+        RayWeightSyncScheme,
+        RPCTransport,
+        RPCWeightSyncScheme,
+        SharedMemTransport,
+        SharedMemWeightSyncScheme,
+        SyncHandle,
+        SyncReport,
+        TransportBackend,
+        WeightReceiver,
+        WeightSender,
+        WeightStrategy,
+        WeightSyncer,
+        WeightSyncScheme,
+        WorkerActorTransport,
+        WorkerModuleTransformReceiver,
+        WorkerModuleTransformScheme,
+        WorkerModuleTransformSender,
+        WorkerTransport,
+        WorkerWeightSyncScheme,
+        register_weight_sync_backend,
+    )
+
 WorkerGroupFuncResult = Handle
 """RLinf's name."""
 
 __version__ = "0.1.0"
+
+_WEIGHTS: Final = frozenset(
+    {
+        "BucketWeightSyncer",
+        "DistributedTransport",
+        "DistributedWeightSyncScheme",
+        "MPTransport",
+        "ModuleTransformReceiver",
+        "ModuleTransformScheme",
+        "ModuleTransformSender",
+        "MultiProcessWeightSyncScheme",
+        "NoWeightSyncScheme",
+        "PatchWeightSyncer",
+        "RPCTransport",
+        "RPCWeightSyncScheme",
+        "RayActorTransport",
+        "RayModuleTransformReceiver",
+        "RayModuleTransformScheme",
+        "RayModuleTransformSender",
+        "RayTransport",
+        "RayWeightSyncScheme",
+        "SharedMemTransport",
+        "SharedMemWeightSyncScheme",
+        "SyncHandle",
+        "SyncReport",
+        "TransportBackend",
+        "WeightReceiver",
+        "WeightSender",
+        "WeightStrategy",
+        "WeightSyncScheme",
+        "WeightSyncer",
+        "WorkerActorTransport",
+        "WorkerModuleTransformReceiver",
+        "WorkerModuleTransformScheme",
+        "WorkerModuleTransformSender",
+        "WorkerTransport",
+        "WorkerWeightSyncScheme",
+        "register_weight_sync_backend",
+    }
+)
+"""Names of ``rlinf_async.weights``, which imports torch."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WEIGHTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module("rlinf_async.weights"), name)
+    globals()[name] = found
+    return found
+
 
 __all__ = [
     "AcceleratorFamily",
     "AcceleratorType",
     "AcceleratorUtil",
     "AuthError",
+    "BucketWeightSyncer",
     "Channel",
     "ClosedError",
     "Cluster",
@@ -115,6 +213,8 @@ __all__ = [
     "ComponentPlacement",
     "ConfigError",
     "DeadlineExceeded",
+    "DistributedTransport",
+    "DistributedWeightSyncScheme",
     "EndOfChannel",
     "FlexiblePlacementStrategy",
     "Handle",
@@ -124,10 +224,16 @@ __all__ = [
     "HardwareResource",
     "HybridComponentPlacement",
     "LaunchError",
+    "MPTransport",
     "ModelParallelComponentPlacement",
     "ModelParallelEvalComponentPlacement",
+    "ModuleTransformReceiver",
+    "ModuleTransformScheme",
+    "ModuleTransformSender",
     "MultiAgentModelParallelComponentPlacement",
     "MultiAgentModelParallelEvalComponentPlacement",
+    "MultiProcessWeightSyncScheme",
+    "NoWeightSyncScheme",
     "NodeHardwareConfig",
     "NodeInfo",
     "NodeLost",
@@ -135,29 +241,57 @@ __all__ = [
     "NsightConfig",
     "Outcome",
     "PackedPlacementStrategy",
+    "PatchWeightSyncer",
     "PeerLost",
     "Placement",
     "PlacementMode",
     "PlacementStrategy",
     "ProfileConfig",
     "RLinfAsyncError",
+    "RPCTransport",
+    "RPCWeightSyncScheme",
+    "RayActorTransport",
+    "RayModuleTransformReceiver",
+    "RayModuleTransformScheme",
+    "RayModuleTransformSender",
+    "RayTransport",
+    "RayWeightSyncScheme",
     "RemoteError",
     "RocprofSysConfig",
     "RolloutSyncMode",
     "SerializationError",
+    "SharedMemTransport",
+    "SharedMemWeightSyncScheme",
     "Stream",
+    "SyncHandle",
+    "SyncReport",
     "TorchProfileConfig",
     "Tracer",
     "TransferFailed",
+    "TransportBackend",
     "VersionMismatch",
+    "WeightMismatch",
+    "WeightReceiver",
+    "WeightSender",
+    "WeightStrategy",
+    "WeightSyncScheme",
+    "WeightSyncer",
     "WeightedItem",
     "Work",
     "Worker",
+    "WorkerActorTransport",
     "WorkerAddress",
     "WorkerDied",
     "WorkerGroup",
     "WorkerGroupFuncResult",
     "WorkerInfo",
+    "WorkerModuleTransformReceiver",
+    "WorkerModuleTransformScheme",
+    "WorkerModuleTransformSender",
+    "WorkerTransport",
+    "WorkerWeightSyncScheme",
+    "WrongAcknowledgement",
+    "WrongBase",
     "build_recv_plan",
     "build_route_channel_key",
     "build_send_key",
@@ -170,6 +304,7 @@ __all__ = [
     "merge_batches",
     "placement_mode_to_rollout_sync_mode",
     "register_accelerator",
+    "register_weight_sync_backend",
     "split_batch",
     "split_channel_message",
 ]

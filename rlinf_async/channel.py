@@ -47,6 +47,9 @@ class Channel:
     leaves the item to the next one, at its old place.  What one producer puts under one key is got in that order.
     Contents do not survive the node that holds them.
 
+    Where a channel has no ``maxsize`` a daemon promises room beforehand to the processes of its node, as long as there
+    is plenty: they put without waiting for an answer, and what they have put can be had by whoever hears of it.
+
     In a coroutine the methods return a ``Work``, started already, to be awaited; elsewhere they block and return the
     result, unless ``async_op=True``.  An item must not be changed until its put is done.  Tensors on a GPU travel by
     way of the CPU and arrive on the consumer's current device; the channel holds a copy, so the producer may free
@@ -360,6 +363,8 @@ class Channel:
         """No more puts; gets go on until what is in the channel has been taken.  Its name is free.
 
         Anybody may close a channel.  Idempotent.  In a coroutine it returns a ``Work`` to await, elsewhere it blocks.
+        What was put before is in the channel when it is done.  A process that is frozen for longer than two seconds is
+        not waited for; what it puts before it hears of that is lost, and its log says so.
         """
         return blocking(self._close())
 

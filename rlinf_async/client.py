@@ -318,15 +318,33 @@ class NodeClient:
 
     # -- the wire -----------------------------------------------------------------------------------------------
 
-    def send(self, frame: frames.Frame, fds: Sequence[int] = (), *, later: bool = False) -> None:
-        """Sends a frame as it is; from any thread."""
-        self._send(frame, fds, later=later)
+    def send(
+        self,
+        frame: frames.Frame,
+        fds: Sequence[int] = (),
+        *,
+        later: bool = False,
+        on_left: Callable[[], None] | None = None,
+    ) -> None:
+        """Sends a frame as it is; from any thread.
 
-    def _send(self, frame: frames.Frame, fds: Sequence[int] = (), *, later: bool = False) -> None:
+        Args:
+            on_left: called, in any thread, when the kernel has all of it: then it reaches the daemon.
+        """
+        self._send(frame, fds, later=later, on_left=on_left)
+
+    def _send(
+        self,
+        frame: frames.Frame,
+        fds: Sequence[int] = (),
+        *,
+        later: bool = False,
+        on_left: Callable[[], None] | None = None,
+    ) -> None:
         if self._connection is None or self._closed is not None:
             close_fds(fds)
             return
-        self._connection.send(frame, fds, later=later)
+        self._connection.send(frame, fds, later=later, on_left=on_left)
 
     def _on_loop(self, callback: Callable[[], None]) -> None:
         try:

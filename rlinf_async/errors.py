@@ -8,6 +8,9 @@ worker.  What stands here is the framework's own word::
         WorkerDied               a worker process ended (who, why, its last words, where the log is)
         NodeLost                 a whole machine, or the way to it
       TransferFailed           a message's memory did not come through; what follows it may
+      WrongAcknowledgement     (RuntimeError) a receiver of weights has said something else than was expected
+      WeightMismatch           (KeyError) weights that do not fit: keys, shapes or dtypes; nothing was written
+      WrongBase                (RuntimeError) a patch of weights for another version than the one that is there
       DeadlineExceeded         (TimeoutError) the user's own deadline passed; says what was awaited, from whom
       LaunchError              nodes or workers could not be started; lists every failed host
       ConfigError              (ValueError, AssertionError) bad configuration or arguments
@@ -92,6 +95,38 @@ class TransferFailed(RLinfAsyncError):
 
     Both live on, and what they send next is not affected.
     """
+
+
+class WrongAcknowledgement(RLinfAsyncError, RuntimeError):
+    """A receiver of weights has said something else than that it has applied them."""
+
+
+class WeightMismatch(RLinfAsyncError, KeyError):
+    """Weights whose keys, shapes or dtypes are not those of the other side; nothing was written.
+
+    Also a ``KeyError``, which TorchRL raises in its place.
+    """
+
+    def __str__(self) -> str:
+        return Exception.__str__(self)  # a KeyError would show its text in quotes, with the quotes in it escaped
+
+
+class WrongBase(RLinfAsyncError, RuntimeError):
+    """A patch was made for another version of the weights than the one that the receiver has; nothing was written.
+
+    Attributes:
+        base: the version that the patch is for.
+        version: the version that is there.
+    """
+
+    base: int = -1
+    version: int = -1
+
+    @classmethod
+    def of(cls, base: int, version: int) -> WrongBase:
+        error = cls(f"the patch is for version {base} of the weights, and version {version} is here: send all of them")
+        error.base, error.version = base, version
+        return error
 
 
 class DeadlineExceeded(RLinfAsyncError, TimeoutError):

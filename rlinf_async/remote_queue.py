@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 from rlinf_async.client import NodeClient
 from rlinf_async.core import codec, frames
 from rlinf_async.core.body import open_body, pack_body
+from rlinf_async.core.credit import Purse, cost
 from rlinf_async.core.segment import close_fds
 from rlinf_async.errors import ClosedError, EndOfChannel, NodeLost
 from rlinf_async.wish import Get, Put, Question, Wish
@@ -31,6 +32,9 @@ _WINDOW: Final = 16 << 20
 
 _SMALL: Final = 2048
 """Bytes; a larger body has a frame of its own."""
+
+_TURN: Final = 1e-3
+"""Seconds for which a coroutine may put and put, none of which has to wait, until others have their turn."""
 
 
 class RemoteQueue:
@@ -60,6 +64,10 @@ class RemoteQueue:
         """Bytes of bodies that have left before it was known whether there is room for them."""
         self._parked = False
         """There was none: from now on bodies wait here until they are pulled."""
+        self._purse = Purse()
+        self._leaving: dict[int, Put] = {}
+        """Puts that were paid for, and that the kernel does not have yet."""
+        self._paused_at = 0.0
         self._held_puts: deque[Any] = deque()
         self._held_gets: deque[Any] = deque()
         self._taken: deque[int] = deque()
@@ -70,7 +78,8 @@ class RemoteQueue:
         """There is no such queue any more, or no way to it: the error of a put, and of a get."""
 
     def __repr__(self) -> str:
-        return f"<RemoteQueue {self.name} [{self.where} | {len(self._puts)} puts, {len(self._gets)} gets open]>"
+        puts = len(self._puts) + len(self._leaving)
+        return f"<RemoteQueue {self.name} [{self.where} | {puts} puts, {len(self._gets)} gets open]>"
 
     @property
     def where(self) -> str:
@@ -99,6 +108,10 @@ class RemoteQueue:
     def _start_put(self, put: Put) -> None:
         body: bytes | int
         fds: Any = ()
+        price = cost(put.nbytes)
+        if self._purse.pay(price):
+            self._start_on_credit(put, price)
+            return
         if not self._puts:
             self._parked, self._under_way = False, 0
         if self._puts and (self._parked or self._under_way + put.nbytes > self._window):
@@ -118,10 +131,44 @@ class RemoteQueue:
         else:
             self._send_put(put, put.mode, body, fds)
 
-    def _send_put(self, put: Put, mode: int, body: bytes | int, fds: Any) -> None:
+    def _start_on_credit(self, put: Put, price: int) -> None:
+        """There is room for it: it is done as soon as the kernel has it."""
+        try:
+            body, fds = pack_body(put.carried)
+        except Exception as error:
+            self._tell("returned", [price, False])
+            put._settle(error=error)
+            return
+        number = put.number = next(self._numbers)
+        self._leaving[number] = put
+        small = not fds and put.nbytes <= _SMALL
+        if put.since - self._paused_at > _TURN:
+            # Others have their turn, and if they put too, what they put leaves in one frame from then on.
+            self._paused_at = put.since
+            put.pauses = True
+            waits = small and self._flush_soon()
+        else:
+            waits = small and bool(self._crowded_until) and self._may_wait()
+        if waits:
+            self._held_puts.append((number, put.key, put.weight, frames.CREDITED, body))
+        else:
+            self._send_put(put, frames.CREDITED, body, fds, functools.partial(self._has_left, number))
+
+    def _has_left(self, number: int) -> None:
+        put = self._leaving.pop(number, None)
+        if put is not None:
+            put._settle()
+
+    def _have_left(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self._has_left(number)
+
+    def _send_put(
+        self, put: Put, mode: int, body: bytes | int, fds: Any, on_left: Callable[[], None] | None = None
+    ) -> None:
         me, place, channel = self._client.endpoint, self._place, self.channel
         frame = (frames.PUT, len(fds), me, place, channel, put.number, put.key, put.weight, mode, body)
-        self._client.send(frame, fds)
+        self._client.send(frame, fds, on_left=on_left)
 
     def _start_get(self, get: Get[Any]) -> None:
         number = get.number = next(self._numbers)
@@ -156,14 +203,23 @@ class RemoteQueue:
         """Sends what has waited for company."""
         self._flushing = None
         self._client.unsent.pop(self.flush, None)
+        self._send_held()
+
+    def _send_held(self) -> None:
         puts, gets, taken = _emptied(self._held_puts), _emptied(self._held_gets), _emptied(self._taken)
         if puts or gets:
-            self._tell("wishes", [puts, gets, taken])
+            credited = [put[0] for put in puts if put[3] == frames.CREDITED]
+            if len(credited) >= _CROWD:
+                self._crowded_until = time.monotonic() + _MOMENT
+            self._tell(
+                "wishes", [puts, gets, taken], functools.partial(self._have_left, credited) if credited else None
+            )
         elif taken:
             self._tell("taken", taken)
 
-    def _tell(self, what: str, facts: Any) -> None:
-        self._client.send((frames.QUEUE, 0, self._client.endpoint, self._place, self.channel, what, facts))
+    def _tell(self, what: str, facts: Any, on_left: Callable[[], None] | None = None) -> None:
+        frame = (frames.QUEUE, 0, self._client.endpoint, self._place, self.channel, what, facts)
+        self._client.send(frame, on_left=on_left)
 
     # -- as a door ----------------------------------------------------------------------------------------------
 
@@ -172,6 +228,7 @@ class RemoteQueue:
             self._asked.pop(wish.number, None)
             return
         self._pop_put(wish.number)
+        self._leaving.pop(wish.number, None)
         self._gets.pop(wish.number, None)
         self._tell("cancel", [wish.number])
 
@@ -221,7 +278,9 @@ class RemoteQueue:
     def on_word(self, what: str, facts: Any) -> None:
         """Anything else."""
         if what == "news":
-            accepted, given = facts
+            accepted, given, credit = facts
+            if credit:
+                self._purse.add(credit)
             if len(accepted) >= _CROWD or len(given) >= _CROWD:
                 self._crowded_until = time.monotonic() + _MOMENT
             for number in accepted:
@@ -234,6 +293,9 @@ class RemoteQueue:
             self._supply(facts[0])
         elif what == "parked":
             self._parked = True
+        elif what == "recall":
+            self._send_held()
+            self._tell("returned", [self._purse.empty(), True])
         elif what == "failed":
             number, kind, text = facts
             refused: Wish[Any] | None = self._pop_put(number)
@@ -271,7 +333,7 @@ class RemoteQueue:
     def oldest(self) -> Wish[Any] | None:
         """What has waited for longest, of what coroutines wait for."""
         first: list[Wish[Any]] = []
-        for wishes in (self._puts, self._gets):
+        for wishes in (self._puts, self._leaving, self._gets):
             first += itertools.islice((wish for wish in list(wishes.values()) if wish.awaited), 1)
         return min(first, key=lambda wish: wish.since, default=None)
 
@@ -285,18 +347,20 @@ class RemoteQueue:
 
     def fail(self, error: Exception) -> None:
         """Everything that waits, and whatever is asked from now on, ends with this error."""
-        if isinstance(error, NodeLost) and (self._gets or self._puts):
+        puts = len(self._puts) + len(self._leaving)
+        if isinstance(error, NodeLost) and (self._gets or puts):
             error = NodeLost.from_facts(
                 error.node,
                 error.node_rank,
                 f"{error.reason}; channel '{self.name}' lived there, with what was in it: {len(self._gets)} gets of "
-                f"this process waited, {len(self._puts)} puts had no answer yet",
+                f"this process waited, {puts} puts had no answer yet",
             )
         self._finish(error, error)
 
     def _finish(self, no_put: Exception, no_get: Exception) -> None:
         self._over = (no_put, no_get)  # first: what is started meanwhile is refused by its starter
-        puts, self._puts = self._puts, {}
+        puts, self._puts = {**self._puts, **self._leaving}, {}
+        self._leaving = {}
         gets, self._gets = self._gets, {}
         asked, self._asked = self._asked, {}
         for wishes in (puts, gets, asked):

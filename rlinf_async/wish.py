@@ -120,15 +120,17 @@ class Wish(Work[T]):
 
 
 class Put(Wish[None]):
-    """An item on its way into a queue; done once the queue has accepted it.
+    """An item on its way into a queue; done once the queue has accepted it, or must.
 
     Attributes:
         carried: the item: encoded, or bytes; in a queue of this process as it is.
         nbytes: its size.
         ahead: bytes of it that have left before it was known whether there is room.
+        pauses: a coroutine that awaits it lets others run, even if it is done.
     """
 
     ahead = 0
+    pauses = False
     _heard = False
 
     def __init__(
@@ -147,6 +149,15 @@ class Put(Wish[None]):
         self.mode = mode
         self.carried = carried
         self.nbytes = nbytes
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        if not self._done:
+            yield from super().__await__()
+            return
+        if self.pauses:
+            self.pauses = False
+            yield
+        self._result()
 
     def _result(self) -> None:
         if self._error is not None:

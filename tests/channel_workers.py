@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 import time
 from typing import Any
 
-from rlinf_async import Channel, Work, Worker
+from rlinf_async import Channel, ClosedError, Work, Worker
 
 
 class User(Worker):
@@ -117,6 +118,69 @@ class User(Worker):
         queue._crowded_until = time.monotonic() + 60
         self.works.append(channel.put(item))
         assert queue._held_puts
+
+    # -- with credit --------------------------------------------------------------------------------------------
+
+    def purse(self, channel: Channel) -> Any:
+        channel._bound()
+        assert channel._replicas is not None
+        queue = channel._replicas._only
+        assert queue is not None
+        return queue._purse
+
+    def has_credit(self, channel: Channel) -> bool:
+        return bool(self.purse(channel)._left > 0)
+
+    def put_on_credit(self, channel: Channel, items: list[Any]) -> None:
+        """Puts once until there is credit, and then the items with that."""
+        channel.put("first")
+        while not self.has_credit(channel):
+            time.sleep(0.001)
+        for item in items:
+            before = self.purse(channel)._left
+            channel.put(item)
+            assert self.purse(channel)._left != before
+
+    def put_on_credit_and_die(self, channel: Channel, items: list[Any]) -> None:
+        self.put_on_credit(channel, items)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def put_past_a_stopped_daemon(self, channel: Channel, daemon: int, count: int, nbytes: int) -> int:
+        """How many of so many puts were done while nobody read what they had said."""
+        self.put_on_credit(channel, [])
+        os.kill(daemon, signal.SIGSTOP)
+        try:
+            works = [channel.put(bytes(nbytes), async_op=True) for _ in range(count)]
+            done = sum(work.done() for work in works)
+        finally:
+            os.kill(daemon, signal.SIGCONT)
+        for work in works:
+            work.wait()
+        return done
+
+    async def put_until_closed(self, channel: Channel, in_flight: int, nbytes: int) -> tuple[list[int], bool]:
+        """How many puts of each task have returned, and whether the others were refused."""
+        counts = [0] * in_flight
+        payload = bytes(nbytes)
+        refused = True
+
+        async def one(index: int) -> None:
+            nonlocal refused
+            try:
+                while True:
+                    await channel.put((self._rank, index, counts[index], payload))
+                    counts[index] += 1
+                    await asyncio.sleep(0)
+            except ClosedError:
+                pass
+            except BaseException:
+                refused = False
+                raise
+
+        async with asyncio.TaskGroup() as tasks:
+            for index in range(in_flight):
+                tasks.create_task(one(index))
+        return counts, refused
 
     # -- many ---------------------------------------------------------------------------------------------------
 

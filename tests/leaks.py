@@ -164,8 +164,10 @@ def _start_uvloop() -> None:
 
 
 def _start_torch() -> None:
-    """The OpenMP pool."""
+    """The OpenMP pool, and the pipe of the libuv that its stores have of their own."""
     import torch
+
+    torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
 
     matrix = torch.ones(256, 256, requires_grad=True)
     (matrix @ matrix).sum().backward()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import multiprocessing
 import os
 import socket
@@ -135,6 +136,12 @@ class Limits:
                 target[row].sum()
             samples.append(size / (time.perf_counter() - began))
         return samples
+
+    async def copies(self, size: int, processes: int, count: int) -> dict[str, works.Samples]:
+        """Seconds of one copy: of one process ``alone``, and of all of them ``together``."""
+        script = str(Path(__file__).with_name("memory.py"))
+        found: dict[str, works.Samples] = json.loads(_run(sys.executable, script, *map(str, (size, processes, count))))
+        return found
 
     async def device_copy(self, size: int, count: int) -> works.Samples:
         """Bytes per second of copies within a GPU's memory."""

@@ -25,6 +25,7 @@ from seeding import generator_for
 from torch import Tensor
 
 from rlinf_async import Worker
+from rlinf_async.weights import WorkerWeightSyncScheme
 
 _METRICS = ("policy_loss", "value_loss", "approximate_kl", "clip_fraction", "grad_norm", "entropy")
 
@@ -39,6 +40,7 @@ class EmbodiedFSDPActor(Worker):
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__()
         self._cfg = cfg
+        self._is_sending = False
 
     def init_worker(
         self, shape: TaskShape, sizes: BatchSizes, layout: Layout, checkpoint: dict[str, Any] | None
@@ -61,12 +63,33 @@ class EmbodiedFSDPActor(Worker):
         elif model.model_path is not None:
             self._policy.load_state_dict(load_policy(model.model_path))
         self._ranks.share_weights(self._policy)
+        if self._rank == 0:
+            self._weights = WorkerWeightSyncScheme()
+            self._weights.init_on_sender("policy", receivers="rollout", source_model=self._policy)
+
+    async def connect_weights(self) -> None:
+        """Meets every rank of the rollout group; on rank 0."""
+        await self._weights.connect()
 
     @Worker.timer("sync_model")
-    def sync_model_to_rollout(self) -> dict[str, Tensor]:
-        """The weights, with the moments that observations are normalised by, on the CPU."""
-        weights: dict[str, Tensor] = _on_cpu(self._policy.state_dict())
-        return weights
+    async def sync_model_to_rollout(self, overlap: bool) -> int:
+        """Sends the weights, with the moments that observations are normalised by; on rank 0.
+
+        Args:
+            overlap: come back as soon as the policy may be trained on, and not when every rollout worker has them.
+
+        Returns:
+            Their version.
+        """
+        sender = self._weights.get_sender()
+        if self._is_sending:
+            await sender.wait_async()
+        if overlap:
+            await sender.send_async()
+        else:
+            await sender.send()
+        self._is_sending = overlap
+        return int(sender.version)
 
     def training_state(self) -> dict[str, Any]:
         """What a checkpoint keeps of the actor; the same on every rank."""

@@ -85,6 +85,7 @@ class RolloutModel:
 @dataclass
 class Rollout:
     device: str = "auto"
+    overlap_weight_sync: bool = False  # begin a rollout before the new weights are there; see rollout/staleness
     pipeline_stage_num: int = 1  # parts of an env worker's simulators that step while others' actions are computed
     model: RolloutModel = field(default_factory=RolloutModel)
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,7 @@ class EmbodiedRunner:
         shape = self.env.init_worker(self.step, self._layout).wait()[0]
         self.rollout.init_worker(shape, self._layout).wait()
         self.actor.init_worker(shape, self._sizes, self._layout, checkpoint).wait()
+        _wait_for_all(self.actor.execute_on(0).connect_weights(), self.rollout.connect_weights())
 
     def run(self) -> dict[str, Any]:
         """Trains to the last step, or until an evaluation on the way reaches the target; then evaluates.
@@ -101,10 +103,14 @@ class EmbodiedRunner:
             logger.log({"eval/return": float(returns.mean())}, self.step)
         return self._report(seeds, returns)
 
-    def update_rollout_weights(self) -> None:
-        """The actor's weights, to every rank of the rollout group."""
-        weights = self.actor.execute_on(0).sync_model_to_rollout().wait()[0]
-        self.rollout.sync_model_from_actor(weights, self.step).wait()
+    def update_rollout_weights(self, overlap: bool = False) -> None:
+        """The actor's weights, to every rank of the rollout group.
+
+        Args:
+            overlap: do not wait until they are there.
+        """
+        self._version = self.actor.execute_on(0).sync_model_to_rollout(overlap).wait()[0]
+        self.rollout.begin_step(self.step).wait()
 
     def generate_rollouts(self) -> None:
         """``algorithm.rollout_steps`` steps of every simulator, and the experience to the actor."""
@@ -112,7 +118,8 @@ class EmbodiedRunner:
         env_handle = self.env.interact(self._queues)
         rollout_handle = self.rollout.generate(self._queues)
         actor_handle = self.actor.recv_rollout_batch(self._queues)
-        episodes, _, _ = _wait_for_all(env_handle, rollout_handle, actor_handle)
+        episodes, versions, _ = _wait_for_all(env_handle, rollout_handle, actor_handle)
+        self._staleness = _mean_staleness(self._version, versions)
         finished = sorted((episode for rank in episodes for episode in rank), key=lambda episode: episode.step)
         self._returns.extend(episode.total for episode in finished)
         seconds = time.perf_counter() - started
@@ -134,7 +141,7 @@ class EmbodiedRunner:
         runner = self.cfg.runner
         while self.step < self._last_step:
             started = time.perf_counter()
-            self.update_rollout_weights()
+            self.update_rollout_weights(self.cfg.rollout.overlap_weight_sync)
             self.generate_rollouts()
             self.actor.compute_advantages_and_returns().wait()
             training = self.actor.run_training(self.step, self._lr_factor())
@@ -144,6 +151,7 @@ class EmbodiedRunner:
             self.step += 1
             self.samples += self._sizes.rollout
             metrics |= phase_seconds(durations, seconds)
+            metrics["rollout/staleness"] = self._staleness
             metrics["rollout/steps_per_second"] = self._sizes.rollout / seconds
             if self._returns:
                 metrics["rollout/return"] = float(np.mean(self._returns))
@@ -208,6 +216,12 @@ class EmbodiedRunner:
         self.step, self.samples = checkpoint["step"], checkpoint["samples"]
         print(f"resuming at step {self.step} from {place}", flush=True)
         return checkpoint
+
+
+def _mean_staleness(newest: int, versions: Sequence[Mapping[int, int]]) -> float:
+    """By how many versions the weights that decided on the actions were behind, over all ranks' actions."""
+    behind = sum((newest - version) * count for rank in versions for version, count in rank.items())
+    return behind / sum(sum(rank.values()) for rank in versions)
 
 
 def _wait_for_all(*handles: Handle) -> list[Any]:

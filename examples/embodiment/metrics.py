@@ -53,7 +53,7 @@ class MetricLogger:
         print(
             f"step {step:>{len(str(self._last_step))}}/{self._last_step} | samples {samples:>9,} "
             f"| return {shown} | {metrics['rollout/steps_per_second']:6,.0f} steps/s "
-            f"| seconds: {phases} | of the rollout: {busy}",
+            f"| staleness {metrics['rollout/staleness']:.2f} | seconds: {phases} | of the rollout: {busy}",
             flush=True,
         )
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from rollouts import Actions, Floats, TaskShape, share_actions
 from seeding import generator_for
 
 from rlinf_async import Worker
+from rlinf_async.weights import WorkerWeightSyncScheme
 
 
 class MultiStepRolloutWorker(Worker):
@@ -40,19 +41,31 @@ class MultiStepRolloutWorker(Worker):
         if path is not None:
             self._policy.load_state_dict(load_policy(path))
 
-    @Worker.timer("sync_model")
-    def sync_model_from_actor(self, weights: dict[str, Any], step: int) -> None:
-        """Takes the weights for training step ``step``."""
-        self._policy.load_state_dict(weights)
+        self._weights = WorkerWeightSyncScheme()
+        self._weights.init_on_worker("policy", sender=("actor", 0), model=self._policy)
+
+    async def connect_weights(self) -> None:
+        """Meets the actor; from now on its weights come in between any two decisions."""
+        await self._weights.connect()
+        self._serving = self._weights.get_receiver().serve()
+
+    def begin_step(self, step: int) -> None:
+        """What is random from now on belongs to training step ``step``."""
         # A generator for each stage: which of them is answered first differs from run to run.
         self._generators = [
             generator_for(self._cfg.runner.seed, f"rollout of stage {stage}", self._rank, step, self._device)
             for stage in range(self._layout.stages)
         ]
 
-    async def generate(self, queues: Queues) -> None:
-        """Samples an action for each observation, until the env workers ask for no more."""
+    async def generate(self, queues: Queues) -> dict[int, int]:
+        """Samples an action for each observation, until the env workers ask for no more.
+
+        Returns:
+            Actions by the version of the weights that decided on them.
+        """
+        self._decided: Counter[int] = Counter()
         await self._answer("generate", queues, self._generators)
+        return dict(self._decided)
 
     async def generate_most_likely(self, queues: Queues) -> None:
         """The same with the most likely action: for evaluation."""
@@ -72,8 +85,11 @@ class MultiStepRolloutWorker(Worker):
             if not views:
                 return
             views.sort(key=lambda view: view.env_rank)
-            with self.worker_timer(timer):
-                decided = self._act(np.concatenate([view.observations for view in views]), generator)
+            async with self._weights.get_receiver().reading() as version:
+                with self.worker_timer(timer):
+                    decided = self._act(np.concatenate([view.observations for view in views]), generator)
+            if generator is not None:
+                self._decided[version] += sum(len(view.observations) for view in views)
             shares = share_actions(decided, [len(view.observations) for view in views])
             puts = [
                 queues.actions.put(share, key=(stage, view.env_rank, self._rank))

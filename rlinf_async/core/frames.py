@@ -39,8 +39,8 @@ of descriptors arrives with a str for its body, which says so.
 
 A channel's queue lives in one daemon (``core/queue.py``); a *party* is a process that puts there or gets.  ``queue``
 is that daemon's endpoint id, ``number`` counts what the party has asked of it.  Of what a PUT carries, ``mode`` says
-whether it waits for room; without a descriptor a body that is an int is only announced, and pulled when there is
-room.  ``target`` of a GET is a batch's weight, None for one item, -1 for one that is there now.
+whether it waits for room, or has been promised it; without a descriptor a body that is an int is only announced, and
+pulled when there is room.  ``target`` of a GET is a batch's weight, None for one item, -1 for one that is there now.
 """
 
 from __future__ import annotations
@@ -77,12 +77,13 @@ CLOCK: Final = 19
 WAIT: Final = 0
 NOWAIT: Final = 1
 SUPPLY: Final = 2
-"""Modes of a PUT: wait for room; fail where there is none; the body of an item that was pulled."""
+CREDITED: Final = 3
+"""Modes of a PUT: wait for room; fail where there is none; the body of an item that was pulled; with credit."""
 
 NOW: Final = -1
 """``target`` of a GET that does not wait."""
 
-INLINE_LIMIT: Final = 32 * 1024
+INLINE_LIMIT: Final = 64 * 1024
 """Bytes; a larger body travels as sealed memory within a machine and on the bulk stream between machines."""
 
 MAX_FDS: Final = 4

@@ -18,14 +18,23 @@ class Item:
         place: where it stands in the queue, for good: what comes back goes there.
         redelivered: some consumer has been handed it before, and gave it back or died.
         pulled: it has been promised room, and its body is on its way.
+        paid: bytes of credit that its producer has paid for it with; then it is in, whatever becomes of the producer.
     """
 
     __slots__ = (
-        "body", "key", "nbytes", "nowait", "number", "place", "producer", "pulled", "redelivered", "weight"
+        "body", "key", "nbytes", "nowait", "number", "paid", "place", "producer", "pulled", "redelivered", "weight"
     )  # fmt: skip
 
     def __init__(
-        self, producer: int, number: int, key: bytes, weight: int, nbytes: int, body: Any, nowait: bool
+        self,
+        producer: int,
+        number: int,
+        key: bytes,
+        weight: int,
+        nbytes: int,
+        body: Any,
+        nowait: bool,
+        paid: int = 0,
     ) -> None:
         self.producer = producer
         self.number = number
@@ -34,6 +43,7 @@ class Item:
         self.nbytes = nbytes
         self.body = body
         self.nowait = nowait
+        self.paid = paid
         self.place = -1
         self.redelivered = False
         self.pulled = False

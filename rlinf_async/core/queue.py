@@ -8,17 +8,21 @@ one party says and returns the steps that follow from it, in order, for whoever 
 
 What one party puts under one key is delivered in the order of its numbers.  Keys share ``max_bytes`` and nothing else:
 a key that nobody empties holds up no other.  No method takes longer because more is queued or waiting.
+
+A producer may be granted credit (``core/credit.py``): what it pays for with that is in once it was said, and no step
+tells of it.  Where the room that is set aside is wanted for others, and before the queue is closed, it is recalled.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from enum import IntEnum
 from heapq import heappush
 from typing import Any, Final
 
+from rlinf_async.core.credit import Grant, Ledger, Recall
 from rlinf_async.core.lane import Get, Item, Lane
 
 
@@ -36,6 +40,9 @@ class Act(IntEnum):
     TOO_LARGE = 8  # an item: it has more bytes than all items together may have
     TOO_HEAVY = 9  # a batch: the next item alone weighs more than its target
     CRAMPED = 10  # a batch: what it has gathered leaves no room for the rest of it
+    GRANT = 11  # a grant: its party may put so many bytes more without an answer
+    RECALL = 12  # a recall: its party shall return what it was granted, or it is forfeited after a while
+    LOST = 13  # an item that was paid for with what had been forfeited, when the queue was closed already
 
 
 # As plain numbers: this is where every item passes.
@@ -73,6 +80,7 @@ class Queue:
         max_bytes: bytes that all items may have together, those included that are leased; 0 is without bound.
         gone: parties that are dead: what they have said and comes late is dropped.
         slack: bytes of waiting puts whose bodies are kept here; by default an eighth of ``max_bytes``, or ``SLACK``.
+        lends_to: whether a party may have credit; by default nobody may, nor where there is a ``maxsize``.
 
     Example:
         queue = Queue(maxsize=2)
@@ -82,11 +90,19 @@ class Queue:
     """
 
     def __init__(
-        self, maxsize: int = 0, max_bytes: int = 0, gone: Container[int] = (), slack: int | None = None
+        self,
+        maxsize: int = 0,
+        max_bytes: int = 0,
+        gone: Container[int] = (),
+        slack: int | None = None,
+        lends_to: Callable[[int], bool] | None = None,
     ) -> None:
         self.maxsize = maxsize
         self.max_bytes = max_bytes
+        self.closing = False
+        """No more puts, but for what was put with credit and has not come in yet."""
         self.closed = False
+        self.ledger = Ledger(max_bytes, None if maxsize else lends_to)
         self.bytes = 0
         """Of what is queued or leased, and of what has been promised room."""
         self.waiting_bytes = 0
@@ -102,6 +118,8 @@ class Queue:
         """Whose first put waits for bytes, in the order in which they get them."""
         self._overtaken = 0
         """Bytes that were let in past the first of them: as many as ``max_bytes``, then it is its turn."""
+        self._undecided: dict[Item, Lane] = {}
+        """What may not wait, and has room or not when all credit is back."""
         self._gathering: dict[Get, None] = {}
         """Batches that hold items and want more."""
         self._gathered = 0
@@ -127,9 +145,17 @@ class Queue:
         nbytes: int = 0,
         body: Any = None,
         nowait: bool = False,
+        paid: int = 0,
     ) -> list[Step]:
-        """An item wants to go in; without a body only its size is told, and the body is pulled when there is room."""
-        return self._hear(producer, number, Item(producer, number, key, weight, nbytes, body, nowait))
+        """An item wants to go in; without a body only its size is told, and the body is pulled when there is room.
+
+        Args:
+            paid: bytes of credit, no fewer than ``nbytes``, with which it is paid for.
+
+        Raises:
+            ValueError: the producer does not have so much credit.
+        """
+        return self._hear(producer, number, Item(producer, number, key, weight, nbytes, body, nowait, paid))
 
     def supply(self, producer: int, number: int, body: Any) -> list[Step]:
         """The body of an item that was pulled."""
@@ -180,14 +206,43 @@ class Queue:
     def drop(self, who: int) -> list[Step]:
         """A party is dead: as if it had given up everything.  What it has put stays."""
         party = self.parties.pop(who, None)
-        return [] if party is None else self._withdraw(party.puts.values(), party.gets.values())
+        if party is None:
+            return []
+        steps = self._withdraw(party.puts.values(), party.gets.values())
+        for _, early in sorted(party.early.items()):
+            if type(early) is Item and early.paid:
+                self._take_in(early, steps)
+        self.ledger.drop(who)
+        self._credit_is_back(steps)
+        return steps
 
     def close(self) -> list[Step]:
-        """No more puts; gets end once what was put before has been taken."""
-        self.closed = True
+        """No more puts; gets end once what was put before has been taken.
+
+        The queue is ``closed`` when all credit is back; until then what was put with it still comes in.
+        """
         steps: list[Step] = []
-        for lane in list(self._lanes.values()):
-            self._settle(lane, steps)
+        if not self.closing:
+            self.closing = True
+            steps += [(Act.RECALL, recall) for recall in self.ledger.recall_all()]
+            self._credit_is_back(steps)
+        return steps
+
+    def returned(self, who: int, amount: int, *, answers: bool = True) -> list[Step]:
+        """A party gives credit back: all that it has, because it was recalled, or some that it could not use."""
+        steps: list[Step] = []
+        self.ledger.returned(who, amount, answers=answers)
+        self._credit_is_back(steps)
+        return steps
+
+    def forfeit(self, recall: Recall) -> list[Step]:
+        """A party has not heard for too long: what it had been granted is free for others.
+
+        What it puts with that nevertheless waits for room like any other put, or is lost if the queue is closed then.
+        """
+        steps: list[Step] = []
+        if self.ledger.forfeit(recall):
+            self._credit_is_back(steps)
         return steps
 
     # -- questions ----------------------------------------------------------------------------------------------
@@ -238,8 +293,13 @@ class Queue:
             party.expected = number + 1
             if party.cancelled and number in party.cancelled:
                 party.cancelled.discard(number)
+                if type(following) is Item and following.paid:
+                    steps += self.returned(who, following.paid, answers=False)
             elif type(following) is Item:
-                self._put(party, following, steps)
+                if following.paid:
+                    self._take_in(following, steps)
+                else:
+                    self._put(party, following, steps)
             elif type(following) is Get:
                 self._get(party, following, steps)
             following = party.early.pop(number + 1, None) if party.early else None
@@ -247,8 +307,53 @@ class Queue:
 
     # -- in -----------------------------------------------------------------------------------------------------
 
-    def _put(self, party: Party, item: Item, steps: list[Step]) -> None:
+    def _take_in(self, item: Item, steps: list[Step]) -> None:
+        """What was paid for is in already, as its producer knows it."""
+        covered = self.ledger.spend(item.producer, item.paid)
         if self.closed:
+            steps.append((Act.LOST, item))
+            return
+        lane = self._lanes.get(item.key)
+        if lane is None:
+            lane = self._lanes[item.key] = Lane(item.key)
+        if covered and not lane.puts:
+            self._accept(lane, item, steps)
+            if lane.gets:
+                self._run(lane, steps)
+        else:
+            # Behind those who wait: their room may be what it gives up thereby.
+            lane.puts[item] = None
+            self.waiting_bytes += item.nbytes
+            self._run(lane, steps)
+        if covered:
+            self._lend(lane, item.producer, steps)
+            if self._cramped or self.closing:
+                self._credit_is_back(steps)
+
+    def _lend(self, lane: Lane, producer: int, steps: list[Step]) -> None:
+        if lane.puts or self._cramped or self.closing or producer not in self.parties:
+            return
+        amount = self.ledger.lend(producer, self.bytes + self.waiting_bytes)
+        if amount:
+            steps.append((Act.GRANT, Grant(producer, amount)))
+
+    def _credit_is_back(self, steps: list[Step]) -> None:
+        """Some of it."""
+        if self._undecided and not self.ledger.outstanding:
+            undecided, self._undecided = self._undecided, {}
+            for item, lane in undecided.items():
+                if item in lane.puts:
+                    self._run(lane, steps)
+                    self._settle(lane, steps)
+        if self._cramped:
+            self._let_in(steps)
+        if self.closing and not self.closed and not self.ledger.outstanding:
+            self.closed = True
+            for lane in list(self._lanes.values()):
+                self._settle(lane, steps)
+
+    def _put(self, party: Party, item: Item, steps: list[Step]) -> None:
+        if self.closing:
             steps.append((Act.CLOSED, item))
             return
         if self.max_bytes and item.nbytes > self.max_bytes:
@@ -262,14 +367,15 @@ class Queue:
             if lane.gets:
                 self._run(lane, steps)
             return
-        if item.nowait and not (item.body is None and not lane.puts and self._has_room(lane, item)):
+        may_enter = not lane.puts and (self.ledger.outstanding or (item.body is None and self._has_room(lane, item)))
+        if item.nowait and not may_enter:
             steps.append((Act.FULL, item))
             self._settle(lane, steps)
             return
         lane.puts[item] = None
         party.puts[item.number] = item
         if item.body is not None:
-            if self.waiting_bytes + item.nbytes > self._slack:
+            if self.waiting_bytes + self.ledger.outstanding + item.nbytes > self._slack:
                 item.body = None
                 steps.append((Act.PARKED, item))
             else:
@@ -282,10 +388,13 @@ class Queue:
     def _has_bytes(self, lane: Lane, item: Item) -> bool:
         if not self.max_bytes:
             return True
-        if self.bytes + item.nbytes > self.max_bytes:
+        if not self._fits(item):
             return False
         first = next(iter(self._cramped), lane)
         return first is lane or self._overtaken + item.nbytes <= self.max_bytes
+
+    def _fits(self, item: Item) -> bool:
+        return self.bytes + self.ledger.outstanding + item.nbytes <= self.max_bytes
 
     def _reserve(self, lane: Lane, item: Item) -> None:
         self.bytes += item.nbytes
@@ -297,7 +406,10 @@ class Queue:
             self._reserve(lane, item)
         item.place = next(self._places)
         lane.items.append(item)
-        steps.append((ACCEPTED, item))
+        if not item.paid:
+            steps.append((ACCEPTED, item))
+            if self.ledger.window:
+                self._lend(lane, item.producer, steps)
 
     def _admit(self, lane: Lane, steps: list[Step]) -> bool:
         """Lets the first waiting put of a key in, if it may; whether it did."""
@@ -306,6 +418,11 @@ class Queue:
             return False
         if not item.pulled:
             if not self._has_bytes(lane, item):
+                if item.nowait and not self.ledger.outstanding:
+                    self._refuse(lane, item, steps)
+                    return True
+                if item.nowait:
+                    self._undecided[item] = lane
                 self._cramped.setdefault(lane)
                 self._relieve(steps)
                 return False
@@ -324,13 +441,23 @@ class Queue:
         self._accept(lane, item, steps)
         return True
 
+    def _refuse(self, lane: Lane, item: Item, steps: list[Step]) -> None:
+        """There is no room for it at once, not even with all credit back."""
+        del lane.puts[item]
+        party = self.parties.get(item.producer)
+        if party is not None:
+            party.puts.pop(item.number, None)
+        if item.body is not None:
+            self.waiting_bytes -= item.nbytes
+        steps.append((Act.FULL, item))
+
     def _let_in(self, steps: list[Step]) -> None:
         """Bytes are free: those who wait for some, in their order."""
         while self._cramped:
             lane = next(iter(self._cramped))
             item = next(iter(lane.puts), None)
             waits = item is not None and not item.pulled and not (self.maxsize and lane.size >= self.maxsize)
-            if item is not None and waits and self.bytes + item.nbytes > self.max_bytes:
+            if item is not None and waits and not self._fits(item):
                 self._relieve(steps)
                 return
             self._uncramp(lane)
@@ -343,7 +470,10 @@ class Queue:
         del self._cramped[lane]
 
     def _relieve(self, steps: list[Step]) -> None:
-        """Where every byte is held by batches that want more, one of them has to give up."""
+        """Credit is recalled; where every byte is held by batches that want more, one of them has to give up."""
+        if self.ledger.outstanding:
+            steps += [(Act.RECALL, recall) for recall in self.ledger.recall()]
+            return
         if self._gathering and self._gathered == self.bytes:
             get = next(iter(self._gathering))
             del self.parties[get.consumer].gets[get.number]

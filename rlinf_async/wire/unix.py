@@ -10,10 +10,12 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
 import socket
 import struct
+import termios
 import threading
 import time
 from collections import deque
@@ -93,6 +95,10 @@ class Connection:
         self._turns = turns or Turns()
         self._queue: deque[tuple[bytes, Sequence[int]]] = deque()
         self.queued_bytes = 0
+        self._left_bytes = 0
+        self._leaving: deque[tuple[int, Callable[[], None]]] = deque()
+        """What is called when so many bytes have left in all."""
+        self._heard_bytes = 0
         self.on_drained: Callable[[], None] | None = None
         self._scheduled = False
         self._sent_at = 0.0
@@ -132,11 +138,21 @@ class Connection:
 
     # -- writing ------------------------------------------------------------------------------------------------
 
-    def send(self, frame: Frame, fds: Sequence[int] = (), *, later: bool = False) -> None:
+    def send(
+        self,
+        frame: Frame,
+        fds: Sequence[int] = (),
+        *,
+        later: bool = False,
+        on_left: Callable[[], None] | None = None,
+    ) -> None:
         """Sends a frame.
 
         On the loop's thread a lone frame leaves at once, and those that follow it closely leave together at the end of
         the turn.  From another thread it leaves at once, unless ``later`` says that more will follow.
+
+        Args:
+            on_left: called, in any thread, when the kernel has all of it: then it arrives, even if this process dies.
 
         Raises:
             ValueError: the frame has more than ``MAX_FRAME`` bytes.
@@ -151,6 +167,8 @@ class Connection:
                 raise _too_large(frame, data)
             self._queue.append((data, fds))
             self.queued_bytes += len(data)
+            if on_left is not None:
+                self._leaving.append((self._left_bytes + self.queued_bytes, on_left))
             if self._scheduled or self._blocked or not self._thread:
                 return
             if threading.get_ident() == self._thread:
@@ -235,13 +253,25 @@ class Connection:
                     _close_all(fds)
                     return
                 self.queued_bytes -= sent
+                self._left_bytes += sent
                 if sent < len(data):
                     queue.appendleft((data[sent:], fds))
                     self._blocked = True
                     break
             blocked = self._blocked
+            left = self._take_left() if self._leaving else ()
         if blocked:
             self._on_loop(self._await_writable)
+        for tell in left:
+            tell()
+
+    def _take_left(self) -> list[Callable[[], None]]:
+        """Whom to tell that something has left."""
+        leaving = self._leaving
+        left = []
+        while leaving and leaving[0][0] <= self._left_bytes:
+            left.append(leaving.popleft()[1])
+        return left
 
     def _await_writable(self) -> None:
         if not self._closed:
@@ -313,6 +343,7 @@ class Connection:
             return None
         if size == 0:
             return False
+        self._heard_bytes += size
         broken = None
         try:
             for frame in self._reader.feed(self._view[:size]):
@@ -354,6 +385,18 @@ class Connection:
         with self._turns.lock:
             self._handle()  # it may be called in the middle of ``on_arrival``
             while not self._closed and self.read():
+                pass
+
+    def hear_out(self) -> None:
+        """Reads everything that the other side had said by now; it may go on talking."""
+        with self._turns.lock:
+            self._handle()
+            if self._closed:
+                return
+            there = array.array("i", [0])
+            fcntl.ioctl(self._sock.fileno(), termios.FIONREAD, there)
+            heard = self._heard_bytes + there[0]
+            while self._heard_bytes < heard and not self._closed and self.read():
                 pass
 
     # -- closing ------------------------------------------------------------------------------------------------
@@ -401,6 +444,7 @@ class Connection:
             for _, fds in self._queue:
                 _close_all(fds)
             self._queue.clear()
+            self._leaving.clear()
             self.queued_bytes = 0
             for _, fds in self._arrived:
                 _close_all(fds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import os
@@ -51,9 +52,14 @@ class Exchange:
         options: CollectiveGroupOptions | None,
         piggyback: Any,
         timeout: float | None,
+        stream: str | None = None,
     ) -> Work[None]:
+        """
+        Args:
+            stream: the name of a line of its own between the two workers; None: the one that users have.
+        """
         member = _member(group, rank, options, timeout)
-        return self._send(Sending("send() to", str(member), timeout, encode(value, piggyback)), member)
+        return self._send(Sending("send() to", str(member), timeout, encode(value, piggyback)), member, stream)
 
     def send_tensor(
         self,
@@ -62,6 +68,7 @@ class Exchange:
         rank: int | Sequence[int],
         options: CollectiveGroupOptions | None,
         timeout: float | None,
+        stream: str | None = None,
     ) -> Work[None]:
         member = _member(group, rank, options, timeout)
         from rlinf_async.data.in_place import describe, is_tensor, memory_of
@@ -71,21 +78,26 @@ class Exchange:
         if not tensor.is_contiguous():
             raise ValueError(_CONTIGUOUS)
         payload = Payload(TENSOR, describe(tensor), memory_of(tensor))
-        return self._send(Sending("send_tensor() to", str(member), timeout, payload), member)
+        return self._send(Sending("send_tensor() to", str(member), timeout, payload), member, stream)
 
-    def _send(self, sending: Sending, member: Member) -> Work[None]:
+    def _send(self, sending: Sending, member: Member, stream: str | None) -> Work[None]:
         def start(peers: Sequence[Peer]) -> None:
             sending.peer = peers[0].label
-            self._depart(sending, [member], peers, POINT_TO_POINT)
+            self._depart(sending, [member], peers, self._stream_to(peers[0], stream))
 
         self._start(sending, [member], start, receives=False)
         return sending
 
     def recv(
-        self, group: str, rank: int | Sequence[int], options: CollectiveGroupOptions | None, timeout: float | None
+        self,
+        group: str,
+        rank: int | Sequence[int],
+        options: CollectiveGroupOptions | None,
+        timeout: float | None,
+        stream: str | None = None,
     ) -> Work[Any]:
         member = _member(group, rank, options, timeout)
-        return self._receive(Receiving("recv() from", str(member), timeout, _TakeObject()), member)
+        return self._receive(Receiving("recv() from", str(member), timeout, _TakeObject()), member, stream)
 
     def recv_tensor(
         self,
@@ -94,18 +106,20 @@ class Exchange:
         rank: int | Sequence[int],
         options: CollectiveGroupOptions | None,
         timeout: float | None,
+        stream: str | None = None,
     ) -> Work[None]:
         member = _member(group, rank, options, timeout)
         from rlinf_async.data.in_place import is_tensor
 
         if not is_tensor(tensor):
             raise AssertionError(f"recv_tensor() fills one dense tensor, got {type(tensor).__name__}")
-        return self._receive(Receiving("recv_tensor() from", str(member), timeout, _TakeTensor(tensor)), member)
+        receiving: Receiving[None] = Receiving("recv_tensor() from", str(member), timeout, _TakeTensor(tensor))
+        return self._receive(receiving, member, stream)
 
-    def _receive(self, receiving: Receiving[Any], member: Member) -> Work[Any]:
+    def _receive(self, receiving: Receiving[Any], member: Member, stream: str | None) -> Work[Any]:
         def start(peers: Sequence[Peer]) -> None:
             receiving.peer = peers[0].label
-            self._mailbox.inbox.receive(receiving, peers[0], POINT_TO_POINT)
+            self._mailbox.inbox.receive(receiving, peers[0], self._stream_to(peers[0], stream))
 
         self._start(receiving, [member], start, receives=True)
         return receiving
@@ -186,6 +200,28 @@ class Exchange:
 
         self._mailbox.names.find(group, found)
         return work
+
+    def locate(self, group: str, rank: int | Sequence[int], timeout: float | None) -> Work[tuple[str, int]]:
+        """Who a worker is, in words, and the number of its node."""
+        member = _member(group, rank, None, timeout)
+        locating: Operation[tuple[str, int]] = Operation("finding", str(member), timeout)
+
+        def start(peers: Sequence[Peer]) -> None:
+            peer = peers[0]
+            if peer.error is not None:
+                locating.fail(copy.copy(peer.error))
+            else:
+                locating._settle((peer.label, peer.node))
+
+        self._start(locating, [member], start, receives=False)
+        return locating
+
+    def _stream_to(self, peer: Peer, name: str | None) -> int | bytes:
+        """What a line between this worker and a peer is known by to both; of one without a name, that of users."""
+        if name is None:
+            return POINT_TO_POINT
+        ends = sorted((self._mailbox.peers.me, peer.endpoint))
+        return hashlib.blake2b(struct.pack("<2Q", *ends) + name.encode(), digest_size=16).digest()
 
     # -- who is meant -------------------------------------------------------------------------------------------
 

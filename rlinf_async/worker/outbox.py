@@ -122,10 +122,11 @@ class Outbox:
             departure = line.departures.add(letter, payload.nbytes)
             letter.departure = departure
             line.open[departure.number] = letter
-        number = departure.number
-        if not departure.left:
-            self._peers.post(line.receivers, (messages.ANNOUNCE, line.stream, number, payload.kind, payload.about))
-            return True
+            number = departure.number
+            if not departure.left:
+                # Under the lock: a receiver that returns room just now would have the content overtake this.
+                self._peers.post(line.receivers, (messages.ANNOUNCE, line.stream, number, payload.kind, payload.about))
+                return True
         start = (messages.DATA, line.stream, number, payload.kind, payload.about, departure.charge)
         if way == choose.FRAME:
             self._by_frame(line, line.receivers, letter, start, *packed)

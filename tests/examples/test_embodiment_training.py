@@ -64,6 +64,18 @@ def test_a_run_reports_each_step_with_its_phases_and_a_final_evaluation(two_step
 
 
 @pytest.mark.slow
+def test_rollouts_use_the_newest_weights_unless_they_overlap_with_their_arrival(
+    two_steps: Path, tmp_path: Path
+) -> None:
+    steps = [line for line in (two_steps / "stdout").read_text().splitlines() if line.startswith("step ")]
+    assert all("| staleness 0.00 |" in line for line in steps)
+    ended = run_script(tmp_path / "run", "runner.max_steps=4", "rollout.overlap_weight_sync=true")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    for line in [line for line in ended.stdout.splitlines() if line.startswith("step ")]:
+        assert 0.0 <= float(line.partition("staleness ")[2].split()[0]) <= 1.0
+
+
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_policy_bit_for_bit(two_steps: Path) -> None:
     again = two_steps.with_name("again")
     assert run_script(again, "runner.max_steps=2").returncode == 0

@@ -34,8 +34,8 @@ class Run:
         """Pids, by number."""
         self._consumers: list[int] = []
 
-    async def go(self, items: int, producers: int, consumers: int, pause: float) -> None:
-        channel = await Channel.create("history", maxsize=64, max_bytes=4 << 20, cluster=self._cluster)
+    async def go(self, items: int, producers: int, consumers: int, pause: float, maxsize: int) -> None:
+        channel = await Channel.create("history", maxsize=maxsize, max_bytes=4 << 20, cluster=self._cluster)
         async with asyncio.TaskGroup() as tasks:
             consuming = [tasks.create_task(self._consume(channel)) for _ in range(consumers)]
             nemesis = tasks.create_task(self._kill_now_and_then(pause))
@@ -95,10 +95,11 @@ class Run:
         return self._folder / f"{me}.journal"
 
 
-async def judge(items: int, folder: Path, *, nodes: int, pause: float, seed: int) -> Run:
+async def judge(items: int, folder: Path, *, nodes: int, pause: float, seed: int, maxsize: int) -> Run:
+    """Without a ``maxsize`` what the channel's own node puts is put on credit."""
     async with Cluster(local_nodes=nodes, log_to_driver=False) as cluster:
         run = Run(cluster, folder, nodes, seed)
-        await run.go(items, producers=3, consumers=4, pause=pause)
+        await run.go(items, producers=3, consumers=4, pause=pause, maxsize=maxsize)
     history = run.history
     print(f"\n{run.kills} kills; {history.told()}")
     assert not history.lost()
@@ -109,13 +110,14 @@ async def judge(items: int, folder: Path, *, nodes: int, pause: float, seed: int
     return run
 
 
+@pytest.mark.parametrize("maxsize", [64, 0], ids=["bounded", "credit"])
 @pytest.mark.parametrize("nodes", [1, 2])
-async def test_twenty_thousand_items_survive_kills_and_cancels(nodes: int, tmp_path: Path) -> None:
-    run = await judge(20_000, tmp_path, nodes=nodes, pause=0.3, seed=nodes)
+async def test_twenty_thousand_items_survive_kills_and_cancels(nodes: int, maxsize: int, tmp_path: Path) -> None:
+    run = await judge(20_000, tmp_path, nodes=nodes, pause=0.3, seed=nodes, maxsize=maxsize)
     assert run.kills >= 3
 
 
 @pytest.mark.histories
 @pytest.mark.parametrize("seed", range(4))
 async def test_a_million_items_survive_kills_and_cancels(seed: int, tmp_path: Path) -> None:
-    await judge(250_000, tmp_path, nodes=1 + seed % 2, pause=0.5, seed=seed)
+    await judge(250_000, tmp_path, nodes=1 + seed % 2, pause=0.5, seed=seed, maxsize=64 if seed < 2 else 0)

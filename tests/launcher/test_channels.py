@@ -13,6 +13,7 @@ from launcher.channels import LATER, Channels
 from launcher.endpoint import Endpoint
 from launcher.router import Router
 from rlinf_async.core import frames
+from rlinf_async.core.credit import OVERHEAD, cost
 from rlinf_async.core.frames import FrameError
 from rlinf_async.core.segment import write_segment
 
@@ -30,6 +31,8 @@ class Process:
         self.endpoint.connection = self  # type: ignore[assignment]
         self.sent: list[Any] = []
         self.queued_bytes = 0
+        self.credit = 0
+        self.unread: list[bytes] = []
         self._daemon = channels
         self._said = 0
 
@@ -43,9 +46,27 @@ class Process:
             os.close(fd)
 
     def heard(self) -> list[Any]:
-        """What it was told since it was last asked: (word, facts), and ("give", number, body) of single items."""
+        """What it was told since it was last asked: (word, facts), and ("give", number, body) of single items.
+
+        Of news what is about items; credit goes into the purse.
+        """
         sent, self.sent = self.sent, []
-        return [("give", frame[5], frame[9]) if frame[0] == frames.GIVE else (frame[5], frame[6]) for frame in sent]
+        heard: list[Any] = []
+        for frame in sent:
+            if frame[0] == frames.GIVE:
+                heard.append(("give", frame[5], frame[9]))
+            elif frame[5] == "news":
+                self.credit += frame[6][2]
+                heard.append(("news", frame[6][:2]))
+            else:
+                heard.append((frame[5], frame[6]))
+        return heard
+
+    def hear_out(self) -> None:
+        """Says what it had said, and nobody has read yet."""
+        unread, self.unread = self.unread, []
+        for body in unread:
+            self.put(body, frames.CREDITED)
 
     def say(self, frame: list[Any], fds: list[int] | None = None) -> None:
         self._daemon.router.from_endpoint(self.endpoint, frame, fds or [])
@@ -77,6 +98,10 @@ class Daemon:
     async def host(self, owner: int, *, maxsize: int = 0, max_bytes: int = 0) -> None:
         facts = {"number": NUMBER, "name": "obs", "maxsize": maxsize, "max_bytes": max_bytes}
         assert await self.channels.do_host_channel(owner, 1, facts)
+
+    async def close(self, closer: Process) -> Any:
+        """True, or LATER."""
+        return await self.channels.do_close_channel(closer.id, 9, {"number": NUMBER})
 
     def die(self, process: Process, *, ended: bool = False) -> None:
         self.gone.add(process.id)
@@ -209,9 +234,9 @@ async def test_who_uses_a_channel_that_is_gone_is_told(daemon: Daemon) -> None:
 
 async def test_a_closed_channel_is_gone_with_its_last_item(daemon: Daemon) -> None:
     process = Process(daemon)
-    await daemon.host(process.id)
+    await daemon.host(process.id, maxsize=2)
     process.put(b"x")
-    assert await daemon.channels.do_close_channel(process.id, 1, {"number": NUMBER})
+    assert await daemon.close(process) is True
     get = process.get()
     await turn()
     assert "obs" in daemon.channels.status()
@@ -219,6 +244,102 @@ async def test_a_closed_channel_is_gone_with_its_last_item(daemon: Daemon) -> No
     process.tell("taken", [get])
     assert process.heard() == [("gone", "")]
     assert daemon.channels.status() == {}
+
+
+async def granted(daemon: Daemon, process: Process) -> None:
+    """The process has put something, and has credit since."""
+    process.put(b"first")
+    await turn()
+    process.heard()
+    assert process.credit > 0
+
+
+async def test_the_first_answer_brings_credit_and_puts_on_credit_have_no_answer(daemon: Daemon) -> None:
+    process = Process(daemon)
+    await daemon.host(process.id)
+    await granted(daemon, process)
+    process.put(b"x", frames.CREDITED)
+    await turn()
+    assert process.sent == []
+    assert daemon.channels.status()["obs"]["bytes"] == 2 * OVERHEAD + len(b"firstx")
+
+
+async def test_a_process_of_another_node_has_no_credit(daemon: Daemon) -> None:
+    near, far = Process(daemon), frames.endpoint(1, 1)
+    await daemon.host(near.id)
+    daemon.channels.on_frame([frames.PUT, 0, far, 0, NUMBER, 1, b"k", 0, frames.WAIT, b"x"], [])
+    assert daemon.channels._hosted[NUMBER].queue.ledger.outstanding == 0
+
+
+async def test_a_close_is_answered_when_all_credit_is_back(daemon: Daemon) -> None:
+    owner, producer = Process(daemon, "driver"), Process(daemon)
+    await daemon.host(owner.id)
+    await granted(daemon, producer)
+    assert await daemon.close(owner) is LATER
+    assert await daemon.close(owner) is LATER
+    assert producer.heard() == [("recall", None)]
+    producer.put(b"still", frames.CREDITED)
+    assert owner.sent == []
+    producer.tell("returned", [producer.credit - cost(len(b"still")), True])
+    assert [frame[3:] for frame in owner.sent] == [[owner.id, 9, True, True]] * 2
+    assert daemon.channels._hosted[NUMBER].queue.size(b"k") == 2
+    assert await daemon.close(owner) is True
+
+
+async def test_the_death_of_who_holds_credit_closes_too(daemon: Daemon) -> None:
+    owner, producer = Process(daemon, "driver"), Process(daemon)
+    await daemon.host(owner.id)
+    await granted(daemon, producer)
+    assert await daemon.close(owner) is LATER
+    daemon.die(producer)
+    assert [frame[3:] for frame in owner.sent] == [[owner.id, 9, True, True]]
+
+
+async def test_who_does_not_return_credit_is_closed_over_and_hears_what_is_lost(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.channels.PATIENCE", 0.01)
+    owner, producer = Process(daemon, "driver"), Process(daemon)
+    await daemon.host(owner.id)
+    await granted(daemon, producer)
+    assert await daemon.close(owner) is LATER
+    await asyncio.sleep(0.05)
+    assert [frame[3:] for frame in owner.sent] == [[owner.id, 9, True, True]]
+    producer.put(b"too late", frames.CREDITED)
+    assert producer.heard() == [("recall", None), ("lost", 1)]
+    get = owner.get()
+    await turn()
+    owner.tell("taken", [get])
+    producer.put(b"much too late", frames.CREDITED)
+    assert producer.heard() == [("gone", ""), ("lost", 1), ("gone", "")]
+
+
+async def test_who_asks_what_is_there_is_answered_when_others_have_been_heard(daemon: Daemon) -> None:
+    asker, producer = Process(daemon), Process(daemon)
+    await daemon.host(asker.id)
+    await granted(daemon, producer)
+    producer.unread = [b"on its socket"]
+    asker.tell("size", [1, b"k"])
+    await turn()
+    assert asker.heard() == [("size", [1, 2, False])]
+    for _ in range(2):
+        asker.tell("taken", [asker.get()])
+    await turn()
+    asker.heard()
+    producer.unread = [b"another"]
+    get = asker.get(target=frames.NOW)
+    await turn()
+    assert asker.heard() == [("news", [[], [(get, False, False, b"another")]])]
+
+
+async def test_a_question_that_makes_no_sense_does_not_keep_others_from_their_answers(daemon: Daemon) -> None:
+    wild, asker, producer = Process(daemon), Process(daemon), Process(daemon)
+    await daemon.host(asker.id)
+    await granted(daemon, producer)
+    wild.get(target=frames.NOW, key=["k"])
+    asker.tell("size", [1, b"k"])
+    await turn()
+    assert asker.heard() == [("size", [1, 1, False])]
 
 
 async def test_a_drivers_channels_end_with_it_and_a_workers_with_its_group(daemon: Daemon) -> None:

@@ -23,6 +23,7 @@ class End:
         self.frames: list[tuple[list[Any], list[int]]] = []
         self.closed: list[str] = []
         self.batches = 0
+        self.sock = sock
         self.news = asyncio.Event()
         self.connection = Connection(
             sock, asyncio.get_running_loop(), on_frame=self._heard, on_closed=self._closed, on_batch=self._batch
@@ -254,3 +255,43 @@ async def test_what_has_arrived_on_another_way_before_is_handled_before_and_afte
         sock.close()
     thorough.close()
     quick.close()
+
+
+async def test_it_is_said_when_the_kernel_has_a_frame_and_not_before(ends: tuple[End, End]) -> None:
+    a, b = ends
+    left: list[int] = []
+    a.connection.send(signal_frame(0), on_left=lambda: left.append(0))
+    assert left == [0]
+    large = bytes(100_000)
+    for number in range(1, 21):  # far more than the socket holds
+        a.connection.send(
+            (frames.REPLY, 0, 1, 2, 3, number, 0, large), on_left=lambda number=number: left.append(number)
+        )
+    assert 0 < (len(left) - 1) * len(large) <= a.sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    await b.until(21)
+    assert left == list(range(21))
+
+
+async def test_nothing_is_said_of_a_frame_that_never_leaves(ends: tuple[End, End]) -> None:
+    a, b = ends
+    left: list[int] = []
+    b.connection.close()
+    a.connection.send(signal_frame(0), on_left=lambda: left.append(0))
+    a.connection.close()
+    a.connection.send(signal_frame(1), on_left=lambda: left.append(1))
+    await asyncio.sleep(0)
+    assert left == []
+
+
+async def test_what_had_been_said_is_read_at_once_and_no_more_is_waited_for(ends: tuple[End, End]) -> None:
+    a, b = ends
+    for number in range(5):
+        pipe = os.pipe()
+        a.connection.send_all([(signal_frame(number, 2), pipe)])
+    b.connection.hear_out()
+    assert [frame[4] for frame, _ in b.frames] == list(range(5))
+    b.connection.hear_out()
+    assert len(b.frames) == 5
+    for _, fds in b.frames:
+        for fd in fds:
+            os.close(fd)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -241,6 +242,35 @@ def test_room_is_returned_as_messages_are_received(near: Network) -> None:
         assert recv(near).wait(0).nbytes == piece.nbytes
         near.deliver()
     assert all(work.done() for work in works)
+
+
+def test_no_content_overtakes_its_announcement_when_room_is_returned_at_that_moment(
+    near: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    piece = torch.zeros(3 << 20, dtype=torch.float64)
+    first = [send(near, piece) for _ in range(2)]
+    near.deliver()
+    receiving = recv(near)  # its word that there is room again is under way
+    post, reader = peers.Peers.post, threading.Thread(target=near.deliver)
+
+    def post_slowly(self: peers.Peers, receivers: Any, facts: Any, *rest: Any) -> None:
+        if facts[0] == messages.ANNOUNCE:
+            reader.start()
+            reader.join(0.3)
+        post(self, receivers, facts, *rest)
+
+    monkeypatch.setattr(peers.Peers, "post", post_slowly)
+    last = send(near, piece)
+    monkeypatch.undo()
+    reader.join(10)
+    for _ in range(2):
+        near.deliver()
+        receiving.wait(0)
+        receiving = recv(near)
+    near.deliver()
+    assert receiving.wait(0).shape == piece.shape
+    assert all(work.done() for work in (*first, last))
+    assert near.words().index(messages.ANNOUNCE) < near.words().index(messages.CONTENT)
 
 
 # -- the end --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,222 @@
+"""What it costs to send a trainer's weights: a gigabyte in three shapes, and a small policy, to 1, 2 and 4 receivers.
+
+    python -m benches.bench_weights [--peer torchrl] [--peer ray] [--peer rlinf] [--quick]
+    python -m benches.bench_weights --only llm_1GiB_4
+
+Every version is verified at every receiver before the next one is sent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Final
+
+from . import contestant, measure, session
+from .contestant import ContestantError
+from .exchange import GIBI, KIBI, MEBI, in_words
+from .measure import BEST, ITSELF, LIMIT, OURS, Case, Round, Target
+from .options import Options, parse
+from .session import Standing
+
+BENCH: Final = "weights"
+RECEIVERS: Final = (1, 2, 4)
+APPLY: Final = ("map", "copy")
+PEERS: Final = ("torchrl", "ray", "rlinf")
+COPY_ONLY: Final = ("rlinf",)
+"""Peers whose receivers have no way to look into memory that they share."""
+
+LARGE: Final = {"llm": 290, "many": 10_000, "one": 1}
+"""Tensors, by the shape of the model."""
+
+SMALL: Final = "mlp"
+POLICY: Final = 100 * KIBI
+ONE: Final = "one tensor"
+CONTROL: Final = "control"
+STAGED: Final = "staged"
+TOTAL: Final = "total"
+REST: Final = "rest"
+PAUSE: Final = "pause"
+
+
+@dataclasses.dataclass(frozen=True)
+class Sync:
+    """What is sent, and to whom.
+
+    Args:
+        size: bytes.
+        apply: ``"copy"`` or ``"map"``.
+    """
+
+    shape: str
+    size: int
+    receivers: int
+    apply: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.shape}_{in_words(self.size)}_{self.receivers}_{self.apply}"
+
+    def cases(self) -> dict[str, Case]:
+        """By what is measured: until the source may change, until all have it, between the two, and the pause."""
+        return self._small_cases() if self.shape == SMALL else self._large_cases()
+
+    def _small_cases(self) -> dict[str, Case]:
+        echo = f"echo over {self.receivers} UNIX sockets"
+        case = functools.partial(Case, BENCH, unit="us", scale=1e6)
+        beside = {CONTROL: "a few bytes to each receiver and back, by send and recv"}
+        return {
+            STAGED: case(f"{self.name}_{STAGED}"),
+            TOTAL: case(f"{self.name}_{TOTAL}", limit=echo, beside=beside, targets=[Target(3, CONTROL)]),
+            PAUSE: case(f"{self.name}_{PAUSE}", targets=[Target(1e-3, ITSELF)] if self.apply == "map" else []),
+        }
+
+    def _large_cases(self) -> dict[str, Case]:
+        copies = "a copy by one thread"
+        if self.apply == "copy":
+            copies += ", then one by each receiver at once"
+        case = functools.partial(Case, BENCH, unit="ms", scale=1e3)
+        total = [] if self.apply == "map" else [Target(1.2, LIMIT)]
+        beside = {}
+        if self.shape == "many":
+            beside = {ONE: "the same bytes in one tensor"}
+            total.append(Target(1.5, ONE))
+        found = {
+            STAGED: case(f"{self.name}_{STAGED}", limit="a copy by one thread", targets=[Target(1.15, LIMIT)]),
+            TOTAL: case(f"{self.name}_{TOTAL}", limit=copies, beside=beside, targets=[*total, Target(1, BEST)]),
+        }
+        if self.apply == "map":
+            bound = Target(2e-3 + 5e-6 * LARGE[self.shape], ITSELF)
+            note = "from then on until the last receiver has answered; the target is in seconds"
+            found[REST] = case(f"{self.name}_{REST}", targets=[bound], note=note)
+        pause = [Target(1e-3, ITSELF)] if self.apply == "map" and self.shape == "llm" else []
+        note = "the longest of the receivers; the target is in seconds" if pause else "the longest of the receivers"
+        found[PAUSE] = case(f"{self.name}_{PAUSE}", targets=pause, note=note)
+        return found
+
+
+def large(quick: bool, receivers: int, apply: str) -> list[Sync]:
+    """What is measured in the same rounds."""
+    return [Sync(shape, 64 * MEBI if quick else GIBI, receivers, apply) for shape in LARGE]
+
+
+def small(receivers: int, apply: str) -> list[Sync]:
+    return [Sync(SMALL, POLICY, receivers, apply)]
+
+
+def families(quick: bool) -> list[list[Sync]]:
+    """All there is; those that are measured in the same rounds together."""
+    pairs = [(receivers, apply) for receivers in RECEIVERS for apply in APPLY]
+    return [*(large(quick, *pair) for pair in pairs), *(small(*pair) for pair in pairs)]
+
+
+class Session:
+    """Ours, a peer or none, and the limits: what each of them has measured.
+
+    Args:
+        quick: few versions.
+    """
+
+    def __init__(self, standing: Mapping[str, Standing], quick: bool) -> None:
+        self._standing = standing
+        self._quick = quick
+        self._failed: set[tuple[str, Sync]] = set()
+
+    def round(self, family: Sequence[Sync], *, backwards: bool) -> dict[str, Round]:
+        """One round of those that share it, by the names of their cases."""
+        asked = [(who, sync) for sync in family for who in self._standing if who != LIMIT]
+        found = {pair: self._sync(*pair) for pair in (asked[::-1] if backwards else asked)}
+        limits = self._small_limits(family[0]) if family[0].shape == SMALL else self._large_limits(family[0])
+        one = next((found[OURS, sync] for sync in family if sync.shape == "one"), {})
+        rounds: dict[str, Round] = {}
+        for sync in family:
+            for what, case in sync.cases().items():
+                taken = {who: found[who, sync].get(what) for who in self._standing if who != LIMIT}
+                taken |= limits.get(what, {})
+                if ONE in case.beside:
+                    taken[ONE] = one.get(what)
+                rounds[case.name] = {who: samples for who, samples in taken.items() if samples}
+        return rounds
+
+    def _sync(self, who: str, sync: Sync) -> Mapping[str, Sequence[float]]:
+        """Seconds by what is measured; nothing of a peer that cannot do it, which is not tried twice."""
+        if (who in COPY_ONLY and sync.apply != "copy") or (who, sync) in self._failed:
+            return {}
+        few, many = (2, 5) if sync.shape != SMALL else (20, 100)
+        arguments = {**dataclasses.asdict(sync), "count": few if self._quick else many}
+        taken: Any = session.samples(who, self._standing[who], "sync", arguments)
+        if not taken:
+            self._failed.add((who, sync))
+            return {}
+        if who != OURS:
+            return {what: taken[what] for what in (STAGED, TOTAL)}
+        return {**taken, REST: [total - staged for staged, total in zip(taken[STAGED], taken[TOTAL], strict=True)]}
+
+    def _large_limits(self, sync: Sync) -> dict[str, dict[str, Sequence[float]]]:
+        count = 2 if self._quick else 5
+        copies: Any = self._standing[LIMIT].ask("copies", size=sync.size, processes=sync.receivers, count=count)
+        alone, together = copies["alone"], copies["together"]
+        both = [one + others for one, others in zip(alone, together, strict=True)]
+        return {STAGED: {LIMIT: alone}, TOTAL: {LIMIT: alone if sync.apply == "map" else both}}
+
+    def _small_limits(self, sync: Sync) -> dict[str, dict[str, Sequence[float]]]:
+        count = 20 if self._quick else 200
+        echo = self._standing[LIMIT].ask("echo", processes=sync.receivers, count=count)
+        control = self._standing[OURS].ask("control", receivers=sync.receivers, count=count)
+        return {TOTAL: {LIMIT: echo, CONTROL: control}}
+
+
+def start(name: str, options: Options) -> Standing:
+    if name == LIMIT:
+        return Standing(contestant.limits)
+    opening = ("start", {"receivers": max(RECEIVERS)})
+    if name == OURS:
+        ours = functools.partial(contestant.ours, "--loop", options.loop, script="weights_ours.py")
+        return Standing(ours, opening)
+    return Standing(functools.partial(contestant.peer, name, options.peers_dir, kind="weights"), opening)
+
+
+def wanted(options: Options) -> list[list[Sync]]:
+    """The families of the cases that are wanted; ten thousand tensors are measured beside one."""
+    found = []
+    for family in families(options.quick):
+        syncs = [sync for sync in family if any(options.wants(case.name) for case in sync.cases().values())]
+        if any(ONE in case.beside for sync in syncs for case in sync.cases().values()):
+            syncs = [sync for sync in family if sync in syncs or sync.shape == "one"]
+        if syncs:
+            found.append(syncs)
+    return found
+
+
+def run(asked: Sequence[Sequence[Sync]], options: Options) -> dict[str, list[Round]]:
+    """Measures everything, in one session per peer, or in one with none; rounds by the names of the cases."""
+    rounds: dict[str, list[Round]] = {}
+    for peer in options.peers or [None]:
+        names = [OURS, LIMIT] if peer is None else [OURS, peer, LIMIT]
+        with ExitStack() as stack:
+            standing = {name: stack.enter_context(start(name, options)) for name in names}
+            measuring = Session(standing, options.quick)
+            for family in asked:
+                for index in range(options.rounds):
+                    for name, measured in measuring.round(family, backwards=index % 2 == 1).items():
+                        rounds.setdefault(name, []).append(measured)
+    return rounds
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse("What it costs to send weights.", rounds=2, arguments=arguments, peers=PEERS)
+    asked = wanted(options)
+    try:
+        rounds = run(asked, options)
+    except ContestantError as error:
+        sys.exit(str(error))
+    for case in (case for family in asked for sync in family for case in sync.cases().values()):
+        if options.wants(case.name):
+            measure.print_row({**case.row(rounds[case.name]), "loop": options.loop})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""The work of a trainer that sends its weights, and what every framework has to say of itself for it.
+
+The work is the same for all.  Version 7 is a model that is full of sevens, so that a receiver sees at once whether it
+has that version whole; the last one is different everywhere, and compared by its sums.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import works
+from works import Samples
+
+MEBI = 1 << 20
+WARM_UP = 3
+"""Versions that are not counted: by then all the memory there is has been used once."""
+
+
+def leaves(shape: str, size: int) -> dict[str, int]:
+    """The elements of a model's float32 tensors, by name, together of so many bytes.
+
+    Args:
+        shape: ``"llm"``: 290 of a five-hundredth of a thousandth to a sixteenth of it, in layers; ``"many"``: ten
+            thousand; ``"one"``; ``"mlp"``: three layers.
+    """
+    elements = size // 4
+    if shape == "one":
+        return {"weight": elements}
+    if shape == "many":
+        each, rest = divmod(elements, 10_000)
+        return {f"weight_{index}": each + (index < rest) for index in range(10_000)}
+    if shape == "mlp":
+        found = {"weight_0": elements // 3, "bias_0": 128, "weight_1": elements // 2, "bias_1": 128}
+        return {**found, "weight_2": elements - sum(found.values())}
+    if shape != "llm":
+        raise ValueError(f"there is no shape {shape!r}")
+    unit = elements // 2048
+    layer = {
+        "norm_0": 1, "query": 8, "key": 1, "value": 1, "out": 8, "norm_1": 1, "gate": 12, "up": 12, "down": 12,
+    }  # fmt: skip
+    found = {"embedding": 128 * unit, "head": 128 * unit}
+    for index in range(32):
+        found |= {f"layer_{index}_{name}": units * unit for name, units in layer.items()}
+    return found
+
+
+def model(shape: str, size: int) -> Any:
+    """A module with these parameters, whose memory is not there yet."""
+    import torch
+
+    found = torch.nn.Module()
+    for name, elements in leaves(shape, size).items():
+        found.register_parameter(name, torch.nn.Parameter(torch.empty(elements), requires_grad=False))
+    return found
+
+
+def fill(module: Any, version: int) -> None:
+    for parameter in module.parameters():
+        parameter.fill_(version)
+
+
+def fill_with_pattern(module: Any) -> list[int]:
+    """Values that differ, and the sum of each tensor."""
+    import torch
+
+    first = 0
+    for parameter in module.parameters():
+        torch.arange(first, first + parameter.numel(), dtype=torch.float32, out=parameter.data)
+        first += 7919
+    return sums(module)
+
+
+def sums(module: Any) -> list[int]:
+    import torch
+
+    return [int(parameter.data.view(torch.int32).sum(dtype=torch.int64)) for parameter in module.parameters()]
+
+
+def check(module: Any, version: int) -> None:
+    """
+    Raises:
+        ValueError: some of it is of another version.
+    """
+    import torch
+
+    for name, parameter in module.named_parameters():
+        least, most = torch.aminmax(parameter.data)
+        if not least == most == version:
+            raise ValueError(f"{name} of version {version} holds values from {least.item():g} to {most.item():g}")
+
+
+class Weights:
+    """What a framework's own file fills in: a trainer and receivers, each with a model."""
+
+    async def start(self, receivers: int) -> None:
+        """Starts the framework and launches the workers."""
+        raise NotImplementedError
+
+    async def stop(self) -> None:
+        """Ends everything."""
+
+    async def open(self, shape: str, size: int, receivers: int, apply: str) -> None:
+        """Models, and whatever a sync needs, at the trainer and at the first so many receivers.
+
+        Args:
+            apply: ``"copy"``: each receiver has memory of its own; ``"map"``: they look into memory that they share.
+        """
+        raise NotImplementedError
+
+    async def sync(self, version: int) -> Sequence[float]:
+        """Fills the trainer's model with a version and sends it.
+
+        Returns:
+            Seconds until the trainer's model may change, until the last receiver has it, and, where the framework
+            knows it, for which a receiver could not use its own.
+        """
+        raise NotImplementedError
+
+    async def check(self, version: int) -> None:
+        """All receivers look whether they have that version whole."""
+        raise NotImplementedError
+
+    async def compare(self) -> tuple[list[int], Sequence[list[int]]]:
+        """Sends the pattern: its sums at the trainer and at each receiver."""
+        raise NotImplementedError
+
+    async def shut(self) -> None:
+        """Gives back what ``open`` took."""
+        raise NotImplementedError
+
+
+class Weighing:
+    """The works, by the names that the bench uses."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+
+    async def start(self, receivers: int) -> Samples:
+        await self._weights.start(receivers)
+        return []
+
+    async def close(self) -> Samples:
+        await self._weights.stop()
+        return []
+
+    async def sync(
+        self, shape: str, size: int, receivers: int, apply: str, count: int, warm_up: int = WARM_UP
+    ) -> dict[str, Samples]:
+        """Seconds of ``count`` versions: ``staged``, ``total``, and ``pause`` where there is one."""
+        weights = self._weights
+        taken = []
+        await weights.open(shape, size, receivers, apply)
+        try:
+            for version in range(1, warm_up + count + 1):
+                seconds = await weights.sync(version)
+                if version > warm_up:
+                    taken.append(seconds)
+                    await weights.check(version)
+            sent, had = await weights.compare()
+        finally:
+            await weights.shut()
+        if len(had) != receivers or any(each != sent for each in had):
+            raise ValueError("a receiver has other weights than were sent")
+        return dict(zip(("staged", "total", "pause"), map(list, zip(*taken, strict=True)), strict=False))
+
+
+def run(weights: Weights) -> None:
+    """The main of a framework's file."""
+    asyncio.run(works.serve(Weighing(weights)))

@@ -1,0 +1,161 @@
+"""rlinf_async's workers publish weights and subscribe to them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import weighing
+import works
+from works import Samples
+
+from rlinf_async import Cluster, NodePlacementStrategy, Worker
+from rlinf_async.weights.publisher import Publisher
+from rlinf_async.weights.subscriber import Subscriber
+from rlinf_async.weights.worker_link import WorkerLink
+
+
+class Trainer(Worker):
+    async def open(self, line: str, shape: str, size: int, receivers: int, apply: str) -> None:
+        self._model = weighing.model(shape, size)
+        self._publisher = Publisher(self._model, apply=apply)
+        for rank in range(receivers):
+            self._publisher.add(rank, WorkerLink("rollout", rank, line))
+        await self._publisher.connect()
+
+    async def sync(self, version: int) -> tuple[float, float, float]:
+        weighing.fill(self._model, version)
+        began = time.perf_counter()
+        handle = await self._publisher.publish()
+        staged = time.perf_counter() - began
+        report = await handle
+        total = time.perf_counter() - began
+        return staged, total, max(ack.t_pause for ack in report.per_worker.values())
+
+    async def send_pattern(self) -> list[int]:
+        """The model changes as soon as it may."""
+        sent = weighing.fill_with_pattern(self._model)
+        handle = await self._publisher.publish()
+        weighing.fill(self._model, -1)
+        await handle
+        return sent
+
+    async def control(self, receivers: int, count: int) -> Samples:
+        """Seconds for a few bytes to each receiver and back."""
+        samples = []
+        for _ in range(count):
+            began = time.perf_counter()
+            for rank in range(receivers):
+                self.send(1, "rollout", rank, async_op=True)
+            for rank in range(receivers):
+                await self.recv("rollout", rank, async_op=True)
+            samples.append(time.perf_counter() - began)
+        return samples
+
+    async def shut(self) -> None:
+        await self._publisher.close()
+        del self._publisher, self._model
+
+
+class Rollout(Worker):
+    async def open(self, line: str, shape: str, size: int, apply: str) -> None:
+        self._model = weighing.model(shape, size)
+        self._subscriber = Subscriber(WorkerLink("trainer", 0, line), self._model, apply=apply)
+        await self._subscriber.connect()
+        self._subscriber.serve()
+
+    async def check(self, version: int) -> None:
+        async with self._subscriber.reading() as reads:
+            if reads != version:
+                raise ValueError(f"version {reads} is read, and {version} has been acknowledged")
+            weighing.check(self._model, version)
+
+    async def sums(self) -> list[int]:
+        async with self._subscriber.reading():
+            return weighing.sums(self._model)
+
+    async def echo(self, count: int) -> None:
+        for _ in range(count):
+            await self.recv("trainer", 0, async_op=True)
+            self.send(1, "trainer", 0, async_op=True)
+
+    async def shut(self) -> None:
+        await self._subscriber.close()
+        del self._subscriber, self._model
+
+
+class Ours(weighing.Weights):
+    def __init__(self) -> None:
+        self._lines = 0
+
+    async def start(self, receivers: int) -> None:
+        self._cluster = await Cluster(num_nodes=1)
+        placement = NodePlacementStrategy([0] * receivers)
+        self._trainer = Trainer.create_group().launch(self._cluster, NodePlacementStrategy([0]), name="trainer")
+        self._rollout = Rollout.create_group().launch(self._cluster, placement, name="rollout")
+        await self._trainer
+        await self._rollout
+
+    async def stop(self) -> None:
+        await self._cluster.aclose()
+
+    async def open(self, shape: str, size: int, receivers: int, apply: str) -> None:
+        self._lines += 1
+        line = f"bench {self._lines}"
+        self._receiving: Any = self._rollout.execute_on(*range(receivers))
+        opening = self._receiving.open(line, shape, size, apply)
+        await self._trainer.open(line, shape, size, receivers, apply)
+        await opening
+
+    async def sync(self, version: int) -> Sequence[float]:
+        (taken,) = await self._trainer.sync(version)
+        return tuple(taken)
+
+    async def check(self, version: int) -> None:
+        await self._receiving.check(version)
+
+    async def compare(self) -> tuple[list[int], Sequence[list[int]]]:
+        (sent,) = await self._trainer.send_pattern()
+        return sent, await self._receiving.sums()
+
+    async def shut(self) -> None:
+        await self._receiving.shut()
+        await self._trainer.shut()
+
+    async def control(self, receivers: int, count: int) -> Samples:
+        echoing = self._rollout.execute_on(*range(receivers)).echo(count)
+        (samples,) = await self._trainer.control(receivers, count)
+        await echoing
+        return list(samples)
+
+
+class OurWeighing(weighing.Weighing):
+    """The work of all frameworks, and one of our own."""
+
+    def __init__(self, weights: Ours) -> None:
+        super().__init__(weights)
+        self._ours = weights
+
+    async def control(self, receivers: int, count: int) -> Samples:
+        """Seconds for a few bytes from the trainer to each receiver and back."""
+        return await self._ours.control(receivers, count)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--loop", choices=("asyncio", "uvloop"), default="asyncio")
+    options = parser.parse_args()
+    serving = works.serve(OurWeighing(Ours()))
+    if options.loop == "asyncio":
+        asyncio.run(serving)
+    else:
+        import uvloop
+
+        uvloop.run(serving)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""The group that answers problems."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from experience import ProblemBatch, Queues, Responses
+from language_model import make_policy, pick_device
+from omegaconf import DictConfig
+from problems import Problem, ProblemSpace
+from solver import Solver
+from tokenizer import CharacterTokenizer
+from weight_sync import WeightSink
+
+from rlinf_async import Worker
+
+
+class GenerationWorker(Worker):
+    """Answers with the weights that it was last given."""
+
+    def __init__(self, cfg: DictConfig) -> None:
+        super().__init__()
+        self._cfg = cfg
+
+    def init_worker(self, reward_ranks: int) -> None:
+        """Builds the model, from ``rollout.model.model_path`` where that is given."""
+        torch.set_num_threads(1)
+        cfg, device = self._cfg, pick_device(self._cfg.rollout.device)
+        tokenizer = CharacterTokenizer.load(cfg.actor.tokenizer.tokenizer_model)
+        model = make_policy(cfg.rollout.model.model_path, cfg, tokenizer).to(device)
+        space = ProblemSpace(cfg.data.terms, cfg.data.largest)
+        self._solver = Solver(model, tokenizer, space.longest_solution + 1, device)
+        self._reward_ranks = reward_ranks
+
+    def connect_actor(self, group: str) -> None:
+        """From now on this rank can take the weights of rank 0 of that group."""
+        self._weights = WeightSink(self._solver.model, (group, 0))
+
+    @Worker.timer("sync_model")
+    async def sync_model_from_actor(self, version: int) -> None:
+        """Waits until the model has these weights of the actor."""
+        await self._weights.receive(version)
+
+    async def generate(self, queues: Queues) -> None:
+        """Answers batch after batch of problems until there are no more, a group of responses to each problem."""
+        while (batch := await queues.problems.get()) is not None:
+            with self.worker_timer("generate"), self._weights.reading() as version:
+                responses = self._respond(batch, version)
+            await queues.responses.put(responses, key=batch.index % self._reward_ranks)
+
+    @Worker.timer("answer")
+    def answer(self, problems: Sequence[Problem]) -> list[str | None]:
+        """The most likely response to each problem; None where it comes to no end."""
+        return self._solver.answer(problems)
+
+    def _respond(self, batch: ProblemBatch, weight_version: int) -> Responses:
+        algorithm, solver = self._cfg.algorithm, self._solver
+        prompts = solver.prompts(batch.problems)
+        # What is drawn depends on the batch, not on the rank that happens to take it.
+        seeds = np.random.SeedSequence([self._cfg.runner.seed, batch.step, batch.index])
+        generator = torch.Generator(solver.device).manual_seed(int(seeds.generate_state(1, np.uint32)[0]))
+        generated, texts = solver.sample(prompts, algorithm.group_size, algorithm.temperature, generator)
+        return Responses(
+            index=batch.index,
+            prompts=prompts,
+            tokens=generated.tokens,
+            log_probabilities=generated.log_probabilities,
+            prompt_texts=[problem.prompt for problem in batch.problems],
+            texts=texts,
+            weight_version=weight_version,
+        )

@@ -1,0 +1,65 @@
+"""Teaches a small language model arithmetic with GRPO.
+
+    python main_grpo.py                                      the default: two_terms_disaggregated
+    python main_grpo.py --config two_terms_collocated        a file in config/math/, or a path to one
+    python main_grpo.py runner.seed=1 algorithm.group_size=16          overrides, by their dotted names
+    rlinf-launch --hosts nodes.txt main_grpo.py cluster.num_nodes=2 cluster.fake_gpus=null \
+        cluster.component_placement.actor=0-7 cluster.component_placement.rollout=8-15
+
+Three groups of workers share the work: the model answers problems (``rollout``), a verifier judges the answers
+(``reward``), and the model learns (``actor``).  ``cluster.component_placement`` says where they run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from generation_worker import GenerationWorker
+from grpo_actor import GRPOActor
+from omegaconf import DictConfig
+from reasoning_config import load_configuration
+from reasoning_runner import ReasoningRunner
+from reward_worker import RewardWorker
+
+from rlinf_async import Cluster, ModelParallelComponentPlacement
+from rlinf_async.errors import ConfigError
+
+
+def main(cfg: DictConfig) -> None:
+    with Cluster(num_nodes=cfg.cluster.num_nodes, fake_gpus=cfg.cluster.fake_gpus) as cluster:
+        placement = ModelParallelComponentPlacement(cfg, cluster)
+        if placement.is_collocated and cfg.rollout.max_staleness:
+            raise ConfigError(
+                "rollout.max_staleness must be 0 where actor and rollout share their accelerators, which they use in "
+                "turn: place them apart, or set it to 0"
+            )
+        actor = GRPOActor.create_group(cfg).launch(
+            cluster, placement_strategy=placement.get_strategy("actor"), name="actor"
+        )
+        rollout = GenerationWorker.create_group(cfg).launch(
+            cluster, placement_strategy=placement.get_strategy("rollout"), name="rollout"
+        )
+        reward = RewardWorker.create_group(cfg).launch(
+            cluster, placement_strategy=placement.get_strategy("reward"), name="reward"
+        )
+        runner = ReasoningRunner(cfg=cfg, actor=actor, rollout=rollout, reward=reward)
+        runner.init_workers()
+        runner.run()
+
+
+def parse_arguments(arguments: list[str]) -> DictConfig:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--config", default="two_terms_disaggregated", metavar="NAME|PATH", help="default: %(default)s")
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    options = parser.parse_intermixed_args(arguments)
+    return load_configuration(options.config, options.overrides)
+
+
+if __name__ == "__main__":
+    try:
+        main(parse_arguments(sys.argv[1:]))
+    except ConfigError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,200 @@
+"""What a job of this example can be told, and what of it makes sense."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+from strict_config import find_config, read_config
+
+from rlinf_async.errors import ConfigError
+
+CONFIG_FOLDER = Path(__file__).parent / "config" / "math"
+COMPONENTS = ("actor", "rollout", "reward")
+DEVICES = ("auto", "cpu", "cuda")
+LR_SCHEDULES = ("constant", "linear")
+
+
+@dataclass
+class Cluster:
+    num_nodes: int = 1
+    fake_gpus: int | None = None  # GPUs to declare that are not there: everything computes on the CPU
+    component_placement: dict[str, Any] = MISSING  # read by ModelParallelComponentPlacement
+
+
+@dataclass
+class Logger:
+    log_path: str = MISSING  # TensorBoard files, models and the evaluation go here
+
+
+@dataclass
+class Runner:
+    logger: Logger = field(default_factory=Logger)
+    seed: int = 0
+    max_epochs: int = MISSING  # passes over the training problems
+    max_steps: int = -1  # training steps at most; -1: as many as the epochs have
+    eval_interval: int = 0  # training steps between evaluations on the way, which decide nothing; 0: none
+    only_eval: bool = False  # evaluate rollout.model.model_path and end
+
+
+@dataclass
+class Data:
+    terms: int = 2  # in a problem
+    largest: int = 99  # each from 1 to this
+    train_size: int = MISSING  # problems to learn from
+    held_out_size: int = 512  # problems for evaluation, the same in every run
+    selection_size: int = 256  # problems that decide when the warm start is over, likewise
+    rollout_batch_size: int = MISSING  # problems in a training step
+
+
+@dataclass
+class Model:
+    model_path: str | None = None  # a folder with a model to begin with; none: random weights and a warm start
+    hidden_size: int = 64
+    intermediate_size: int = 192
+    num_hidden_layers: int = 2
+    num_attention_heads: int = 4
+    max_position_embeddings: int = 64
+    initializer_range: float = 0.05
+
+
+@dataclass
+class Tokenizer:
+    tokenizer_model: str | None = None  # a folder with a tokenizer; none: one for the characters of arithmetic
+
+
+@dataclass
+class WarmStart:
+    target_accuracy: float = 0.15  # on the selection problems; then the learning rate falls to nothing, and that is all
+    max_steps: int = 2000  # the warm start has failed when it takes longer
+    check_interval: int = 10  # steps between looks at the accuracy
+    cool_down_steps: int = 40
+    batch_size: int = 256  # worked solutions in a step, over all ranks
+    lr: float = 2e-3
+
+
+@dataclass
+class Optimizer:
+    lr: float = MISSING
+    lr_schedule: str = "constant"  # or linear: down to nothing at the last step
+    beta2: float = 0.95
+    weight_decay: float = 0.0
+    clip_grad: float = 1.0
+
+
+@dataclass
+class Actor:
+    global_batch_size: int = MISSING  # responses in an optimiser step, over all ranks
+    micro_batch_size: int = MISSING  # responses in a forward pass, on one rank
+    device: str = "auto"  # auto, cpu or cuda
+    model: Model = field(default_factory=Model)
+    tokenizer: Tokenizer = field(default_factory=Tokenizer)
+    warm_start: WarmStart = field(default_factory=WarmStart)
+    optim: Optimizer = field(default_factory=Optimizer)
+
+
+@dataclass
+class RolloutModel:
+    model_path: str | None = None
+
+
+@dataclass
+class Rollout:
+    device: str = "auto"
+    batch_size: int = MISSING  # problems that a rank works on at a time
+    max_staleness: int = 0  # 1: the next step's responses are sampled while the actor still learns from this one's
+    model: RolloutModel = field(default_factory=RolloutModel)
+
+
+@dataclass
+class Algorithm:
+    group_size: int = MISSING  # responses to each problem
+    temperature: float = 1.0
+    clip_ratio: float = 0.2
+    kl_beta: float = 0.0  # weight of the distance from the model that training began with; 0: not computed
+
+
+@dataclass
+class Configuration:
+    cluster: Cluster = field(default_factory=Cluster)
+    runner: Runner = field(default_factory=Runner)
+    data: Data = field(default_factory=Data)
+    actor: Actor = field(default_factory=Actor)
+    rollout: Rollout = field(default_factory=Rollout)
+    algorithm: Algorithm = field(default_factory=Algorithm)
+
+
+def load_configuration(name: str, overrides: Sequence[str] = ()) -> DictConfig:
+    """Reads a configuration, checks it, and makes it read-only.
+
+    Args:
+        name: the name of a file in ``config/math/``, or a path to a YAML file.
+        overrides: ``key.of.it=value``, values in YAML.
+
+    Raises:
+        ConfigError: unknown, missing or ill-typed keys, values out of range; names the file or the override.
+    """
+    path = find_config(name, CONFIG_FOLDER)
+    cfg = read_config(Configuration, path, overrides, COMPONENTS)
+    _check_values(cfg, str(path) if not overrides else f"{path} and command line")
+    OmegaConf.set_readonly(cfg, True)
+    return cfg
+
+
+def steps_per_epoch(cfg: DictConfig) -> int:
+    return int(cfg.data.train_size // cfg.data.rollout_batch_size)
+
+
+def last_step(cfg: DictConfig) -> int:
+    """The number of training steps of a whole run: those of ``max_epochs``, or ``max_steps`` where that is less."""
+    steps = cfg.runner.max_epochs * steps_per_epoch(cfg)
+    return int(steps if cfg.runner.max_steps < 0 else min(steps, cfg.runner.max_steps))
+
+
+def _check_values(cfg: DictConfig, source: str) -> None:
+    """What types cannot say."""
+    at_least_one = [
+        "cluster.num_nodes",
+        "runner.max_epochs",
+        "data.largest",
+        "data.train_size",
+        "data.held_out_size",
+        "data.selection_size",
+        "data.rollout_batch_size",
+        "actor.global_batch_size",
+        "actor.micro_batch_size",
+        *(f"actor.model.{name}" for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")),
+        *(f"actor.warm_start.{name}" for name in ("max_steps", "check_interval", "cool_down_steps", "batch_size")),
+        "rollout.batch_size",
+    ]
+    not_negative = ["runner.seed", "runner.eval_interval", "algorithm.kl_beta"]
+    above_zero = ["actor.optim.lr", "actor.warm_start.lr", "algorithm.clip_ratio", "algorithm.temperature"]
+    placed = {part.strip() for names in cfg.cluster.component_placement for part in str(names).split(",")}
+    batch, devices = cfg.data.rollout_batch_size, "must be auto, cpu or cuda"
+    width, heads = cfg.actor.model.hidden_size, cfg.actor.model.num_attention_heads
+    claims = [
+        *((key, OmegaConf.select(cfg, key) >= 1, "must be at least 1") for key in at_least_one),
+        *((key, OmegaConf.select(cfg, key) >= 0, "must not be negative") for key in not_negative),
+        *((key, OmegaConf.select(cfg, key) > 0, "must be above 0") for key in above_zero),
+        ("actor.device", cfg.actor.device in DEVICES, devices),
+        ("rollout.device", cfg.rollout.device in DEVICES, devices),
+        ("actor.optim.lr_schedule", cfg.actor.optim.lr_schedule in LR_SCHEDULES, "must be constant or linear"),
+        ("data.terms", cfg.data.terms >= 2, "must be at least 2"),
+        ("data.train_size", cfg.data.train_size >= batch, f"must be at least data.rollout_batch_size ({batch})"),
+        ("actor.warm_start.target_accuracy", 0 <= cfg.actor.warm_start.target_accuracy <= 1, "must be from 0 to 1"),
+        ("actor.model.hidden_size", width % (2 * heads) == 0, f"must be a multiple of twice the heads ({heads})"),
+        ("algorithm.group_size", cfg.algorithm.group_size >= 2, "must be at least 2: a group is its own baseline"),
+        ("rollout.max_staleness", cfg.rollout.max_staleness in (0, 1), "must be 0 or 1"),
+        ("cluster.component_placement", placed == set(COMPONENTS), f"must place {', '.join(COMPONENTS)}"),
+        (
+            "runner.only_eval",
+            cfg.rollout.model.model_path is not None or not cfg.runner.only_eval,
+            "needs rollout.model.model_path",
+        ),
+    ]
+    for key, holds, claim in claims:
+        if not holds:
+            raise ConfigError(f"{source}: {key} {claim}, not {OmegaConf.select(cfg, key)}")

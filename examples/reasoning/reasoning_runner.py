@@ -1,0 +1,233 @@
+"""The training loop: which group does what, when."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from batches import Batches
+from experience import ProblemBatch, Queues
+from omegaconf import DictConfig
+from problems import Problem, ProblemSets, ProblemSpace
+from progress import PHASES, Progress
+from reasoning_config import last_step, steps_per_epoch
+from verifier import is_correct
+
+from rlinf_async import Channel, WorkerGroup, each
+
+Durations = dict[str, float]
+
+
+class ReasoningRunner:
+    """Trains, evaluates and keeps the records; the groups do the work.
+
+    One training step::
+
+        sync weights          actor ── weights ──► rollout
+        generate              problems ──► rollout ── responses ──► reward ── experience ──► actor
+        compute_advantages    actor
+        run_training          actor
+
+    With ``rollout.max_staleness`` 0 one follows the other.  With 1, the first two of the next step go on while the
+    actor does the last two of this one: its responses come from weights that are one training step old.
+
+    Args:
+        cfg: a checked configuration.
+        actor, rollout, reward: the launched groups.
+
+    Raises:
+        ConfigError: batch sizes do not fit each other or the numbers of ranks; too few problems.
+    """
+
+    def __init__(self, cfg: DictConfig, actor: WorkerGroup, rollout: WorkerGroup, reward: WorkerGroup) -> None:
+        self.cfg = cfg
+        self.actor, self.rollout, self.reward = actor, rollout, reward
+        self.step = 0
+        self._started = time.perf_counter()
+        self._last_step = last_step(cfg)
+        self._log_path = Path(cfg.runner.logger.log_path).absolute()
+        data = cfg.data
+        self._sizes = Batches.of(cfg, len(actor))
+        self._sets = ProblemSets.draw(
+            ProblemSpace(data.terms, data.largest),
+            data.held_out_size,
+            data.selection_size,
+            data.train_size,
+            cfg.runner.seed,
+        )
+
+    def init_workers(self) -> None:
+        """Builds models; without a model to begin with, the actor's gets its warm start, which is saved."""
+        print(
+            f"seed {self.cfg.runner.seed}: {len(self.actor)} actor, {len(self.rollout)} rollout and "
+            f"{len(self.reward)} reward workers, {self._sizes.responses:,} responses a step",
+            flush=True,
+        )
+        handles = [
+            self.rollout.init_worker(len(self.reward)),
+            self.actor.init_worker(self._sizes),
+        ]
+        for handle in handles:
+            handle.wait()
+        if self.cfg.actor.model.model_path is None and not self.cfg.runner.only_eval:
+            started = time.perf_counter()
+            report = self.actor.warm_start(self._sets).wait()[0]
+            print(
+                f"warm start: {report.steps} steps of {self.cfg.actor.warm_start.batch_size} worked solutions in "
+                f"{time.perf_counter() - started:.1f} s",
+                flush=True,
+            )
+            self.actor.execute_on(0).save(self._log_path / "warm_start").wait()
+
+    def run(self) -> dict[str, Any]:
+        """Trains to the last step; evaluates before and after.
+
+        Returns:
+            The evaluation, as it stands in ``evaluation.json`` under the log path.
+
+        Raises:
+            WorkerDied: a worker of any group, whatever the others were waiting for.
+        """
+        self._log_path.mkdir(parents=True, exist_ok=True)
+        with (
+            Progress(self._log_path, self._last_step) as progress,
+            Channel.create("problems") as problems,
+            Channel.create("responses", distributed=True) as responses,
+            Channel.create("experience", distributed=True) as experience,
+        ):
+            self._queues = Queues(problems, responses, experience)
+            return asyncio.run(self._run(progress))
+
+    async def _run(self, progress: Progress) -> dict[str, Any]:
+        if self.cfg.runner.only_eval:
+            accuracy = await self._evaluate(progress)
+            return self._report(accuracy, accuracy)
+        await self.actor.execute_on(0).connect_rollout(self.rollout.worker_group_name)
+        await self.rollout.connect_actor(self.actor.worker_group_name)
+        await self.actor.begin_training()
+        await self._receive_weights(await self._send_weights())
+        before = await self._evaluate(progress)
+        await self._train(progress)
+        await self._receive_weights(await self._send_weights())
+        after = await self._evaluate(progress)
+        await self.actor.execute_on(0).save(self._log_path / "trained")
+        return self._report(before, after)
+
+    async def _train(self, progress: Progress) -> None:
+        durations: Durations = {}
+        if self._last_step:
+            durations = await self._generate_rollouts(0, await self._send_weights())
+        while self.step < self._last_step:
+            started = time.perf_counter()
+            following = self.step + 1
+            has_more = following < self._last_step
+            next_durations: Durations = {}
+            if has_more and self.cfg.rollout.max_staleness:
+                # They are on their way: the rollout group takes them and goes on while the actor changes its own.
+                version = await self._send_weights()
+                next_durations, learned = await asyncio.gather(
+                    self._generate_rollouts(following, version), self._learn()
+                )
+            else:
+                learned = await self._learn()
+                if has_more:
+                    next_durations = await self._generate_rollouts(following, await self._send_weights())
+            self.step = following
+            metrics, training = learned
+            times = durations | training | {"step": time.perf_counter() - started}
+            metrics |= {f"time/{tag}": times.get(tag, 0.0) for tag in (*PHASES, "step")}
+            progress.log_step(self.step, metrics)
+            durations = next_durations
+            interval = self.cfg.runner.eval_interval
+            if interval and has_more and self.step % interval == 0:
+                await self._evaluate(progress)
+
+    async def _send_weights(self) -> int:
+        """The actor's weights are on their way, and it may train on.  Returns their version."""
+        versions: list[int] = await self.actor.execute_on(0).sync_model_to_rollout()
+        return versions[0]
+
+    async def _receive_weights(self, version: int) -> Durations:
+        receiving = self.rollout.sync_model_from_actor(version)
+        await receiving
+        durations: Durations = await receiving.consume_durations()
+        return durations
+
+    async def _generate_rollouts(self, step: int, version: int) -> Durations:
+        """The problems of ``step``, answered with weights of that version, judged, and given to the actor.
+
+        Returns:
+            Seconds by timer tag.
+        """
+        durations = await self._receive_weights(version)
+        batches = self._problem_batches(step)
+        for batch in [*batches, *[None] * len(self.rollout)]:
+            await self._queues.problems.put(batch)
+        generating = self.rollout.generate(self._queues)
+        judging = self.reward.compute_rewards(self._queues, len(batches), len(self.actor))
+        await asyncio.gather(generating, judging)
+        for handle in (generating, judging):
+            durations |= await handle.consume_durations()
+        return durations
+
+    async def _learn(self) -> tuple[dict[str, float], Durations]:
+        """One training step on the experience that lies in its channel.  Returns metrics and seconds."""
+        await self.actor.recv_rollout_batch(self._queues)
+        await self.actor.compute_advantages()
+        is_linear = self.cfg.actor.optim.lr_schedule == "linear"
+        training = self.actor.run_training(self.step, 1.0 - self.step / self._last_step if is_linear else 1.0)
+        results = await training
+        durations: Durations = await training.consume_durations()
+        mean = {f"train/{name}": sum(rank[name] for rank in results) / len(results) for name in results[0]}
+        return mean, {tag: durations[tag] for tag in ("compute_advantages", "run_training")}
+
+    async def _evaluate(self, progress: Progress) -> float:
+        """The share of the held-out problems whose most likely response, by the rollout group's weights, is right."""
+        problems = self._sets.held_out
+        answers = await self.rollout.answer(each(_shares(problems, len(self.rollout))))
+        verdicts = [
+            is_correct(problem.prompt, answer)
+            for problem, answer in zip(problems, itertools.chain(*answers), strict=True)
+        ]
+        accuracy = sum(verdicts) / len(verdicts)
+        progress.log_accuracy(self.step, accuracy, len(verdicts))
+        return accuracy
+
+    def _problem_batches(self, step: int) -> list[ProblemBatch]:
+        """The problems of a training step: every epoch has all of them, in an order of its own."""
+        epoch, part = divmod(step, steps_per_epoch(self.cfg))
+        order = np.random.default_rng([self.cfg.runner.seed, epoch]).permutation(len(self._sets.training))
+        count, size = self.cfg.data.rollout_batch_size, self.cfg.rollout.batch_size
+        chosen = [self._sets.training[index] for index in order[part * count : (part + 1) * count].tolist()]
+        return [ProblemBatch(step, at // size, chosen[at : at + size]) for at in range(0, count, size)]
+
+    def _report(self, before: float, after: float) -> dict[str, Any]:
+        seconds = time.perf_counter() - self._started
+        result = {
+            "seed": self.cfg.runner.seed,
+            "steps": self.step,
+            "responses": self.step * self._sizes.responses,
+            "seconds": round(seconds, 1),
+            "held_out_problems": len(self._sets.held_out),
+            "accuracy_before": before,
+            "accuracy": after,
+        }
+        path = self._log_path / "evaluation.json"
+        path.write_text(json.dumps(result, indent=2) + "\n")
+        gained = "" if self.cfg.runner.only_eval else f", {100 * (after - before):+.1f} points since {before:.1%}"
+        print(
+            f"evaluation (seed {self.cfg.runner.seed}, {self.step} steps, {seconds:.0f} s): {after:.1%} of "
+            f"{len(self._sets.held_out)} held-out problems are right{gained}; saved in {path}",
+            flush=True,
+        )
+        return result
+
+
+def _shares(problems: Sequence[Problem], parts: int) -> list[list[Problem]]:
+    return [[problems[index] for index in share.tolist()] for share in np.array_split(np.arange(len(problems)), parts)]

@@ -1,0 +1,35 @@
+"""The group that judges answers."""
+
+from __future__ import annotations
+
+import torch
+from experience import Experience, Queues, Responses
+from omegaconf import DictConfig
+from torch import Tensor
+from verifier import is_correct
+
+from rlinf_async import Worker
+
+
+class RewardWorker(Worker):
+    """Rewards a response with 1 if it is right, and with 0 if not."""
+
+    def __init__(self, cfg: DictConfig) -> None:
+        super().__init__()
+        self._group_size = cfg.algorithm.group_size
+
+    async def compute_rewards(self, queues: Queues, batches: int, actor_ranks: int) -> None:
+        """Judges this rank's share of a training step's ``batches`` batches of responses, for the actor."""
+        for _ in range(self._rank, batches, self._world_size):
+            responses = await queues.responses.get(key=self._rank)
+            with self.worker_timer("judge"):
+                experience = Experience(responses, self._judge(responses))
+            await queues.experience.put(experience, key=responses.index % actor_ranks)
+
+    def _judge(self, responses: Responses) -> Tensor:
+        groups = torch.arange(len(responses.texts)) // self._group_size
+        right = [
+            is_correct(responses.prompt_texts[problem], text)
+            for problem, text in zip(groups.tolist(), responses.texts, strict=True)
+        ]
+        return torch.tensor(right, dtype=torch.float32).view(-1, self._group_size)

@@ -1,0 +1,93 @@
+"""The supervised start: worked solutions to imitate, until some of the answers are right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from language_model import response_log_probabilities
+from omegaconf import DictConfig
+from problems import Problem, ProblemSets
+from ranks import Ranks
+from solver import Solver
+from verifier import is_correct
+
+_LR_RISE = 50
+"""Steps in which the learning rate rises to its full value."""
+
+
+@dataclass(frozen=True)
+class WarmStartReport:
+    """``accuracy`` on the selection problems when the learning rate began to fall."""
+
+    steps: int
+    accuracy: float
+
+
+class WarmStartFailed(RuntimeError):
+    """The model has not reached the accuracy that reinforcement learning is to begin with."""
+
+
+def warm_start(solver: Solver, sets: ProblemSets, cfg: DictConfig, ranks: Ranks) -> WarmStartReport:
+    """Trains ``solver.model`` on solutions of training problems, the batches shared out among the ranks.
+
+    When the accuracy on the selection problems reaches ``target_accuracy``, the learning rate falls to nothing in
+    ``cool_down_steps``, and the warm start is over.
+
+    Raises:
+        WarmStartFailed: that did not happen within ``max_steps``.
+    """
+    options, model = cfg.actor.warm_start, solver.model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=0.0)
+    share = slice(ranks.rank, None, ranks.world_size)
+    accuracy = 0.0
+    for step in range(options.max_steps):
+        _set_lr(optimizer, options.lr * min(1.0, (step + 1) / _LR_RISE))
+        _imitate(solver, _draw(sets.training, cfg, step)[share], optimizer, ranks)
+        if (step + 1) % options.check_interval:
+            continue
+        shared = torch.tensor(_accuracy(solver, sets.selection[share]), device=solver.device)
+        accuracy = float(ranks.mean(shared))
+        if accuracy >= options.target_accuracy:
+            break
+    else:
+        raise WarmStartFailed(
+            f"after {options.max_steps} steps the accuracy is {accuracy:.1%}, below {options.target_accuracy:.1%}: "
+            "raise actor.warm_start.max_steps or lower actor.warm_start.target_accuracy"
+        )
+    for cooling in range(options.cool_down_steps):
+        _set_lr(optimizer, options.lr * (1.0 - cooling / options.cool_down_steps))
+        _imitate(solver, _draw(sets.training, cfg, step + 1 + cooling)[share], optimizer, ranks)
+    return WarmStartReport(step + 1 + options.cool_down_steps, accuracy)
+
+
+def _draw(problems: Sequence[Problem], cfg: DictConfig, step: int) -> list[Problem]:
+    generator = np.random.default_rng([cfg.runner.seed, step])
+    chosen = generator.integers(len(problems), size=cfg.actor.warm_start.batch_size)
+    return [problems[index] for index in chosen.tolist()]
+
+
+def _imitate(solver: Solver, problems: Sequence[Problem], optimizer: torch.optim.Optimizer, ranks: Ranks) -> None:
+    tokenizer, model = solver.tokenizer, solver.model
+    solutions = torch.tensor(tokenizer.pad_right([problem.solution for problem in problems])).to(solver.device)
+    prompts = solver.prompts(problems).to(solver.device)
+    log_probabilities = response_log_probabilities(model, prompts, solutions, pad_id=tokenizer.pad_id)
+    mask = solutions != tokenizer.pad_id
+    optimizer.zero_grad(set_to_none=True)
+    (-(log_probabilities * mask).sum() / mask.sum()).backward()
+    ranks.average_gradients(model.parameters())
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+
+def _accuracy(solver: Solver, problems: Sequence[Problem]) -> float:
+    answers = solver.answer(problems)
+    right = [is_correct(problem.prompt, answer) for problem, answer in zip(problems, answers, strict=True)]
+    return sum(right) / len(right)
+
+
+def _set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr

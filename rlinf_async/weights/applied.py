@@ -1,0 +1,60 @@
+"""What a worker's model stands at, where its weights are applied by its receiver: its version, and who waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rlinf_async.errors import DeadlineExceeded
+from rlinf_async.weights.changes import Changes
+from rlinf_async.weights.gate import Reading, ReadingGate
+from rlinf_async.weights.versions import Reception
+
+
+class Applied:
+    """The versions of one model in one worker."""
+
+    def __init__(self) -> None:
+        self._reception = Reception()
+        self._gate = ReadingGate(lambda: self.version)
+        self._changes = Changes()
+
+    @property
+    def version(self) -> int:
+        return self._reception.version
+
+    @property
+    def published(self) -> int:
+        return self._reception.published
+
+    def hear(self, version: int | None) -> None:
+        """That version exists."""
+        if version is not None:
+            self._reception.heard(version)
+            self._changes.notify()
+
+    async def apply(self, write: Callable[[], Any], version: int | None) -> None:
+        """Has the model written while nobody reads it; without a version it is the next one."""
+        async with self._gate.writing():
+            write()
+            self._reception.applied(self.version + 1 if version is None else version)
+        self._changes.notify()
+
+    def reading(self) -> Reading:
+        return self._gate.reading()
+
+    async def wait_version(self, version: int, timeout: float | None) -> None:
+        await self._wait(lambda: self.version >= version, timeout)
+
+    async def wait_fresh(self, max_lag: int, timeout: float | None) -> None:
+        await self._wait(lambda: self.published - self.version <= max_lag, timeout)
+
+    async def _wait(self, condition: Callable[[], bool], timeout: float | None) -> None:
+        """
+        Raises:
+            DeadlineExceeded: the condition has not come true.
+        """
+        if not await self._changes.wait_until(condition, timeout):
+            raise DeadlineExceeded(
+                f"after {timeout:g} s the model was at version {self.version}, of {self.published} published"
+            )

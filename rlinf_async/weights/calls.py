@@ -1,0 +1,162 @@
+"""Weights that are delivered by calling a method of whoever holds the model."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable
+from typing import Any, Final
+
+import torch
+
+from rlinf_async.errors import DeadlineExceeded
+from rlinf_async.group import WorkerGroup
+from rlinf_async.weights.bridge import Bridge
+from rlinf_async.weights.param_tree import is_tensordict
+from rlinf_async.work import Work
+
+_NONE: Final = object()
+
+
+class CallTransport:
+    """The part that transports by call share: one call that may be open.
+
+    The worker's exception is raised here as itself, and its death as ``WorkerDied``.
+
+    Args:
+        timeout: seconds that the call may take; None: as long as it takes.
+    """
+
+    def __init__(self, timeout: float | None = 60.0) -> None:
+        self.timeout = timeout
+        self._bridge = Bridge()
+        self._pending: Any = _NONE
+
+    @property
+    def callee(self) -> Any:
+        """Whom it calls; None: nobody."""
+        raise NotImplementedError
+
+    @property
+    def how(self) -> Any:
+        """What, beside the callee, makes the calls of two transports of one class different."""
+        return None
+
+    def call(self, callee: Any, weights: Any) -> Any:
+        """Calls; returns what is to be awaited, or the result."""
+        raise NotImplementedError
+
+    def _call(self, weights: Any) -> Any:
+        callee = self.callee
+        if callee is None:
+            return None
+        return self.call(callee, detached(weights) if isinstance(callee, WorkerGroup) else weights)
+
+    def _describe(self) -> str:
+        return "an update of weights"
+
+    def send_weights(self, model_id: str, weights: Any) -> Any:
+        """Calls, and waits for the end of the call."""
+        return self._bridge.run(self._finish(self._call(weights)), self._describe())
+
+    def send_weights_async(self, model_id: str, weights: Any) -> Any:
+        """Calls; the weights have been copied when it returns.  ``wait_ack`` waits for the end of the call."""
+        self._pending = self._call(weights)
+        return self._bridge.run(nothing(), self._describe())
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether something was sent whose end nobody has waited for."""
+        return self._pending is not _NONE
+
+    def wait_ack(self) -> Any:
+        """
+        Raises:
+            RuntimeError: nothing was sent.
+            DeadlineExceeded: the call took too long; it has been cancelled.
+            Exception: what the call raised.
+        """
+        if not self.is_pending:
+            raise RuntimeError("No pending future. Did you call send_weights_async?")
+        pending, self._pending = self._pending, _NONE
+        return self._bridge.run(self._finish(pending), self._describe())
+
+    def receive_weights(self, timeout: float = 1.0) -> Any:
+        """None: the call itself brings the weights."""
+        return self._bridge.run(nothing(), "nothing")
+
+    def check_connection(self) -> bool:
+        """Whether there is somebody to call, who has neither died nor been closed."""
+        return is_reachable(self.callee)
+
+    def close(self) -> None:
+        pending, self._pending = self._pending, _NONE
+        if isinstance(pending, Work) and not pending.done():
+            cancel(pending)
+        self._bridge.release()
+
+    async def _finish(self, result: Any) -> None:
+        await finish(result, self.timeout, self._describe())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_bridge": None, "_pending": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._bridge, self._pending = Bridge(), _NONE
+
+
+async def finish(result: Any, timeout: float | None, what: str) -> Any:
+    """The end of a call, whatever it has returned; it is cancelled if nobody waits any more.
+
+    Raises:
+        DeadlineExceeded: it took longer than ``timeout`` seconds.
+        Exception: what it raised.
+    """
+    if isinstance(result, Work):
+        try:
+            return await result.async_wait(timeout)
+        except (asyncio.CancelledError, DeadlineExceeded):
+            cancel(result)
+            raise
+    if not inspect.isawaitable(result):
+        return result
+    return await _awaited(result, timeout, what)
+
+
+async def _awaited(result: Awaitable[Any], timeout: float | None, what: str) -> Any:
+    deadline = asyncio.timeout(timeout)
+    try:
+        async with deadline:
+            return await result
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        raise DeadlineExceeded(f"{what} was not done within {timeout:g} s") from None
+
+
+async def nothing() -> None:
+    return None
+
+
+def cancel(work: Work[Any]) -> None:
+    """Gives a call up on every rank, where that is possible."""
+    if not work.done():
+        work._abandon()
+
+
+def detached(weights: Any) -> Any:
+    """The same tensors without what autograd knows of them, which cannot travel; of other things nothing changes."""
+    if isinstance(weights, torch.Tensor):
+        return weights.detach()
+    if isinstance(weights, dict):
+        return {key: detached(value) for key, value in weights.items()}
+    return weights.data if is_tensordict(weights) else weights
+
+
+def is_reachable(handle: Any) -> bool:
+    """Whether a worker can be called; of what is no handle of this framework that is not known, and it counts."""
+    if not isinstance(handle, WorkerGroup):
+        return handle is not None
+    members = handle._members
+    return not members.closed and not any(rank in members.deaths for rank in handle._ranks)

@@ -1,0 +1,147 @@
+"""What a receiver's weights go to: the tensors of a module or of nested dicts, found once and written often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from rlinf_async.errors import WeightMismatch
+from rlinf_async.weights.manifest import Manifest
+from rlinf_async.weights.param_tree import Path, name_of
+from rlinf_async.weights.source import put_extra
+
+Views = Mapping[Path, torch.Tensor]
+
+
+class Destination(Protocol):
+    """Where weights are applied."""
+
+    def check(self, manifest: Manifest) -> None:
+        """
+        Raises:
+            WeightMismatch: they will not fit; nothing was written.
+        """
+
+    def write(self, views: Views, extra: Mapping[Path, Any]) -> None:
+        """Applies a version; nobody reads meanwhile.  The views are only lent, unless it maps.
+
+        Args:
+            extra: what there is beside tensors.
+        """
+
+    def detach(self) -> None:
+        """The memory of the last version is going away."""
+
+
+class Function:
+    """Calls the user's own function with ``{path: tensor}``, which it must not keep."""
+
+    def __init__(self, function: Callable[[Views], Any]) -> None:
+        self._function = function
+
+    def check(self, manifest: Manifest) -> None:
+        pass
+
+    def write(self, views: Views, extra: Mapping[Path, Any]) -> None:
+        self._function(views)
+
+    def detach(self) -> None:
+        pass
+
+
+class Tensors:
+    """The tensors of a module, of nested dicts, or of a TensorDict.
+
+    Args:
+        maps: they come to stand in the sender's memory, instead of being overwritten.
+    """
+
+    def __init__(self, holder: Any, *, maps: bool) -> None:
+        self._holder = holder
+        self._maps = maps
+        self._manifest: Manifest | None = None
+        self._places: list[tuple[Any, str, torch.Tensor]] = []
+        """Who has each tensor, by what name."""
+        self._targets: list[torch.Tensor] = []
+        self._sources: list[Path] = []
+
+    def check(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        found = dict(_places(self._holder))
+        wanted: dict[Path, Path] = {leaf.path: leaf.path for leaf in manifest.leaves}
+        wanted.update(manifest.aliases)
+        leaves = {leaf.path: leaf for leaf in manifest.leaves}
+        places, targets = [], {}
+        for path, source in wanted.items():
+            if path not in found:
+                raise WeightMismatch(f"the sender has {name_of(path)!r}, and the receiver's weights do not")
+            owner, name, tensor = found[path]
+            self._check(path, tensor, leaves[source])
+            places.append((owner, name, tensor))
+            targets[id(tensor)] = (tensor, source)  # those that are tied here too are written once
+        self._places = places
+        self._targets = [tensor for tensor, _ in targets.values()]
+        self._sources = [source for _, source in targets.values()]
+
+    def _check(self, path: Path, tensor: torch.Tensor, leaf: Any) -> None:
+        if tuple(tensor.shape) != tuple(leaf.shape):
+            raise WeightMismatch(
+                f"{name_of(path)!r} has shape {tuple(leaf.shape)} at the sender and {tuple(tensor.shape)} here"
+            )
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if self._maps and dtype != leaf.transport_dtype:
+            raise WeightMismatch(
+                f"{name_of(path)!r} travels as {leaf.transport_dtype} and is {dtype} here, so it cannot be mapped: use "
+                'apply="copy", or that transport_dtype'
+            )
+        if dtype not in (leaf.dtype, leaf.transport_dtype):
+            raise WeightMismatch(
+                f"{name_of(path)!r} is {leaf.dtype} at the sender, travels as {leaf.transport_dtype}, and is {dtype} "
+                "here"
+            )
+        if self._maps and tensor.device.type != "cpu":
+            raise WeightMismatch(f'{name_of(path)!r} is on {tensor.device}, which cannot be mapped: use apply="copy"')
+
+    def write(self, views: Views, extra: Mapping[Path, Any]) -> None:
+        for path, value in extra.items():
+            put_extra(self._holder, path, value)
+        if self._manifest is not None and not all(_get(owner, name) is tensor for owner, name, tensor in self._places):
+            self.check(self._manifest)  # somebody has replaced some of them
+        sources = [views[path] for path in self._sources]
+        with torch.no_grad():
+            if self._maps:
+                for target, source in zip(self._targets, sources, strict=True):
+                    target.data = source
+            elif sources:
+                torch._foreach_copy_(self._targets, sources)
+
+    def detach(self) -> None:
+        """Gives mapped tensors memory of their own, with what they show."""
+        if self._maps:
+            for target in self._targets:
+                target.data = target.data.clone()
+
+
+def _get(owner: Any, name: str) -> Any:
+    return owner.get(name)
+
+
+def _places(holder: Any, path: Path = ()) -> Any:
+    """``(path, (owner, name, tensor))`` of every tensor; tied ones under each of their names."""
+    if isinstance(holder, nn.Module):
+        for prefix, module in holder.named_modules(remove_duplicate=False):
+            parents = tuple(prefix.split(".")) if prefix else ()
+            for owner in (module._parameters, module._buffers):
+                for name, tensor in owner.items():
+                    if tensor is not None:
+                        yield (*parents, name), (owner, name, tensor)
+        return
+    for name, value in holder.items():
+        below = (*path, *(name.split(".") if isinstance(name, str) else map(str, name)))
+        if isinstance(value, torch.Tensor):
+            yield below, (holder, name, value)
+        elif hasattr(value, "items"):
+            yield from _places(value, below)

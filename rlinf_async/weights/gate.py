@@ -1,0 +1,187 @@
+"""Readers of the weights and whoever applies new ones: never at once.
+
+reading()  any number at a time, in any task and thread
+writing()  one, alone; whoever comes to read while it waits or writes, reads afterwards
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from rlinf_async.errors import DeadlineExceeded
+from rlinf_async.work import Work
+
+
+class _Pass(Work[None]):
+    """Somebody's turn; settled when it comes."""
+
+    def __init__(self, writes: bool) -> None:
+        super().__init__()
+        self.writes = writes
+
+    def _describe(self) -> str:
+        return "the turn to apply new weights" if self.writes else "the turn to read the weights"
+
+
+class Reading:
+    """One lease of the weights: ``async with`` or ``with``; gives the version that is read.
+
+    A reader inside a reader's block of the same task passes at once, also while somebody waits to write.
+    """
+
+    def __init__(self, gate: ReadingGate, timeout: float | None) -> None:
+        self._gate = gate
+        self._timeout = timeout
+        self._token: contextvars.Token[Reading | None] | None = None
+        self._outer: Reading | None = None
+        self.is_open = False
+
+    async def __aenter__(self) -> int:
+        turn = self._ask()
+        if turn is not None:
+            try:
+                await turn.async_wait(self._timeout)
+            except BaseException:
+                self._gate._withdraw(turn)
+                raise
+        return self._enter()
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.__exit__()
+
+    def __enter__(self) -> int:
+        turn = self._ask()
+        if turn is not None:
+            try:
+                turn.wait(self._timeout)
+            except BaseException:
+                self._gate._withdraw(turn)
+                raise
+        return self._enter()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.is_open = False
+        if self._token is not None:
+            with contextlib.suppress(ValueError):  # left in another context than it was entered in
+                self._gate._here.reset(self._token)
+        self._gate._leave_reading()
+
+    def _ask(self) -> _Pass | None:
+        if self.is_open:
+            raise RuntimeError("this reading() is open already: each `with` takes one of its own")
+        outer = self._gate._here.get()
+        return self._gate._ask(writes=False, at_once=outer is not None and outer.is_open)
+
+    def _enter(self) -> int:
+        self.is_open = True
+        self._token = self._gate._here.set(self)
+        try:
+            return self._gate._look()
+        except BaseException:
+            self.__exit__()
+            raise
+
+
+class ReadingGate:
+    """Between those who use the weights and those who change them.  For any loop and thread.
+
+    Args:
+        look: called whenever a reader enters; gives the version, or raises what the reader is to get.
+    """
+
+    def __init__(self, look: Callable[[], int]) -> None:
+        self._look = look
+        self._lock = threading.Lock()
+        self._readers = 0
+        self._writes = False
+        self._waiting: deque[_Pass] = deque()
+        self._here: contextvars.ContextVar[Reading | None] = contextvars.ContextVar("reading", default=None)
+
+    def __repr__(self) -> str:
+        state = "writing" if self._writes else f"{self._readers} reading"
+        return f"<ReadingGate [{state}, {len(self._waiting)} waiting]>"
+
+    def reading(self, timeout: float | None = None) -> Reading:
+        """``with`` or ``async with`` it: no update is applied meanwhile.  It gives the version.
+
+        Raises:
+            DeadlineExceeded: on entering, its turn has not come within ``timeout`` seconds.
+        """
+        return Reading(self, timeout)
+
+    @contextlib.asynccontextmanager
+    async def writing(self, timeout: float | None = None) -> AsyncIterator[None]:
+        """``async with`` it: nobody reads meanwhile.
+
+        Raises:
+            DeadlineExceeded: readers have not left within ``timeout`` seconds.
+        """
+        turn = self._ask(writes=True)
+        if turn is not None:
+            try:
+                await turn.async_wait(timeout)
+            except DeadlineExceeded as late:
+                self._withdraw(turn)
+                raise DeadlineExceeded(f"{late}: a reader has not left its reading() block") from None
+            except BaseException:
+                self._withdraw(turn)
+                raise
+        try:
+            yield
+        finally:
+            self._leave_writing()
+
+    # -- whose turn it is ---------------------------------------------------------------------------------------
+
+    def _ask(self, *, writes: bool, at_once: bool = False) -> _Pass | None:
+        """Takes the turn, or returns what to wait for."""
+        with self._lock:
+            if at_once or not (self._writes or self._waiting or (writes and self._readers)):
+                self._take(writes)
+                return None
+            turn = _Pass(writes)
+            self._waiting.append(turn)
+            return turn
+
+    def _take(self, writes: bool) -> None:
+        if writes:
+            self._writes = True
+        else:
+            self._readers += 1
+
+    def _withdraw(self, turn: _Pass) -> None:
+        """Whoever waited does not any more; a turn that has come meanwhile is given back."""
+        with self._lock:
+            waits = turn in self._waiting
+            if waits:
+                self._waiting.remove(turn)
+        if not waits:
+            self._leave_writing() if turn.writes else self._leave_reading()
+        else:
+            self._next()
+
+    def _leave_reading(self) -> None:
+        with self._lock:
+            self._readers -= 1
+        self._next()
+
+    def _leave_writing(self) -> None:
+        with self._lock:
+            self._writes = False
+        self._next()
+
+    def _next(self) -> None:
+        """Those at the head of the line whose turn it is now."""
+        coming: list[Any] = []
+        with self._lock:
+            while self._waiting and not self._writes and not (self._waiting[0].writes and self._readers):
+                turn = self._waiting.popleft()
+                self._take(turn.writes)
+                coming.append(turn)
+        for turn in coming:
+            turn._settle()

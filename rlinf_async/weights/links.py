@@ -1,0 +1,124 @@
+"""What carries the words between a sender and one of its receivers.
+
+A word is a list of plain data (numbers, strings, bytes, lists, None), a few hundred bytes long; the weights are not
+among them.  A link keeps what arrives until somebody listens, and has no loop of its own: a word is heard in the
+thread that reads it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any, Protocol
+
+from rlinf_async.errors import ClosedError, PeerLost, RLinfAsyncError
+from rlinf_async.work import Work
+
+Words = list[Any]
+
+
+class Listener(Protocol):
+    """Who hears a link, one word at a time, in whatever thread reads it."""
+
+    def hear(self, words: Words) -> None: ...
+
+    def hear_end(self, error: Exception) -> None:
+        """Nothing more will come."""
+
+
+class Link:
+    """One end of the way between a sender and a receiver.
+
+    Args:
+        label: the other side, as errors call it.
+
+    Attributes:
+        node: another machine's number, where the other side lives on one; None on this machine, where memory can be
+            shared.
+        opened: done when the other side is found and ``node`` is known; fails where it is not.
+        error: why nothing more comes; None as long as the link is whole.
+    """
+
+    node: int | None = None
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self.opened: Work[None] = Work()
+        self.error: Exception | None = None
+        self._listener: Listener | None = None
+        self._kept: deque[Words] = deque()
+        self._order = threading.RLock()
+        """Held while a word is heard: they are heard in the order in which they came."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} to {self.label} [{'ended' if self.error else 'open'}]>"
+
+    def listen(self, listener: Listener) -> None:
+        """From now on this one hears what arrives, and first what has arrived already."""
+        with self._order:
+            self._listener = listener
+            while self._kept:
+                listener.hear(self._kept.popleft())
+            if self.error is not None:
+                listener.hear_end(self.error)
+
+    def send(self, words: Words) -> None:
+        """Sends a word; what becomes of it is not known.
+
+        Raises:
+            PeerLost: the other side is gone.
+            ClosedError: this one has closed the link.
+        """
+        if self.error is not None:
+            raise self._told()
+        self._send(words)
+
+    def send_tensor(self, tensor: Any, line: int) -> Work[None]:
+        """Sends the memory of a tensor to another machine; done when it is there.  It must not change until then.
+
+        Args:
+            line: tensors on one line keep their order; if one is lost, nothing that follows on it can be trusted.
+        """
+        raise NotImplementedError(f"{self!r} does not lead to another machine")
+
+    def receive_tensor(self, tensor: Any, line: int) -> Work[None]:
+        """The next tensor that the other side sends on that line goes into this one."""
+        raise NotImplementedError(f"{self!r} does not lead to another machine")
+
+    def close(self) -> None:
+        """Gives it up; the other side hears that.  Idempotent."""
+        if self.error is None:
+            self._end(ClosedError(f"the link to {self.label} is closed"))
+        self._close()
+
+    # -- what each kind of link does ----------------------------------------------------------------------------
+
+    def _send(self, words: Words) -> None:
+        raise NotImplementedError
+
+    def _close(self) -> None:
+        raise NotImplementedError
+
+    def _arrive(self, words: Words) -> None:
+        """A word has come."""
+        with self._order:
+            if self._listener is None:
+                self._kept.append(words)
+            else:
+                self._listener.hear(words)
+
+    def _end(self, error: Exception) -> None:
+        """Nothing more will come."""
+        with self._order:
+            if self.error is not None:
+                return
+            self.error = error
+            if self._listener is not None:
+                self._listener.hear_end(error)
+
+    def _told(self) -> Exception:
+        """The error, for one who is to raise it."""
+        error = self.error
+        if isinstance(error, RLinfAsyncError):
+            return error.with_traceback(None)
+        return PeerLost(f"{self.label} is gone: {error}")

@@ -1,0 +1,81 @@
+"""How weights are carried: what every scheme takes beside its strategy."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf_async.errors import ConfigError
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "delta": ("off", "auto", "on"),
+    "apply": ("copy", "map"),
+    "policy": ("latest", "all"),
+    "verify": ("off", "crc"),
+}
+
+
+@dataclass(frozen=True)
+class SyncOptions:
+    """
+    Args:
+        apply: ``"copy"``: a receiver's tensors are overwritten.  ``"map"``: they come to stand in the memory that the
+            sender has written; nothing is copied, and to write into them then is a fault.
+        slots: versions that the memory has room for; by default 2 for ``"copy"``, 3 for ``"map"``.
+        transport_dtype: what floating-point tensors travel as: a dtype, or a function of (name, dtype); None: as
+            they are.
+        delta: whether between machines only what has changed travels; ``"auto"``: where that is less.
+        policy: ``"latest"``: a receiver that is late may skip versions.  ``"all"``: it gets every one.
+        ack_timeout: seconds that a receiver has to apply an update.
+        verify: ``"crc"``: checksums over everything.
+        select: ``"all"``, ``"trainable"``, or a function of (name, tensor).
+    """
+
+    apply: str = "copy"
+    slots: int | None = None
+    transport_dtype: Any = None
+    delta: str = "off"
+    policy: str = "latest"
+    ack_timeout: float = 60.0
+    verify: str = "off"
+    select: str | Callable[..., bool] = "all"
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                raise ConfigError(f"{name}= is one of {', '.join(map(repr, choices))}; got {value!r}")
+        if self.slots is not None and not (isinstance(self.slots, int) and self.slots >= 2):
+            raise ConfigError(f"slots= is at least 2: one is read while the other is written; got {self.slots!r}")
+        if not self.ack_timeout > 0:
+            raise ConfigError(f"ack_timeout= takes seconds, more than 0; got {self.ack_timeout!r}")
+        if not callable(self.select) and self.select not in ("all", "trainable"):
+            raise ConfigError(f"select= is 'all', 'trainable' or a function of (name, tensor); got {self.select!r}")
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], owner: str) -> SyncOptions:
+        """
+        Raises:
+            ConfigError: one is not known; proposes the one that may have been meant.
+        """
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in options:
+            if name not in known:
+                like = difflib.get_close_matches(name, known, 1)
+                raise ConfigError(
+                    f"{owner} has no option {name!r}{f': {like[0]!r}, perhaps?' if like else ''} "
+                    f"It has {', '.join(known)}"
+                )
+        return cls(**options)
+
+    def for_publisher(self) -> dict[str, Any]:
+        """What the sender's side of shared memory takes."""
+        names = ("apply", "slots", "transport_dtype", "ack_timeout", "verify", "select")
+        return {name: getattr(self, name) for name in names}
+
+    def for_subscriber(self) -> dict[str, Any]:
+        """What the receivers' side takes."""
+        return {name: getattr(self, name) for name in ("apply", "policy", "verify", "ack_timeout")}

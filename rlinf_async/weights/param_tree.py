@@ -1,0 +1,215 @@
+"""The tensors of a model, by path: what every source of weights is reduced to, and every destination compared with."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy
+import torch
+from torch import nn
+
+Path: TypeAlias = tuple[str, ...]
+Select: TypeAlias = Literal["all", "trainable"] | Callable[[str, Any], bool]
+
+EXTRA_STATE: Final = "_extra_state"  # the last part of the key under which torch stores what get_extra_state returns
+
+
+class ParamTree:
+    """Tensors by path, in the order of their paths; tied tensors once.
+
+    Attributes:
+        tensors: every tensor that has memory of its own, sorted by path.  They are the source's, not copies.
+        aliases: path → path in ``tensors`` of those that are the same memory seen in the same way.
+        extra: what is not a tensor: the extra state of modules, and other values of dicts.
+    """
+
+    __slots__ = ("aliases", "extra", "tensors")
+
+    def __init__(
+        self,
+        tensors: Mapping[Path, torch.Tensor],
+        aliases: Mapping[Path, Path] | None = None,
+        extra: Mapping[Path, Any] | None = None,
+    ) -> None:
+        self.tensors: dict[Path, torch.Tensor] = {path: tensors[path] for path in sorted(tensors)}
+        self.aliases: dict[Path, Path] = dict(sorted((aliases or {}).items()))
+        self.extra: dict[Path, Any] = dict(sorted((extra or {}).items()))
+
+    def __repr__(self) -> str:
+        parts = [f"{len(self.tensors)} tensors"]
+        parts += [f"{len(self.aliases)} tied"] if self.aliases else []
+        parts += [f"{len(self.extra)} other"] if self.extra else []
+        return f"<ParamTree of {', '.join(parts)}>"
+
+    @classmethod
+    def of(cls, source: Any, select: Select = "all") -> ParamTree:
+        """The weights of a source, without copying any.
+
+        Args:
+            source: a module (its parameters, persistent buffers and extra state, with the hooks of ``state_dict``), a
+                TensorDict, a dict with dotted or nested keys, or a ParamTree.  In dicts, arrays and numbers count as
+                tensors.
+            select: ``"all"``; ``"trainable"``, which leaves out parameters that do not require a gradient; or a
+                function of (dotted name, value).
+
+        Raises:
+            ValueError: the source is of another type.
+            KeyError: a key is not a string, or two keys mean the same path, or one path goes on where another ends.
+        """
+        if isinstance(source, ParamTree):
+            found = dict(source.items()) | source.extra
+        else:
+            found = dict(_unique(_walk(source)))
+            _refuse_forks(found)
+        if select == "trainable":
+            found = {path: value for path, value in found.items() if not _is_frozen(value)}
+        elif callable(select):
+            found = {path: value for path, value in found.items() if select(name_of(path), value)}
+        elif select != "all":
+            raise ValueError(f"select= is 'all', 'trainable' or a function of (name, value); got {select!r}")
+        tensors: dict[Path, torch.Tensor] = {}
+        aliases: dict[Path, Path] = {}
+        extra: dict[Path, Any] = {}
+        owners: dict[Any, Path] = {}
+        for path in sorted(found):
+            value = found[path]
+            if path[-1] == EXTRA_STATE or not isinstance(value, torch.Tensor):
+                extra[path] = value
+                continue
+            owner = owners.setdefault(memory_of(value), path)
+            if owner == path:
+                tensors[path] = value
+            else:
+                aliases[path] = owner
+        return cls(tensors, aliases, extra)
+
+    def __len__(self) -> int:
+        """How many tensors have memory of their own."""
+        return len(self.tensors)
+
+    def __contains__(self, path: object) -> bool:
+        return path in self.tensors or path in self.aliases
+
+    def __getitem__(self, path: Path) -> torch.Tensor:
+        return self.tensors[self.aliases.get(path, path)]
+
+    def items(self) -> Iterator[tuple[Path, torch.Tensor]]:
+        """Every path with its tensor, tied ones too."""
+        yield from self.tensors.items()
+        for path, owner in self.aliases.items():
+            yield path, self.tensors[owner]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, tied ones once."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def to_state_dict(self) -> dict[str, Any]:
+        """Dotted name → tensor (or other value), sorted, tied tensors under each of their names."""
+        return {name_of(path): value for path, value in self._everything()}
+
+    def to_nested(self) -> dict[str, Any]:
+        """The same as dicts in dicts."""
+        nested: dict[str, Any] = {}
+        for path, value in self._everything():
+            node = nested
+            for part in path[:-1]:
+                node = node.setdefault(part, {})
+            node[path[-1]] = value
+        return nested
+
+    def to_tensordict(self) -> Any:
+        """The same as a TensorDict without batch dimensions, which shares the tensors.
+
+        Raises:
+            ImportError: tensordict is not installed.
+        """
+        from tensordict import NonTensorData, TensorDict
+
+        nested = self.to_nested()
+        for path, value in self.extra.items():
+            node = nested
+            for part in path[:-1]:
+                node = node[part]
+            node[path[-1]] = NonTensorData(value)
+        return TensorDict(nested, batch_size=[])
+
+    def _everything(self) -> list[tuple[Path, Any]]:
+        return sorted([*self.items(), *self.extra.items()], key=lambda item: item[0])
+
+
+def name_of(path: Path) -> str:
+    """``("layers", "0", "weight")`` → ``"layers.0.weight"``."""
+    return ".".join(path)
+
+
+def path_of(name: str) -> Path:
+    """``"layers.0.weight"`` → ``("layers", "0", "weight")``."""
+    return tuple(name.split("."))
+
+
+def is_tensordict(value: Any) -> bool:
+    """Whether it is a TensorDict; does not import the library, without which there is none."""
+    library = sys.modules.get("tensordict")
+    return library is not None and isinstance(value, library.TensorDictBase)
+
+
+def _walk(source: Any, above: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Everything in a source by path, none looked at twice."""
+    if isinstance(source, nn.Module):
+        source = source.state_dict(keep_vars=True)
+    elif not above and not isinstance(source, Mapping) and not is_tensordict(source):
+        raise ValueError(
+            f"Unsupported source type for weights: {type(source)}. Expected a module, a TensorDict or a dict of tensors"
+        )
+    for key, value in source.items():
+        if not isinstance(key, str):
+            raise KeyError(f"keys of weights are strings; got {key!r}{f' in {name_of(above)!r}' if above else ''}")
+        path = (*above, *path_of(key))
+        if path[-1] != EXTRA_STATE:
+            if isinstance(value, (Mapping, nn.Module)) or is_tensordict(value):
+                yield from _walk(value, path)
+                continue
+            value = _plain(value)
+        yield path, value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (bool, int, float, complex, numpy.number, numpy.bool_)):
+        return torch.as_tensor(value)
+    if isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc":
+        return torch.from_numpy(value)
+    library = sys.modules.get("tensordict")
+    return value.data if library is not None and library.is_non_tensor(value) else value
+
+
+def _unique(found: Iterator[tuple[Path, Any]]) -> Iterator[tuple[Path, Any]]:
+    seen: set[Path] = set()
+    for path, value in found:
+        if path in seen:
+            raise KeyError(f"{name_of(path)!r} is there twice, once dotted and once nested")
+        seen.add(path)
+        yield path, value
+
+
+def _refuse_forks(found: Mapping[Path, Any]) -> None:
+    before: Path | None = None
+    for path in sorted(found):
+        # Sorted, everything below a path comes right after it.
+        if before is not None and path[: len(before)] == before:
+            raise KeyError(f"{name_of(before)!r} is a value and cannot also have {name_of(path)!r} below it")
+        before = path
+
+
+def _is_frozen(value: Any) -> bool:
+    return isinstance(value, nn.Parameter) and not value.requires_grad
+
+
+def memory_of(tensor: torch.Tensor) -> Any:
+    """The same for two tensors that are one memory seen in the same way, and for no others."""
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    if not local.numel() or local.is_meta or local.layout is not torch.strided:
+        return id(tensor)
+    return local.device, local.data_ptr(), local.dtype, tuple(tensor.shape), local.stride(), tensor.is_conj()

@@ -1,0 +1,99 @@
+"""A link over one end of a ``multiprocessing.Pipe``.
+
+One thread reads it, because ``Connection.recv_bytes`` waits in the middle of a message for the rest of it.  The pipe
+itself stays its owner's: closing the link says good-bye over it and leaves it open.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+import msgpack
+
+from rlinf_async.errors import ConfigError, PeerLost, TransferFailed
+from rlinf_async.weights.links import Link, Words
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+_PATIENCE: Final = 1.0
+"""Seconds that the other side, stopped in the middle of a word, can hold up the closing of the link."""
+
+_MOMENT: Final = 100
+"""Milliseconds for which a full pipe is waited for: it holds some dozens of words, and who reads it is quick."""
+
+_GOOD_BYE: Final[Words] = ["good-bye"]
+
+
+class PipeLink(Link):
+    """
+    Args:
+        pipe: an end of a pipe that goes both ways and that nobody else uses meanwhile.
+        label: the other side, as errors call it.
+
+    Raises:
+        ConfigError: the pipe goes one way only.
+    """
+
+    def __init__(self, pipe: Connection[Any, Any], label: str = "the other end of the pipe") -> None:
+        super().__init__(label)
+        if not (pipe.readable and pipe.writable):
+            raise ConfigError("the pipe goes one way only, and acknowledgements go the other: multiprocessing.Pipe()")
+        self._pipe = pipe
+        self._writing = threading.Lock()
+        self._wake_up, self._wake = os.pipe()
+        self._thread: threading.Thread | None = threading.Thread(
+            target=self._read, name=f"weights from {label}", daemon=True
+        )
+        self._thread.start()
+        self.opened._settle()
+
+    def _send(self, words: Words) -> None:
+        with self._writing:
+            try:
+                writable = select.poll()
+                writable.register(self._pipe.fileno(), select.POLLOUT)
+                if not any(happened & select.POLLOUT for _, happened in writable.poll(_MOMENT)):
+                    raise TransferFailed(f"{self.label} does not read what it is sent: the pipe is full")
+                self._pipe.send_bytes(msgpack.packb(words))
+            except OSError as error:
+                raise PeerLost(f"{self.label} is gone: {error.strerror or error}") from error
+
+    def _read(self) -> None:
+        waiting = select.poll()
+        waiting.register(self._wake_up, select.POLLIN)
+        waiting.register(self._pipe.fileno(), select.POLLIN)
+        while True:
+            ready = dict(waiting.poll())
+            if self._wake_up in ready:
+                return
+            try:
+                words = msgpack.unpackb(self._pipe.recv_bytes())
+            except (EOFError, OSError):
+                self._end(PeerLost(f"{self.label} is gone: its end of the pipe is closed"))
+                return
+            except ValueError as error:
+                self._end(TransferFailed(f"what {self.label} sends is no message of a link: {error}"))
+                return
+            if words == _GOOD_BYE:
+                self._end(PeerLost(f"{self.label} has closed its end of the link"))
+                return
+            self._arrive(words)
+
+    def _close(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        try:
+            self._send(_GOOD_BYE)
+        except (PeerLost, TransferFailed):
+            pass  # it knows, or never will
+        os.write(self._wake, b"\0")
+        if thread is not threading.current_thread():
+            thread.join(_PATIENCE)
+        if not thread.is_alive() or thread is threading.current_thread():
+            os.close(self._wake_up)
+            os.close(self._wake)

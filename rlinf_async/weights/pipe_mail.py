@@ -1,0 +1,166 @@
+"""Messages over one end of a ``multiprocessing.Pipe`` that others use too: what is not meant for us stays in it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import select
+import socket
+import struct
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+from rlinf_async.errors import ConfigError, DeadlineExceeded, PeerLost
+from rlinf_async.weights.changes import finish_in_thread
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+_LENGTH: Final = struct.Struct("!i")
+_PICKLE: Final = 0x80
+"""The first byte of what ``Connection.send`` sends; a word of a link begins with another one."""
+
+_MARK: Final = b"\x80\x05N0N0"
+"""How our own pickles begin: None is pushed and popped twice, which changes nothing, and nobody else does."""
+
+_LOOKED_AT: Final = 65536
+"""Bytes; a longer message without the mark is not ours."""
+
+_ENDING: Final = b"\x94\x86\x94."
+"""What follows the second string of a pickled pair."""
+
+
+class PipeMail:
+    """Reads and writes pickled messages ``(data, text)``, as ``Connection.send`` and ``recv`` do, without blocking a
+    loop, and with deadlines.
+
+    Raises:
+        ConfigError: the pipe goes one way only.
+    """
+
+    def __init__(self, pipe: Connection[Any, Any]) -> None:
+        if not (pipe.readable and pipe.writable):
+            raise ConfigError("the pipe goes one way only, and acknowledgements go the other: multiprocessing.Pipe()")
+        self._pipe = pipe
+        self._thread: ThreadPoolExecutor | None = None
+
+    async def send(self, message: tuple[Any, str], timeout: float | None) -> None:
+        """
+        Raises:
+            DeadlineExceeded: the other side does not read.
+            PeerLost: it is gone.
+        """
+        body = _MARK + pickle.dumps(message, protocol=5)[2:]
+        header = _LENGTH.pack(len(body)) if len(body) <= 0x7FFFFFFF else _LENGTH.pack(-1) + struct.pack("!Q", len(body))
+        rest = memoryview(header + body)
+        end = None if timeout is None else time.monotonic() + timeout
+        with self._socket() as sock:
+            while rest:
+                try:
+                    rest = rest[sock.send(rest, socket.MSG_DONTWAIT) :]
+                except BlockingIOError:
+                    if not await _ready(sock.fileno(), select.POLLOUT, end):
+                        raise DeadlineExceeded(f"the other end of the pipe has not read within {timeout:g} s") from None
+                except OSError as error:
+                    raise PeerLost(f"the other end of the pipe is gone: {error.strerror}") from error
+
+    async def receive(self, timeout: float | None, text: str, *, bare: bool = False) -> tuple[Any, str] | None:
+        """The next message, if that is its text, or ``bare`` and it carries nothing but a text; any other stays in the
+        pipe.
+
+        Returns:
+            The message; None where there is none within ``timeout`` seconds, or another one comes first.
+
+        Raises:
+            PeerLost: the other side is gone.
+        """
+        if not await self.wait(timeout) or not self._is_ours(text, bare):
+            return None
+        message: tuple[Any, str]
+        if self._is_here():
+            message = self._pipe.recv()
+        else:  # which waits in the middle of it for the rest
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights from a pipe")
+            future = asyncio.wrap_future(self._thread.submit(self._pipe.recv))
+            await finish_in_thread(future)
+            message = future.result()
+        return message
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
+
+    async def wait(self, timeout: float | None) -> bool:
+        """Whether something is there to be read within ``timeout`` seconds, or the other side is gone."""
+        end = None if timeout is None else time.monotonic() + timeout
+        return await _ready(self._pipe.fileno(), select.POLLIN, end)
+
+    def speaks_words(self) -> bool:
+        """Whether what comes next is a word of a link."""
+        head = self._peek(_LENGTH.size + 1)
+        return len(head) > _LENGTH.size and head[_LENGTH.size] != _PICKLE
+
+    def _is_here(self) -> bool:
+        """Whether the next message has come to its end; of long ones that is not asked."""
+        whole = self._peek(_LENGTH.size + _LOOKED_AT)
+        (length,) = _LENGTH.unpack_from(whole)
+        return 0 <= length <= len(whole) - _LENGTH.size
+
+    def _is_ours(self, text: str, bare: bool) -> bool:
+        body = self._peek(_LENGTH.size + len(_MARK))[_LENGTH.size :]
+        if body == _MARK:
+            return True
+        whole = self._peek(_LENGTH.size + _LOOKED_AT)
+        if len(whole) < _LENGTH.size:
+            return False
+        (length,) = _LENGTH.unpack_from(whole)
+        body = whole[_LENGTH.size :][: max(0, length)]
+        is_bare = bare and body[11:12] == b"N"
+        is_ours: bool = len(body) == length and (is_bare or body.endswith(text.encode() + _ENDING))
+        return is_ours
+
+    def _peek(self, size: int) -> bytes:
+        with self._socket() as sock:
+            try:
+                head = sock.recv(size, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return b""
+            except OSError as error:
+                raise PeerLost(f"the other end of the pipe is gone: {error.strerror}") from error
+        if not head:
+            raise PeerLost("the other end of the pipe is closed")
+        return head
+
+    def _socket(self) -> socket.socket:
+        return socket.socket(fileno=os.dup(self._pipe.fileno()))
+
+
+async def _ready(fd: int, event: int, end: float | None) -> bool:
+    """Whether that has become possible before ``end``."""
+    waiting = select.poll()
+    waiting.register(fd, event)
+    if waiting.poll(0):
+        return True
+    remaining = None if end is None else end - time.monotonic()
+    if remaining is not None and remaining <= 0:
+        return False
+    loop = asyncio.get_running_loop()
+    changed = loop.create_future()
+    own = os.dup(fd)  # the loop watches a file once
+    watch, unwatch = (
+        (loop.add_reader, loop.remove_reader) if event == select.POLLIN else (loop.add_writer, loop.remove_writer)
+    )
+    watch(own, lambda: None if changed.done() else changed.set_result(None))
+    try:
+        async with asyncio.timeout(remaining):
+            await changed
+    except TimeoutError:
+        return False
+    finally:
+        unwatch(own)
+        os.close(own)
+    return True

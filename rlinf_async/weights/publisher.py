@@ -1,0 +1,330 @@
+"""``Publisher``: the sender's side of the shared-memory plane."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from rlinf_async.errors import ClosedError, DeadlineExceeded
+from rlinf_async.weights.changes import Changes, finish_in_thread
+from rlinf_async.weights.delta import Delta
+from rlinf_async.weights.links import Link
+from rlinf_async.weights.outlets import Outlet, Outlets
+from rlinf_async.weights.param_tree import ParamTree
+from rlinf_async.weights.report import SyncReport
+from rlinf_async.weights.slab import SlotWriter
+from rlinf_async.weights.source import Source, pack_extra
+from rlinf_async.weights.store import Store, select_leaves
+from rlinf_async.weights.sync_handle import SyncHandle
+
+logger = logging.getLogger(__name__)
+
+_AT_ONCE: Final = 1 << 20
+"""Bytes that are copied sooner than a thread is asked to."""
+
+_WORTH: Final = 0.8
+"""The part of all bytes from which on a delta does not pay: making it costs a pass over the memory."""
+
+_PAUSE: Final = 8
+"""Versions after one that has changed nearly everywhere, before the next is compared."""
+
+
+class Publisher:
+    """Sends one model's weights to receivers, each at the other end of a link.
+
+    A version is packed into shared memory and then published; receivers of the same machine read it there, and on each
+    other machine one receiver gets it for all.  So nobody ever sees a version that is not whole, and the source may
+    change as soon as ``publish`` returns::
+
+        async with Publisher(model) as publisher:
+            publisher.add(0, link)
+            await publisher.connect()
+            handle = await publisher.publish(model)      # packed: the model may be trained on
+            optimizer.step()
+            report = await handle                        # every receiver has applied it
+
+    Methods may be called from any loop, one at a time.
+
+    Args:
+        source: a module, TensorDict or dict whose names, shapes and dtypes the receivers are told; by default that of
+            the first ``publish``.
+        model_id: as errors call it.
+        apply: what the receivers do with it, ``"copy"`` or ``"map"``; decides how many slots there are.
+        slots: versions that there is room for; by default 2 to copy and 3 to map.
+        delta: what goes to other machines: ``"off"``: everything; ``"on"``: what has changed, with a form for each leaf
+            that is never larger than the leaf; ``"auto"``: the same, unless that is nearly everything.
+        transport_dtype: what floating-point tensors travel as: a dtype, or a function of (name, dtype).
+        ack_timeout: seconds that receivers have.
+        verify: ``"crc"``: with a checksum, which the receivers check.
+        select: ``"all"``, ``"trainable"``, or a function of (name, tensor).
+    """
+
+    def __init__(
+        self,
+        source: Any = None,
+        *,
+        model_id: str = "policy",
+        apply: str = "copy",
+        slots: int | None = None,
+        transport_dtype: Any = None,
+        delta: str = "off",
+        ack_timeout: float = 60.0,
+        verify: str = "off",
+        select: Any = "all",
+    ) -> None:
+        self._source = source
+        self._model_id = model_id
+        self._slots = slots if slots is not None else (3 if apply == "map" else 2)
+        self._transport_dtype = transport_dtype
+        self._ack_timeout = ack_timeout
+        self._delta = delta
+        self._compares_from = 0
+        """The version with which it is tried again whether little has changed."""
+        self._with_checksum = verify == "crc"
+        self._select = select
+        self._changes = Changes()
+        self._outlets = Outlets(model_id, self._complete, self._changes.notify)
+        self._store: Store | None = None
+        self._taker: Source | None = None
+        self._executor: ThreadPoolExecutor | None = None
+        self._handle: SyncHandle | None = None
+        self._facts: tuple[int, float, float] = (0, 0.0, 0.0)
+        """Of the version under way: bytes, when it was begun, seconds until it was staged."""
+        self._is_packing = False
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<Publisher of '{self._model_id}' version {self.version} to {self.worker_ids}>"
+
+    @property
+    def version(self) -> int:
+        """That was published last; 0 before the first."""
+        return self._outlets.ledger.version
+
+    @property
+    def worker_ids(self) -> list[Hashable]:
+        return self._outlets.names
+
+    @property
+    def quarantined(self) -> dict[Hashable, str]:
+        """Receivers that may lack what was published, and why; the next version is for them too."""
+        return self._outlets.quarantined
+
+    # -- receivers ----------------------------------------------------------------------------------------------
+
+    def add(self, worker_id: Hashable, link: Link) -> None:
+        """A receiver, also a late one: it gets the latest version at once.  One of the same id is replaced."""
+        self._check_open()
+        self._outlets.add(worker_id, link)
+
+    def remove(self, worker_id: Hashable) -> None:
+        """It gets nothing more; its link is closed.
+
+        Raises:
+            ValueError: there is none of that id.
+        """
+        self._outlets.remove(worker_id)
+
+    async def connect(self, timeout: float | None = 60.0, weights: Any = None) -> None:
+        """Waits until every receiver is there and has found that the weights fit.
+
+        Args:
+            weights: what they start with; by default they keep what they have.
+
+        Raises:
+            DeadlineExceeded: somebody has not come within ``timeout`` seconds; names who.
+            WeightMismatch: the weights do not fit somewhere; the note says where.
+            ValueError: there is no source yet.
+        """
+        self._check_open()
+        if self._store is None:
+            source = weights if weights is not None else self._source
+            if source is None:
+                raise ValueError(f"connect() has to tell the receivers of '{self._model_id}' what comes: give a source")
+            await self._make_store(source)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        assert self._store is not None
+        self._outlets.greet(self._store)
+        await self._changes.wait_until(lambda: not self._outlets.unready or bool(self._outlets.refusals), timeout)
+        for worker_id, error in self._outlets.refusals.items():
+            error.add_note(f"receiver {worker_id!r} of '{self._model_id}' does not take the weights")
+            raise error
+        if missing := self._outlets.unready:
+            raise DeadlineExceeded(
+                f"receivers {', '.join(map(repr, missing))} of '{self._model_id}' did not connect within {timeout:g} s"
+            )
+        if weights is not None:
+            remaining = self._ack_timeout if deadline is None else max(0.0, deadline - time.monotonic())
+            await (await self.publish(weights, timeout=remaining))
+
+    # -- publishing ---------------------------------------------------------------------------------------------
+
+    async def publish(
+        self,
+        source: Any = None,
+        worker_ids: Sequence[Hashable] | None = None,
+        *,
+        version: int | None = None,
+        keys: Collection[Any] | None = None,
+        timeout: float | None = None,
+    ) -> SyncHandle:
+        """Packs a version and publishes it; returns when the source may change.
+
+        Args:
+            source: as in the constructor; by default that one.
+            worker_ids: who is to apply it; by default all.
+            version: higher than the last one; by default the next number.
+            keys: names or paths of what is new; a prefix names all below it.  By default all.  The rest stays as in
+                the version before.
+            timeout: seconds that the receivers have; by default ``ack_timeout``.
+
+        Returns:
+            To be awaited until all have applied it.
+
+        Raises:
+            RuntimeError: another version is under way.
+                ValueError: there is no such receiver, or the version is not after the last one.
+            WeightMismatch: there are other weights, shapes or dtypes than at first.  Nothing was sent to anyone.
+            KeyError: ``keys`` names something that the weights do not have.
+        """
+        self._check_open()
+        self._refuse_second()
+        begun = time.monotonic()
+        names = self._outlets.check(worker_ids)
+        number = self._outlets.ledger.check(version)
+        if source is None:
+            source = self._source
+        if source is None:
+            raise ValueError(f"there is nothing to publish for '{self._model_id}': give a source")
+        self._is_packing = True
+        try:
+            writer = await self._stage(source, number, keys)
+        finally:
+            self._is_packing = False
+        seconds = self._ack_timeout if timeout is None else timeout
+        assert self._store is not None
+        self._facts = (self._store.manifest.nbytes, begun, time.monotonic() - begun)
+        self._handle = handle = SyncHandle(number, seconds, self._expire, self._outlets.forget)
+        far = self._outlets.publish(number, names, self._store, writer)
+        if far and self._store.manifest.nbytes <= _AT_ONCE:
+            self._bring(number, far, self._store, writer)
+        elif far:
+            self._thread().submit(self._bring, number, far, self._store, writer)
+        return handle
+
+    def _refuse_second(self) -> None:
+        handle = self._handle
+        if handle is not None and not handle.done() and handle.remaining <= 0:
+            handle.expire()  # nobody has waited for it
+        if self._is_packing or (handle is not None and not handle.done()):
+            version = self.version + 1 if handle is None or handle.done() else handle.version
+            waiting = ", ".join(map(repr, self._outlets.waiting_for(version))) or "the packing"
+            raise RuntimeError(
+                f"version {version} of '{self._model_id}' is pending at {waiting}: await its handle, or cancel it"
+            )
+
+    async def _stage(self, source: Any, version: int, keys: Collection[Any] | None) -> SlotWriter:
+        if self._store is None:
+            await self._make_store(source)
+        store, taker = self._store, self._taker
+        assert store is not None
+        assert taker is not None
+        given = select_leaves(store.manifest, keys)
+        tensors, extra = taker.take(source, given)
+
+        def pack() -> SlotWriter:
+            slot = store.take()
+            return store.pack(slot, version, tensors, given, extra=extra, with_checksum=self._with_checksum)
+
+        writer: SlotWriter = await self._in_thread(pack, small=store.manifest.nbytes <= _AT_ONCE)
+        return writer
+
+    async def _make_store(self, source: Any) -> None:
+        tree = ParamTree.of(source, self._select)
+        taker = Source(tree, self._select, self._transport_dtype)
+        extra = len(pack_extra(tree))
+        small = taker.manifest.nbytes <= _AT_ONCE
+
+        def make() -> Store:
+            return Store(taker.manifest, self._slots, extra, self._model_id)
+
+        self._store = await self._in_thread(make, small=small)
+        self._taker = taker
+
+    async def _in_thread(self, function: Any, *, small: bool) -> Any:
+        """What takes long is done elsewhere: the loop goes on."""
+        if small:
+            return function()
+        return await finish_in_thread(asyncio.get_running_loop().run_in_executor(self._thread(), function))
+
+    def _thread(self) -> ThreadPoolExecutor:
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"weights of {self._model_id}")
+        return self._executor
+
+    def _bring(self, version: int, far: list[Outlet], store: Store, writer: SlotWriter) -> None:
+        try:
+            delta = self._compare(store, version)
+        except Exception:
+            logger.exception("version %d of '%s' could not be compared with the one before", version, self._model_id)
+            delta = None
+        self._outlets.bring(version, far, store, writer, delta)
+
+    def _compare(self, store: Store, version: int) -> tuple[int, Delta] | None:
+        """What has changed, where that is worth sending instead of everything."""
+        if self._delta == "off" or version < self._compares_from:
+            return None
+        found = store.delta()
+        if found is not None and self._delta == "auto" and found[1].nbytes > _WORTH * store.manifest.nbytes:
+            self._compares_from = version + _PAUSE
+            return None
+        return found
+
+    # -- what becomes of it -------------------------------------------------------------------------------------
+
+    def _expire(self, version: int) -> None:
+        for name in self._outlets.waiting_for(version):
+            label = self._outlets.label(name)
+            text = f"receiver {name!r} ({label}) has not applied version {version} of '{self._model_id}' in time"
+            self._outlets.fail(name, version, DeadlineExceeded(text))
+
+    def _complete(self, version: int) -> None:
+        """All have answered."""
+        answers = self._outlets.answers(version)
+        handle = self._handle
+        if handle is not None and handle.version == version:
+            handle.finish(self._report(version, answers))
+
+    def _report(self, version: int, answers: Any) -> SyncReport:
+        nbytes, begun, staged = self._facts
+        return SyncReport(version, dict(answers), nbytes, staged, time.monotonic() - begun)
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError(f"the publisher of '{self._model_id}' is closed")
+
+    async def close(self) -> None:
+        """Closes the links and gives the memory back; receivers keep their last version.  Idempotent."""
+        self._is_closed = True
+        handle, self._handle = self._handle, None
+        if handle is not None and not handle.done():
+            handle.cancel()
+        if self._executor is not None:
+            self._executor.shutdown()
+            self._executor = None
+        self._outlets.close()
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    async def __aenter__(self) -> Publisher:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()

@@ -1,0 +1,283 @@
+"""``WeightReceiver``: a worker's end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from rlinf_async.errors import ClosedError, PeerLost
+from rlinf_async.weights.applied import Applied
+from rlinf_async.weights.bridge import Bridge
+from rlinf_async.weights.calls import finish, nothing
+from rlinf_async.weights.gate import Reading
+from rlinf_async.weights.held import held
+from rlinf_async.weights.link_transport import LinkTransport
+from rlinf_async.weights.resolve import _resolve_model
+from rlinf_async.weights.strategy import _get_strategy
+from rlinf_async.weights.subscriber import Subscriber
+from rlinf_async.weights.transport import TransportBackend
+
+if TYPE_CHECKING:
+    from rlinf_async.weights.scheme import WeightSyncScheme
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE: Final = 3600.0
+"""Seconds for which ``serve`` waits at a time."""
+
+
+class WeightReceiver:
+    """Receives one model's weights in one worker; made by a scheme's ``init_on_worker``.
+
+    ``receive``, ``apply_weights``, ``connect``, ``wait_version`` and ``wait_fresh`` start at once and return a ``Work``
+    in a coroutine, and block elsewhere.  The model always has one whole version: what does not fit is refused before
+    the first byte is written, and the sender hears why.
+
+    Example:
+        if await receiver.receive():                   # or once: task = receiver.serve()
+            print("now at version", receiver.version)
+        async with receiver.reading() as version:      # no update comes in between
+            samples = rollout(model)
+    """
+
+    def __init__(self, scheme: WeightSyncScheme) -> None:
+        self._scheme = scheme
+        self._context_ref: Callable[[], Any] | None = None
+        self._transport: TransportBackend | None = None
+        self._model_ref: Any = None
+        self._model_id: str | None = None
+        self._strategy = _get_strategy(scheme.strategy)  # type: ignore[arg-type]  # it checks it
+        self._forget()
+
+    def _forget(self) -> None:
+        """What belongs to this process."""
+        self._state = Applied()
+        self._subscriber: Subscriber | None = None
+        self._bridge = Bridge()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of '{self._model_id}' version {self.version}>"
+
+    # -- registering --------------------------------------------------------------------------------------------
+
+    def _set_context(self, context: Any) -> None:
+        self._context_ref = held(context)
+
+    def _register_model(self, model_ref: Any) -> None:
+        """The model itself, or the path of one in the context."""
+        self._model_ref = model_ref
+
+    def _register_worker_transport(self, pipe: Any) -> None:
+        self._transport = self._scheme.create_transport(pipe)
+
+    def _resolve_model_ref(self) -> Any:
+        if self._model_ref is None:
+            raise ValueError("No model registered")
+        if not isinstance(self._model_ref, str):
+            return self._model_ref
+        if self._context_ref is None:
+            raise ValueError("Context is required to resolve string references")
+        context = self._context_ref()
+        if context is None:
+            raise ValueError("Context has been garbage collected")
+        return _resolve_model(context, self._model_ref)
+
+    # -- receiving ----------------------------------------------------------------------------------------------
+
+    def receive(self, timeout: float = 0.001) -> Any:
+        """Applies the weights that have come, if there are any, and tells the sender.
+
+        Args:
+            timeout: seconds to wait for some.
+
+        Returns:
+            Whether the model has a new version; in a coroutine a ``Work`` of it.
+
+        Raises:
+            ValueError: there is no model; they are another model's.
+            Exception: they do not fit.  The sender gets the same error; the model is as it was.
+        """
+        if self._transport is None:
+            return self._bridge.run(_no(), "no weights")
+        return self._bridge.run(self._receive(timeout), f"weights of '{self._model_id}'")
+
+    async def _receive(self, timeout: float) -> bool:
+        transport = self._transport
+        assert transport is not None
+        if isinstance(transport, LinkTransport):
+            if self._subscriber is None and await transport.leads_to_link(timeout):
+                self._subscribe(transport)
+            if self._subscriber is not None:
+                transport.look()
+                if await self._subscriber.receive(timeout):
+                    return True
+            timeout = 0.0  # something past the link, perhaps
+        found = await finish(transport.receive_weights(timeout=timeout), None, f"weights from {transport!r}")
+        if found is None:
+            return False
+        model_id, weights = found
+        version = getattr(transport, "version", None)
+        self._state.hear(version)
+        is_new = version is None or version > self.version
+        try:
+            if self._model_id not in (None, model_id):
+                raise ValueError(f"weights of '{model_id}' have come to the receiver of '{self._model_id}'")
+            if is_new:
+                await self._apply(weights, version)
+        except Exception as error:
+            await self._answer("send_error", error)
+            raise
+        await self._answer("send_ack", "updated")
+        return is_new
+
+    async def _answer(self, how: str, what: Any) -> None:
+        answer = getattr(self._transport, how, None)
+        if answer is not None:
+            await finish(answer(what), None, f"the answer to {self._transport!r}")
+
+    def apply_weights(self, weights: Any) -> Any:
+        """Applies weights that have come by another way, and acknowledges them (TorchRL's older name).
+
+        Raises:
+            ValueError: there is no model.
+            Exception: they do not fit; the model is as it was.
+        """
+        return self._bridge.run(self._apply_and_answer(weights), f"weights of '{self._model_id}'")
+
+    async def _apply_and_answer(self, weights: Any) -> None:
+        try:
+            await self._apply(weights)
+        except Exception as error:
+            await self._answer("send_error", error)
+            raise
+        await self._answer("send_ack", "updated")
+
+    async def _apply(self, weights: Any, version: int | None = None) -> None:
+        model = self._resolve_model_ref()
+        subscriber = self._subscriber
+        if subscriber is None:
+            await self._state.apply(lambda: self._strategy.apply_weights(model, weights), version)
+            return
+        async with subscriber._gate.writing():
+            subscriber._destination.detach()  # what is mapped cannot be written to
+            self._strategy.apply_weights(model, weights)
+
+    def _subscribe(self, transport: LinkTransport) -> Subscriber:
+        """From now on what comes over the link is applied to the model that is registered now."""
+        if self._subscriber is None:
+            name = self._model_id or "policy"
+            self._subscriber = Subscriber(
+                transport.open_link(name),
+                self._resolve_model_ref(),
+                model_id=name,
+                **self._scheme.options.for_subscriber(),
+            )
+        return self._subscriber
+
+    @property
+    def _standing(self) -> Subscriber | Applied:
+        """What knows the model's version."""
+        if isinstance(self._transport, LinkTransport) and self._model_ref is not None:
+            return self._subscribe(self._transport)
+        return self._state
+
+    # -- versions -----------------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """Of the model's weights; 0 before the first update."""
+        return self._state.version if self._subscriber is None else self._subscriber.version
+
+    @property
+    def published(self) -> int:
+        """The newest version that this worker has heard of."""
+        return self._state.published if self._subscriber is None else self._subscriber.published
+
+    @property
+    def staleness(self) -> int:
+        """Versions that the model is behind."""
+        return self.published - self.version
+
+    def reading(self) -> Reading:
+        """``async with`` it around a use of the model: no update is applied meanwhile.
+
+        It gives the model's version, to be kept with what is made of it.
+        """
+        return self._standing.reading()
+
+    def wait_version(self, version: int, timeout: float | None = None) -> Any:
+        """Waits until the model has this version or a later one; somebody must ``receive`` or ``serve`` meanwhile.
+
+        Raises:
+            DeadlineExceeded: it has not come within ``timeout`` seconds.
+        """
+        return self._bridge.run(self._standing.wait_version(version, timeout), f"version {version}")
+
+    def wait_fresh(self, max_lag: int, timeout: float | None = None) -> Any:
+        """Waits until the model is at most ``max_lag`` versions behind what was published.
+
+        Raises:
+            DeadlineExceeded: that was not so within ``timeout`` seconds.
+        """
+        return self._bridge.run(self._standing.wait_fresh(max_lag, timeout), "fresh weights")
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    def connect(self, timeout: float | None = 60.0) -> Any:
+        """Meets the sender; with what that starts with, if it sends something at once, ``receive`` goes on."""
+        if isinstance(self._transport, LinkTransport):
+            return self._bridge.run(self._subscribe(self._transport).connect(timeout), "the sender")
+        return self._bridge.run(nothing(), "a connection")
+
+    def serve(self) -> asyncio.Task[None]:
+        """Receives in the background of the loop that runs here, until the task is cancelled.
+
+        An update that does not fit is told to the sender, and logged here.
+
+        Raises:
+            RuntimeError: no loop runs here.
+        """
+        loop = asyncio.get_running_loop()
+        if isinstance(self._transport, LinkTransport):
+            return self._subscribe(self._transport).serve()
+        return loop.create_task(self._serve(), name=f"weights of '{self._model_id}'")
+
+    async def _serve(self) -> None:
+        while self._transport is not None:
+            try:
+                await self._receive(_PATIENCE)
+            except (OSError, EOFError, ClosedError, PeerLost):
+                raise
+            except Exception:
+                logger.exception("an update of '%s' could not be applied", self._model_id)
+
+    def close(self) -> Any:
+        """Gives up the way to the sender; in a coroutine a ``Work``."""
+        ends, self._subscriber, self._transport = (self._subscriber, self._transport), None, None
+        work = self._bridge.run(_close(*ends), f"the closing of {self!r}")
+        self._bridge.release()
+        return work
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the context."""
+        own = ("_bridge", "_state", "_subscriber")
+        return {name: value for name, value in self.__dict__.items() if name not in own} | {"_context_ref": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+
+async def _no() -> bool:
+    return False
+
+
+async def _close(*ends: Any) -> None:
+    for end in ends:
+        close = getattr(end, "close", None)
+        if close is not None:
+            with contextlib.suppress(OSError):
+                await finish(close(), None, f"the closing of {end!r}")

@@ -1,0 +1,425 @@
+"""``WeightSender``: the trainer's end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlinf_async.errors import DeadlineExceeded
+from rlinf_async.weights.bridge import Bridge
+from rlinf_async.weights.calls import finish
+from rlinf_async.weights.held import held
+from rlinf_async.weights.link_transport import LinkTransport
+from rlinf_async.weights.publisher import Publisher
+from rlinf_async.weights.report import Ack, SyncReport
+from rlinf_async.weights.strategy import _get_strategy
+from rlinf_async.weights.transport import TransportBackend
+from rlinf_async.weights.ways import OneWay, PublisherWay, Update, Way, ways_to
+from rlinf_async.work import Work
+
+if TYPE_CHECKING:
+    from rlinf_async.weights.scheme import WeightSyncScheme
+
+_PENDING = "while an async send is pending. Call wait_async() first."
+
+
+class WeightSender:
+    """Sends one model's weights to workers; made by a scheme's ``init_on_sender``.
+
+    ``send``, ``send_async``, ``wait_async`` and ``connect`` start at once and return a ``Work`` in a coroutine, and
+    block elsewhere; wrong arguments are refused by the call itself.  A send that fails at some workers has reached the
+    others.
+
+    Example:
+        report = await sender.send(model)          # every worker has applied it
+        await sender.send_async(model)             # every worker will; the model may be trained on
+        report = await sender.wait_async()
+    """
+
+    _transport: TransportBackend | None
+    _transports: dict[int, TransportBackend]
+
+    def __init__(self, scheme: WeightSyncScheme) -> None:
+        self._scheme = scheme
+        self._transports = {}
+        self._transport = None
+        self._model_id = "policy"
+        self._strategy = _get_strategy(scheme.strategy)  # type: ignore[arg-type]  # it checks it
+        self._context_ref: Callable[[], Any] | None = None
+        self._source_model: Any = None
+        self._version = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        """What belongs to this process."""
+        self._pending_async = False
+        self._pending: Staged | None = None
+        self._current: Any = None
+        self._publisher: Publisher | None = None
+        self._bridge = Bridge()
+
+    def __repr__(self) -> str:
+        state = "pending" if self._pending_async else "idle"
+        return f"<{type(self).__name__} of '{self._model_id}' version {self._version} to {self.worker_ids} [{state}]>"
+
+    @property
+    def version(self) -> int:
+        """Of the weights that were sent last; 0 before the first."""
+        return self._version
+
+    @property
+    def worker_ids(self) -> list[int]:
+        return list(self._transports)
+
+    # -- registering --------------------------------------------------------------------------------------------
+
+    def _set_context(self, context: Any, model_id: str | None = None) -> None:
+        self._context_ref = held(context)
+        if model_id is not None:
+            self._model_id = model_id
+
+    def _register_worker(self, worker_idx: int, pipe_or_context: Any) -> None:
+        if worker_idx not in self._transports:
+            self._transports[worker_idx] = self._scheme.create_transport(pipe_or_context)
+
+    def _iterate_transports(self, worker_ids: int | Sequence[int] | None = None) -> Iterator[TransportBackend]:
+        yield from self._targets(worker_ids).values()
+
+    def _targets(self, worker_ids: int | Sequence[int] | None) -> dict[int, TransportBackend]:
+        if worker_ids is None:
+            if self._transports:
+                return dict(self._transports)
+            if self._transport is None:
+                raise RuntimeError(
+                    f"no worker is registered for '{self._model_id}' of {type(self._scheme).__name__}: "
+                    "init_on_sender() is told who they are"
+                )
+            return {0: self._transport}
+        targets = {}
+        for worker_id in [worker_ids] if isinstance(worker_ids, int) else worker_ids:
+            if worker_id not in self._transports:
+                raise ValueError(f"Worker {worker_id} not registered")
+            targets[worker_id] = self._transports[worker_id]
+        return targets
+
+    # -- sending ------------------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        weights: Any = None,
+        worker_ids: int | Sequence[int] | None = None,
+        *,
+        version: int | None = None,
+        keys: Any = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Sends, and waits until the workers have applied it.
+
+        Args:
+            weights: a module, a dict, a TensorDict, or the path of a module in the context; by default the scheme's
+                model.
+            worker_ids: which workers; by default all.
+            version: higher than the last one; by default the next number.
+            keys: of the weights, those to send; by default all.
+            timeout: seconds that the workers have; by default the scheme's ``ack_timeout``.
+
+        Returns:
+            A ``SyncReport``; in a coroutine a ``Work`` of it.
+
+        Raises:
+            RuntimeError: an earlier send is not over.
+            ValueError: a worker is not registered, or there is nothing to send.  Nothing was sent to anyone.
+            DeadlineExceeded, PeerLost, Exception: what went wrong at a worker; the notes name which.
+        """
+        if self._pending_async:
+            raise RuntimeError(f"Cannot call send() {_PENDING}")
+        self._refuse_second("send")
+        wanted = (weights, worker_ids, version, keys, timeout)
+        if not self._is_complete:
+            return self._start(lambda: self._once_complete(self._send, wanted), "a send")
+        update, ways = self._prepare(*wanted)
+        return self._start(lambda: self._send(update, ways), "a send")
+
+    def send_async(
+        self,
+        weights: Any = None,
+        worker_ids: int | Sequence[int] | None = None,
+        *,
+        version: int | None = None,
+        keys: Any = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Sends; finished when the weights may change.  ``wait_async`` must follow.
+
+        The arguments and errors are those of ``send``; what goes wrong at a worker is told by ``wait_async``.
+
+        Raises:
+            RuntimeError: an earlier send is not over; a transport can only send and wait at once.
+
+        Returns:
+            The version; in a coroutine a ``Work`` of it.
+        """
+        if self._pending_async:
+            raise RuntimeError(
+                "Cannot call send_async() again while a previous send is pending. Call wait_async() first."
+            )
+        self._refuse_second("send_async")
+        wanted = (weights, worker_ids, version, keys, timeout)
+        if not self._is_complete:
+            return self._start(lambda: self._once_complete(self._send_async, wanted), "an async send")
+        update, ways = self._prepare(*wanted)
+        for way in ways:
+            if not way.can_stage:
+                transport = way.transport if isinstance(way, OneWay) else way
+                raise RuntimeError(f"transport of type {type(transport)} does not support async send.")
+        return self._start(lambda: self._send_async(update, ways), "an async send")
+
+    def wait_async(self, timeout: float | None = None) -> Any:
+        """Waits until the workers have applied what ``send_async`` has sent.
+
+        Args:
+            timeout: seconds of this wait; when they are over, the send is still pending.
+
+        Returns:
+            A ``SyncReport``; in a coroutine a ``Work`` of it.
+
+        Raises:
+            RuntimeError: nothing is pending.
+            DeadlineExceeded, PeerLost, Exception: as ``send``.  After a wrong acknowledgement the send is still
+                pending, and may be waited for again.
+        """
+        if not self._pending_async:
+            raise RuntimeError("No async send is pending. Call send_async() first.")
+        return self._bridge.run(self._wait_async(timeout), f"an async send of '{self._model_id}'")
+
+    def update_weights(self, weights: Any) -> Any:
+        """``send(weights)`` (TorchRL's older name)."""
+        return self.send(weights=weights)
+
+    def _refuse_second(self, name: str) -> None:
+        current = self._current
+        if current is not None and not current.done() and not current._cancelled:
+            raise RuntimeError(f"Cannot call {name}() while another one is under way: await that one first")
+
+    def _prepare(
+        self,
+        weights: Any,
+        worker_ids: int | Sequence[int] | None,
+        version: int | None,
+        keys: Any,
+        timeout: float | None,
+    ) -> tuple[Update, list[Way]]:
+        targets = self._targets(worker_ids)
+        prepared = self._weights(weights)
+        if prepared is None and self._scheme.needs_weights:
+            raise ValueError(
+                f"nothing to send for '{self._model_id}': no weights were given, and neither a context nor "
+                "source_model= of init_on_sender() has them"
+            )
+        if version is None:
+            version = self._version + 1
+        elif version <= self._version:
+            raise ValueError(f"version {version} is not after version {self._version}, which was sent last")
+        if timeout is None:
+            timeout = self._scheme.options.ack_timeout
+        return Update(self._model_id, prepared, version, keys, timeout), self._ways(targets)
+
+    def _weights(self, weights: Any) -> Any:
+        context = self._context_ref() if self._context_ref is not None else None
+        prepared = self._scheme.prepare_weights(weights, self._model_id, self._strategy, context)
+        if prepared is None and self._source_model is not None:
+            return self._strategy.extract_weights(self._source_model)
+        return prepared
+
+    def _ways(self, targets: dict[int, TransportBackend]) -> list[Way]:
+        linked: dict[int, LinkTransport] = {}
+        others: dict[int, TransportBackend] = {}
+        for worker_id, transport in targets.items():
+            if isinstance(transport, LinkTransport):
+                linked[worker_id] = transport
+            else:
+                others[worker_id] = transport
+        ways = ways_to(others)
+        return [PublisherWay(self._published_to(linked), linked), *ways] if linked else ways
+
+    def _published_to(self, linked: Mapping[int, LinkTransport], source: Any = None) -> Publisher:
+        """The publisher, with links to these."""
+        if self._publisher is None:
+            self._publisher = Publisher(source, model_id=self._model_id, **self._scheme.options.for_publisher())
+        known = self._publisher.worker_ids
+        for worker_id, transport in linked.items():
+            if worker_id not in known:
+                self._publisher.add(worker_id, transport.open_link(self._model_id))
+        return self._publisher
+
+    def _start(self, begin: Callable[[], Coroutine[Any, Any, Any]], what: str) -> Any:
+        previous, self._current = self._current, None
+        work = self._bridge.run(_after(previous, begin), f"{what} of '{self._model_id}'")
+        self._current = work if isinstance(work, Work) else None
+        return work
+
+    @property
+    def _is_complete(self) -> bool:
+        """Whether it is known who the workers are."""
+        return True
+
+    async def _find_workers(self) -> None:
+        """Makes that so."""
+
+    async def _once_complete(self, send: Callable[..., Coroutine[Any, Any, Any]], wanted: tuple[Any, ...]) -> Any:
+        await self._find_workers()
+        return await send(*self._prepare(*wanted))
+
+    async def _stage(self, update: Update, ways: list[Way]) -> Staged:
+        staged = Staged(update, ways, time.perf_counter())
+        await asyncio.gather(*(way.stage(update) for way in ways))
+        staged.t_stage = time.perf_counter() - staged.since
+        self._version = update.version
+        return staged
+
+    async def _send(self, update: Update, ways: list[Way]) -> SyncReport:
+        try:
+            staged = await self._stage(update, ways)
+            report = await staged.report()
+        except BaseException:
+            _give_up(ways)
+            raise
+        report.raise_failures()
+        return report
+
+    async def _send_async(self, update: Update, ways: list[Way]) -> int:
+        try:
+            self._pending = await self._stage(update, ways)
+        except BaseException:
+            _give_up(ways)
+            raise
+        self._pending_async = True
+        return update.version
+
+    async def _wait_async(self, timeout: float | None) -> SyncReport:
+        pending = self._pending
+        assert pending is not None
+        deadline = asyncio.timeout(timeout)
+        try:
+            async with deadline:
+                report = await pending.report()
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise DeadlineExceeded(
+                f"version {pending.update.version} of '{self._model_id}' was not applied within {timeout:g} s by "
+                f"workers {', '.join(map(str, pending.missing))}; it is still pending"
+            ) from None
+        if self._pending is pending:
+            self._pending, self._pending_async = None, False
+        report.raise_failures()
+        return report
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    def connect(self, weights: Any = None, *, timeout: float | None = 60.0) -> Any:
+        """Meets the workers, each of which must connect or receive; with ``weights``, they start with these."""
+        if weights is not None:
+            return self.send(weights, timeout=timeout)
+        return self._bridge.run(self._connect(timeout), f"the workers of '{self._model_id}'")
+
+    async def _connect(self, timeout: float | None) -> None:
+        await self._find_workers()
+        targets = self._targets(None)
+        linked = {each: transport for each, transport in targets.items() if isinstance(transport, LinkTransport)}
+        if linked:
+            source = self._weights(None)
+            if source is None:
+                raise ValueError(f"connect() has to tell the workers what '{self._model_id}' is: give weights=")
+            await self._published_to(linked, source).connect(timeout)
+        for transport in self._transports.values():
+            connect = getattr(transport, "connect", None)
+            if connect is not None:
+                await finish(connect(timeout=timeout), timeout, f"the connection to {transport!r}")
+
+    def close(self) -> Any:
+        """Gives up what is pending and closes all transports; in a coroutine a ``Work``."""
+        pending, self._pending, self._pending_async = self._pending, None, False
+        if pending is not None:
+            pending.give_up()
+        work = self._bridge.run(self._close(), f"the closing of {self!r}")
+        self._bridge.release()
+        return work
+
+    async def _close(self) -> None:
+        publisher, self._publisher = self._publisher, None
+        if publisher is not None:
+            await publisher.close()
+        for transport in (*self._transports.values(), *([self._transport] if self._transport else [])):
+            close = getattr(transport, "close", None)
+            if close is not None:
+                with contextlib.suppress(OSError):
+                    await finish(close(), None, f"the closing of {transport!r}")
+
+    # -- pickling -----------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the context, and without what is pending."""
+        own = ("_bridge", "_publisher", "_current", "_pending", "_pending_async")
+        state = {name: value for name, value in self.__dict__.items() if name not in own}
+        return {**state, "_context_ref": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+
+class Staged:
+    """An update that is on its way.
+
+    Attributes:
+        since, t_stage: when it was begun (``perf_counter``), and the seconds until its source could change.
+    """
+
+    def __init__(self, update: Update, ways: list[Way], since: float) -> None:
+        self.update = update
+        self.since = since
+        self.t_stage = 0.0
+        self._ways = ways
+        self._acks: dict[int, Ack] = {}
+
+    @property
+    def missing(self) -> list[int]:
+        return [worker_id for way in self._ways for worker_id in way.worker_ids if worker_id not in self._acks]
+
+    def give_up(self) -> None:
+        _give_up(self._ways)
+
+    async def report(self) -> SyncReport:
+        """Waits for all workers; if that is cancelled, it may be called again."""
+
+        async def collect(way: Way) -> None:
+            self._acks.update(await way.acks(self.update))
+
+        waiting = [way for way in self._ways if any(worker_id not in self._acks for worker_id in way.worker_ids)]
+        async with asyncio.TaskGroup() as tasks:
+            for way in waiting:
+                tasks.create_task(collect(way))
+        return SyncReport(
+            version=self.update.version,
+            per_worker={worker_id: self._acks[worker_id] for way in self._ways for worker_id in way.worker_ids},
+            bytes=max((way.nbytes for way in self._ways), default=0),
+            t_stage=self.t_stage,
+            t_total=time.perf_counter() - self.since,
+        )
+
+
+async def _after(previous: Any, begin: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """Begins once what was given up before it has ended."""
+    if previous is not None and not previous.done():
+        with contextlib.suppress(Exception):
+            await previous.async_wait()
+    return await begin()
+
+
+def _give_up(ways: list[Way]) -> None:
+    for way in ways:
+        way.give_up()

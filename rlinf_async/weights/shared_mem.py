@@ -1,0 +1,205 @@
+"""Weights in shared memory: one transport for all workers of a machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rlinf_async.weights.bridge import Bridge
+from rlinf_async.weights.calls import nothing
+from rlinf_async.weights.mp import MPTransport
+from rlinf_async.weights.param_tree import ParamTree, is_tensordict
+from rlinf_async.weights.scheme import WeightSyncScheme, from_either, model_of, register_weight_sync_backend
+from rlinf_async.weights.sender import WeightSender
+from rlinf_async.weights.strategy import WeightStrategy
+from rlinf_async.weights.transport import TransportBackend
+from rlinf_async.weights.update import plan_update
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+
+class SharedMemTransport:
+    """What a sender and its workers share, by model.
+
+    A registered buffer always shows what was sent last, whole or not at all.  The workers do not read that one: what
+    they get is a version in memory that nobody writes to while they do.
+
+    Args:
+        policy_weights: buffers by model id.
+        auto_register: whether a model that is sent for the first time gets a buffer, a copy of what is sent.
+
+    Raises:
+        ValueError: a buffer is no TensorDict.
+    """
+
+    def __init__(self, policy_weights: dict[str, Any] | None = None, auto_register: bool = True) -> None:
+        self._buffers: dict[str, Any] = {}
+        self._auto_register = auto_register
+        self._bridge = Bridge()
+        self.pipes: list[Connection[Any, Any]] = []
+        for model_id, weights in (policy_weights or {}).items():
+            self.register_weights(model_id, weights)
+
+    def __repr__(self) -> str:
+        return f"<SharedMemTransport of {', '.join(self._buffers) or 'no model'} to {len(self.pipes)} pipes>"
+
+    def register_pipe(self, pipe: Connection[Any, Any]) -> None:
+        """A worker's; a second time is nothing."""
+        if pipe not in self.pipes:
+            self.pipes.append(pipe)
+
+    def register_weights(self, model_id: str, weights: Any) -> None:
+        """
+        Raises:
+            ValueError: they are no TensorDict.
+            RuntimeError: the model has a buffer already.
+        """
+        if not is_tensordict(weights):
+            raise ValueError(f"Weights must be a TensorDictBase, got {type(weights)}")
+        if model_id in self._buffers:
+            raise RuntimeError("Re-registering weights is not supported.")
+        self._buffers[model_id] = weights
+
+    def send_weights(self, model_id: str, weights: Any) -> Any:
+        """Writes them into the model's buffer.
+
+        Raises:
+            KeyError: the model has no buffer, and gets none by itself; or they do not fit, and nothing was written.
+            ValueError: they are neither a dict nor a TensorDict.
+        """
+        buffer = self._buffers.get(model_id)
+        if buffer is None:
+            self._make_buffer(model_id, weights)
+        elif buffer is not weights:
+            plan_update(buffer, weights).write()
+        return self._bridge.run(nothing(), "shared memory")
+
+    def _make_buffer(self, model_id: str, weights: Any) -> None:
+        if not self._auto_register:
+            raise KeyError(f"Model '{model_id}' not registered, and auto_register is off: register_weights() first")
+        if not isinstance(weights, dict) and not is_tensordict(weights):
+            raise ValueError(f"Unsupported weights type: {type(weights)}. Expected dict or TensorDictBase.")
+        tree = ParamTree.of(weights)
+        copies = ParamTree(
+            {path: tensor.detach().clone() for path, tensor in tree.tensors.items()}, tree.aliases, tree.extra
+        )
+        self._buffers[model_id] = copies.to_tensordict() if is_tensordict(weights) else copies.to_nested()
+
+    def buffer(self, model_id: str) -> Any:
+        """A model's; None if it has none."""
+        return self._buffers.get(model_id)
+
+    def receive_weights(self, timeout: float = 1.0) -> Any:
+        """None: they do not come as a message."""
+        return self._bridge.run(nothing(), "nothing")
+
+    def send_ack(self, message: str = "updated") -> None:
+        pass
+
+    def check_ack(self, message: str = "updated") -> None:
+        pass
+
+    def check_connection(self) -> bool:
+        return True
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the pipes, which belong to one process."""
+        return {**self.__dict__, "pipes": [], "_bridge": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._bridge = Bridge()
+
+
+class _SharedSender(WeightSender):
+    """Keeps the model's buffer up to date beside what it publishes."""
+
+    def _targets(self, worker_ids: Any) -> dict[int, TransportBackend]:
+        return {} if worker_ids is None and not self._transports else super()._targets(worker_ids)
+
+    def _prepare(self, weights: Any, *others: Any) -> Any:
+        update, ways = super()._prepare(weights, *others)
+        scheme = self._scheme
+        assert isinstance(scheme, SharedMemWeightSyncScheme)
+        scheme.transport.send_weights(self._model_id, update.weights)
+        return update, ways
+
+
+@register_weight_sync_backend("thread")
+@register_weight_sync_backend("direct")
+@register_weight_sync_backend("shared")
+class SharedMemWeightSyncScheme(WeightSyncScheme):
+    """Synchronises processes of this machine through shared memory, which each has been told of over a pipe.
+
+    It differs from ``MultiProcessWeightSyncScheme`` in that the sender has one transport for all workers, with a buffer
+    per model that shows what was sent last.  A worker has new weights once it has called ``receive`` or serves.
+
+    Args:
+        policy_weights: buffers by model id.
+        auto_register: whether a model without one gets one with the first ``send``: a copy.
+    """
+
+    def __init__(
+        self,
+        policy_weights: dict[str, Any] | None = None,
+        strategy: Any = "tensordict",
+        auto_register: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(strategy, **options)
+        self.transport = SharedMemTransport(policy_weights, auto_register)
+
+    def register_shared_weights(self, model_id: str, weights: Any) -> None:
+        """The errors are those of ``SharedMemTransport.register_weights``."""
+        self.transport.register_weights(model_id, weights)
+
+    def init_on_sender(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
+        """
+        Args:
+            kwargs: ``pipes``; ``cached_weights``, a buffer for the model; ``source_model``.
+
+        Raises:
+            ValueError: there are no pipes.
+        """
+        pipes = from_either(context, kwargs, "pipes")
+        if pipes is None:
+            raise ValueError("pipes must be provided via context or kwargs")
+        get_cached = getattr(context, "get_cached_weights", None)
+        cached = kwargs.get("cached_weights") if get_cached is None else get_cached(model_id)
+        if cached is not None and self.transport.buffer(model_id) is None:
+            self.transport.register_weights(model_id, cached)
+        sender = self.create_sender()
+        for worker_id, pipe in enumerate(pipes):
+            self.transport.register_pipe(pipe)
+            sender._transports[worker_id] = MPTransport(pipe, timeout=self.options.ack_timeout)
+        sender._transport = self.transport
+        self._become_sender(sender, model_id, context, kwargs.get("source_model", kwargs.get("model")))
+
+    def init_on_worker(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
+        """
+        Args:
+            kwargs: ``pipe``; without it nothing is received.  ``model``.
+        """
+        receiver = self.create_receiver()
+        pipe = from_either(context, kwargs, "pipe")
+        if pipe is not None:
+            receiver._transport = MPTransport(pipe, timeout=self.options.ack_timeout)
+        self._become_receiver(receiver, model_id, context, model_of(context, kwargs, model_id))
+
+    def create_sender(self) -> WeightSender:
+        return _SharedSender(self)
+
+    def create_transport(self, pipe_or_context: Any) -> SharedMemTransport:
+        """The one transport, which is told of the pipe, if that is one."""
+        if pipe_or_context is not None:
+            self.transport.register_pipe(pipe_or_context)
+        return self.transport
+
+    def prepare_weights(self, weights: Any, model_id: str, strategy: WeightStrategy, context: Any = None) -> Any:
+        """As in the base class; for ``"policy"`` the context's ``_policy_weights_dict`` comes first."""
+        if weights is None and model_id == "policy":
+            known = getattr(context, "_policy_weights_dict", None)
+            device = getattr(context, "policy_device", None)
+            if known is not None and device in known:
+                return known[device]
+        return super().prepare_weights(weights, model_id, strategy, context)

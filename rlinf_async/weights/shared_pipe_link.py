@@ -1,0 +1,167 @@
+"""Links over a pipe that others use too: one for each model, and whatever else its owner sends over it.
+
+One thread reads the words of all links of a pipe.  It looks before it reads: what is no word stays in the pipe for
+whoever calls ``recv``, and words behind that wait until it has been taken.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+import msgpack
+
+from rlinf_async.errors import PeerLost, TransferFailed
+from rlinf_async.weights.links import Link, Words
+from rlinf_async.weights.pipe_mail import PipeMail
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+_CLOSE: Final = b"\0"
+_LOOK: Final = b"\1"
+_PATIENCE: Final = 1.0
+"""Seconds that the other side, stopped in the middle of a word, can hold up the closing of the last link."""
+
+
+class SharedPipeLink(Link):
+    """One model's words over a pipe; closing it says good-bye and leaves the pipe open.
+
+    Args:
+        pipe: one end of a ``multiprocessing.Pipe`` that goes both ways.
+        name: the model's, the same at both ends.
+    """
+
+    def __init__(self, pipe: Connection[Any, Any], name: str) -> None:
+        super().__init__(f"the process at the other end of the pipe for '{name}'")
+        self._name = name
+        self._line: _Line | None = _Line.of(pipe)
+        self._line.join(name, self)
+        self.opened._settle()
+
+    def look(self) -> None:
+        """Somebody may have taken a message out of the pipe."""
+        if self._line is not None:
+            self._line.look()
+
+    def _send(self, words: Words) -> None:
+        if self._line is not None:
+            self._line.say(self._name, words)
+
+    def _close(self) -> None:
+        line, self._line = self._line, None
+        if line is not None:
+            line.leave(self._name)
+
+
+class _Line:
+    """A pipe with its links, and the thread that reads for them."""
+
+    _lines: Final[weakref.WeakKeyDictionary[Any, _Line]] = weakref.WeakKeyDictionary()
+    _lock: Final = threading.RLock()
+
+    def __init__(self, pipe: Connection[Any, Any]) -> None:
+        self._pipe = pipe
+        self._mail = PipeMail(pipe)
+        self._links: dict[str, SharedPipeLink] = {}
+        self._early: dict[str, deque[Words | None]] = {}
+        """Words for models that nobody here has asked for yet."""
+        self._error: Exception | None = None
+        self._writing = threading.Lock()
+        self._wake_up, self._wake = os.pipe()
+        self._thread = threading.Thread(target=self._read, name="weights from a pipe", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def of(cls, pipe: Connection[Any, Any]) -> _Line:
+        with cls._lock:
+            line = cls._lines.get(pipe)
+            if line is None:
+                line = cls._lines[pipe] = cls(pipe)
+            return line
+
+    def join(self, name: str, link: SharedPipeLink) -> None:
+        with self._lock:
+            self._links[name] = link
+            for words in self._early.pop(name, ()):
+                self._hand(link, words)
+            if self._error is not None:
+                link._end(self._error)
+
+    def leave(self, name: str) -> None:
+        """The last one to leave ends the thread."""
+        try:
+            self.say(name, None)
+        except (PeerLost, TransferFailed):
+            pass  # it knows, or never will
+        with self._lock:
+            self._links.pop(name, None)
+            if self._links:
+                return
+            self._lines.pop(self._pipe, None)
+        os.write(self._wake, _CLOSE)
+        if self._thread is not threading.current_thread():
+            self._thread.join(_PATIENCE)
+            if self._thread.is_alive():
+                return
+        os.close(self._wake_up)
+        os.close(self._wake)
+
+    def look(self) -> None:
+        os.write(self._wake, _LOOK)
+
+    def say(self, name: str, words: Words | None) -> None:
+        with self._writing:
+            try:
+                writable = select.poll()
+                writable.register(self._pipe.fileno(), select.POLLOUT)
+                if not any(happened & select.POLLOUT for _, happened in writable.poll(0)):
+                    raise TransferFailed("the other end of the pipe does not read what it is sent: the pipe is full")
+                self._pipe.send_bytes(msgpack.packb([name, words]))
+            except OSError as error:
+                raise PeerLost(f"the other end of the pipe is gone: {error.strerror or error}") from error
+
+    # -- the thread ---------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        with select.epoll() as waiting:
+            waiting.register(self._wake_up, select.EPOLLIN)
+            waiting.register(self._pipe.fileno(), select.EPOLLIN | select.EPOLLET)
+            error = self._take_all()
+            while error is None:
+                for fd, _ in waiting.poll():
+                    if fd == self._wake_up and _CLOSE in os.read(fd, 4096):
+                        return
+                error = self._take_all()
+            with self._lock:
+                self._error = error
+                links = list(self._links.values())
+            for link in links:
+                link._end(error)
+
+    def _take_all(self) -> Exception | None:
+        """All words up to the first message of somebody else; why there will be no more."""
+        try:
+            while self._mail.speaks_words():
+                name, words = msgpack.unpackb(self._pipe.recv_bytes())
+                with self._lock:
+                    link = self._links.get(name)
+                    if link is None:
+                        self._early.setdefault(name, deque()).append(words)
+                        continue
+                self._hand(link, words)
+        except (EOFError, OSError, PeerLost):
+            return PeerLost("the other end of the pipe is closed")
+        except (ValueError, TypeError) as error:
+            return TransferFailed(f"what has come over the pipe is no word of a link: {error}")
+        return None
+
+    def _hand(self, link: SharedPipeLink, words: Words | None) -> None:
+        if words is None:
+            link._end(PeerLost(f"{link.label} has closed its end of the link"))
+        else:
+            link._arrive(words)

@@ -1,0 +1,114 @@
+"""What is published: the tensors of a source in the order of the manifest, found quickly from the second time on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlinf_async.core import codec
+from rlinf_async.errors import WeightMismatch
+from rlinf_async.weights.manifest import Manifest, TransportDtype, dtype_of
+from rlinf_async.weights.param_tree import EXTRA_STATE, ParamTree, Select, name_of
+
+
+class Source:
+    """How the weights are got out of whatever is published, which has to stay as it was at first.
+
+    Args:
+        tree: the first weights.
+    """
+
+    def __init__(self, tree: ParamTree, select: Select, transport_dtype: TransportDtype) -> None:
+        self.manifest = Manifest.of(tree, transport_dtype)
+        self._select = select
+        self._transport_dtype = transport_dtype
+        self._names = [name_of(leaf.path) for leaf in self.manifest.leaves]
+        self._expected = [(leaf.shape, dtype_of(leaf.dtype)) for leaf in self.manifest.leaves]
+        self._ties = [(name_of(path), name_of(owner)) for path, owner in self.manifest.aliases.items()]
+        self._has_extra = bool(tree.extra)
+
+    def take(self, source: Any, given: Sequence[int] | None) -> tuple[list[torch.Tensor], bytes | None]:
+        """The tensors of the given leaves (None: all), and what there is beside tensors (None: as before).
+
+        Raises:
+            WeightMismatch: they are not what the receivers were told of; names the first that differ.
+            SerializationError: something beside the tensors cannot travel.
+        """
+        found = self._take_quickly(source) if given is None else None
+        if found is not None:
+            return found, b""
+        tree = ParamTree.of(source, self._select)
+        indices = range(len(self._names)) if given is None else given
+        if given is None and (len(tree) != len(self._names) or tree.aliases != self.manifest.aliases):
+            self.manifest.check(Manifest.of(tree, self._transport_dtype))
+        tensors = []
+        for index in indices:
+            path = self.manifest.leaves[index].path
+            if path not in tree:
+                raise WeightMismatch(f"the weights lack {name_of(path)!r}, of which the receivers were told")
+            tensor = tree[path]
+            shape, dtype = self._expected[index]
+            if tensor.shape != shape or tensor.dtype is not dtype:
+                raise WeightMismatch(
+                    f"{name_of(path)!r} has become {tensor.dtype} of shape {tuple(tensor.shape)}; the receivers were "
+                    f"told of {dtype} of shape {shape}: close both sides and connect again"
+                )
+            tensors.append(tensor)
+        return tensors, pack_extra(tree) if given is None else None
+
+    def _take_quickly(self, source: Any) -> list[torch.Tensor] | None:
+        """Of a module or a flat dict with tensors only; None where something is not as it was, for whatever reason."""
+        if self._has_extra or self._select != "all":
+            return None
+        if isinstance(source, nn.Module):
+            source = source.state_dict(keep_vars=True)
+        if not isinstance(source, dict) or len(source) != len(self._names) + len(self._ties):
+            return None
+        found: list[Any] = [source.get(name) for name in self._names]
+        for tensor, (shape, dtype) in zip(found, self._expected, strict=True):
+            if not isinstance(tensor, torch.Tensor) or tensor.dtype is not dtype or tensor.shape != shape:
+                return None
+        for name, owner in self._ties:
+            tied, tensor = source.get(name), source[owner]
+            if not isinstance(tied, torch.Tensor) or tied.data_ptr() != tensor.data_ptr():
+                return None
+        return found
+
+
+def pack_extra(tree: ParamTree) -> bytes:
+    """What a model has beside its tensors.
+
+    Raises:
+        SerializationError: it cannot travel; says which.
+    """
+    if not tree.extra:
+        return b""
+    return codec.encode(dict(tree.extra), describe="what the weights have beside tensors").to_bytes()
+
+
+def unpack_extra(packed: bytes) -> Mapping[Any, Any]:
+    """What ``pack_extra`` has packed."""
+    found: Mapping[Any, Any] = codec.decode(packed) if packed else {}
+    return found
+
+
+def put_extra(holder: Any, path: tuple[str, ...], value: Any) -> None:
+    """Gives a module's extra state, or a dict's value, to its owner.
+
+    Raises:
+        WeightMismatch: there is no owner.
+    """
+    owner = holder
+    for part in path[:-1]:
+        owner = getattr(owner, part, None) if isinstance(owner, nn.Module) else owner.get(part)
+        if owner is None:
+            raise WeightMismatch(f"the sender has {name_of(path)!r}, and the receiver's weights do not")
+    if isinstance(owner, nn.Module):
+        if path[-1] != EXTRA_STATE:
+            raise WeightMismatch(f"{name_of(path)!r} is no tensor at the sender, and the receiver has a module there")
+        owner.set_extra_state(value)
+    else:
+        owner[path[-1]] = value

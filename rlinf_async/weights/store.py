@@ -1,0 +1,209 @@
+"""The slots that one process writes, and what it packs into them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+import torch
+
+from rlinf_async.weights.delta import Delta, encode
+from rlinf_async.weights.manifest import Manifest
+from rlinf_async.weights.param_tree import name_of, path_of
+from rlinf_async.weights.slab import SlotWriter, checksum_of
+from rlinf_async.weights.slab_layout import SlotBook, SlotLayout
+
+_EVERY_LEAF: Final = None
+
+
+class Store:
+    """Room for some versions of one model.  Its methods are not for two threads at once.
+
+    A slot that somebody still reads when its turn comes is left to them, and another piece of memory takes its place:
+    a reader that is stopped holds up nobody.  The kernel frees what was left once its last reader lets go of it.
+
+    Args:
+        extra: bytes of what the model has beside its tensors at first.
+
+    Raises:
+        MemoryError, OSError: there is not enough memory, or no file descriptor, for it.
+    """
+
+    def __init__(self, manifest: Manifest, slots: int, extra: int = 0, label: str = "weights") -> None:
+        self.manifest = manifest
+        self.extra = extra
+        self.slots = slots
+        self.layout = SlotLayout(manifest.nbytes, extra)
+        self._label = label
+        self._book = SlotBook(slots, len(manifest.leaves))
+        self._views: list[list[torch.Tensor]] = []
+        self._slots: list[SlotWriter] = []
+        self._in_use = [0] * slots
+        self._before: int | None = None
+        """The slot with the version before the latest, as long as nothing else is in it."""
+        try:
+            for _ in range(slots):
+                writer, views = self._make()
+                self._slots.append(writer)
+                self._views.append(views)
+        except BaseException:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        version = None if self.latest is None else self.latest.version
+        return f"<Store of {len(self._slots)} slots of {self.layout.size >> 20} MiB [version {version}]>"
+
+    def _make(self) -> tuple[SlotWriter, list[torch.Tensor]]:
+        writer = SlotWriter(self.layout, self.manifest.digest, self._label)
+        views = self.manifest.views(writer.leaves)
+        return writer, [views[leaf.path] for leaf in self.manifest.leaves]
+
+    @property
+    def latest(self) -> SlotWriter | None:
+        """The slot with the latest version; it stays as it is until there is another."""
+        return None if self._book.latest is None else self._slots[self._book.latest]
+
+    def take(self) -> int:
+        """A slot for the next version, claimed: it has to be packed, or given back.
+
+        Raises:
+            MemoryError, OSError: as the constructor.
+        """
+        candidates = self._book.candidates()
+        for slot in candidates:
+            if not self._in_use[slot] and self._slots[slot].claim():
+                self._forget(slot)
+                return slot
+        slot = candidates[0]
+        self._forget(slot)
+        writer, views = self._make()
+        self._slots[slot].close()
+        self._slots[slot], self._views[slot], self._in_use[slot] = writer, views, 0
+        self._book.replace(slot)
+        writer.claim()
+        return slot
+
+    def _forget(self, slot: int) -> None:
+        if self._before == slot:
+            self._before = None
+
+    def give_back(self, slot: int) -> None:
+        """A slot that was taken, and into which nothing is packed after all."""
+        self._slots[slot].give_back()
+
+    def pack(
+        self,
+        slot: int,
+        version: int,
+        tensors: Sequence[torch.Tensor],
+        given: Sequence[int] | None = _EVERY_LEAF,
+        *,
+        extra: bytes | None = None,
+        with_checksum: bool = False,
+    ) -> SlotWriter:
+        """Copies a version into a slot that was taken, in the dtypes in which it travels; one pass over the memory.
+
+        Args:
+            tensors: in the order of ``given``.
+            given: indices of the leaves that are new; the others are those of the latest version.  None: all.
+            extra: what the model has beside its tensors; None: as in the latest version.
+
+        Raises:
+            ValueError: it does not fit.
+        """
+        writer, views = self._slots[slot], self._views[slot]
+        latest = self._book.latest
+        try:
+            missing = self._book.missing(slot, given)
+            self._book.begin(slot)
+            writer.begin()
+            if extra is None:
+                extra = b"" if latest is None else self._slots[latest].extra
+            with torch.no_grad():
+                _copy(views if given is None else [views[leaf] for leaf in given], tensors)
+                if missing and latest is not None:
+                    before = self._views[latest]
+                    _copy([views[leaf] for leaf in missing], [before[leaf] for leaf in missing])
+            checksum = checksum_of(writer.leaves, extra) if with_checksum else 0
+            writer.finish(version, extra, checksum)
+            self._book.finish(slot, version, given)
+            self._before = latest
+        finally:
+            writer.give_back()
+        return writer
+
+    def receive(self, slot: int) -> torch.Tensor:
+        """The bytes of a slot that was taken, to be filled by somebody else; then ``received``."""
+        self._book.begin(slot)
+        self._slots[slot].begin()
+        return self._slots[slot].leaves
+
+    def patch(self, slot: int, delta: Delta) -> None:
+        """Makes a slot what the latest version becomes by a delta.
+
+        Raises:
+            WeightMismatch: it is no delta of these weights.
+        """
+        latest = self.latest
+        assert latest is not None
+        self.receive(slot).copy_(latest.leaves)
+        delta.apply(self.manifest, self._slots[slot].leaves)
+
+    def delta(self) -> tuple[int, Delta] | None:
+        """What has changed in the latest version, and since which; None where that one is not there any more."""
+        latest = self.latest
+        if latest is None or self._before is None:
+            return None
+        before = self._slots[self._before]
+        return before.version, encode(self.manifest, before.leaves, latest.leaves)
+
+    def received(self, slot: int, version: int, extra: bytes, checksum: int) -> SlotWriter:
+        """A slot holds a whole version, with the checksum that it had where it came from."""
+        writer = self._slots[slot]
+        try:
+            writer.finish(version, extra, checksum)
+            self._book.finish(slot, version, _EVERY_LEAF)
+        finally:
+            writer.give_back()
+        return writer
+
+    def hold(self, writer: SlotWriter) -> None:
+        """It is being sent from: not to be written to until ``let_go``."""
+        self._in_use[self._slots.index(writer)] += 1
+
+    def let_go(self, writer: SlotWriter) -> None:
+        if writer in self._slots:
+            self._in_use[self._slots.index(writer)] -= 1
+
+    def close(self) -> None:
+        """Lets go of the memory; whoever reads it goes on.  Idempotent."""
+        slots, self._slots, self._views = self._slots, [], []
+        self._book.latest = None
+        for writer in slots:
+            writer.close()
+
+
+def select_leaves(manifest: Manifest, keys: Collection[Any] | None) -> list[int] | None:
+    """The indices of the leaves that ``keys`` names: paths, or names with dots; a prefix names all below it.
+
+    Raises:
+        KeyError: a key names nothing.
+    """
+    if keys is None:
+        return None
+    wanted = [path_of(key) if isinstance(key, str) else tuple(key) for key in keys]
+    found: set[int] = set()
+    for path in wanted:
+        aliased = manifest.aliases.get(path, path)
+        indices = [index for index, leaf in enumerate(manifest.leaves) if leaf.path[: len(aliased)] == aliased]
+        if not indices:
+            raise KeyError(f"keys= names {name_of(path)!r}, which the weights do not have")
+        found.update(indices)
+    return sorted(found)
+
+
+def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """One call for all of them: ten thousand small ones cost little more than a large one."""
+    if targets:
+        torch._foreach_copy_(list(targets), list(sources))

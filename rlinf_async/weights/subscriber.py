@@ -1,0 +1,426 @@
+"""``Subscriber``: the receiver's side of the shared-memory plane."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost, TransferFailed
+from rlinf_async.weights import words as say
+from rlinf_async.weights.changes import Changes, finish_in_thread
+from rlinf_async.weights.destination import Destination, Function, Tensors
+from rlinf_async.weights.gate import Reading, ReadingGate
+from rlinf_async.weights.host import Host
+from rlinf_async.weights.leases import Leased, Leases
+from rlinf_async.weights.links import Link, Words
+from rlinf_async.weights.manifest import Manifest
+from rlinf_async.weights.param_tree import Path
+from rlinf_async.weights.slab import MemoryName
+from rlinf_async.weights.source import unpack_extra
+from rlinf_async.weights.versions import Reception, Verdict
+
+logger = logging.getLogger(__name__)
+
+_AT_ONCE: Final = 1 << 20
+"""Bytes that are copied sooner than a thread is asked to."""
+
+
+class Subscriber:
+    """Receives one model's weights at its end of a link, in whole versions only.
+
+    Somebody has to ``receive``, again and again, or to ``serve`` once::
+
+        async with Subscriber(link, model) as subscriber:
+            await subscriber.connect()
+            subscriber.serve()
+            async with subscriber.reading() as version:      # no update is applied meanwhile
+                samples = rollout(model), version
+
+    When the sender is gone, the last whole version stays.  Methods may be called from any loop, ``reading()`` also from
+    any thread.
+
+    Args:
+        destination: a module, nested dicts of tensors, or a TensorDict, whose tensors get the weights; or a function
+            that is called with ``{path: tensor}`` and must not keep them; None: the weights are only looked at.
+        apply: ``"copy"``: the tensors are overwritten.  ``"map"``: they come to stand in the sender's memory, and to
+            write to them then is a fault that ends the process.
+        policy: ``"latest"``: versions that are late are skipped.  ``"all"``: every one is applied.
+        verify: ``"crc"``: checksums are checked, where the sender makes them.
+        ack_timeout: seconds that readers have to leave when a version is to be applied.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        destination: Any = None,
+        *,
+        model_id: str = "policy",
+        apply: str = "copy",
+        policy: str = "latest",
+        verify: str = "off",
+        ack_timeout: float = 60.0,
+    ) -> None:
+        self._link = link
+        self._model_id = model_id
+        self._maps = apply == "map"
+        self._skips = policy == "latest"
+        self._verifies = verify == "crc"
+        self._patience = ack_timeout
+        self._destination: Destination = (
+            Function(destination)
+            if destination is None or _is_function(destination)
+            else Tensors(destination, maps=self._maps)
+        )
+        self._reception = Reception()
+        self._gate = ReadingGate(self._look)
+        self._changes = Changes()
+        self._news: deque[Words] = deque()
+        self._owed: list[int] = []
+        """Versions that were passed over and are acknowledged with the next one."""
+        self._end: Exception | None = None
+        self._leases = Leases()
+        self._extra: Mapping[Path, Any] = {}
+        self._host: Host | None = None
+        self._executor: ThreadPoolExecutor | None = None
+        self._is_taking = False
+        self._is_listening = False
+        self._server: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<Subscriber of '{self._model_id}' version {self.version}, {self.staleness} behind>"
+
+    # -- versions -----------------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """That is applied; 0 before the first.  It never goes back."""
+        return self._reception.version
+
+    @property
+    def published(self) -> int:
+        """The latest that was heard of."""
+        return self._reception.published
+
+    @property
+    def staleness(self) -> int:
+        """Versions that the weights are behind."""
+        return self._reception.staleness
+
+    @property
+    def extra(self) -> Mapping[Path, Any]:
+        """What the sender's model has beside its tensors, as of this version."""
+        return self._extra
+
+    def reading(self, timeout: float | None = None) -> Reading:
+        """``with`` or ``async with`` it around a use of the weights: none are applied meanwhile.
+
+        It gives the version, to be kept with what is made of the weights.
+
+        Raises:
+            DeadlineExceeded: on entering: an update was being applied for ``timeout`` seconds.
+            TransferFailed: on entering: the last update broke off half way, and no whole version has come since.
+        """
+        return self._gate.reading(timeout)
+
+    def _look(self) -> int:
+        if not self._reception.is_whole:
+            raise TransferFailed(f"the weights of '{self._model_id}' are torn: the last update broke off half way")
+        return self.version
+
+    async def wait_version(self, version: int, timeout: float | None = None) -> None:
+        """Waits until this version, or a later one, is applied; receives meanwhile, unless it serves.
+
+        Raises:
+            DeadlineExceeded: it has not come within ``timeout`` seconds.
+            PeerLost: the sender is gone.
+        """
+        await self._wait(lambda: self.version >= version, timeout, f"version {version}")
+
+    async def wait_fresh(self, max_lag: int, timeout: float | None = None) -> None:
+        """Waits until at most ``max_lag`` published versions are missing, as ``wait_version``."""
+        await self._wait(lambda: self.staleness <= max_lag, timeout, f"a version at most {max_lag} behind")
+
+    async def _wait(self, condition: Any, timeout: float | None, what: str) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not condition():
+            remaining = None if deadline is None else deadline - time.monotonic()
+            if remaining is not None and remaining <= 0:
+                raise DeadlineExceeded(
+                    f"{what} of '{self._model_id}' has not come within {timeout:g} s: it is at version {self.version}, "
+                    f"and {self.published} is published"
+                )
+            if self._server is not None:
+                await self._changes.wait_until(lambda: condition() or self._server is None, remaining)
+            else:
+                await self.receive(remaining)
+
+    # -- receiving ----------------------------------------------------------------------------------------------
+
+    def hear(self, words: Words) -> None:
+        """A word of the sender; from any thread.  It is acted on by whoever receives."""
+        what, *facts = words
+        if what == say.PUBLISH:
+            self._reception.heard(facts[0])
+        if what == say.BRING and self._host is not None:
+            self._host.bring(*facts)
+            return
+        if what in (say.HELLO, say.HOST):
+            self._host_begins(facts)
+        self._news.append(words)
+        self._changes.notify()
+
+    def hear_end(self, error: Exception) -> None:
+        self._end = error
+        self._changes.notify()
+
+    def _host_begins(self, facts: list[Any]) -> None:
+        """With a line, this is the receiver that gets the weights for all of its machine, whatever it is busy with."""
+        if self._host is not None:
+            self._host.retire()
+            self._host = None
+        manifest, extra, slots, _, _, *lines = facts
+        if lines:
+            self._host = Host(self._link, manifest, extra, slots, lines[0], self._model_id)
+
+    async def connect(self, timeout: float | None = 60.0) -> None:
+        """Waits for the sender and agrees with it on the weights; what is published already is applied.
+
+        Raises:
+            DeadlineExceeded: the sender has not come within ``timeout`` seconds.
+            WeightMismatch: its weights do not fit; it hears the same.
+            PeerLost: it is gone.
+        """
+        self._check_open()
+        self._listen()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self._leases.manifest is None:
+            remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+            there = await self._changes.wait_until(lambda: bool(self._news or self._end), remaining)
+            if not there:
+                raise DeadlineExceeded(
+                    f"the sender of '{self._model_id}' ({self._link.label}) did not connect within {timeout:g} s"
+                )
+            await self._receive(0.0)
+
+    async def receive(self, timeout: float | None = 0.001) -> bool:
+        """Applies what has been published, if there is something.
+
+        Args:
+            timeout: seconds to wait for it; None: until it comes.
+
+        Returns:
+            Whether there is a new version.
+
+        Raises:
+            WeightMismatch, Exception: it could not be applied; the sender hears the same, and the last version stays.
+            PeerLost: the sender is gone, and there is nothing left to apply.
+        """
+        self._check_open()
+        self._listen()
+        return await self._receive(timeout)
+
+    def _listen(self) -> None:
+        if not self._is_listening:
+            self._is_listening = True
+            self._link.listen(self)
+
+    async def _receive(self, timeout: float | None) -> bool:
+        def is_there() -> bool:
+            return not self._is_taking and bool(self._news or self._end or self._is_closed)
+
+        if not await self._changes.wait_until(is_there, timeout):
+            return False
+        if not self._news:
+            self._check_open()
+            assert self._end is not None
+            raise self._end.with_traceback(None)
+        before = self.version
+        self._is_taking = True
+        try:
+            while self._news:
+                words = self._next()
+                try:
+                    await self._act(words)
+                except asyncio.CancelledError:
+                    self._news.extendleft(reversed(words))  # for whoever receives next
+                    raise
+        finally:
+            self._is_taking = False
+            self._changes.notify()
+        return self.version > before
+
+    def _next(self) -> list[Words]:
+        """One word; or several published versions, of which only the last counts."""
+        words = [self._news.popleft()]
+        while self._skips and words[0][0] == say.PUBLISH and self._news and self._news[0][0] == say.PUBLISH:
+            words.append(self._news.popleft())
+        return words
+
+    async def _act(self, words: list[Words]) -> None:
+        what, *facts = words[-1]
+        if what == say.PUBLISH:
+            _, memory, sent = facts
+            await self._apply([each[1] for each in words], memory, sent)
+        elif what in (say.HELLO, say.HOST):
+            await self._meet(*facts[:5])
+        else:
+            logger.warning("%r has heard %r, which means nothing to it", self, what)
+
+    async def _meet(self, packed: bytes, extra: int, slots: int, memory: Any, version: int) -> None:
+        """The sender says what comes."""
+        try:
+            manifest = Manifest.from_bytes(packed)
+            self._destination.check(manifest)
+            self._leases.expect(manifest, extra, slots)
+            if version:
+                self._reception.heard(version)
+                await self._apply([version], memory, None)
+        except Exception as error:
+            self._say(say.REFUSE, say.pack_error(error))
+            raise
+        self._say(say.READY, self.version)
+
+    async def _apply(self, versions: list[int], memory: Any, sent: float | None) -> None:
+        """Applies what is in that memory, and answers for all of these versions."""
+        received = time.monotonic()
+        try:
+            leased = self._leases.take(MemoryName(*memory))
+            if leased is None:  # it is being written again: that version comes next
+                self._owed += versions
+                return
+            try:
+                if not self._skips and leased.header.version > versions[-1] and self._news:
+                    self._owed += versions  # others come before that one
+                    return
+                pause = await self._write(leased)
+            finally:
+                self._leases.release(leased.reader)
+        except Exception as error:
+            self._acknowledge(versions, say.pack_error(error), 0.0, 0.0, 0.0)
+            raise
+        late = 0.0 if sent is None else received - sent
+        self._acknowledge(versions, None, late, time.monotonic() - received, pause)
+
+    async def _write(self, leased: Leased) -> float:
+        """Applies what is leased; returns the seconds for which nobody could read."""
+        small = leased.reader.leaves.nbytes <= _AT_ONCE
+        if self._reception.judge(leased.header.version) is Verdict.DUPLICATE:
+            return 0.0
+        if self._verifies:
+            await self._in_thread(leased.reader.check, leased.header, small=small)
+        extra = unpack_extra(leased.reader.extra(leased.header))
+        async with self._gate.writing(self._patience):
+            begun = time.monotonic()
+            try:
+                await self._in_thread(self._destination.write, leased.views, extra, small=small or self._maps)
+            except asyncio.CancelledError as cancelled:
+                if cancelled.__cause__ is None:  # it was written to the end
+                    self._applied(leased, extra)
+                else:
+                    self._reception.torn()
+                raise
+            except BaseException:
+                self._reception.torn()
+                raise
+            self._applied(leased, extra)
+            return time.monotonic() - begun
+
+    def _applied(self, leased: Leased, extra: Mapping[Path, Any]) -> None:
+        self._reception.applied(leased.header.version)
+        self._extra = extra
+        if self._maps:
+            self._leases.keep(leased.reader)
+
+    async def _in_thread(self, function: Any, *args: Any, small: bool) -> None:
+        """What takes long is done elsewhere: the loop goes on."""
+        if small:
+            function(*args)
+            return
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"weights of {self._model_id}")
+        await finish_in_thread(asyncio.get_running_loop().run_in_executor(self._executor, function, *args))
+
+    def _acknowledge(self, versions: list[int], failure: bytes | None, late: float, apply: float, pause: float) -> None:
+        owed, self._owed = self._owed, []
+        for version in (*owed, *versions):
+            self._say(say.ACK, version, failure, late, apply, pause)
+
+    def _say(self, *words: Any) -> None:
+        try:
+            self._link.send(list(words))
+        except (PeerLost, ClosedError, TransferFailed) as error:
+            logger.info("%r could not answer: %s", self, error)
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    def serve(self) -> asyncio.Task[None]:
+        """Receives in the background of the loop that runs here, until ``close``.
+
+        What cannot be applied is told to the sender and logged here; when the sender is gone, the task ends with that.
+
+        Raises:
+            RuntimeError: it serves already, or no loop runs here.
+        """
+        self._check_open()
+        if self._server is not None:
+            raise RuntimeError(f"{self!r} serves already")
+        self._server = asyncio.get_running_loop().create_task(self._serve(), name=f"weights of {self._model_id}")
+        return self._server
+
+    async def _serve(self) -> None:
+        try:
+            while True:
+                try:
+                    await self.receive(None)
+                except (PeerLost, ClosedError) as error:
+                    if self._end is None and not self._is_closed:
+                        raise
+                    logger.info("%r: nothing more will come: %s", self, error)
+                    return
+                except Exception:
+                    logger.exception("an update of '%s' could not be applied", self._model_id)
+        finally:
+            self._server = None
+            self._changes.notify()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError(f"the subscriber of '{self._model_id}' is closed")
+
+    async def close(self) -> None:
+        """Gives back the link and the memory; mapped tensors get memory of their own.  Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        server = self._server
+        if server is not None:
+            server.cancel()
+            await asyncio.wait([server])
+        self._link.close()
+        if self._host is not None:
+            self._host.close()
+        if self._leases.keeps_one:
+            self._destination.detach()
+        self._leases.close()
+        if self._executor is not None:
+            self._executor.shutdown()
+            self._executor = None
+        self._changes.notify()
+
+    async def __aenter__(self) -> Subscriber:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+
+def _is_function(destination: Any) -> bool:
+    from torch import nn
+
+    return callable(destination) and not isinstance(destination, nn.Module) and not hasattr(destination, "items")

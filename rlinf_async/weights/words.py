@@ -1,0 +1,43 @@
+"""What a sender and its receivers say to each other over a link: lists of plain data, the first of which says what.
+
+    sender -> receiver
+      HELLO    manifest, extra, slots, memory, version     what will come; the version that is there already, or 0
+      PUBLISH  version, memory, moment                     a version is there, in memory of this machine
+      HOST     …, line                                     as HELLO, and: have memory for all receivers on your machine
+      BRING    version, extra, checksum, sizes, base, head a version comes for that memory, in tensors on that line;
+                                                           with a head they are what has changed since version base
+    receiver -> sender
+      READY    version                                     what was announced fits; this version is applied
+      REFUSE   failure                                     it does not
+      ACK      version, failure, t_recv, t_apply, t_pause  what has become of a version
+      LANDED   version, failure, memory                    a version that was brought is in memory, and where
+
+A *memory* is a ``MemoryName``, or None; a *failure* is packed, or None; a *moment* is one of the machine's monotonic
+clock, in seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import Final
+
+from rlinf_async.core import failures
+
+HELLO: Final = "hello"
+PUBLISH: Final = "publish"
+HOST: Final = "host"
+BRING: Final = "bring"
+READY: Final = "ready"
+REFUSE: Final = "refuse"
+ACK: Final = "ack"
+LANDED: Final = "landed"
+
+
+def pack_error(error: BaseException) -> bytes:
+    """An exception of this process, for the other side."""
+    return failures.pack(failures.capture(error, {"node": platform.node(), "pid": os.getpid()}))
+
+
+def unpack_error(packed: bytes) -> Exception:
+    return failures.rebuild(failures.unpack(packed))

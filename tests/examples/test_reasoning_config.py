@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from batches import Batches
+from omegaconf.errors import ReadonlyConfigError
+from reasoning_config import CONFIG_FOLDER, last_step, load_configuration
+
+from rlinf_async.errors import ConfigError
+
+DEFAULT = "two_terms_disaggregated"
+SHIPPED = sorted(path.stem for path in CONFIG_FOLDER.glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_configuration_is_valid_and_holds_512_problems_out(name: str) -> None:
+    cfg = load_configuration(name)
+    assert cfg.data.held_out_size == 512
+    assert cfg.rollout.model.model_path is None
+    assert Batches.of(cfg, actor_ranks=2 if "collocated" in name else 1).responses == 512
+
+
+def test_rollout_starts_from_the_actors_model_unless_told_otherwise() -> None:
+    assert load_configuration(DEFAULT, ["actor.model.model_path=warm"]).rollout.model.model_path == "warm"
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("runner.max_epoch=1", "unknown key runner.max_epoch: did you mean runner.max_epochs?"),
+        ("actor.model.modelpath=x", "unknown key actor.model.modelpath: did you mean actor.model.model_path?"),
+        (
+            "actor.tokenizer.tokenizer=x",
+            "unknown key actor.tokenizer.tokenizer: did you mean actor.tokenizer.tokenizer_model?",
+        ),
+        ("runner.logger.path=x", "unknown key runner.logger.path: did you mean runner.logger.log_path?"),
+        ("actor.global_batch=1", "unknown key actor.global_batch: did you mean actor.global_batch_size?"),
+        (
+            "cluster.component_placement.env=0",
+            "unknown key cluster.component_placement.env: there is actor, rollout, reward",
+        ),
+        ("runner.max_steps=many", "runner.max_steps: Value 'many'"),
+        ("algorithm.group_size=1", "algorithm.group_size must be at least 2"),
+        ("rollout.max_staleness=2", "rollout.max_staleness must be 0 or 1, not 2"),
+        ("actor.model.hidden_size=60", "actor.model.hidden_size must be a multiple of twice the heads (4), not 60"),
+        ("algorithm.temperature=0", "algorithm.temperature must be above 0, not 0.0"),
+        ("actor.optim.lr_schedule=step", "actor.optim.lr_schedule must be constant or linear, not step"),
+        ("data.train_size=8", "data.train_size must be at least data.rollout_batch_size (64), not 8"),
+        ("runner.only_eval=true", "runner.only_eval needs rollout.model.model_path"),
+        ("runner.seed", "expected key=value"),
+    ],
+)
+def test_a_bad_override_is_named_with_its_fix(override: str, complaint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_configuration(DEFAULT, [override])
+    assert complaint in str(caught.value)
+    assert "command line" in str(caught.value)
+
+
+def test_an_unknown_key_in_a_file_is_named_with_the_file(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.yaml"
+    broken.write_text((CONFIG_FOLDER / f"{DEFAULT}.yaml").read_text().replace("clip_ratio:", "clip_ration:"))
+    with pytest.raises(
+        ConfigError, match=r"broken\.yaml: unknown key algorithm.clip_ration: did you mean .*clip_ratio"
+    ):
+        load_configuration(str(broken))
+
+
+def test_an_unplaced_component_is_an_error(tmp_path: Path) -> None:
+    partial = tmp_path / "partial.yaml"
+    partial.write_text((CONFIG_FOLDER / f"{DEFAULT}.yaml").read_text().replace("    reward: 1\n", ""))
+    with pytest.raises(ConfigError, match="must place actor, rollout, reward"):
+        load_configuration(str(partial))
+
+
+def test_the_configuration_cannot_be_changed_afterwards() -> None:
+    with pytest.raises(ReadonlyConfigError):
+        load_configuration(DEFAULT).runner.seed = 1
+
+
+@pytest.mark.parametrize(("max_steps", "expected"), [(-1, 128), (20, 20), (500, 128), (0, 0)])
+def test_max_steps_bounds_the_epochs(max_steps: int, expected: int) -> None:
+    cfg = load_configuration(DEFAULT, ["runner.max_epochs=1", f"runner.max_steps={max_steps}"])
+    assert last_step(cfg) == expected
+
+
+@pytest.mark.parametrize(
+    ("override", "actor_ranks", "complaint"),
+    [
+        ("rollout.batch_size=48", 1, r"rollout_batch_size \(64\) .* rollout\.batch_size \(48\)"),
+        ("rollout.batch_size=64", 2, r"rollout\.batch_size \(1\) .* number of actor ranks \(2\)"),
+        ("actor.global_batch_size=100", 1, r"group_size \(512\) .*actor\.global_batch_size \(100\)"),
+        ("actor.warm_start.batch_size=255", 2, r"warm_start\.batch_size \(255\) .* actor ranks \(2\)"),
+    ],
+)
+def test_sizes_that_do_not_divide_are_named(override: str, actor_ranks: int, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        Batches.of(load_configuration(DEFAULT, [override]), actor_ranks)

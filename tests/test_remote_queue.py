@@ -1,0 +1,157 @@
+"""A queue as its process reaches it, with a daemon that only listens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rlinf_async.core import codec, frames
+from rlinf_async.core.credit import cost
+from rlinf_async.errors import ClosedError
+from rlinf_async.remote_queue import RemoteQueue
+from rlinf_async.wish import Put
+
+CREDIT = 1 << 20
+
+
+class Client:
+    """Remembers what is sent; it has left at once, unless the socket is full."""
+
+    def __init__(self) -> None:
+        self.endpoint = 7
+        self.unsent: dict[Any, None] = {}
+        self.sent: list[Any] = []
+        self.is_full = False
+        self.waiting: list[Callable[[], None]] = []
+
+    def send(self, frame: Any, fds: Any = (), *, on_left: Callable[[], None] | None = None) -> None:
+        self.sent.append(frame)
+        if on_left is not None:
+            self.waiting.append(on_left)
+        if not self.is_full:
+            self.drain()
+
+    def drain(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for tell in waiting:
+            tell()
+
+
+@pytest.fixture
+def client() -> Client:
+    return Client()
+
+
+@pytest.fixture
+def queue(client: Client) -> RemoteQueue:
+    """One that has credit."""
+    queue = RemoteQueue(client, lambda: None, 0, 1, "obs", 0)  # type: ignore[arg-type]
+    queue.on_word("news", [[], [], CREDIT])
+    return queue
+
+
+def put(queue: RemoteQueue, value: Any) -> Put:
+    encoded = codec.encode(value)
+    wish = Put("obs", "key", b"key", 0, encoded, encoded.nbytes, frames.WAIT, None)
+    queue.start(wish)
+    return wish
+
+
+def modes(client: Client) -> list[int]:
+    return [frame[8] for frame in client.sent if frame[0] == frames.PUT]
+
+
+def test_a_put_is_done_when_it_has_left_as_long_as_there_is_credit(client: Client, queue: RemoteQueue) -> None:
+    client.is_full = True
+    first = put(queue, bytes(20_000))
+    assert not first.done()
+    client.drain()
+    assert first.done()
+    client.is_full = False
+    while cost(codec.encode(bytes(20_000)).nbytes) <= queue._purse._left:
+        assert put(queue, bytes(20_000)).done()
+    assert not put(queue, bytes(20_000)).done()
+    assert set(modes(client)[:-1]) == {frames.CREDITED}
+    assert modes(client)[-1] == frames.WAIT
+
+
+def test_what_was_recalled_is_returned_once_and_not_used_any_more(client: Client, queue: RemoteQueue) -> None:
+    assert put(queue, 1).done()
+    left = queue._purse._left
+    assert 0 < left < CREDIT
+    for amount in (left, 0):
+        queue.on_word("recall", None)
+        assert client.sent[-1][5:] == ("returned", [amount, True])
+    assert not put(queue, 2).done()
+
+
+def test_credit_for_what_cannot_be_packed_is_returned(
+    client: Client, queue: RemoteQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(carried: Any) -> Any:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("rlinf_async.remote_queue.pack_body", fail)
+    wish = put(queue, 1)
+    with pytest.raises(MemoryError):
+        wish.wait()
+    assert client.sent[-1][5:] == ("returned", [cost(wish.nbytes), False])
+
+
+def test_what_had_not_left_when_the_channel_ended_is_refused(client: Client, queue: RemoteQueue) -> None:
+    client.is_full = True
+    wish = put(queue, 1)
+    queue.end("")
+    with pytest.raises(ClosedError):
+        wish.wait()
+
+
+async def test_a_coroutine_that_never_has_to_wait_lets_others_run(queue: RemoteQueue) -> None:
+    queue._purse.add(1 << 40)
+    told = False
+
+    def tell() -> None:
+        nonlocal told
+        told = True
+
+    asyncio.get_running_loop().call_soon(tell)
+    for size in (1, 10_000):
+        told = False
+        asyncio.get_running_loop().call_soon(tell)
+        item = bytes(size)
+        for _ in range(50_000):
+            await put(queue, item)
+            if told:
+                break
+        assert told
+
+
+async def test_puts_of_many_coroutines_come_to_leave_in_one_frame(
+    client: Client, queue: RemoteQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlinf_async.remote_queue._MOMENT", 60.0)
+    queue._purse.add(1 << 40)
+
+    async def produce() -> None:
+        for number in range(1000):
+            await put(queue, number)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(8):
+            tasks.create_task(produce())
+    together = [len(frame[6][0]) for frame in client.sent if frame[0] == frames.QUEUE and frame[5] == "wishes"]
+    assert len(modes(client)) + sum(together) == 8 * 1000
+    assert max(together) == 8
+
+
+async def test_what_waits_for_company_leaves_before_credit_is_returned(client: Client, queue: RemoteQueue) -> None:
+    await put(queue, 0)
+    queue._crowded_until = asyncio.get_running_loop().time() + 60
+    held = put(queue, 1)
+    assert not held.done()
+    queue.on_word("recall", None)
+    assert [frame[5] for frame in client.sent[-2:]] == ["wishes", "returned"]
+    assert held.done()

@@ -1,0 +1,72 @@
+"""Other processes, at the other ends of pipes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import signal
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+
+class Child:
+    """One of them.
+
+    Attributes:
+        pipe: this process's end.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process, pipe: Any) -> None:
+        self._process = process
+        self.pipe = pipe
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def word(self) -> str:
+        """The next line that it writes."""
+        assert self._process.stdout is not None
+        async with asyncio.timeout(60):
+            return (await self._process.stdout.readline()).decode().strip()
+
+    async def story(self) -> Any:
+        return json.loads(await self.word())
+
+    def tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n".encode())
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    async def ended(self) -> int:
+        async with asyncio.timeout(30):
+            return await self._process.wait()
+
+
+@contextlib.asynccontextmanager
+async def child(role: str, **facts: Any) -> AsyncIterator[Child]:
+    """Runs a role of ``pipe_child``; it is killed if it has not ended with the block."""
+    ours, theirs = multiprocessing.Pipe()
+    arguments = ("-m", "tests.weights.pipe_child", str(theirs.fileno()), role, json.dumps(facts))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *arguments,
+        pass_fds=[theirs.fileno()],
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    theirs.close()
+    try:
+        yield Child(process, ours)
+    finally:
+        ours.close()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        transport = process._transport  # type: ignore[attr-defined]
+        transport.close()

@@ -1,0 +1,111 @@
+"""The other process of a test: ``python -m tests.weights.pipe_child <fd> <role> <facts as JSON>``.
+
+It speaks to the test over standard output, one word per line, and has one end of a pipe for the weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from rlinf_async.errors import PeerLost
+from rlinf_async.weights.pipe_link import PipeLink
+from rlinf_async.weights.publisher import Publisher
+from rlinf_async.weights.subscriber import Subscriber
+
+SHAPES = {"a": (1000,), "b": (300, 40), "c": (1,), "d.e": (70_000,), "d.f": (256, 256)}
+
+
+def model(value: float, scale: int = 1) -> dict[str, torch.Tensor]:
+    """Every number of every leaf is the same."""
+    return {name: torch.full((shape[0] * scale, *shape[1:]), float(value)) for name, shape in SHAPES.items()}
+
+
+def values_of(weights: dict[str, torch.Tensor]) -> set[float]:
+    """All that a model shows: one value, or it is torn."""
+    return {float(bound) for tensor in weights.values() for bound in (tensor.min(), tensor.max())}
+
+
+def say(word: str) -> None:
+    sys.stdout.write(word + "\n")
+    sys.stdout.flush()
+
+
+async def read(pipe: Any, facts: dict[str, Any]) -> None:
+    """Reads again and again, and looks at every leaf each time, until the sender has closed the link."""
+    weights = model(0, facts.get("scale", 1))
+    seen: dict[int, int] = {}
+    torn: list[str] = []
+    async with Subscriber(PipeLink(pipe), weights, apply=facts["apply"]) as subscriber:
+        await subscriber.connect()
+        task = subscriber.serve()
+        say("connected")
+        last = 0
+        while not task.done():
+            async with subscriber.reading() as version:
+                found = await asyncio.to_thread(values_of, weights)
+            if found != {float(version)} or version < last:
+                torn.append(f"version {version} after {last} shows {sorted(found)}")
+            seen[version] = seen.get(version, 0) + 1
+            last = version
+            await asyncio.sleep(0)
+        say(json.dumps({"seen": len(seen), "last": last, "torn": torn[:3], "after": sorted(values_of(weights))}))
+
+
+async def hang(pipe: Any, facts: dict[str, Any]) -> None:
+    """Applies versions, and stops half way in one of them."""
+    weights = model(0)
+
+    def apply(views: Any) -> None:
+        for path, view in views.items():
+            weights[".".join(path)].copy_(view)
+            if facts["at"] in views[path].flatten()[:1] and path == ("b",):
+                say("half way")
+                if not facts.get("goes_on"):
+                    threading.Event().wait()
+                sys.stdin.readline()
+        say(f"applied {sorted(values_of(weights))}")
+
+    async with Subscriber(PipeLink(pipe), apply) as subscriber:
+        await subscriber.connect()
+        say("connected")
+        while True:
+            try:
+                await subscriber.receive(None)
+            except PeerLost:
+                break
+
+
+async def send(pipe: Any, facts: dict[str, Any]) -> None:
+    """Publishes for ever."""
+    publisher = Publisher(model(0, facts["scale"]))
+    publisher.add(0, PipeLink(pipe))
+    await publisher.connect()
+    version = 0
+    while True:
+        version += 1
+        await (await publisher.publish(model(version, facts["scale"])))
+
+
+async def send_once(pipe: Any, facts: dict[str, Any]) -> None:
+    """Publishes one version and has it applied; then begins another and never ends."""
+    publisher = Publisher(model(1))
+    publisher.add(0, PipeLink(pipe))
+    await publisher.connect(weights=model(1))
+    store = publisher._store
+    assert store is not None
+    store._slots[store.take()].begin()
+    say("half way")
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    role = {each.__name__: each for each in (read, hang, send, send_once)}[sys.argv[2]]
+    asyncio.run(role(Connection(int(sys.argv[1])), json.loads(sys.argv[3])))

@@ -1,0 +1,144 @@
+"""Schemes between worker groups: on one node and on two, by shared memory and by calls."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from rlinf_async import Cluster, NodePlacementStrategy, Worker, WorkerWeightSyncScheme
+from rlinf_async.errors import DeadlineExceeded, WorkerDied
+from tests.weights.ends import Tied
+from tests.weights.scheme_workers import CALLS, Rollout, Trainer
+
+pytestmark = pytest.mark.shared_cluster
+
+Launch = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(num_nodes=2, local_nodes=2, log_to_driver=False) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def launch(cluster: Cluster) -> Iterator[Launch]:
+    groups: list[Any] = []
+
+    def launch(kind: type[Worker], name: str, *nodes: int) -> Any:
+        placement = NodePlacementStrategy(list(nodes))
+        group = kind.create_group().launch(cluster, name=name, placement=placement).wait_ready()
+        groups.append(group)
+        return group
+
+    yield launch
+    for group in groups:
+        group.close()
+
+
+def begin(scheme: Any, trainer: Any, rollout: Any, name: str = "policy") -> None:
+    calls = trainer.begin(scheme, "rollout", name), rollout.begin(scheme, ("trainer", 0), name)
+    for call in calls:
+        call.wait(20)
+
+
+WAYS = list(itertools.product(("copy", "map"), ("state_dict", "tensordict")))
+
+
+@pytest.mark.parametrize("nodes", [(0, 0), (0, 1), (1, 1)])
+def test_a_group_has_what_the_trainer_sends_whole_and_before_the_send_is_over(
+    launch: Launch, nodes: tuple[int, int]
+) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Rollout, "rollout", *nodes)
+    for apply, strategy in WAYS:
+        scheme = WorkerWeightSyncScheme(strategy=strategy, apply=apply)
+        begin(scheme, trainer, rollout, f"{apply} {strategy}")
+        for version in range(1, 5):
+            assert trainer.send(float(version)).wait(20) == [(version, [0, 1])]
+            assert rollout.look().wait(20) == [(version, {float(version)})] * 2
+        assert trainer.send_and_go_on(9.0).wait(20) == [5]
+        assert rollout.look().wait(20) == [(5, {9.0})] * 2
+        rollout.finish().wait(20)
+        trainer.finish().wait(20)
+
+
+def test_methods_without_a_loop_block(launch: Launch) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Rollout, "rollout", 0)
+    scheme = WorkerWeightSyncScheme()
+    received = rollout.receive_blocking(("trainer", 0), scheme)
+    trainer.begin(scheme, [("rollout", 0)]).wait(20)
+    assert trainer.send_blocking(3.0).wait(20) == [1]
+    assert received.wait(20) == [(1, {3.0})]
+
+
+def test_some_workers_get_it_and_the_others_catch_up_with_the_next(launch: Launch) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Rollout, "rollout", 0, 1)
+    begin(WorkerWeightSyncScheme(), trainer, rollout)
+    trainer.send(1.0).wait(20)
+    assert trainer.send(2.0, worker_ids=[1]).wait(20) == [(2, [1])]
+    assert rollout.look().wait(20) == [(1, {1.0}), (2, {2.0})]
+    trainer.send(3.0).wait(20)
+    assert rollout.look().wait(20) == [(3, {3.0})] * 2
+
+
+def test_a_worker_that_is_stopped_is_named_within_the_deadline_and_the_others_have_it(launch: Launch) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Rollout, "rollout", 0, 0)
+    begin(WorkerWeightSyncScheme(ack_timeout=1.0), trainer, rollout)
+    trainer.send(1.0).wait(20)
+    pid = rollout.worker_info_list[1].worker.pid
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(DeadlineExceeded, match="rank 1 of group 'rollout'"):
+        trainer.send(2.0).wait(20)
+    assert rollout[0].look().wait(20) == [(2, {2.0})]
+    os.kill(pid, signal.SIGCONT)
+    assert trainer.send(3.0).wait(20) == [(3, [0, 1])]
+    assert rollout.look().wait(20) == [(3, {3.0})] * 2
+
+
+def test_a_worker_that_dies_is_named_and_the_others_have_it(launch: Launch) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Rollout, "rollout", 0, 0)
+    begin(WorkerWeightSyncScheme(), trainer, rollout)
+    trainer.send(1.0).wait(20)
+    os.kill(rollout.worker_info_list[1].worker.pid, signal.SIGKILL)
+    with pytest.raises(WorkerDied, match="killed by SIGKILL"):
+        trainer.send(2.0).wait(20)
+    assert rollout[0].look().wait(20) == [(2, {2.0})]
+
+
+@pytest.mark.parametrize("strategy", ["state_dict", "tensordict"])
+@pytest.mark.parametrize("kind", CALLS)
+def test_the_driver_sends_by_calling_every_rank(launch: Launch, kind: str, strategy: str) -> None:
+    rollout = launch(Rollout, "rollout", 0, 1)
+    scheme_class, handles = CALLS[kind]
+    scheme = scheme_class(strategy=strategy)
+    workers = rollout[0:1] if kind == "module transform" else rollout
+    workers.begin_called(scheme).wait(20)
+    source = Tied(4.0)
+    scheme.init_on_sender("policy", **{handles: workers}, source_model=source)
+    sender = scheme.get_sender()
+    assert sender.send().per_worker.keys() == set(range(len(workers)))
+    assert workers.look().wait(20) == [(1, {4.0})] * len(workers)
+    source.fill(5.0)
+    sender.send_async()
+    source.fill(99.0)
+    sender.wait_async()
+    assert workers.look().wait(20) == [(2, {5.0})] * len(workers)
+    scheme.close()
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_what_a_called_worker_raises_is_raised_here_and_its_model_is_as_it_was(launch: Launch, kind: str) -> None:
+    rollout = launch(Rollout, "rollout", 0)
+    scheme_class, handles = CALLS[kind]
+    scheme = scheme_class()
+    rollout.begin_called(scheme).wait(20)
+    scheme.init_on_sender("policy", **{handles: rollout})
+    with pytest.raises(KeyError, match="has shape"):
+        scheme.get_sender().send(Tied(1.0, width=4))
+    assert rollout.look().wait(20) == [(0, {0.0})]
+    scheme.close()

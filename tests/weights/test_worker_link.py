@@ -1,0 +1,172 @@
+"""Weights from a worker to workers of its own machine and of another one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from rlinf_async import Cluster, NodePlacementStrategy, Worker
+from tests.weights.weight_workers import Rollout, Trainer
+
+pytestmark = pytest.mark.shared_cluster
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(num_nodes=2, local_nodes=2, log_to_driver=False) as cluster:
+        yield cluster
+
+
+Launch = Callable[..., Any]
+
+
+@pytest.fixture
+def launch(cluster: Cluster) -> Iterator[Launch]:
+    groups: list[Any] = []
+
+    def launch(kind: type[Worker], name: str, *nodes: int) -> Any:
+        group = kind.create_group().launch(cluster, name=name, placement=NodePlacementStrategy(list(nodes)))
+        groups.append(group)
+        return group.wait_ready()
+
+    yield launch
+    for group in groups:
+        group.close()
+
+
+def begin(trainer: Any, rollout: Any, size: int, **options: Any) -> None:
+    beginning = rollout.begin("trainer", **({"apply": options["apply"]} if "apply" in options else {}))
+    trainer.begin([("rollout", rank) for rank in range(size)], **options).wait(60)
+    beginning.wait(60)
+
+
+@pytest.mark.parametrize("apply", ["copy", "map"])
+def test_all_workers_have_each_version_and_one_of_each_machine_has_received_it(launch: Launch, apply: str) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Rollout, "rollout", 0, 0, 1, 1)
+    begin(trainer, rollout, 4, apply=apply, verify="crc")
+    for version in range(1, 8):
+        assert trainer.publish(version).wait(60) == [dict.fromkeys(range(4), "applied")]
+        assert rollout.values().wait(60) == [(version, [version])] * 4
+    assert rollout.is_host().wait(10) == [False, False, True, False]
+    trainer.end().wait(10)
+    rollout.end().wait(10)
+
+
+def test_what_the_workers_send_each_other_besides_is_not_disturbed(launch: Launch) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Rollout, "rollout", 1)
+    begin(trainer, rollout, 1)
+    words = ["one", {"two": 2}, b"three" * 1000]
+    hearing = rollout.hear("trainer", 6)
+    trainer.talk("rollout", words).wait(10)
+    trainer.publish(1).wait(60)
+    trainer.talk("rollout", words).wait(10)
+    assert hearing.wait(30) == [words * 2]
+    assert rollout.values().wait(10) == [(1, [1])]
+    trainer.end().wait(10)
+    rollout.end().wait(10)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_worker_that_dies_fails_with_the_frameworks_word_and_the_others_go_on(launch: Launch, victim: int) -> None:
+    """The first of two on the trainer's machine; the one that receives for its machine."""
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Rollout, "rollout", 0, 0, 1, 1)
+    begin(trainer, rollout, 4)
+    trainer.publish(1).wait(60)
+    os.kill(rollout.pid().wait(10)[victim], signal.SIGKILL)
+    (said,) = trainer.publish(2).wait(60)
+    assert said.pop(victim).startswith(f"WorkerDied: rank {victim} of group 'rollout'")
+    assert set(said.values()) == {"applied"}
+    others = [rank for rank in range(4) if rank != victim]
+    assert rollout.execute_on(*others).values().wait(60) == [(2, [2])] * 3
+    trainer.end().wait(10)
+
+
+def test_if_the_one_that_receives_for_its_machine_dies_half_way_another_one_receives(launch: Launch) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Rollout, "rollout", 1, 1, 1)
+    begin(trainer, rollout, 3)
+    trainer.publish(1).wait(60)
+    rollout.execute_on(0).die_when_something_comes().wait(10)
+    (said,) = trainer.publish(2).wait(60)
+    assert said.pop(0).startswith("WorkerDied: rank 0 of group 'rollout'")
+    assert said == {1: "applied", 2: "applied"}
+    assert rollout.execute_on(1, 2).values().wait(60) == [(2, [2])] * 2
+    trainer.end().wait(10)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_worker_of_another_machine_that_is_stopped_is_named_and_whole_again_later(
+    launch: Launch, victim: int
+) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Rollout, "rollout", 1, 1)
+    begin(trainer, rollout, 2)
+    trainer.publish(1).wait(60)
+    pid = rollout.pid().wait(10)[victim]
+    other = 1 - victim
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        (said,) = trainer.publish(2, timeout=2).wait(60)
+        assert said[victim].startswith("DeadlineExceeded: receiver")
+        (said,) = trainer.publish(3, timeout=2).wait(60)
+        assert said[victim].startswith("DeadlineExceeded: receiver")
+        assert said[other] == "applied", "if it was the one that receives, the other has taken its place"
+        assert rollout.execute_on(other).values().wait(60) == [(3, [3])]
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert trainer.publish(4).wait(60) == [{0: "applied", 1: "applied"}]
+    assert rollout.values().wait(60) == [(4, [4])] * 2
+    trainer.end().wait(10)
+    rollout.end().wait(10)
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_late_worker_gets_the_latest_version_at_once(launch: Launch, node: int) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Rollout, "rollout", node)
+    begin(trainer, rollout, 1)
+    for version in (1, 2):
+        trainer.publish(version).wait(60)
+    late = launch(Rollout, "late", node)
+    beginning = late.begin("trainer")
+    trainer.add(1, "late", 0).wait(60)
+    beginning.wait(60)
+    assert late.wait_version(2).wait(60) == [(2, [2])]
+    assert trainer.publish(3).wait(60) == [{0: "applied", 1: "applied"}]
+    trainer.end().wait(10)
+    rollout.end().wait(10)
+    late.end().wait(10)
+
+
+@pytest.mark.parametrize("delta", ["on", "auto"])
+def test_between_machines_only_what_has_changed_travels_where_that_is_less(launch: Launch, delta: str) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Rollout, "rollout", 1, 1)
+    begin(trainer, rollout, 2, delta=delta, verify="crc")
+    everything = 36_050_000
+    for value, share, base in ((1, 0.01, 0), (2, 0.01, 1), (3, 0.02, 2), (4, 1.0, 3), (5, 0.01, 4)):
+        (sent,) = trainer.publish_changed(value, share).wait(60)
+        assert len(sent) == 1, "one of both receives it"
+        based_on, nbytes = sent[0]
+        if value == 4 or (value == 5 and delta == "auto"):
+            assert nbytes > 0.99 * 36_000_000
+            assert based_on == (base if delta == "on" else 0)
+        else:
+            assert based_on == base
+            assert nbytes < (0.05 * everything if base else 2 * everything)
+        total = {1: 90_000, 2: 180_000, 3: 540_000, 4: 36_000_000, 5: 36_090_000}[value]
+        assert rollout.sum_of("b.d").wait(10) == [total] * 2
+    trainer.end().wait(10)
+    rollout.end().wait(10)
+
+
+def test_a_machine_that_lacks_the_base_gets_everything(launch: Launch) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Rollout, "rollout", 1, 1)
+    begin(trainer, rollout, 2, delta="on", verify="crc")
+    trainer.publish_changed(1, 0.01).wait(60)
+    rollout.execute_on(0).lose_the_base().wait(10)
+    ((*_, (based_on, _)),) = trainer.publish_changed(2, 0.01).wait(60)
+    assert based_on == 0
+    assert rollout.sum_of("b.d").wait(10) == [180_000] * 2
+    trainer.end().wait(10)
+    rollout.end().wait(10)

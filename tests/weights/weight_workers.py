@@ -1,0 +1,145 @@
+"""Workers that send and receive weights, for the tests of the plane between them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import torch
+
+from rlinf_async import Worker
+from rlinf_async.weights.publisher import Publisher
+from rlinf_async.weights.subscriber import Subscriber
+from rlinf_async.weights.worker_link import WorkerLink
+
+SHAPES = {"a": (1000,), "b.c": (300, 40), "b.d": (9_000_000,), "e": ()}
+"""36 MB: several pieces, so that one can be in the middle."""
+
+
+def model(value: float) -> dict[str, torch.Tensor]:
+    return {name: torch.full(shape, float(value)) for name, shape in SHAPES.items()}
+
+
+class Trainer(Worker):
+    async def begin(self, receivers: list[tuple[str, int]], **options: Any) -> None:
+        self._publisher = Publisher(model(0), **options)
+        for number, (group, rank) in enumerate(receivers):
+            self._publisher.add(number, WorkerLink(group, rank, "policy"))
+        await self._publisher.connect()
+
+    async def publish_changed(self, value: float, share: float) -> list[tuple[int, int]]:
+        """Publishes weights of which a share has changed; the base and the bytes of what was sent to each machine."""
+        sent: list[tuple[int, int]] = []
+        for outlet in self._publisher._outlets._outlets.values():
+            send = outlet.link.send
+
+            def note(words: list[Any], send: Any = send) -> None:
+                if words[0] == "bring":
+                    sent.append((words[5], sum(words[4])))
+                send(words)
+
+            outlet.link.send = note  # type: ignore[method-assign]
+        self._source = getattr(self, "_source", None) or model(0)
+        large = self._source["b.d"]
+        large[: int(len(large) * share)] = value
+        await (await self._publisher.publish(self._source))
+        for outlet in self._publisher._outlets._outlets.values():
+            del outlet.link.send
+        return sent
+
+    async def add(self, number: int, group: str, rank: int) -> None:
+        self._publisher.add(number, WorkerLink(group, rank, "policy"))
+        await self._publisher.connect()
+
+    async def publish(self, value: float, timeout: float | None = None) -> dict[int, str]:
+        """What has become of it: each receiver's status, or the type of its error."""
+        source = model(value)
+        handle = await self._publisher.publish(source, timeout=timeout)
+        for tensor in source.values():
+            tensor.fill_(-1)
+        try:
+            await handle
+        except Exception:
+            pass
+        assert handle.report is not None
+        return {
+            name: ack.status if ack.error is None else f"{type(ack.error).__name__}: {ack.error}"
+            for name, ack in handle.report.per_worker.items()
+        }
+
+    async def publish_and_stop_waiting(self, value: float) -> None:
+        self._handle = await self._publisher.publish(model(value))
+
+    async def outcome(self) -> dict[int, str]:
+        try:
+            await self._handle
+        except Exception:
+            pass
+        assert self._handle.report is not None
+        return {
+            name: ack.status if ack.error is None else type(ack.error).__name__
+            for name, ack in self._handle.report.per_worker.items()
+        }
+
+    def talk(self, group: str, words: list[Any]) -> None:
+        for word in words:
+            self.send(word, group, 0)
+
+    async def end(self) -> None:
+        await self._publisher.close()
+
+
+class Rollout(Worker):
+    async def begin(self, trainer: str, apply: str = "copy") -> None:
+        self._weights = model(0)
+        self._subscriber = Subscriber(WorkerLink(trainer, 0, "policy"), self._weights, apply=apply)
+        await self._subscriber.connect()
+        self._subscriber.serve()
+
+    async def values(self) -> tuple[int, list[float]]:
+        async with self._subscriber.reading() as version:
+            bounds = {float(bound) for tensor in self._weights.values() for bound in (tensor.min(), tensor.max())}
+        return version, sorted(bounds)
+
+    async def wait_version(self, version: int) -> tuple[int, list[float]]:
+        await self._subscriber.wait_version(version, 30)
+        return await self.values()
+
+    async def sum_of(self, name: str) -> float:
+        return float(self._weights[name].double().sum())
+
+    async def is_host(self) -> bool:
+        return self._subscriber._host is not None
+
+    async def lose_the_base(self) -> None:
+        """What it has is some other version, for all it knows."""
+        host = self._subscriber._host
+        assert host is not None
+        assert host._store is not None
+        latest = host._store.latest
+        assert latest is not None
+        latest._set(version=77)
+
+    async def die_when_something_comes(self) -> None:
+        """Dies as soon as the first piece of a version is there."""
+        host = self._subscriber._host
+        assert host is not None
+        link = host._link
+        receive = link.receive_tensor
+
+        def receive_and_die(tensor: Any, line: int) -> Any:
+            work = receive(tensor, line)
+            work._follow(lambda: os.kill(os.getpid(), signal.SIGKILL))
+            return work
+
+        link.receive_tensor = receive_and_die  # type: ignore[method-assign]
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    async def hear(self, trainer: str, count: int) -> list[Any]:
+        return [await self.recv(trainer, 0) for _ in range(count)]
+
+    async def end(self) -> None:
+        await self._subscriber.close()
