@@ -6,13 +6,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: run test lint orphans histories bench clean
+.PHONY: run test lint orphans histories training bench clean
 
 run: $(READY)
 	$(BIN)/rlinf-launch examples/embodiment/train_embodied_agent.py $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest -m "not orphans and not histories" $(ARGS)
+	$(BIN)/python -m pytest -m "not orphans and not histories and not training" $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -21,6 +21,10 @@ lint: $(READY)
 # A million items through channels, while producers and consumers are cancelled and killed.
 histories: $(READY)
 	$(BIN)/python -m pytest -m histories $(ARGS)
+
+# The longer training runs of the examples.
+training: $(READY)
+	$(BIN)/python -m pytest -m training $(ARGS)
 
 # Every kill of every process of a run, twenty times over.
 orphans: $(READY)

@@ -191,10 +191,11 @@ def wanted(options: Options) -> list[list[Sync]]:
     return found
 
 
-def run(asked: Sequence[Sequence[Sync]], options: Options) -> dict[str, list[Round]]:
-    """Measures everything, in one session per peer, or in one with none; rounds by the names of the cases."""
+def run(asked: Sequence[Sequence[Sync]], options: Options) -> None:
+    """Measures everything, in one session per peer, or in one with none, and prints what has been measured in all."""
     rounds: dict[str, list[Round]] = {}
-    for peer in options.peers or [None]:
+    peers = options.peers or [None]
+    for peer in peers:
         names = [OURS, LIMIT] if peer is None else [OURS, peer, LIMIT]
         with ExitStack() as stack:
             standing = {name: stack.enter_context(start(name, options)) for name in names}
@@ -203,19 +204,22 @@ def run(asked: Sequence[Sequence[Sync]], options: Options) -> dict[str, list[Rou
                 for index in range(options.rounds):
                     for name, measured in measuring.round(family, backwards=index % 2 == 1).items():
                         rounds.setdefault(name, []).append(measured)
-    return rounds
+                if peer == peers[-1]:
+                    print_rows(family, rounds, options)
+
+
+def print_rows(family: Sequence[Sync], rounds: Mapping[str, list[Round]], options: Options) -> None:
+    for case in (case for sync in family for case in sync.cases().values()):
+        if options.wants(case.name):
+            measure.print_row({**case.row(rounds[case.name]), "loop": options.loop})
 
 
 def main(arguments: list[str] | None = None) -> None:
     options = parse("What it costs to send weights.", rounds=2, arguments=arguments, peers=PEERS)
-    asked = wanted(options)
     try:
-        rounds = run(asked, options)
+        run(wanted(options), options)
     except ContestantError as error:
         sys.exit(str(error))
-    for case in (case for family in asked for sync in family for case in sync.cases().values()):
-        if options.wants(case.name):
-            measure.print_row({**case.row(rounds[case.name]), "loop": options.loop})
 
 
 if __name__ == "__main__":

@@ -87,6 +87,9 @@ class User(Worker):
         except TimeoutError:
             return "gave up"
 
+    async def turn(self) -> None:
+        """Begins only when what was called before waits."""
+
     async def cancelled_before_it_resumes(self, channel: Channel) -> str:
         """The item has arrived when the task that waits for it is cancelled."""
         task = asyncio.current_task()
@@ -101,7 +104,7 @@ class User(Worker):
             else:
                 loop.call_soon_threadsafe(task.cancel)
 
-        work._follow(cancel)
+        work._waiters.append(cancel)  # first: before the word that the item is here
         try:
             await work
         except asyncio.CancelledError:

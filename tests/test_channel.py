@@ -372,6 +372,7 @@ def test_whoever_gives_up_leaves_the_item(channel: Channel, users: Any) -> None:
 def test_an_item_whose_consumer_is_cancelled_before_it_resumes_goes_back(channel: Channel, users: Any) -> None:
     for user in users[0], users[2]:
         waiting = user.cancelled_before_it_resumes(channel)
+        user.turn().wait()
         channel.put("a")
         assert waiting.wait() == ["cancelled"]
         work = channel.get(async_op=True)

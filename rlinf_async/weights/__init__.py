@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from rlinf_async.weights.publisher import Publisher as Publisher
     from rlinf_async.weights.receiver import WeightReceiver as WeightReceiver
     from rlinf_async.weights.report import Ack as Ack
-    from rlinf_async.weights.sync_handle import SyncHandle as SyncHandle
     from rlinf_async.weights.report import SyncReport as SyncReport
     from rlinf_async.weights.rpc import RPCTransport as RPCTransport
     from rlinf_async.weights.rpc import RPCWeightSyncScheme as RPCWeightSyncScheme
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from rlinf_async.weights.shared_mem import SharedMemWeightSyncScheme as SharedMemWeightSyncScheme
     from rlinf_async.weights.strategy import WeightStrategy as WeightStrategy
     from rlinf_async.weights.subscriber import Subscriber as Subscriber
+    from rlinf_async.weights.sync_handle import SyncHandle as SyncHandle
     from rlinf_async.weights.syncer import WeightSyncer as WeightSyncer
     from rlinf_async.weights.transport import TransportBackend as TransportBackend
     from rlinf_async.weights.worker import WorkerTransport as RayTransport

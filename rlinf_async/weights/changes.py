@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
 
 from rlinf_async.errors import DeadlineExceeded
 from rlinf_async.work import Work
-
-T = TypeVar("T")
 
 
 class Changes:
@@ -41,20 +37,3 @@ class Changes:
                 return False
             with contextlib.suppress(DeadlineExceeded):
                 await change.async_wait(remaining)
-
-
-async def finish_in_thread(future: asyncio.Future[T]) -> T:
-    """Awaits what a thread does and nobody can stop; a cancellation is passed on once it is over.
-
-    Raises:
-        asyncio.CancelledError: with what went wrong in the thread, if something did, as its cause.
-    """
-    cancelled: asyncio.CancelledError | None = None
-    while not future.done():
-        try:
-            await asyncio.wait([future])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled from future.exception()
-    return future.result()

@@ -37,16 +37,17 @@ class Destination(Protocol):
 
 
 class Function:
-    """Calls the user's own function with ``{path: tensor}``, which it must not keep."""
+    """Calls the user's own function, if there is one, with ``{path: tensor}``, which it must not keep."""
 
-    def __init__(self, function: Callable[[Views], Any]) -> None:
+    def __init__(self, function: Callable[[Views], Any] | None) -> None:
         self._function = function
 
     def check(self, manifest: Manifest) -> None:
         pass
 
     def write(self, views: Views, extra: Mapping[Path, Any]) -> None:
-        self._function(views)
+        if self._function is not None:
+            self._function(views)
 
     def detach(self) -> None:
         pass
@@ -123,6 +124,12 @@ class Tensors:
         if self._maps:
             for target in self._targets:
                 target.data = target.data.clone()
+
+
+def destination_of(wanted: Any, *, maps: bool) -> Destination:
+    """What a user has named: tensors, a function, or None."""
+    is_function = callable(wanted) and not isinstance(wanted, nn.Module) and not hasattr(wanted, "items")
+    return Function(wanted) if wanted is None or is_function else Tensors(wanted, maps=maps)
 
 
 def _get(owner: Any, name: str) -> Any:

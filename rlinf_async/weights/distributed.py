@@ -12,8 +12,8 @@ import torch
 
 from rlinf_async.core import failures
 from rlinf_async.errors import DeadlineExceeded, WrongAcknowledgement
+from rlinf_async.weights.aside import Aside
 from rlinf_async.weights.bridge import Bridge
-from rlinf_async.weights.changes import finish_in_thread
 from rlinf_async.weights.manifest import Manifest
 from rlinf_async.weights.param_tree import ParamTree, is_tensordict
 from rlinf_async.weights.scheme import WeightSyncScheme, from_either, model_of, register_weight_sync_backend
@@ -21,8 +21,6 @@ from rlinf_async.weights.store_mail import StoreMail
 from rlinf_async.work import Work
 
 _FAILED: Final = b"failed "
-_AT_ONCE: Final = 1 << 20
-"""Bytes that are copied sooner than a thread is asked to."""
 
 
 class DistributedTransport:
@@ -60,6 +58,7 @@ class DistributedTransport:
         self.version: int | None = None
         """Of the weights that were sent or received last."""
         self._bridge = Bridge()
+        self._aside = Aside(f"packing for rank {rank}")  # the other thread may be sending what came before
         self._mail: StoreMail | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._sent: Future[int] | None = None
@@ -94,20 +93,12 @@ class DistributedTransport:
             return
         version = (self.version or 0) + 1
         tree = ParamTree.of(weights)
-        head, packed = await self._packed(tree)
+        head, packed = await self._aside.do(_pack, tree, self._transport_dtype, nbytes=tree.nbytes)
         head |= {"model_id": model_id, "version": version, "nested": is_tensordict(weights)}
         # From here on the thread goes on by itself: the copy can be sent whatever becomes of the source.
         mail = self._opened(True)
         self._sent = self._executor.submit(mail.send, head, packed, self.timeout, self._sync)
         self.version = version
-
-    async def _packed(self, tree: ParamTree) -> tuple[dict[str, Any], torch.Tensor]:
-        if tree.nbytes <= _AT_ONCE:
-            return _pack(tree, self._transport_dtype)
-        with ThreadPoolExecutor(1) as packer:  # the other thread may be sending what came before
-            future = asyncio.wrap_future(packer.submit(_pack, tree, self._transport_dtype))
-            await finish_in_thread(future)
-        return future.result()
 
     def wait_ack(self) -> Any:
         """The errors are those of ``send_weights``."""
@@ -202,6 +193,7 @@ class DistributedTransport:
         if self._mail is not None:
             self._mail.part()
         self._thread = self._mail = self._coming = self._sent = None
+        self._aside.close()
         self._bridge.release()
 
 

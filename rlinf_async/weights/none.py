@@ -9,7 +9,8 @@ from typing import Any
 
 from rlinf_async.weights.receiver import WeightReceiver
 from rlinf_async.weights.scheme import WeightSyncScheme, register_weight_sync_backend
-from rlinf_async.weights.sender import Staged, WeightSender
+from rlinf_async.weights.sender import WeightSender
+from rlinf_async.weights.staged import Staged
 from rlinf_async.weights.strategy import WeightStrategy
 from rlinf_async.weights.transport import TransportBackend
 from rlinf_async.weights.ways import Update, Way

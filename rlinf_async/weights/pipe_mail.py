@@ -8,12 +8,12 @@ import pickle
 import select
 import socket
 import struct
+import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_async.errors import ConfigError, DeadlineExceeded, PeerLost
-from rlinf_async.weights.changes import finish_in_thread
+from rlinf_async.weights.aside import Aside
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -44,7 +44,7 @@ class PipeMail:
         if not (pipe.readable and pipe.writable):
             raise ConfigError("the pipe goes one way only, and acknowledgements go the other: multiprocessing.Pipe()")
         self._pipe = pipe
-        self._thread: ThreadPoolExecutor | None = None
+        self._aside = Aside("weights from a pipe")
 
     async def send(self, message: tuple[Any, str], timeout: float | None) -> None:
         """
@@ -82,17 +82,11 @@ class PipeMail:
         if self._is_here():
             message = self._pipe.recv()
         else:  # which waits in the middle of it for the rest
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights from a pipe")
-            future = asyncio.wrap_future(self._thread.submit(self._pipe.recv))
-            await finish_in_thread(future)
-            message = future.result()
+            message = await self._aside.do(self._pipe.recv, nbytes=sys.maxsize)
         return message
 
     def close(self) -> None:
-        if self._thread is not None:
-            self._thread.shutdown()
-            self._thread = None
+        self._aside.close()
 
     async def wait(self, timeout: float | None) -> bool:
         """Whether something is there to be read within ``timeout`` seconds, or the other side is gone."""
@@ -108,7 +102,8 @@ class PipeMail:
         """Whether the next message has come to its end; of long ones that is not asked."""
         whole = self._peek(_LENGTH.size + _LOOKED_AT)
         (length,) = _LENGTH.unpack_from(whole)
-        return 0 <= length <= len(whole) - _LENGTH.size
+        is_here: bool = 0 <= length <= len(whole) - _LENGTH.size
+        return is_here
 
     def _is_ours(self, text: str, bare: bool) -> bool:
         body = self._peek(_LENGTH.size + len(_MARK))[_LENGTH.size :]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Collection, Hashable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from rlinf_async.errors import ClosedError, DeadlineExceeded
-from rlinf_async.weights.changes import Changes, finish_in_thread
+from rlinf_async.weights.aside import Aside
+from rlinf_async.weights.changes import Changes
 from rlinf_async.weights.delta import Delta
 from rlinf_async.weights.links import Link
 from rlinf_async.weights.outlets import Outlet, Outlets
@@ -22,9 +21,6 @@ from rlinf_async.weights.store import Store, select_leaves
 from rlinf_async.weights.sync_handle import SyncHandle
 
 logger = logging.getLogger(__name__)
-
-_AT_ONCE: Final = 1 << 20
-"""Bytes that are copied sooner than a thread is asked to."""
 
 _WORTH: Final = 0.8
 """The part of all bytes from which on a delta does not pay: making it costs a pass over the memory."""
@@ -90,7 +86,7 @@ class Publisher:
         self._outlets = Outlets(model_id, self._complete, self._changes.notify)
         self._store: Store | None = None
         self._taker: Source | None = None
-        self._executor: ThreadPoolExecutor | None = None
+        self._aside = Aside(f"weights of {model_id}")
         self._handle: SyncHandle | None = None
         self._facts: tuple[int, float, float] = (0, 0.0, 0.0)
         """Of the version under way: bytes, when it was begun, seconds until it was staged."""
@@ -210,10 +206,9 @@ class Publisher:
         self._facts = (self._store.manifest.nbytes, begun, time.monotonic() - begun)
         self._handle = handle = SyncHandle(number, seconds, self._expire, self._outlets.forget)
         far = self._outlets.publish(number, names, self._store, writer)
-        if far and self._store.manifest.nbytes <= _AT_ONCE:
-            self._bring(number, far, self._store, writer)
-        elif far:
-            self._thread().submit(self._bring, number, far, self._store, writer)
+        if far:
+            nbytes = self._store.manifest.nbytes
+            self._aside.start(self._bring, number, far, self._store, writer, nbytes=nbytes)
         return handle
 
     def _refuse_second(self) -> None:
@@ -240,31 +235,19 @@ class Publisher:
             slot = store.take()
             return store.pack(slot, version, tensors, given, extra=extra, with_checksum=self._with_checksum)
 
-        writer: SlotWriter = await self._in_thread(pack, small=store.manifest.nbytes <= _AT_ONCE)
+        writer: SlotWriter = await self._aside.do(pack, nbytes=store.manifest.nbytes)
         return writer
 
     async def _make_store(self, source: Any) -> None:
         tree = ParamTree.of(source, self._select)
         taker = Source(tree, self._select, self._transport_dtype)
         extra = len(pack_extra(tree))
-        small = taker.manifest.nbytes <= _AT_ONCE
 
         def make() -> Store:
             return Store(taker.manifest, self._slots, extra, self._model_id)
 
-        self._store = await self._in_thread(make, small=small)
+        self._store = await self._aside.do(make, nbytes=taker.manifest.nbytes)
         self._taker = taker
-
-    async def _in_thread(self, function: Any, *, small: bool) -> Any:
-        """What takes long is done elsewhere: the loop goes on."""
-        if small:
-            return function()
-        return await finish_in_thread(asyncio.get_running_loop().run_in_executor(self._thread(), function))
-
-    def _thread(self) -> ThreadPoolExecutor:
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"weights of {self._model_id}")
-        return self._executor
 
     def _bring(self, version: int, far: list[Outlet], store: Store, writer: SlotWriter) -> None:
         try:
@@ -315,9 +298,7 @@ class Publisher:
         handle, self._handle = self._handle, None
         if handle is not None and not handle.done():
             handle.cancel()
-        if self._executor is not None:
-            self._executor.shutdown()
-            self._executor = None
+        self._aside.close()
         self._outlets.close()
         if self._store is not None:
             self._store.close()

@@ -14,7 +14,8 @@ from rlinf_async.weights.calls import finish
 from rlinf_async.weights.held import held
 from rlinf_async.weights.link_transport import LinkTransport
 from rlinf_async.weights.publisher import Publisher
-from rlinf_async.weights.report import Ack, SyncReport
+from rlinf_async.weights.report import SyncReport
+from rlinf_async.weights.staged import Staged, give_up
 from rlinf_async.weights.strategy import _get_strategy
 from rlinf_async.weights.transport import TransportBackend
 from rlinf_async.weights.ways import OneWay, PublisherWay, Update, Way, ways_to
@@ -285,7 +286,7 @@ class WeightSender:
             staged = await self._stage(update, ways)
             report = await staged.report()
         except BaseException:
-            _give_up(ways)
+            give_up(ways)
             raise
         report.raise_failures()
         return report
@@ -294,7 +295,7 @@ class WeightSender:
         try:
             self._pending = await self._stage(update, ways)
         except BaseException:
-            _give_up(ways)
+            give_up(ways)
             raise
         self._pending_async = True
         return update.version
@@ -372,54 +373,9 @@ class WeightSender:
         self._forget()
 
 
-class Staged:
-    """An update that is on its way.
-
-    Attributes:
-        since, t_stage: when it was begun (``perf_counter``), and the seconds until its source could change.
-    """
-
-    def __init__(self, update: Update, ways: list[Way], since: float) -> None:
-        self.update = update
-        self.since = since
-        self.t_stage = 0.0
-        self._ways = ways
-        self._acks: dict[int, Ack] = {}
-
-    @property
-    def missing(self) -> list[int]:
-        return [worker_id for way in self._ways for worker_id in way.worker_ids if worker_id not in self._acks]
-
-    def give_up(self) -> None:
-        _give_up(self._ways)
-
-    async def report(self) -> SyncReport:
-        """Waits for all workers; if that is cancelled, it may be called again."""
-
-        async def collect(way: Way) -> None:
-            self._acks.update(await way.acks(self.update))
-
-        waiting = [way for way in self._ways if any(worker_id not in self._acks for worker_id in way.worker_ids)]
-        async with asyncio.TaskGroup() as tasks:
-            for way in waiting:
-                tasks.create_task(collect(way))
-        return SyncReport(
-            version=self.update.version,
-            per_worker={worker_id: self._acks[worker_id] for way in self._ways for worker_id in way.worker_ids},
-            bytes=max((way.nbytes for way in self._ways), default=0),
-            t_stage=self.t_stage,
-            t_total=time.perf_counter() - self.since,
-        )
-
-
 async def _after(previous: Any, begin: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     """Begins once what was given up before it has ended."""
     if previous is not None and not previous.done():
         with contextlib.suppress(Exception):
             await previous.async_wait()
     return await begin()
-
-
-def _give_up(ways: list[Way]) -> None:
-    for way in ways:
-        way.give_up()

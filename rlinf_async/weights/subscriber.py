@@ -7,13 +7,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any
 
 from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost, TransferFailed
 from rlinf_async.weights import words as say
-from rlinf_async.weights.changes import Changes, finish_in_thread
-from rlinf_async.weights.destination import Destination, Function, Tensors
+from rlinf_async.weights.aside import Aside
+from rlinf_async.weights.changes import Changes
+from rlinf_async.weights.destination import destination_of
 from rlinf_async.weights.gate import Reading, ReadingGate
 from rlinf_async.weights.host import Host
 from rlinf_async.weights.leases import Leased, Leases
@@ -25,9 +25,6 @@ from rlinf_async.weights.source import unpack_extra
 from rlinf_async.weights.versions import Reception, Verdict
 
 logger = logging.getLogger(__name__)
-
-_AT_ONCE: Final = 1 << 20
-"""Bytes that are copied sooner than a thread is asked to."""
 
 
 class Subscriber:
@@ -71,11 +68,7 @@ class Subscriber:
         self._skips = policy == "latest"
         self._verifies = verify == "crc"
         self._patience = ack_timeout
-        self._destination: Destination = (
-            Function(destination)
-            if destination is None or _is_function(destination)
-            else Tensors(destination, maps=self._maps)
-        )
+        self._destination = destination_of(destination, maps=self._maps)
         self._reception = Reception()
         self._gate = ReadingGate(self._look)
         self._changes = Changes()
@@ -86,7 +79,7 @@ class Subscriber:
         self._leases = Leases()
         self._extra: Mapping[Path, Any] = {}
         self._host: Host | None = None
-        self._executor: ThreadPoolExecutor | None = None
+        self._aside = Aside(f"weights of {model_id}")
         self._is_taking = False
         self._is_listening = False
         self._server: asyncio.Task[None] | None = None
@@ -167,7 +160,7 @@ class Subscriber:
         what, *facts = words
         if what == say.PUBLISH:
             self._reception.heard(facts[0])
-        if what == say.BRING and self._host is not None:
+        elif what == say.BRING and self._host is not None:
             self._host.bring(*facts)
             return
         if what in (say.HELLO, say.HOST):
@@ -201,11 +194,9 @@ class Subscriber:
         deadline = None if timeout is None else time.monotonic() + timeout
         while self._leases.manifest is None:
             remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
-            there = await self._changes.wait_until(lambda: bool(self._news or self._end), remaining)
-            if not there:
-                raise DeadlineExceeded(
-                    f"the sender of '{self._model_id}' ({self._link.label}) did not connect within {timeout:g} s"
-                )
+            if not await self._changes.wait_until(lambda: bool(self._news or self._end), remaining):
+                sender = f"the sender of '{self._model_id}' ({self._link.label})"
+                raise DeadlineExceeded(f"{sender} did not connect within {timeout:g} s")
             await self._receive(0.0)
 
     async def receive(self, timeout: float | None = 0.001) -> bool:
@@ -309,16 +300,16 @@ class Subscriber:
 
     async def _write(self, leased: Leased) -> float:
         """Applies what is leased; returns the seconds for which nobody could read."""
-        small = leased.reader.leaves.nbytes <= _AT_ONCE
+        nbytes = leased.reader.leaves.nbytes
         if self._reception.judge(leased.header.version) is Verdict.DUPLICATE:
             return 0.0
         if self._verifies:
-            await self._in_thread(leased.reader.check, leased.header, small=small)
+            await self._aside.do(leased.reader.check, leased.header, nbytes=nbytes)
         extra = unpack_extra(leased.reader.extra(leased.header))
         async with self._gate.writing(self._patience):
             begun = time.monotonic()
             try:
-                await self._in_thread(self._destination.write, leased.views, extra, small=small or self._maps)
+                await self._aside.do(self._destination.write, leased.views, extra, nbytes=0 if self._maps else nbytes)
             except asyncio.CancelledError as cancelled:
                 if cancelled.__cause__ is None:  # it was written to the end
                     self._applied(leased, extra)
@@ -336,15 +327,6 @@ class Subscriber:
         self._extra = extra
         if self._maps:
             self._leases.keep(leased.reader)
-
-    async def _in_thread(self, function: Any, *args: Any, small: bool) -> None:
-        """What takes long is done elsewhere: the loop goes on."""
-        if small:
-            function(*args)
-            return
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"weights of {self._model_id}")
-        await finish_in_thread(asyncio.get_running_loop().run_in_executor(self._executor, function, *args))
 
     def _acknowledge(self, versions: list[int], failure: bytes | None, late: float, apply: float, pause: float) -> None:
         owed, self._owed = self._owed, []
@@ -408,9 +390,7 @@ class Subscriber:
         if self._leases.keeps_one:
             self._destination.detach()
         self._leases.close()
-        if self._executor is not None:
-            self._executor.shutdown()
-            self._executor = None
+        self._aside.close()
         self._changes.notify()
 
     async def __aenter__(self) -> Subscriber:
@@ -418,9 +398,3 @@ class Subscriber:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
-
-
-def _is_function(destination: Any) -> bool:
-    from torch import nn
-
-    return callable(destination) and not isinstance(destination, nn.Module) and not hasattr(destination, "items")

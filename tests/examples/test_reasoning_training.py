@@ -89,7 +89,7 @@ def test_apart_the_responses_are_one_step_old_and_together_they_are_new(disaggre
     assert [line.split("kl ")[1].split()[0] for line in steps(ended.stdout)] == ["0.0000"] * 3
 
 
-@pytest.mark.slow
+@pytest.mark.training
 def test_the_same_seed_gives_the_same_model_bit_for_bit(tmp_path: Path) -> None:
     """However the rollout workers share the problems among themselves."""
     taught = [
@@ -107,7 +107,7 @@ def test_the_same_seed_gives_the_same_model_bit_for_bit(tmp_path: Path) -> None:
     assert not all(start[name].equal(expected[name]) for name in expected)
 
 
-@pytest.mark.slow
+@pytest.mark.training
 def test_a_model_is_trained_further_with_a_reference_and_evaluated_alone(disaggregated: Path, tmp_path: Path) -> None:
     model, tokenizer = disaggregated / "trained", "actor.tokenizer.tokenizer_model"
     assert CharacterTokenizer.load(model).characters
@@ -159,7 +159,7 @@ DOOMED = """
 """
 
 
-@pytest.mark.slow
+@pytest.mark.training
 @pytest.mark.parametrize(
     ("method", "who"),
     [
@@ -181,7 +181,7 @@ def test_a_worker_that_is_killed_ends_the_run(tmp_path: Path, method: str, who: 
     assert float(seconds) < 5.0
 
 
-@pytest.mark.slow
+@pytest.mark.training
 def test_a_warm_start_that_gets_nowhere_says_what_to_do(tmp_path: Path) -> None:
     ended = run_script(
         tmp_path / "run",
@@ -192,7 +192,7 @@ def test_a_warm_start_that_gets_nowhere_says_what_to_do(tmp_path: Path) -> None:
     assert "raise actor.warm_start.max_steps or lower actor.warm_start.target_accuracy" in ended.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.training
 @pytest.mark.parametrize(
     ("config", "overrides", "complaint"),
     [
