@@ -36,6 +36,7 @@ bench: $(READY)
 	$(BIN)/python -m benches.bench_send $(ARGS)
 	$(BIN)/python -m benches.bench_channel $(ARGS)
 	$(BIN)/python -m benches.bench_broadcast $(ARGS)
+	$(BIN)/python -m benches.bench_weights $(ARGS)
 	$(BIN)/python -m benches.bench_placement $(ARGS)
 	$(BIN)/python -m benches.bench_trace $(ARGS)
 

@@ -1,7 +1,8 @@
 """The work of a trainer that sends its weights, and what every framework has to say of itself for it.
 
 The work is the same for all.  Version 7 is a model that is full of sevens, so that a receiver sees at once whether it
-has that version whole; the last one is different everywhere, and compared by its sums.
+has that version whole; the last one is different everywhere, and compared by its sums after the trainer's model has
+changed: who only shows the trainer's own memory to its receivers fails.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ def leaves(shape: str, size: int) -> dict[str, int]:
     """The elements of a model's float32 tensors, by name, together of so many bytes.
 
     Args:
-        shape: ``"llm"``: 290 of a five-hundredth of a thousandth to a sixteenth of it, in layers; ``"many"``: ten
-            thousand; ``"one"``; ``"mlp"``: three layers.
+        shape: ``"llm"``: 290, in layers, the smallest a 2048th of all and the largest a 16th; ``"many"``: ten thousand;
+            ``"one"``; ``"mlp"``: three layers.
     """
     elements = size // 4
     if shape == "one":
@@ -123,7 +124,11 @@ class Weights:
         raise NotImplementedError
 
     async def compare(self) -> tuple[list[int], Sequence[list[int]]]:
-        """Sends the pattern: its sums at the trainer and at each receiver."""
+        """Sends the pattern, and then changes the trainer's model.
+
+        Returns:
+            The sums of what was sent, and of what each receiver has.
+        """
         raise NotImplementedError
 
     async def shut(self) -> None:

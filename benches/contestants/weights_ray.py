@@ -29,6 +29,7 @@ class Actor:
     def send_pattern(self) -> list[int]:
         sums = weighing.fill_with_pattern(self._model)
         self._send()
+        weighing.fill(self._model, -1)
         return sums
 
     def _send(self) -> tuple[float, float]:

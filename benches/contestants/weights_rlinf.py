@@ -48,6 +48,7 @@ class Sender(Worker):
     async def send_pattern(self) -> list[int]:
         sums = weighing.fill_with_pattern(self._model)
         await self._sync(1)
+        weighing.fill(self._model, -1)
         return sums
 
     def shut(self) -> None:

@@ -47,10 +47,11 @@ class TorchRL(weighing.Weights):
     async def open(self, shape: str, size: int, receivers: int, apply: str) -> None:
         self._model = weighing.model(shape, size)
         weighing.fill(self._model, 0)
-        weights = TensorDict.from_module(self._model).data
-        if apply == "map":
+        self._maps = apply == "map"
+        weights = TensorDict.from_module(self._model).data.clone()
+        if self._maps:
             self._scheme = SharedMemWeightSyncScheme()
-            shared = weights.clone().share_memory_()
+            shared = weights.share_memory_()
             self._scheme.init_on_sender(params_map=dict.fromkeys(range(receivers), shared), ctx=self._context)
         else:
             self._scheme = MultiProcessWeightSyncScheme()
@@ -82,9 +83,14 @@ class TorchRL(weighing.Weights):
         return self._send()
 
     def _send(self) -> tuple[float, float]:
-        """Nothing of it may change before all receivers have it: that is when ``send`` returns."""
+        """``send`` returns when all receivers have it.
+
+        A queue carries tensors by their descriptors: receivers of the trainer's own would see all that becomes of them
+        later, so they get a clone.
+        """
         began = time.perf_counter()
-        self._scheme.send(weights=TensorDict.from_module(self._model).data)
+        weights = TensorDict.from_module(self._model).data
+        self._scheme.send(weights=weights if self._maps else weights.clone())
         total = time.perf_counter() - began
         return total, total
 
@@ -94,6 +100,7 @@ class TorchRL(weighing.Weights):
     async def compare(self) -> tuple[list[int], Sequence[list[int]]]:
         sent = weighing.fill_with_pattern(self._model)
         self._send()
+        weighing.fill(self._model, -1)
         return sent, self._ask("sums")
 
     async def shut(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -112,8 +113,12 @@ class WeightReceiver:
                 self._subscribe(transport)
             if self._subscriber is not None:
                 transport.look()
+                end = time.monotonic() + timeout
                 if await self._subscriber.receive(timeout):
                     return True
+                while (remaining := end - time.monotonic()) > 0:  # it has heard something else
+                    if await self._subscriber.receive(remaining):
+                        return True
             timeout = 0.0  # something past the link, perhaps
         found = await finish(transport.receive_weights(timeout=timeout), None, f"weights from {transport!r}")
         if found is None:

@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from benches import bench_broadcast, bench_call, bench_channel, bench_launch, bench_placement, bench_send, bench_trace
+from benches import (
+    bench_broadcast,
+    bench_call,
+    bench_channel,
+    bench_launch,
+    bench_placement,
+    bench_send,
+    bench_trace,
+    bench_weights,
+)
 from rlinf_async import tracing
 
 ROOT = Path(__file__).parents[2]
@@ -38,6 +47,9 @@ def test_every_case_has_a_name_of_its_own() -> None:
             *bench_broadcast.two_nodes(False),
         )
     ]
+    names += [
+        case.name for family in bench_weights.families(False) for sync in family for case in sync.cases().values()
+    ]
     names += [plan.case.name for plan in bench_placement.plans(400)]
     names += [case.name for case in bench_trace.cases().values()]
     assert len(set(names)) == len(names)
@@ -45,6 +57,7 @@ def test_every_case_has_a_name_of_its_own() -> None:
 
 ALL: tuple[str, ...] = ()
 SENDS = ("send_object", "send_64MiB_read", "send_tensor", "loop_delay", "two_nodes_send_8B", "two_nodes_send_1MiB")
+WEIGHTS = ("llm_64MiB_2", "many_64MiB_1_copy", "mlp_100KiB_4_map_total", "mlp_100KiB_1_copy")
 
 
 @pytest.mark.slow
@@ -56,6 +69,7 @@ SENDS = ("send_object", "send_64MiB_read", "send_tensor", "loop_delay", "two_nod
         ("bench_send", SENDS, 7),
         ("bench_channel", ALL, 12),
         ("bench_broadcast", ALL, 8),
+        ("bench_weights", WEIGHTS, 14),
     ],
 )
 def test_a_quick_run_prints_a_valid_row_for_every_case(bench: str, only: tuple[str, ...], cases: int) -> None:

@@ -98,6 +98,14 @@ def test_what_stands_beside_is_neither_a_peer_nor_the_limit() -> None:
     assert (row["peers"], row["ahead"], row["met"], row["limit"]) == ({}, None, None, None)
 
 
+@pytest.mark.parametrize(("factor", "met"), [(0.5, True), (0.4, False)])
+def test_a_target_may_name_what_stands_beside_and_the_best_peer_is_still_a_peer(factor: float, met: bool) -> None:
+    targets = [Target(factor, "one tensor"), Target(1, BEST)]
+    case = Case("weights", "many", "ms", beside={"one tensor": "the same bytes"}, targets=targets)
+    assert case.row([{OURS: [1.0], "one tensor": [2.0], "ray": [3.0]}])["met"] is met
+    assert case.row([{OURS: [3.0], "one tensor": [9.0], "ray": [2.0]}])["met"] is False
+
+
 @pytest.mark.parametrize(("at_least", "factor", "met"), [(False, 0.5, True), (False, 0.4, False), (True, 0.2, True)])
 def test_the_best_peer_is_the_one_that_is_hardest_to_beat(at_least: bool, factor: float, met: bool) -> None:
     target = Target(factor, BEST, at_least=at_least)
