@@ -20,6 +20,7 @@ from torchrl.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightS
 def receive(pipe: Any, scheme: Any, rank: int, shape: str, size: int) -> None:
     """A receiver's process: the scheme's own thread applies what comes."""
     multiprocessing.set_sharing_strategy("file_system")
+    torch.set_num_threads(1)  # as TorchRL's collectors have it
     model = weighing.model(shape, size)
     scheme.init_on_receiver(model_id="policy", model=model, worker_idx=rank)
     scheme.connect(worker_idx=rank)

@@ -73,7 +73,7 @@ class SyncOptions:
 
     def for_publisher(self) -> dict[str, Any]:
         """What the sender's side of shared memory takes."""
-        names = ("apply", "slots", "transport_dtype", "ack_timeout", "verify", "select")
+        names = ("apply", "slots", "transport_dtype", "delta", "ack_timeout", "verify", "select")
         return {name: getattr(self, name) for name in names}
 
     def for_subscriber(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost, TransferFailed
@@ -139,7 +139,7 @@ class Subscriber:
         """Waits until at most ``max_lag`` published versions are missing, as ``wait_version``."""
         await self._wait(lambda: self.staleness <= max_lag, timeout, f"a version at most {max_lag} behind")
 
-    async def _wait(self, condition: Any, timeout: float | None, what: str) -> None:
+    async def _wait(self, condition: Callable[[], bool], timeout: float | None, what: str) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
         while not condition():
             remaining = None if deadline is None else deadline - time.monotonic()
@@ -151,7 +151,9 @@ class Subscriber:
             if self._server is not None:
                 await self._changes.wait_until(lambda: condition() or self._server is None, remaining)
             else:
-                await self.receive(remaining)
+                self._check_open()
+                self._listen()
+                await self._receive(remaining, condition)
 
     # -- receiving ----------------------------------------------------------------------------------------------
 
@@ -221,11 +223,13 @@ class Subscriber:
             self._is_listening = True
             self._link.listen(self)
 
-    async def _receive(self, timeout: float | None) -> bool:
-        def is_there() -> bool:
-            return not self._is_taking and bool(self._news or self._end or self._is_closed)
+    async def _receive(self, timeout: float | None, enough: Callable[[], bool] = lambda: False) -> bool:
+        """Once; ``enough`` ends the wait too: somebody else may receive what is waited for."""
 
-        if not await self._changes.wait_until(is_there, timeout):
+        def is_there() -> bool:
+            return enough() or (not self._is_taking and bool(self._news or self._end or self._is_closed))
+
+        if not await self._changes.wait_until(is_there, timeout) or enough():
             return False
         if not self._news:
             self._check_open()

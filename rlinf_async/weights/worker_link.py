@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import secrets
 from typing import Any
 
 from rlinf_async.core.frames import node_of
@@ -15,6 +16,9 @@ from rlinf_async.worker.here import require_client, require_exchange
 
 class WorkerLink(Link):
     """Ends with the framework's word, ``WorkerDied`` for one, when the other worker ends.
+
+    Every word says which link it comes from, and which one of the other side it is for, once that is known: what was
+    meant for one that is closed is not heard by the next of that name.
 
     Args:
         group, rank: the other worker's.
@@ -31,6 +35,9 @@ class WorkerLink(Link):
         self._exchange = require_exchange()
         self._receiving: Work[Any] | None = None
         self._is_closed = False
+        self._mine = secrets.token_bytes(8)
+        self._other: bytes | None = None
+        """The link at the other end, once it has been heard."""
         self._bulk: set[Work[Any]] = set()
         locating = self._exchange.locate(*self._member, None)
         locating._follow(lambda: self._located(locating))
@@ -47,7 +54,10 @@ class WorkerLink(Link):
         self.opened._settle()
 
     def _send(self, words: Words) -> None:
-        self._exchange.send(words, *self._member, None, None, None, self._name)
+        self._post(words)
+
+    def _post(self, words: Words | None) -> None:
+        self._exchange.send((self._mine, self._other, words), *self._member, None, None, None, self._name)
 
     def send_tensor(self, tensor: Any, line: int) -> Work[None]:
         work = self._exchange.send_tensor(tensor, *self._member, None, None, f"{self._name} memory {line}")
@@ -79,10 +89,13 @@ class WorkerLink(Link):
 
     def _take(self, work: Work[Any]) -> bool:
         try:
-            words = work._result()
+            source, target, words = work._result()
         except Exception as error:
             self._end(error)
             return False
+        if target not in (None, self._mine):
+            return True
+        self._other = source
         if words is None:
             self._end(ClosedError(f"{self.label} has closed its end of the link"))
             return False
@@ -94,7 +107,7 @@ class WorkerLink(Link):
             return
         self._is_closed = True
         with contextlib.suppress(Exception):
-            self._exchange.send(None, *self._member, None, None, None, self._name)
+            self._post(None)
         receiving, self._receiving = self._receiving, None
         for work in (receiving, *list(self._bulk)):
             if work is not None and not work.done():

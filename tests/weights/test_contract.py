@@ -152,6 +152,14 @@ async def test_a_version_can_be_waited_for_and_the_wait_has_an_end(kind: str) ->
             await ends.receiver.wait_version(2, timeout=0.05)
 
 
+@pytest.mark.parametrize("kind", ["multiprocess", "shared memory"])
+async def test_a_version_that_another_task_receives_ends_the_wait_too(kind: str) -> None:
+    async with both(kind) as ends:
+        async with asyncio.timeout(10):
+            await asyncio.gather(ends.take(2.0), ends.receiver.wait_version(1, timeout=60), ends.sender.send())
+        assert ends.receiver.version == 1
+
+
 @every_scheme
 async def test_a_pickled_scheme_is_its_configuration_and_can_be_initialised_again(kind: str) -> None:
     async with both(kind, ack_timeout=7.0) as ends:

@@ -70,6 +70,23 @@ def test_what_the_workers_send_each_other_besides_is_not_disturbed(launch: Launc
     rollout.end().wait(10)
 
 
+@pytest.mark.parametrize("first", ["trainer", "rollout", "both"])
+def test_both_ends_are_closed_and_opened_again_under_the_same_name(launch: Launch, first: str) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Rollout, "rollout", 0, 1)
+    for round in (1, 2, 3):
+        begin(trainer, rollout, 2)
+        assert trainer.publish(round).wait(60) == [{0: "applied", 1: "applied"}]
+        assert [values[1] for values in rollout.values().wait(60)] == [[round]] * 2
+        if first == "rollout":
+            rollout.end().wait(10)
+        ending = trainer.end()
+        if first == "trainer":
+            ending.wait(10)
+        if first != "rollout":
+            rollout.end().wait(10)
+        ending.wait(10)
+
+
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_worker_that_dies_fails_with_the_frameworks_word_and_the_others_go_on(launch: Launch, victim: int) -> None:
     """The first of two on the trainer's machine; the one that receives for its machine."""

@@ -13,6 +13,7 @@ import pytest
 
 from rlinf_async.core import frames
 from rlinf_async.errors import AuthError
+from rlinf_async.wire import unix
 from rlinf_async.wire.unix import MAX_FRAME, Connection, check_peer, connect, listen
 
 
@@ -257,7 +258,10 @@ async def test_what_has_arrived_on_another_way_before_is_handled_before_and_afte
     quick.close()
 
 
-async def test_it_is_said_when_the_kernel_has_a_frame_and_not_before(ends: tuple[End, End]) -> None:
+async def test_it_is_said_when_the_kernel_has_a_frame_and_not_before(
+    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unix, "_BURST", 0.0)  # what follows closely does not wait for the end of the turn
     a, b = ends
     left: list[int] = []
     a.connection.send(signal_frame(0), on_left=lambda: left.append(0))
