@@ -105,9 +105,7 @@ class Desk:
         self.sub_workers = SubWorkers(router, site.name)
         self.questions = Questions(site.name, site.environment)
         self.lines = EmulatedLines()
-        self.traces = Traces(
-            router, site.name, site.run, site.log_dir, lambda: self.welcome, self._answer, self.gone
-        )
+        self.traces = Traces(router, site.name, site.run, site.log_dir, lambda: self.welcome, self._answer, self.gone)
         self.unheard: dict[tuple[int, str], str] = {}
         """What has failed without the script's knowledge; what is left at the end is told to the launcher."""
 

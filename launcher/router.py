@@ -419,4 +419,3 @@ def _duplicate(fds: list[int], copies: int) -> list[list[int]]:
 def _slots(route: list[list[Any]]) -> list[int]:
     """The slots of every target of a route."""
     return [slot for _, targets in route for slot in targets[1::2]]
-

@@ -37,4 +37,3 @@ def open_body(body: Any, fds: list[int]) -> Body:
         return map_private(fds[0], body)
     finally:
         close_fds(fds)
-

@@ -118,9 +118,7 @@ class DeviceLocks:
         wanted: set[int] = set()
         granted = []
         for ticket, wish in list(self.waiting.items()):
-            free = all(
-                device not in self._owners or self._is_held_by(device, ticket.holder) for device in wish.devices
-            )
+            free = all(device not in self._owners or self._is_held_by(device, ticket.holder) for device in wish.devices)
             if free and not wish.devices & wanted:
                 del self.waiting[ticket]
                 self._grant(ticket, wish)

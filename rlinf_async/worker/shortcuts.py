@@ -52,7 +52,6 @@ class Shortcuts:
         self._inbox = inbox
         self._granted = granted and resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= _FILES
         self._connections: dict[int, Connection | None] = {}
-        self._heard: set[int] = set()
         self._lock = threading.Lock()
         self._paid: list[int] = []
 
@@ -63,40 +62,38 @@ class Shortcuts:
         except KeyError:
             with self._lock:
                 if source not in self._connections:
-                    self._connections[source] = self._connect(source)
-                return self._connections[source]
+                    self._connect(source)
+                return self._connections.setdefault(source, None)
 
-    def _connect(self, source: int) -> Connection | None:
+    def _connect(self, source: int) -> None:
         if not self._granted or frames.node_of(source) != self._client.node or not frames.number_of(source):
-            return None
+            return
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:  # no descriptors left: then not
             logger.info("no socket to a caller: %s", error)
-            return None
-        self._client.send((frames.DIRECT, 1, self._client.endpoint, source), [theirs.detach()])
+            return
 
         def called(frame: list[Any], fds: list[int]) -> None:
-            self._heard.add(source)
             self._inbox.on_direct(source, way, frame, fds)
 
         def closed(reason: str) -> None:
             self._connections[source] = None
-            self._heard.discard(source)
             self._inbox.on_caller_gone(source, way)
 
         way = self._client.connect_directly(ours, on_frame=called, on_closed=closed, on_batch=self._inbox.on_batch)
-        return way
+        # Known before the caller is: what it sends there at once is to be heard before what the daemon relays then.
+        self._connections[source] = way
+        self._client.send((frames.DIRECT, 1, self._client.endpoint, source), [theirs.detach()])
 
     def hear_out(self, source: int) -> None:
         """Takes in what a caller has sent directly, before something that it has sent another way."""
-        if source in self._heard:
-            way = self._connections.get(source)
-            if way is not None:
-                way.drain()
+        way = self._connections.get(source)
+        if way is not None:
+            way.hear_out()
 
     def hear_all_out(self) -> None:
-        for source in list(self._heard):
+        for source in list(self._connections):
             self.hear_out(source)
 
     def paid(self, source: int, call: int) -> None:

@@ -59,9 +59,7 @@ def test_a_ticket_is_good_for_one_acquisition() -> None:
 
 
 _DEVICES = st.sets(st.integers(0, 3), max_size=3)
-_STEPS = st.lists(
-    st.tuples(st.integers(0, 3), st.sampled_from(["take", "give back", "drop"]), _DEVICES), max_size=40
-)
+_STEPS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["take", "give back", "drop"]), _DEVICES), max_size=40)
 
 
 @settings(max_examples=200, derandomize=True, deadline=None)

@@ -1,0 +1,106 @@
+"""A worker's sockets to its callers, between this test as the caller and a client that only makes connections."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from rlinf_async.core import frames
+from rlinf_async.wire.unix import Connection
+from rlinf_async.worker.shortcuts import Shortcuts
+
+CALLER = frames.endpoint(0, 3)
+
+
+class Client:
+    """Keeps the caller's end of what ``Shortcuts`` hands out, and looks what is known at that moment."""
+
+    node = 0
+    endpoint = frames.endpoint(0, 9)
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.theirs: Connection | None = None
+        self.on_send: Callable[[], None] = lambda: None
+
+    def send(self, frame: Any, fds: Any = ()) -> None:
+        assert frame[0] == frames.DIRECT
+        assert frame[3] == CALLER
+        self.theirs = Connection(
+            socket.socket(fileno=fds[0]), self.loop, on_frame=lambda *_: None, on_closed=lambda _: None
+        )
+        self.theirs.open()
+        self.on_send()
+
+    def connect_directly(self, sock: socket.socket, **callbacks: Any) -> Connection:
+        way = Connection(sock, self.loop, **callbacks)
+        way.open()
+        return way
+
+
+class Inbox:
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    def on_direct(self, source: int, way: Connection, frame: list[Any], fds: list[int]) -> None:
+        self.heard.append((source, frame[4]))
+
+    def on_batch(self) -> None: ...
+
+    def on_caller_gone(self, source: int, way: Connection) -> None: ...
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """It never turns: nothing is read but what is asked for."""
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+def call(number: int) -> frames.Frame:
+    return (frames.CALL, 0, 0, 0, number, "note", 0, b"")
+
+
+def test_the_very_first_direct_call_is_heard_before_what_the_daemon_relays(loop: asyncio.AbstractEventLoop) -> None:
+    client, inbox = Client(loop), Inbox()
+    shortcuts = Shortcuts(client, granted=True, inbox=inbox)  # type: ignore[arg-type]
+    way = shortcuts.to(CALLER)
+    assert way is not None
+    assert client.theirs is not None
+    for number in range(3):
+        client.theirs.send(call(number))
+    assert not client.theirs.is_behind()
+    shortcuts.hear_out(CALLER)
+    assert inbox.heard == [(CALLER, 0), (CALLER, 1), (CALLER, 2)]
+    client.theirs.close()
+    way.close()
+
+
+def test_a_caller_is_heard_out_from_the_moment_that_it_may_call_directly(loop: asyncio.AbstractEventLoop) -> None:
+    client, inbox = Client(loop), Inbox()
+    shortcuts = Shortcuts(client, granted=True, inbox=inbox)  # type: ignore[arg-type]
+
+    def call_at_once() -> None:
+        assert client.theirs is not None
+        client.theirs.send(call(7))
+        assert not client.theirs.is_behind()
+        shortcuts.hear_out(CALLER)
+
+    client.on_send = call_at_once
+    way = shortcuts.to(CALLER)
+    assert inbox.heard == [(CALLER, 7)]
+    assert way is not None
+    assert client.theirs is not None
+    client.theirs.close()
+    way.close()
+
+
+def test_without_leave_of_the_daemon_answers_go_by_way_of_it(loop: asyncio.AbstractEventLoop) -> None:
+    shortcuts = Shortcuts(Client(loop), granted=False, inbox=Inbox())  # type: ignore[arg-type]
+    assert shortcuts.to(CALLER) is None
+    shortcuts.hear_all_out()
