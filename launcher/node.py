@@ -18,7 +18,8 @@ from rlinf_async.core import frames
 from rlinf_async.core.frames import FrameError
 from rlinf_async.core.segment import close_fds
 from rlinf_async.errors import AuthError, RLinfAsyncError
-from rlinf_async.wire.unix import Connection, check_peer, listen
+from rlinf_async.wire.local_socket import check_peer, listen
+from rlinf_async.wire.unix import Connection
 
 from .birth import Birth
 from .desk import GRACE, Desk, Group, Site

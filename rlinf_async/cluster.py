@@ -33,7 +33,7 @@ from rlinf_async.profiling import ProfileConfig, get_profiling_env_vars_for_work
 from rlinf_async.settings import groups_of, hardware_for, read_config, setting_for, trace_wanted, wanted_nodes
 from rlinf_async.sys_variables import ClusterEnvVar, get_full_env_var_name, get_sys_env_var
 from rlinf_async.wire.lifeline import Lifeline
-from rlinf_async.wire.unix import connect
+from rlinf_async.wire.local_socket import connect
 from rlinf_async.work import Work, blocking
 from rlinf_async.worker import here
 from rlinf_async.worker.spec import GroupSpec

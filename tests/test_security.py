@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from rlinf_async import Cluster, LaunchError, NodePlacementStrategy, VersionMismatch, WorkerDied
 from rlinf_async.core import codec, frames
 from rlinf_async.wire.credentials import NodeCredentials, RunAuthority
-from rlinf_async.wire.unix import connect
+from rlinf_async.wire.local_socket import connect
 from tests import leaks
 from tests.namespaces import CHECKOUT
 from tests.orphans import Broken

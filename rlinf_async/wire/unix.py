@@ -14,33 +14,30 @@ import fcntl
 import logging
 import os
 import socket
-import struct
 import termios
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from rlinf_async.core.frames import Frame, FrameError, FrameReader, new_packer
-from rlinf_async.errors import AuthError
+from rlinf_async.wire.departures import MOST_FDS, Departures, State, close_all
 from rlinf_async.wire.turns import Turns
 
 logger = logging.getLogger(__name__)
 
 _READ: Final = 256 * 1024
-_MOST_FDS: Final = 64
-"""Descriptors that go with one system call; a receiver takes each when it comes to the frame that it belongs to."""
-_ANCILLARY: Final = socket.CMSG_SPACE(_MOST_FDS * 4)
-_BATCH: Final = 256 * 1024
+_ANCILLARY: Final = socket.CMSG_SPACE(MOST_FDS * 4)
 _BURST: Final = 50e-6
 """Seconds; a frame that follows another one sooner than this waits for the end of the loop's turn."""
 
 # As plain numbers: the enum members of `socket` cost microseconds in arithmetic.
-_NOSIGNAL: Final = int(socket.MSG_NOSIGNAL)
 _CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)
 _CTRUNC: Final = int(socket.MSG_CTRUNC)
+
+_AGAIN: Final = 0.005
+"""Seconds after which a kernel that was short of something is asked again."""
 
 MAX_FRAME: Final = 8 << 20
 """Bytes of a packed frame; the reader's own limits lie above it.  What is large travels as a descriptor."""
@@ -62,7 +59,6 @@ class Connection:
     Descriptors given to ``send`` belong to the connection from then on and are closed when they have left.
 
     Attributes:
-        queued_bytes: what was sent and has not left yet.
         is_handling: some frame is being handled, further up in the stack.
         on_drained: called on the loop when everything has left after the socket had been full.
     """
@@ -93,11 +89,7 @@ class Connection:
         self._received_fds: deque[int] = deque()
         self._lock = threading.Lock()
         self._turns = turns or Turns()
-        self._queue: deque[tuple[bytes, Sequence[int]]] = deque()
-        self.queued_bytes = 0
-        self._left_bytes = 0
-        self._leaving: deque[tuple[int, Callable[[], None]]] = deque()
-        """What is called when so many bytes have left in all."""
+        self._departures = Departures()
         self._heard_bytes = 0
         self.on_drained: Callable[[], None] | None = None
         self._scheduled = False
@@ -111,7 +103,7 @@ class Connection:
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"
-        return f"<Connection fd {self._sock.fileno()} {state} [{len(self._queue)} chunks queued]>"
+        return f"<Connection fd {self._sock.fileno()} {state} [{len(self._departures)} chunks queued]>"
 
     def open(self) -> None:
         """Starts reading.  Call it on the loop's own thread."""
@@ -132,6 +124,11 @@ class Connection:
         if not self._closed:
             self._loop.remove_reader(self._sock.fileno())
             self._loop.add_reader(self._sock.fileno(), self._readable)
+
+    @property
+    def queued_bytes(self) -> int:
+        """Of what was sent and has not left yet."""
+        return self._departures.nbytes
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -159,16 +156,13 @@ class Connection:
         """
         with self._lock:
             if self._closed:
-                _close_all(fds)
+                close_all(fds)
                 return
             data = self._packer.pack(frame)
             if len(data) > MAX_FRAME:
-                _close_all(fds)
+                close_all(fds)
                 raise _too_large(frame, data)
-            self._queue.append((data, fds))
-            self.queued_bytes += len(data)
-            if on_left is not None:
-                self._leaving.append((self._left_bytes + self.queued_bytes, on_left))
+            self._departures.add(data, fds, on_left)
             if self._scheduled or self._blocked or not self._thread:
                 return
             if threading.get_ident() == self._thread:
@@ -193,16 +187,16 @@ class Connection:
         with self._lock:
             if self._closed:
                 for _, fds in sent:
-                    _close_all(fds)
+                    close_all(fds)
                 return
             packed = [(self._packer.pack(frame), fds) for frame, fds in sent]
             for index, (data, _) in enumerate(packed):
                 if len(data) > MAX_FRAME:
                     for _, fds in sent:
-                        _close_all(fds)
+                        close_all(fds)
                     raise _too_large(sent[index][0], data)
-                self.queued_bytes += len(data)
-            self._queue.extend(packed)
+            for data, fds in packed:
+                self._departures.add(data, fds)
             if self._scheduled or self._blocked:
                 return
             self._sent_at = time.monotonic()
@@ -210,78 +204,52 @@ class Connection:
 
     def is_behind(self) -> bool:
         """Whether anything waits to leave that cannot leave now."""
-        if self._queue:
+        if self._departures:
             self._write()
-        return bool(self._queue)
+        return bool(self._departures)
 
     def _flush(self) -> None:
         self._scheduled = False
         self._sent_at = time.monotonic()
-        if self._queue and not self._blocked:
+        if self._departures and not self._blocked:
             self._write()
 
     def _write(self) -> None:
-        """Writes until the queue is empty or the socket is full."""
+        """Writes until nothing is left or the socket takes no more."""
         with self._lock:
             if self._closed or self._blocked:
                 return
-            queue = self._queue
-            while queue:
-                data, fds = queue.popleft()
-                if queue and len(data) < _BATCH:
-                    chunks = [data]
-                    size = len(data)
-                    while queue and size < _BATCH and len(fds) + len(queue[0][1]) <= _MOST_FDS:
-                        chunk, more = queue.popleft()
-                        chunks.append(chunk)
-                        size += len(chunk)
-                        if more:
-                            fds = [*fds, *more]
-                    data = b"".join(chunks)
-                try:
-                    if fds:
-                        rights = array.array("i", fds)
-                        sent = self._sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)], _NOSIGNAL)
-                        _close_all(fds)
-                        fds = ()
-                    else:
-                        sent = self._sock.send(data, _NOSIGNAL)
-                except BlockingIOError:
-                    sent = 0
-                except OSError:
-                    # The reader hears of it, drains what the other side still said, and tells why.
-                    _close_all(fds)
-                    return
-                self.queued_bytes -= sent
-                self._left_bytes += sent
-                if sent < len(data):
-                    queue.appendleft((data[sent:], fds))
-                    self._blocked = True
-                    break
-            blocked = self._blocked
-            left = self._take_left() if self._leaving else ()
-        if blocked:
+            state = self._departures.leave(self._sock)
+            if state is State.GONE:
+                # The reader hears of it, drains what the other side still said, and tells why.
+                self._departures.drop()
+                return
+            self._blocked = state is not State.EMPTY
+            told = self._departures.take_told()
+        if state is State.FULL:
             self._on_loop(self._await_writable)
-        for tell in left:
+        elif state is State.SHORT:
+            self._on_loop(self._await_relief)
+        for tell in told:
             tell()
-
-    def _take_left(self) -> list[Callable[[], None]]:
-        """Whom to tell that something has left."""
-        leaving = self._leaving
-        left = []
-        while leaving and leaving[0][0] <= self._left_bytes:
-            left.append(leaving.popleft()[1])
-        return left
 
     def _await_writable(self) -> None:
         if not self._closed:
             self._loop.add_writer(self._sock.fileno(), self._writable)
 
+    def _await_relief(self) -> None:
+        if not self._closed:
+            logger.info("the kernel has too many descriptors under way, or no memory: asking again")
+            self._loop.call_later(_AGAIN, self._go_on)
+
     def _writable(self) -> None:
         self._loop.remove_writer(self._sock.fileno())
+        self._go_on()
+
+    def _go_on(self) -> None:
         self._blocked = False
         self._write()
-        if not self._queue and self.on_drained is not None:
+        if not self._departures and self.on_drained is not None:
             self.on_drained()
 
     def _on_loop(self, callback: Callable[[], None]) -> None:
@@ -412,14 +380,9 @@ class Connection:
     def flush_blocking(self, timeout: float) -> None:
         """Last words of a process that is about to end: writes what is queued, waiting at most ``timeout`` seconds."""
         with self._lock, contextlib.suppress(OSError):
-            self._sock.settimeout(timeout)
-            while self._queue:
-                data, fds = self._queue.popleft()
-                if fds:
-                    rights = array.array("i", fds)
-                    sent = self._sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-                    data = data[sent:]
-                self._sock.sendall(data)
+            self._sock.settimeout(max(timeout, 0.001))
+            while self._departures.leave(self._sock) is State.FULL:
+                pass
 
     def forget(self) -> None:
         """In a forked child: lets go of the parent's socket without touching the parent's loop."""
@@ -441,15 +404,11 @@ class Connection:
                 self._sock.close()
             else:
                 self._idle.call_soon_threadsafe(self._close_shared, self._idle)
-            for _, fds in self._queue:
-                _close_all(fds)
-            self._queue.clear()
-            self._leaving.clear()
-            self.queued_bytes = 0
+            self._departures.drop()
             for _, fds in self._arrived:
-                _close_all(fds)
+                close_all(fds)
             self._arrived.clear()
-            _close_all(self._received_fds)
+            close_all(self._received_fds)
             self._received_fds.clear()
 
     def _close_shared(self, idle: asyncio.AbstractEventLoop) -> None:
@@ -463,61 +422,3 @@ def _too_large(frame: Frame, data: bytes) -> ValueError:
         f"a frame of kind {frame[0]} takes {len(data)} bytes, more than {MAX_FRAME}: what is large goes into the "
         "arguments of a call, where it travels on its own"
     )
-
-
-def _close_all(fds: Sequence[int] | deque[int]) -> None:
-    for fd in fds:
-        with contextlib.suppress(OSError):
-            os.close(fd)
-
-
-def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """Process id and user id of the other end, as the kernel vouches for them."""
-    pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return pid, uid
-
-
-def check_peer(sock: socket.socket) -> int:
-    """The peer's process id.
-
-    Raises:
-        AuthError: the other end belongs to another user.
-    """
-    pid, uid = peer_of(sock)
-    if uid != os.geteuid():
-        raise AuthError(f"the other end of the UNIX socket belongs to user {uid}, this process to {os.geteuid()}")
-    return pid
-
-
-def connect(path: str) -> socket.socket:
-    """A socket to the daemon that listens at ``path``.
-
-    Raises:
-        AuthError: the socket's directory or the listener belongs to somebody else.
-        ConnectionError, FileNotFoundError: nobody listens there.
-    """
-    status = Path(path).parent.lstat()
-    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise AuthError(f"{Path(path).parent} must belong to this user with mode 0700")
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        sock.connect(path)
-        check_peer(sock)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def listen(path: str) -> socket.socket:
-    """A listening socket at ``path``, inside a directory of mode 0700."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        sock.bind(path)
-        Path(path).chmod(0o600)
-        sock.listen(128)
-        sock.setblocking(False)
-    except BaseException:
-        sock.close()
-        raise
-    return sock

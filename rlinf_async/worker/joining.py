@@ -20,7 +20,7 @@ from rlinf_async.core.frames import PROTOCOL
 from rlinf_async.core.worker_facts import read_worker
 from rlinf_async.errors import LaunchError
 from rlinf_async.loop_thread import LoopThread
-from rlinf_async.wire.unix import connect
+from rlinf_async.wire.local_socket import connect
 from rlinf_async.worker import here, logs
 from rlinf_async.worker.exchange import Exchange
 

@@ -6,15 +6,13 @@ import asyncio
 import os
 import socket
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlinf_async.core import frames
-from rlinf_async.errors import AuthError
 from rlinf_async.wire import unix
-from rlinf_async.wire.unix import MAX_FRAME, Connection, check_peer, connect, listen
+from rlinf_async.wire.unix import MAX_FRAME, Connection
 
 
 class End:
@@ -170,30 +168,6 @@ async def test_a_handler_that_fails_does_not_stop_the_others(caplog: pytest.LogC
     assert "could not be handled" in caplog.text
     connection.close()
     left.close()
-
-
-def test_a_socket_in_an_open_directory_is_not_trusted(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    listener = listen(str(tmp_path / "s"))
-    with pytest.raises(AuthError, match="mode 0700"):
-        connect(str(tmp_path / "s"))
-    listener.close()
-
-
-@pytest.fixture
-def private(tmp_path: Path) -> Path:
-    tmp_path.chmod(0o700)
-    return tmp_path
-
-
-def test_the_kernel_vouches_for_the_peer(private: Path) -> None:
-    listener = listen(str(private / "s"))
-    assert (private / "s").stat().st_mode & 0o777 == 0o600
-    near = connect(str(private / "s"))
-    far, _ = listener.accept()
-    assert check_peer(far) == os.getpid()
-    for sock in (near, far, listener):
-        sock.close()
 
 
 async def test_a_frame_that_the_reader_would_refuse_is_refused_here_and_its_descriptors_closed(ends: Any) -> None:

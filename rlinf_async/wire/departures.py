@@ -1,0 +1,129 @@
+"""What waits to leave through a socket: packed frames, the descriptors that ride on them, and who is told when.
+
+Not safe for threads; whoever owns it holds a lock::
+
+    departures.add(data, fds, on_left)
+    state = departures.leave(sock)          # writes until nothing is left or the socket takes no more
+    for tell in departures.take_told():     # without the lock: it is other people's code
+        tell()
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import errno
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from typing import Final
+
+MOST_FDS: Final = 64
+"""Descriptors that go with one system call; a receiver takes each when it comes to the frame that it belongs to."""
+_BATCH: Final = 256 * 1024
+
+# As a plain number: the enum members of `socket` cost microseconds in arithmetic.
+_NOSIGNAL: Final = int(socket.MSG_NOSIGNAL)
+
+_PASSING: Final = frozenset((errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM))
+"""What a socket says that will take the same bytes a moment later: too many descriptors under way, no memory."""
+
+
+class State(Enum):
+    EMPTY = "everything has left"
+    FULL = "the socket takes no more for now, and says when it does"
+    SHORT = "the kernel is short of something, and does not say when it no longer is"
+    GONE = "there is nobody at the other end"
+
+
+class Departures:
+    """Frames in their order.
+
+    Attributes:
+        nbytes: of what has been added and has not left.
+    """
+
+    __slots__ = ("_left", "_queue", "_told", "nbytes")
+
+    def __init__(self) -> None:
+        self._queue: deque[tuple[bytes, Sequence[int]]] = deque()
+        self.nbytes = 0
+        self._left = 0
+        self._told: deque[tuple[int, Callable[[], None]]] = deque()
+        """What is called when so many bytes have left in all."""
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def add(self, data: bytes, fds: Sequence[int], on_left: Callable[[], None] | None = None) -> None:
+        """Appends a packed frame; its descriptors are closed here once they have left, or never will."""
+        self._queue.append((data, fds))
+        self.nbytes += len(data)
+        if on_left is not None:
+            self._told.append((self._left + self.nbytes, on_left))
+
+    def leave(self, sock: socket.socket) -> State:
+        """Writes what the socket takes, in as few system calls as the descriptors allow."""
+        queue = self._queue
+        while queue:
+            data, fds = queue.popleft()
+            if queue and len(data) < _BATCH:
+                data, fds = self._with_company(data, fds)
+            try:
+                if fds:
+                    rights = array.array("i", fds)
+                    sent = sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)], _NOSIGNAL)
+                    close_all(fds)
+                    fds = ()
+                else:
+                    sent = sock.send(data, _NOSIGNAL)
+            except BlockingIOError:
+                queue.appendleft((data, fds))
+                return State.FULL
+            except OSError as error:
+                queue.appendleft((data, fds))
+                return State.SHORT if error.errno in _PASSING else State.GONE
+            self.nbytes -= sent
+            self._left += sent
+            if sent < len(data):
+                queue.appendleft((data[sent:], fds))
+                return State.FULL
+        return State.EMPTY
+
+    def _with_company(self, data: bytes, fds: Sequence[int]) -> tuple[bytes, Sequence[int]]:
+        queue = self._queue
+        chunks = [data]
+        size = len(data)
+        while queue and size < _BATCH and len(fds) + len(queue[0][1]) <= MOST_FDS:
+            chunk, more = queue.popleft()
+            chunks.append(chunk)
+            size += len(chunk)
+            if more:
+                fds = [*fds, *more]
+        return b"".join(chunks), fds
+
+    def take_told(self) -> Sequence[Callable[[], None]]:
+        """Whom to tell that something has left."""
+        told = self._told
+        if not told:
+            return ()
+        left = []
+        while told and told[0][0] <= self._left:
+            left.append(told.popleft()[1])
+        return left
+
+    def drop(self) -> None:
+        """Nothing leaves any more, and nobody is told that it has."""
+        for _, fds in self._queue:
+            close_all(fds)
+        self._queue.clear()
+        self._told.clear()
+        self.nbytes = 0
+
+
+def close_all(fds: Iterable[int]) -> None:
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)

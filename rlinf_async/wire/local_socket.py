@@ -1,0 +1,62 @@
+"""UNIX sockets of one user: where a node's daemon listens, and who is at the other end."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from pathlib import Path
+
+from rlinf_async.errors import AuthError
+
+
+def peer_of(sock: socket.socket) -> tuple[int, int]:
+    """Process id and user id of the other end, as the kernel vouches for them."""
+    pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid
+
+
+def check_peer(sock: socket.socket) -> int:
+    """The peer's process id.
+
+    Raises:
+        AuthError: the other end belongs to another user.
+    """
+    pid, uid = peer_of(sock)
+    if uid != os.geteuid():
+        raise AuthError(f"the other end of the UNIX socket belongs to user {uid}, this process to {os.geteuid()}")
+    return pid
+
+
+def connect(path: str) -> socket.socket:
+    """A socket to the daemon that listens at ``path``.
+
+    Raises:
+        AuthError: the socket's directory or the listener belongs to somebody else.
+        ConnectionError, FileNotFoundError: nobody listens there.
+    """
+    status = Path(path).parent.lstat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise AuthError(f"{Path(path).parent} must belong to this user with mode 0700")
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.connect(path)
+        check_peer(sock)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def listen(path: str) -> socket.socket:
+    """A listening socket at ``path``, inside a directory of mode 0700."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.bind(path)
+        Path(path).chmod(0o600)
+        sock.listen(128)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

@@ -1,0 +1,159 @@
+"""What leaves through a socket that takes it in pieces, and what becomes of the rest."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlinf_async.wire.departures import MOST_FDS, Departures, State
+
+
+class Moody(socket.socket):
+    """A socket that fails for a while, with a real one behind it."""
+
+    moods: list[int]
+
+    def _complain(self) -> None:
+        if self.moods:
+            raise OSError(self.moods.pop(0), "as it was told")
+
+    def send(self, *args: object) -> int:  # type: ignore[override]
+        self._complain()
+        return super().send(*args)  # type: ignore[arg-type]
+
+    def sendmsg(self, *args: object) -> int:  # type: ignore[override]
+        self._complain()
+        return super().sendmsg(*args)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Moody, socket.socket]]:
+    left, right = socket.socketpair()
+    left.setblocking(False)
+    with Moody(fileno=left.detach()) as moody, right:
+        moody.moods = []
+        moody.setblocking(False)
+        yield moody, right
+
+
+def test_what_is_small_leaves_together_and_its_senders_are_told(ends: tuple[Moody, socket.socket]) -> None:
+    departures, told = Departures(), []
+    for number in range(5):
+        departures.add(bytes([number]) * 10, (), lambda number=number: told.append(number))
+    assert departures.nbytes == 50
+    assert departures.take_told() == []
+    assert departures.leave(ends[0]) is State.EMPTY
+    for tell in departures.take_told():
+        tell()
+    assert told == [0, 1, 2, 3, 4]
+    assert (len(departures), departures.nbytes) == (0, 0)
+    assert len(ends[1].recv(100)) == 50
+
+
+def test_a_full_socket_keeps_the_rest_for_later(ends: tuple[Moody, socket.socket]) -> None:
+    departures = Departures()
+    departures.add(bytes(8 << 20), (), lambda: None)
+    assert departures.leave(ends[0]) is State.FULL
+    assert 0 < departures.nbytes < 8 << 20
+    assert departures.take_told() == []
+    received = 0
+    while departures.leave(ends[0]) is State.FULL:
+        received += len(ends[1].recv(1 << 20))
+    assert len(departures.take_told()) == 1
+    while received < 8 << 20:
+        received += len(ends[1].recv(1 << 20))
+
+
+@pytest.mark.parametrize("mood", [errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM])
+def test_a_kernel_that_is_short_of_something_loses_no_frame(ends: tuple[Moody, socket.socket], mood: int) -> None:
+    departures = Departures()
+    ends[0].moods = [mood] * 2
+    reading, writing = os.pipe()
+    departures.add(b"with", [reading])
+    departures.add(b" company", ())
+    assert [departures.leave(ends[0]) for _ in range(3)] == [State.SHORT, State.SHORT, State.EMPTY]
+    data, fds, _, _ = socket.recv_fds(ends[1], 100, MOST_FDS)
+    assert data == b"with company"
+    assert len(fds) == 1
+    for fd in (*fds, writing):
+        os.close(fd)
+
+
+def test_what_never_leaves_is_closed_and_nobody_told(ends: tuple[Moody, socket.socket]) -> None:
+    departures = Departures()
+    reading, writing = os.pipe()
+    departures.add(b"never", [reading], lambda: None)
+    ends[1].close()
+    assert departures.leave(ends[0]) is State.GONE
+    departures.drop()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(reading)
+    assert departures.take_told() == ()
+    assert (len(departures), departures.nbytes) == (0, 0)
+    os.close(writing)
+
+
+CROWDED = """
+import asyncio, os, resource, socket
+from rlinf_async.core import frames
+from rlinf_async.wire.unix import Connection
+
+COUNT = 150
+
+async def main():
+    loop = asyncio.get_running_loop()
+    heard = []
+    done, drained = asyncio.Event(), asyncio.Event()
+    left, right = socket.socketpair()
+    sending = Connection(left, loop, on_frame=print, on_closed=print)
+    sending.on_drained = drained.set
+    sending.open()
+
+    def on_frame(frame, fds):
+        heard.append((frame[4], len(fds)))
+        for fd in fds:
+            os.close(fd)
+        if len(heard) == COUNT:
+            done.set()
+
+    receiving = Connection(right, loop, on_frame=on_frame, on_closed=print)
+    memory = os.memfd_create("one")
+    crowded = 0
+    for number in range(COUNT):
+        fds = [os.dup(memory) for _ in range(4)]
+        sending.send((frames.CANCEL, len(fds), 0, 0, number), fds)
+        await asyncio.sleep(0)
+        if sending.queued_bytes:
+            if not crowded:
+                receiving.open()
+            crowded += 1
+            await drained.wait()
+            drained.clear()
+    await done.wait()
+    assert heard == [(number, 4) for number in range(COUNT)], heard
+    assert crowded
+    sending.close()
+    receiving.close()
+    os.close(memory)
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+if os.geteuid() == 0:  # root has no such limit
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+asyncio.run(asyncio.wait_for(main(), 20))
+"""
+
+
+def test_the_kernels_limit_of_descriptors_under_way_loses_no_frame() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", CROWDED], capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2]
+    )
+    assert ended.returncode == 0, ended.stderr
