@@ -15,27 +15,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import logging
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
-from enum import Enum, auto
 from typing import Any, Final
 
 from rlinf_async import tracing
 from rlinf_async.client import NodeClient
 from rlinf_async.core import codec, failures, frames
-from rlinf_async.core.body import Body, open_body, pack_body
+from rlinf_async.core.body import open_body, pack_body
 from rlinf_async.core.frames import Status
 from rlinf_async.core.guilty import ATOMS
 from rlinf_async.core.segment import close_fds
-from rlinf_async.core.spans import Span
 from rlinf_async.wire.unix import Connection
 from rlinf_async.worker import here
+from rlinf_async.worker.call import Call, State
 from rlinf_async.worker.main_module import adopt
+from rlinf_async.worker.methods import CONSTRUCT, Kind, Methods
 from rlinf_async.worker.shortcuts import Shortcuts
 from rlinf_async.worker.store import MasterStore
 
@@ -46,58 +45,6 @@ TURN: Final = 0.005
 
 MAX_CONCURRENCY: Final = 1000
 
-CONSTRUCT: Final = "__init__"
-
-
-class Kind(Enum):
-    DEF = auto()
-    COROUTINE = auto()
-    STREAM = auto()
-
-
-class State(Enum):
-    QUEUED = auto()
-    RUNNING = auto()
-    ENDED = auto()
-
-
-class Call:
-    """One call that this worker owes an answer to."""
-
-    __slots__ = (
-        "body",
-        "call",
-        "came_directly",
-        "cancelled",
-        "credit",
-        "direct",
-        "granted",
-        "method",
-        "slot",
-        "source",
-        "span",
-        "state",
-        "task",
-    )
-
-    def __init__(self, source: int, slot: int, call: int, method: str, credit: int, body: Body) -> None:
-        self.source = source
-        self.slot = slot
-        self.call = call
-        self.method = method
-        self.credit = credit
-        self.body: Body | None = body
-        self.state = State.QUEUED
-        self.cancelled = False
-        self.task: asyncio.Task[None] | None = None
-        self.granted: asyncio.Future[None] | None = None
-        self.span: Span | None = None
-        """Of the trace, while it runs and the run is traced."""
-        self.direct: Connection | None = None
-        """The way that all its answers take; None: by way of the daemon."""
-        self.came_directly = False
-        """The daemon is told of it by the caller."""
-
 
 class Runtime:
     """The inbox of a worker's client, and the loop that empties it."""
@@ -107,9 +54,8 @@ class Runtime:
         self._thread = threading.get_ident()
         self._identity = identity
         self._max_concurrency = max_concurrency or MAX_CONCURRENCY
-        self._worker: Any = None
         self._stillborn: bytes | None = None
-        self._kinds: dict[str, tuple[Kind, Callable[..., Any]]] = {}
+        self._methods = Methods(self._construct)
         self._queue: deque[Call] = deque()
         self._early: list[Call] | None = []
         """Calls that have come before the constructor's; None once that is there."""
@@ -252,7 +198,7 @@ class Runtime:
                 if call.state is not State.QUEUED:
                     queue.popleft()
                     continue
-                kind, function = self._kind(call.method)
+                kind, function = self._methods.find(call.method)
                 if kind is Kind.DEF:
                     if self._running:  # what was called or cancelled earlier has its turn first
                         self._loop.call_soon(self._loop.stop)
@@ -281,7 +227,7 @@ class Runtime:
             if call.state is not State.QUEUED:
                 queue.popleft()
                 continue
-            kind, function = self._kind(call.method)
+            kind, function = self._methods.find(call.method)
             if kind is not Kind.DEF:
                 break
             queue.popleft()
@@ -297,32 +243,11 @@ class Runtime:
             self._awake = True
             self._loop.call_soon(self._pump)
 
-    def _kind(self, method: str) -> tuple[Kind, Callable[..., Any]]:
-        known = self._kinds.get(method)
-        if known is not None:
-            return known
-        function: Callable[..., Any]
-        if method == CONSTRUCT:
-            return Kind.DEF, self._construct
-        if self._worker is None:
-            return Kind.DEF, _unborn
-        function = getattr(self._worker, method, None)  # type: ignore[assignment]
-        if method.startswith("_") or not callable(function):
-            return Kind.DEF, _Missing(self._worker, method)
-        if inspect.isasyncgenfunction(function):
-            kind = Kind.STREAM
-        elif inspect.iscoroutinefunction(function):
-            kind = Kind.COROUTINE
-        else:
-            kind = Kind.DEF
-        self._kinds[method] = (kind, function)
-        return kind, function
-
     def _construct(self, worker_cls: type, *args: Any, **kwargs: Any) -> None:
         adopt(worker_cls)
         here.identity = self._identity
         try:
-            self._worker = worker_cls(*args, **kwargs)
+            self._methods.worker = worker_cls(*args, **kwargs)
         except BaseException as error:
             self._stillborn = failures.pack(self._capture(error))
             raise
@@ -487,21 +412,3 @@ class Runtime:
         if tasks:
             await asyncio.wait(tasks, timeout=grace)
         self._loop.stop()
-
-
-def _unborn(*args: Any, **kwargs: Any) -> None:
-    raise RuntimeError("the worker has not been constructed")
-
-
-class _Missing:
-    """What a call of a method that does not exist runs into."""
-
-    def __init__(self, worker: Any, method: str) -> None:
-        self._worker, self._method = worker, method
-
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
-        names = [name for name in dir(self._worker) if not name.startswith("_")]
-        public = [name for name in names if callable(getattr(self._worker, name))]
-        raise AttributeError(
-            f"{type(self._worker).__name__} has no public method {self._method!r}; it has {', '.join(public)}"
-        )
