@@ -15,6 +15,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests import leaks
@@ -26,6 +27,9 @@ _CALL_FAILED = pytest.StashKey[bool]()
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "shared_cluster: (of a module) tests share a cluster; leaks count at the end")
     config.addinivalue_line("markers", "long: takes minutes; not part of make test")
+    # How long an example takes says something of the machine only.
+    hypothesis.settings.register_profile("suite", deadline=None)
+    hypothesis.settings.load_profile("suite")
     # Under nohup children would ignore SIGHUP, and the launcher rightly with them.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.environ.setdefault(leaks.SESSION_MARK, uuid.uuid4().hex)

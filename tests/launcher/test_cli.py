@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -213,10 +214,11 @@ def test_check_for_machines(stage: Stage) -> None:
 
 def test_sweep_ends_what_bears_the_runs_id_and_nothing_else(stage: Stage) -> None:
     deaf = [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); print(); time.sleep(1000)"]
-    run_dir = Path(os.environ["XDG_RUNTIME_DIR"], "rlinf-0a1b2c3d-2")
+    run_id = uuid.uuid4().hex[:8]
+    run_dir = Path(os.environ["XDG_RUNTIME_DIR"], f"rlinf-{run_id}-2")
     run_dir.mkdir()
-    environ = os.environ | {"RLINF_RUN_ID": "0a1b2c3d"}
-    other = os.environ | {"RLINF_RUN_ID": "ffffffff"}
+    environ = os.environ | {"RLINF_RUN_ID": run_id}
+    other = os.environ | {"RLINF_RUN_ID": uuid.uuid4().hex[:8]}
     with (
         subprocess.Popen(["sleep", "1000"], env=environ) as mine,
         subprocess.Popen(deaf, env=environ, stdout=subprocess.PIPE) as deaf_one,
@@ -225,7 +227,7 @@ def test_sweep_ends_what_bears_the_runs_id_and_nothing_else(stage: Stage) -> Non
         try:
             assert deaf_one.stdout is not None
             deaf_one.stdout.readline()
-            done = run(stage, "--sweep", "0a1b2c3d")
+            done = run(stage, "--sweep", run_id)
             assert done.returncode == 0, done.stdout + done.stderr
             assert (mine.wait(5), deaf_one.wait(5)) == (-15, -9)
             assert theirs.poll() is None
