@@ -3,8 +3,8 @@
 What the launcher has to say goes to stderr: stdout is the script's.  Only what was asked for in place of a run
 (``--help``, ``--version``, ``--dry-run``, ``--show-placement``, ``--check``, ``--sweep``) is printed on stdout.
 
-Exit codes: the script's own; 1 also when a rank failed and the script did not notice; 2 wrong usage; 130 after
-Ctrl-C, SIGTERM or SIGHUP; 255 when nodes could not be started.
+Exit codes: the script's own; 1 also when a rank failed and the script did not notice; 2 wrong usage; 124 when
+``--timeout`` has passed; 130 after Ctrl-C, SIGTERM or SIGHUP; 255 when nodes could not be started.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from .sweep import sweep
 from .table import Report, counted, make_report
 
 USAGE: Final = 2
+TIMED_OUT: Final = 124
 LAUNCH_FAILED: Final = 255
 UNNOTICED: Final = 1
 """A rank failed and the script did not look."""
@@ -97,7 +98,7 @@ def _preview(nodes: Sequence[Node], source: str, options: Options, variables: Ma
 async def _launch(nodes: Sequence[Node], options: Options, variables: Mapping[str, str], report: Report) -> int:
     job = Job(nodes, options, variables, os.environ, report)
     code = INTERRUPTED
-    with _signals(job, report):
+    with _signals(job, report), _time_limit(job, options.timeout, report) as limit:
         try:
             async with job:
                 code = await job.run_script()
@@ -108,7 +109,7 @@ async def _launch(nodes: Sequence[Node], options: Options, variables: Mapping[st
             if not job.was_interrupted:
                 raise
     if job.was_interrupted:
-        return INTERRUPTED
+        return TIMED_OUT if limit.has_passed else INTERRUPTED
     report.exit(str(options.script), code)
     if code == 0 and job.unheard:
         report.error("the script ended well, but did not notice these failures:\n  " + "\n  ".join(job.unheard))
@@ -175,6 +176,31 @@ def _signals(job: Job, report: Report) -> Iterator[None]:
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
+
+
+class _TimeLimit:
+    """Whether the run was ended for the time that it took."""
+
+    has_passed = False
+
+
+@contextmanager
+def _time_limit(job: Job, seconds: float | None, report: Report) -> Iterator[_TimeLimit]:
+    """Ends the job in order once it has taken so long, as a signal would."""
+    limit = _TimeLimit()
+
+    def on_time() -> None:
+        if not job.was_interrupted:
+            limit.has_passed = True
+            report.error(f"--timeout: {seconds:g} s have passed: ending in order, within 5 s")
+            job.interrupt(signal.SIGTERM)
+
+    timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, on_time)
+    try:
+        yield limit
+    finally:
+        if timer is not None:
+            timer.cancel()
 
 
 async def _interruptible(work: Coroutine[Any, Any, int]) -> int:

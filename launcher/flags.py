@@ -71,6 +71,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "ship a folder (default: this one) to every node and put it first on the path there. "
             "The next word is taken for DIR if it is a folder; --sync=DIR says so plainly.",
         ),
+        Flag("timeout", "SECONDS", "end the run after so long, in order, with exit code 124 (default: never)."),
     ),
     "environment": (
         Flag(
@@ -160,5 +161,5 @@ def help_text() -> str:
     out += ["RLINF_<FLAG> (RLINF_LOG_DIR=logs, RLINF_JSON=1); the flag wins.", ""]
     out += ["These variables of your shell reach every node, where they are set:"]
     out += textwrap.wrap(" ".join(EXPORTED), 92, initial_indent="  ", subsequent_indent="  ")
-    out += ["", "exit code: the script's own; 2 wrong usage; 130 after Ctrl-C; 255 when the nodes did not start."]
+    out += ["", "exit code: the script's own; 2 wrong usage; 124 after --timeout; 130 after Ctrl-C; 255 no nodes."]
     return "\n".join(out)

@@ -126,7 +126,7 @@ class Job:
             await self._driver.close()
 
     def interrupt(self, number: int) -> None:
-        """Everything ends in order, within five seconds; ``number`` is the signal that said so."""
+        """Everything ends in order, within five seconds; ``number`` is the signal that said so, or would have."""
         self.was_interrupted = True
         loop = asyncio.get_running_loop()
         self._end_by = loop.time() + _ALL_GRACE

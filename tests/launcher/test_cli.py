@@ -252,6 +252,26 @@ def test_a_signal_ends_the_run_in_order(stage: Stage, number: signal.Signals) ->
         assert f"{number.name}: ending in order" in said
 
 
+def test_a_run_that_takes_too_long_is_ended_in_order_and_its_exit_code_says_so(stage: Stage) -> None:
+    stage.runs(PATIENT)
+    with started(stage, "--timeout", "4", str(stage.script)) as process:
+        _, said = process.communicate(timeout=20)
+        assert process.returncode == 124
+        assert stage.out == "running\nSIGINT\n"
+        assert "--timeout: 4 s have passed: ending in order" in said
+
+
+def test_time_that_starting_takes_counts_too(stage: Stage) -> None:
+    stage.runs("")
+    done = run(stage, "--timeout", "0.05", str(stage.script))
+    assert (done.returncode, done.stdout) == (124, "")
+
+
+def test_a_run_that_is_done_in_time_keeps_its_exit_code(stage: Stage) -> None:
+    stage.runs("raise SystemExit(3)")
+    assert run(stage, "--timeout", "100", str(stage.script)).returncode == 3
+
+
 def test_nohup_is_respected(stage: Stage) -> None:
     stage.runs(PATIENT)
     with started(stage, str(stage.script), command=("nohup",)) as process:
