@@ -21,9 +21,10 @@ from rlinf_async.core import frames
 from rlinf_async.core.credit import OVERHEAD, Recall, cost
 from rlinf_async.core.directory import Directory
 from rlinf_async.core.lane import Item
-from rlinf_async.core.queue import ACCEPTED, DELIVER, Act, Queue, Step
+from rlinf_async.core.queue import Queue
 from rlinf_async.core.refusals import refusal
 from rlinf_async.core.segment import close_fds
+from rlinf_async.core.steps import ACCEPTED, DELIVER, Act, Step
 
 from .router import Router
 

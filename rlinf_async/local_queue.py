@@ -11,8 +11,9 @@ from collections import deque
 from typing import Any, Final
 
 from rlinf_async.core.frames import NOW, NOWAIT
-from rlinf_async.core.queue import ACCEPTED, DELIVER, Queue, Step
+from rlinf_async.core.queue import Queue
 from rlinf_async.core.refusals import refusal
+from rlinf_async.core.steps import ACCEPTED, DELIVER, Step
 from rlinf_async.remote_queue import error_of
 from rlinf_async.wish import Get, Put, Question, Wish
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlinf_async.core.queue import Act
+from rlinf_async.core.steps import Act
 
 
 def refusal(act: int, what: Any, channel: str, max_bytes: int) -> tuple[str, str]:

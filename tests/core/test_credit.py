@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rlinf_async.core.codec import encode
 from rlinf_async.core.credit import OVERHEAD, Ledger, Purse, Recall, cost
-from rlinf_async.core.queue import Act, Queue, Step
+from rlinf_async.core.queue import Queue
+from rlinf_async.core.steps import Act, Step
 
 P, C, D = 1, 2, 3
 K, L = b"k", b"l"

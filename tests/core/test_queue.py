@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rlinf_async.core.lane import Get, Item
-from rlinf_async.core.queue import Act, Queue, Step
+from rlinf_async.core.queue import Queue
+from rlinf_async.core.steps import Act, Step
 
 P, C, D = 1, 2, 3
 """A producer and two consumers."""

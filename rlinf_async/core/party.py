@@ -1,0 +1,22 @@
+"""One process that uses a channel's queue."""
+
+from __future__ import annotations
+
+from rlinf_async.core.lane import Get, Item
+
+
+class Party:
+    """One process, as the queue knows it."""
+
+    __slots__ = ("cancelled", "early", "expected", "gets", "puts")
+
+    def __init__(self) -> None:
+        self.expected = 1
+        self.early: dict[int, Item | Get] = {}
+        """What came before its turn."""
+        self.cancelled: set[int] = set()
+        """Numbers that were given up before they came."""
+        self.puts: dict[int, Item] = {}
+        """Its items that wait for room."""
+        self.gets: dict[int, Get] = {}
+        """Its gets that wait, and those whose items it has not taken."""

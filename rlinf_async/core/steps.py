@@ -1,0 +1,32 @@
+"""What follows from something that was said to a channel's queue."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, Final
+
+
+class Act(IntEnum):
+    """What the owner of a queue does; the comment says with what."""
+
+    ACCEPTED = 0  # an item: it is in the queue, tell its producer
+    DELIVER = 1  # a get: hand its items to its consumer
+    FULL = 2  # an item: put_nowait found no room
+    EMPTY = 3  # a get: get_nowait found nothing
+    PARKED = 4  # an item: it waits for room, and what it carries waits with its producer
+    PULL = 5  # an item: there is room now, have its producer send what it carries
+    ENDED = 6  # a get: the queue is closed, and nothing will come any more
+    CLOSED = 7  # an item: the queue is closed
+    TOO_LARGE = 8  # an item: it has more bytes than all items together may have
+    TOO_HEAVY = 9  # a batch: the next item alone weighs more than its target
+    CRAMPED = 10  # a batch: what it has gathered leaves no room for the rest of it
+    GRANT = 11  # a grant: its party may put so many bytes more without an answer
+    RECALL = 12  # a recall: its party shall return what it was granted, or it is forfeited after a while
+    LOST = 13  # an item that was paid for with what had been forfeited, when the queue was closed already
+
+
+# As plain numbers: this is where every item passes.
+ACCEPTED: Final = int(Act.ACCEPTED)
+DELIVER: Final = int(Act.DELIVER)
+
+Step = tuple[int, Any]
