@@ -13,20 +13,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Sequence
 from typing import Any, Final
 
 from rlinf_async.core import frames
+from rlinf_async.core.ahead import Call
 from rlinf_async.core.credit import OVERHEAD, Recall, cost
 from rlinf_async.core.directory import Directory
-from rlinf_async.core.lane import Item
+from rlinf_async.core.lane import Item, Question
 from rlinf_async.core.queue import Queue
 from rlinf_async.core.refusals import refusal
 from rlinf_async.core.segment import close_fds
 from rlinf_async.core.steps import ACCEPTED, DELIVER, Act, Step
 
+from .hosted import Hosted, Segment
 from .router import Router
+from .teller import Teller
 
 logger = logging.getLogger(__name__)
 
@@ -34,57 +36,7 @@ LATER: Final = object()
 """What an operation returns that will be answered when it is time."""
 
 PATIENCE: Final = 2.0
-"""Seconds for a process to return credit; then it is taken from it."""
-
-
-SMALL: Final = 2048
-"""Bytes; a larger item has a frame of its own."""
-
-
-MOST_GIVEN: Final = 1024
-"""Small items in one frame."""
-
-
-class Segment:
-    """A descriptor of sealed memory; closed when the last who holds it lets go."""
-
-    __slots__ = ("fd", "size")
-
-    def __init__(self, fd: int, size: int) -> None:
-        self.fd = fd
-        self.size = size
-
-    def __del__(self) -> None:
-        os.close(self.fd)
-
-
-class Hosted:
-    """A channel's queue on this node."""
-
-    __slots__ = ("closers", "is_listed", "name", "news", "number", "owner", "queue")
-
-    def __init__(self, number: int, name: str, owner: int, queue: Queue) -> None:
-        self.number = number
-        self.name = name
-        self.owner = owner
-        self.queue = queue
-        self.news: dict[int, News] = {}
-        """By party, what it has not been told yet."""
-        self.is_listed = False
-        """It is among those that have news."""
-        self.closers: list[tuple[int, int]] = []
-        """Asks that are answered when it is closed."""
-
-
-class News:
-    """Told once per turn of the loop, in one frame: whose puts were accepted, small items that were given, credit."""
-
-    __slots__ = ("accepted", "credit", "given")
-
-    def __init__(self) -> None:
-        self.accepted: list[int] = []
-        self.credit = 0
-        self.given: list[tuple[int, bool, bool, bytes]] = []
+"""Seconds for a process to return credit, or what it has sent ahead; then it is taken from it."""
 
 
 class Channels:
@@ -102,7 +54,7 @@ class Channels:
         self._budget = budget
         self._me = frames.endpoint(router.node, 0)
         self._hosted: dict[int, Hosted] = {}
-        self._to_tell: list[Hosted] = []
+        self._teller = Teller(loop, router)
         self._questions: list[list[Any]] = []
         """Frames that ask what a queue holds, and wait for what others have said before."""
         self.names = Directory()
@@ -122,9 +74,9 @@ class Channels:
             close_fds(fds)
             lost = _count_credited(frame)
             if lost:
-                self._say(source, number, "lost", lost)
+                self._teller.say(source, number, "lost", lost)
             if kind != frames.QUEUE or frame[5] in ("size", "peek"):
-                self._say(source, number, "gone", "")
+                self._teller.say(source, number, "gone", "")
         elif hosted.queue.ledger.outstanding and _is_question(frame) and self._has_to_hear(hosted, source):
             if not self._questions:
                 self._loop.call_soon(self._hear_out)
@@ -172,6 +124,8 @@ class Channels:
             raise TypeError(f"a get with key {key!r} and target {target!r}")
         if target == frames.NOW:
             steps = hosted.queue.get(source, number, key, None, True)
+        elif target == frames.AHEAD:
+            steps = hosted.queue.get(source, number, key, ahead=True)
         else:
             steps = hosted.queue.get(source, number, key, target)
         if steps:
@@ -199,14 +153,22 @@ class Channels:
         elif what == "cancel":
             for number in facts:
                 self._follow(hosted, queue.cancel(source, number))
-        elif what == "size":
+        elif what == "gave_back":
+            key, numbers = facts
+            self._follow(hosted, queue.gave_back(source, key, numbers))
+        elif what in ("size", "peek"):
             question, key = facts
-            self._say(source, hosted.number, "size", [question, queue.size(key), queue.full(key)])
-        elif what == "peek":
-            question, key = facts
+            self._follow(hosted, queue.ask(source, key, (what, question)))
+
+    def _answer(self, hosted: Hosted, asked: Question) -> None:
+        queue, source, key = hosted.queue, asked.consumer, asked.key
+        what, question = asked.what
+        if what == "size":
+            self._teller.say(source, hosted.number, "size", [question, queue.size(key), queue.full(key)])
+        else:
             for item in queue.peek(key):
-                self._give(hosted, source, -question, True, item)
-            self._say(source, hosted.number, "peeked", [question])
+                self._teller.give(hosted, source, -question, True, item)
+            self._teller.say(source, hosted.number, "peeked", [question])
 
     # -- questions ----------------------------------------------------------------------------------------------
 
@@ -226,7 +188,7 @@ class Channels:
             for frame in questions:
                 hosted = self._hosted.get(frame[4])
                 if hosted is None:
-                    self._say(frame[2], frame[4], "gone", "")
+                    self._teller.say(frame[2], frame[4], "gone", "")
                     continue
                 try:
                     self._handle(hosted, frame, [])
@@ -238,25 +200,31 @@ class Channels:
     def _follow(self, hosted: Hosted, steps: list[Step]) -> None:
         for act, what in steps:
             if act == ACCEPTED:
-                self._news(hosted, what.producer).accepted.append(what.number)
+                self._teller.news(hosted, what.producer).accepted.append(what.number)
             elif act == DELIVER:
-                self._deliver(hosted, what)
+                self._teller.deliver(hosted, what)
             elif act == Act.GRANT:
-                self._news(hosted, what.party).credit += what.amount
+                self._teller.news(hosted, what.party).credit += what.amount
             elif act == Act.RECALL:
-                self._tell(hosted, what.party)  # first, what it was granted
-                self._say(what.party, hosted.number, "recall", None)
+                self._teller.tell(hosted, what.party)  # first, what it was granted
+                self._teller.say(what.party, hosted.number, "recall", None)
                 self._loop.call_later(PATIENCE, self._forfeit, hosted, what)
+            elif act == Act.ANSWER:
+                self._answer(hosted, what)
+            elif act == Act.CALL_BACK:
+                self._teller.tell(hosted, what.party)
+                self._teller.say(what.party, hosted.number, "call_back", what.key)
+                self._loop.call_later(PATIENCE, self._forfeit_ahead, hosted, what)
             elif act == Act.LOST:
-                self._say(what.producer, hosted.number, "lost", 1)
+                self._teller.say(what.producer, hosted.number, "lost", 1)
             elif act == Act.PARKED:
-                self._say(what.producer, hosted.number, "parked", [what.number])
+                self._teller.say(what.producer, hosted.number, "parked", [what.number])
             elif act == Act.PULL:
-                self._say(what.producer, hosted.number, "pull", [what.number])
+                self._teller.say(what.producer, hosted.number, "pull", [what.number])
             else:
                 who = what.producer if type(what) is Item else what.consumer
                 error = refusal(act, what, hosted.name, hosted.queue.max_bytes)
-                self._say(who, hosted.number, "failed", [what.number, *error])
+                self._teller.say(who, hosted.number, "failed", [what.number, *error])
         if hosted.queue.closed:
             self._answer_closers(hosted)
             if hosted.queue.finished:
@@ -266,65 +234,14 @@ class Channels:
         if hosted.number in self._hosted:
             self._follow(hosted, hosted.queue.forfeit(recall))
 
+    def _forfeit_ahead(self, hosted: Hosted, call: Call) -> None:
+        if hosted.number in self._hosted:
+            self._follow(hosted, hosted.queue.forfeit_ahead(call))
+
     def _answer_closers(self, hosted: Hosted) -> None:
         closers, hosted.closers = hosted.closers, []
         for closer, ask in closers:
             self._router.deliver((frames.ANSWER, 0, self._me, closer, ask, True, True))
-
-    def _news(self, hosted: Hosted, party: int) -> News:
-        news = hosted.news.get(party)
-        if news is None:
-            if not hosted.is_listed:
-                hosted.is_listed = True
-                if not self._to_tell:
-                    self._loop.call_soon(self._tell_all)
-                self._to_tell.append(hosted)
-            news = hosted.news[party] = News()
-        return news
-
-    def _tell_all(self) -> None:
-        to_tell, self._to_tell = self._to_tell, []
-        for hosted in to_tell:
-            parties, hosted.news, hosted.is_listed = hosted.news, {}, False
-            for party, news in parties.items():
-                self._say(party, hosted.number, "news", [news.accepted, news.given, news.credit])
-
-    def _tell(self, hosted: Hosted, party: int) -> None:
-        """Tells one party now what it would be told at the end of the turn."""
-        news = hosted.news.pop(party, None)
-        if news is not None:
-            self._say(party, hosted.number, "news", [news.accepted, news.given, news.credit])
-
-    def _deliver(self, hosted: Hosted, get: Any) -> None:
-        items = get.items
-        item = items[0]
-        if len(items) == 1 and type(item.body) is bytes and len(item.body) <= SMALL:
-            news = self._news(hosted, get.consumer)
-            news.given.append((get.number, False, item.redelivered, item.body))
-            if len(news.given) == MOST_GIVEN:
-                self._say(get.consumer, hosted.number, "news", [[], news.given, 0])
-                news.given = []
-            return
-        self._tell(hosted, get.consumer)  # first come, first told
-        last = items[-1]
-        for item in items:
-            self._give(hosted, get.consumer, get.number, item is not last, item)
-
-    def _give(self, hosted: Hosted, target: int, number: int, more: bool, item: Any) -> None:
-        body: Any = item.body
-        fds: Sequence[int] = ()
-        if type(body) is Segment:
-            fds, body = [os.dup(body.fd)], body.size
-        self._router.deliver(
-            (
-                frames.GIVE, len(fds), self._me, target, hosted.number,
-                number, more, item.weight, item.redelivered, body,
-            ),
-            fds,
-        )  # fmt: skip
-
-    def _say(self, target: int, channel: int, what: str, facts: Any) -> None:
-        self._router.deliver((frames.QUEUE, 0, self._me, target, channel, what, facts))
 
     # -- operations ---------------------------------------------------------------------------------------------
 
@@ -423,10 +340,10 @@ class Channels:
     def _end(self, hosted: Hosted, why: str) -> None:
         if self._hosted.pop(hosted.number, None) is None:
             return
-        self._tell_all()
+        self._teller.tell_all()
         self._answer_closers(hosted)
         for party in hosted.queue.parties:
-            self._say(party, hosted.number, "gone", why)
+            self._teller.say(party, hosted.number, "gone", why)
 
     def status(self) -> dict[str, Any]:
         """What there is, by name: for people and for tests."""

@@ -13,7 +13,8 @@
 #   client      this process's seat at its node
 #   trace, tracing, tracer               what is done when: spans of this process, to one file of the run
 #   far_links                            what is sent to workers that seem to be far away
-#   channel                              queues; wish, queues, replicas, local_queue, registry are its parts
+#   channel                              queues; wish, queues, replicas, local_queue, remote_queue, ahead_gets, registry
+#                                        are its parts
 #   outcome, handle, stream              one call on many ranks
 #   data/       tensors                  worker/    inside a worker process
 #   members, group, settings, launch     many workers as one object

@@ -50,6 +50,11 @@ class Channel:
     Where a channel has no ``maxsize`` a daemon promises room beforehand to the processes of its node, as long as there
     is plenty: they put without waiting for an answer, and what they have put can be had by whoever hears of it.
 
+    Where it has neither ``maxsize`` nor ``max_bytes``, a consumer that gets one item after the other comes to be read
+    ahead of: some items wait in its process, leased.  They go back to their places as soon as anybody else asks for
+    something under their key, or nobody asks for a moment.  A process that is frozen holds others up for two seconds
+    at most; then they have what it had not acknowledged, flagged as redelivered.
+
     In a coroutine the methods return a ``Work``, started already, to be awaited; elsewhere they block and return the
     result, unless ``async_op=True``.  An item must not be changed until its put is done.  Tensors on a GPU travel by
     way of the CPU and arrive on the consumer's current device; the channel holds a copy, so the producer may free

@@ -14,7 +14,7 @@ from rlinf_async.core.frames import NOW, NOWAIT
 from rlinf_async.core.queue import Queue
 from rlinf_async.core.refusals import refusal
 from rlinf_async.core.steps import ACCEPTED, DELIVER, Step
-from rlinf_async.remote_queue import error_of
+from rlinf_async.queue_errors import error_of
 from rlinf_async.wish import Get, Put, Question, Wish
 
 _ME: Final = 1

@@ -48,13 +48,15 @@ class Queues:
             known = client.receivers.get(frames.GIVE)
             return known if isinstance(known, Queues) else cls(client)
 
-    def queue(self, node: int, channel: int, name: str, max_bytes: int = 0) -> RemoteQueue:
+    def queue(self, node: int, channel: int, name: str, max_bytes: int = 0, maxsize: int = 0) -> RemoteQueue:
         """The same for everybody who names the same channel."""
         place = (frames.endpoint(node, 0), channel)
         with self._lock:
             queue = self._queues.get(place)
             if queue is None:
-                queue = self._queues[place] = RemoteQueue(self._client, self.watch, node, channel, name, max_bytes)
+                queue = self._queues[place] = RemoteQueue(
+                    self._client, self.watch, node, channel, name, max_bytes, maxsize
+                )
         over = self._client.closed or self._client.lost_nodes.get(node)
         if over is not None:
             queue.fail(over)

@@ -10,12 +10,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+from rlinf_async.ahead_gets import AheadGets
 from rlinf_async.client import NodeClient
 from rlinf_async.core import codec, frames
 from rlinf_async.core.body import open_body, pack_body
 from rlinf_async.core.credit import Purse, cost
 from rlinf_async.core.segment import close_fds
 from rlinf_async.errors import ClosedError, EndOfChannel, NodeLost
+from rlinf_async.queue_errors import error_of
 from rlinf_async.wish import Get, Put, Question, Wish
 
 T = TypeVar("T")
@@ -45,7 +47,14 @@ class RemoteQueue:
     """
 
     def __init__(
-        self, client: NodeClient, watch: Callable[[], None], node: int, channel: int, name: str, max_bytes: int
+        self,
+        client: NodeClient,
+        watch: Callable[[], None],
+        node: int,
+        channel: int,
+        name: str,
+        max_bytes: int,
+        maxsize: int = 0,
     ) -> None:
         """``watch`` is told when something waits."""
         self.node = node
@@ -71,7 +80,8 @@ class RemoteQueue:
         self._held_puts: deque[Any] = deque()
         self._held_gets: deque[Any] = deque()
         self._taken: deque[int] = deque()
-        self._given_back: deque[int] = deque()
+        self._ahead = AheadGets(self, client, self._numbers, self._gets, self._held_gets)
+        self._ahead.is_on = not maxsize and not max_bytes
         self._crowded_until = 0.0
         self._flushing: asyncio.AbstractEventLoop | None = None
         self._over: tuple[Exception, Exception] | None = None
@@ -99,9 +109,10 @@ class RemoteQueue:
             self._start_get(wish)
         elif isinstance(wish, Question):
             self.flush()
+            self._ahead.give_back(wish.key)
             wish.number = next(self._questions)
             self._asked[wish.number] = wish
-            self._tell(wish.word, [wish.number, wish.key])
+            self.tell(wish.word, [wish.number, wish.key])
         if self._over is not None:
             self._refuse(wish)
 
@@ -136,7 +147,7 @@ class RemoteQueue:
         try:
             body, fds = pack_body(put.carried)
         except Exception as error:
-            self._tell("returned", [price, False])
+            self.tell("returned", [price, False])
             put._settle(error=error)
             return
         number = put.number = next(self._numbers)
@@ -171,8 +182,11 @@ class RemoteQueue:
         self._client.send(frame, fds, on_left=on_left)
 
     def _start_get(self, get: Get[Any]) -> None:
+        if self._ahead.take(get):
+            return
         number = get.number = next(self._numbers)
         self._gets[number] = get
+        self._ahead.asked(get)
         if self._crowded_until and self._may_wait():
             self._held_gets.append((number, get.key, get.target))
             return
@@ -203,21 +217,19 @@ class RemoteQueue:
         """Sends what has waited for company."""
         self._flushing = None
         self._client.unsent.pop(self.flush, None)
-        self._send_held()
+        self.send_held()
 
-    def _send_held(self) -> None:
+    def send_held(self) -> None:
         puts, gets, taken = _emptied(self._held_puts), _emptied(self._held_gets), _emptied(self._taken)
         if puts or gets:
             credited = [put[0] for put in puts if put[3] == frames.CREDITED]
             if len(credited) >= _CROWD:
                 self._crowded_until = time.monotonic() + _MOMENT
-            self._tell(
-                "wishes", [puts, gets, taken], functools.partial(self._have_left, credited) if credited else None
-            )
+            self.tell("wishes", [puts, gets, taken], functools.partial(self._have_left, credited) if credited else None)
         elif taken:
-            self._tell("taken", taken)
+            self.tell("taken", taken)
 
-    def _tell(self, what: str, facts: Any, on_left: Callable[[], None] | None = None) -> None:
+    def tell(self, what: str, facts: Any, on_left: Callable[[], None] | None = None) -> None:
         frame = (frames.QUEUE, 0, self._client.endpoint, self._place, self.channel, what, facts)
         self._client.send(frame, on_left=on_left)
 
@@ -227,28 +239,21 @@ class RemoteQueue:
         if isinstance(wish, Question):
             self._asked.pop(wish.number, None)
             return
-        self._pop_put(wish.number)
-        self._leaving.pop(wish.number, None)
+        if isinstance(wish, Put):
+            self._pop_put(wish.number)
+            self._leaving.pop(wish.number, None)
+            self.tell("cancel", [wish.number])
+            return
         self._gets.pop(wish.number, None)
-        self._tell("cancel", [wish.number])
+        self._ahead.cancel(wish.key, wish.number)
 
     def withdraw_later(self, wish: Wish[Any]) -> None:
-        if self._client.closed is not None:
-            return  # in a forked child, for one: the item is the parent's
-        self._given_back.append(wish.number)
-        try:
-            self._client.loop.call_soon_threadsafe(self._give_back)
-        except RuntimeError:
-            pass  # that loop is closed, and with it this process's seat: the daemon takes back everything
-
-    def _give_back(self) -> None:
-        numbers = _emptied(self._given_back)
-        if numbers:
-            self._tell("cancel", numbers)
+        self._ahead.cancel_later(wish.key, wish.number)
 
     def taken(self, get: Get[Any]) -> None:
         """Tells the daemon: with the next get, if that follows in this turn of the loop."""
         self._taken.append(get.number)
+        self._ahead.had(get)
         if not self._flush_soon():
             self.flush()
 
@@ -271,8 +276,10 @@ class RemoteQueue:
     def _give(self, number: int, more: bool, redelivered: bool, body: Any, fds: list[int]) -> None:
         get = self._gets.get(number) if more else self._gets.pop(number, None)
         if get is not None:
+            if fds:
+                self._ahead.large(get.key)
             get.deliver(body, fds, more, redelivered)
-        elif fds:
+        elif not self._ahead.arrived(number, body, fds, redelivered) and fds:
             close_fds(fds)  # it was given up, and the daemon has been told
 
     def on_word(self, what: str, facts: Any) -> None:
@@ -294,12 +301,14 @@ class RemoteQueue:
         elif what == "parked":
             self._parked = True
         elif what == "recall":
-            self._send_held()
-            self._tell("returned", [self._purse.empty(), True])
+            self.send_held()
+            self.tell("returned", [self._purse.empty(), True])
+        elif what == "call_back":
+            self._ahead.called_back(facts)
         elif what == "failed":
             number, kind, text = facts
             refused: Wish[Any] | None = self._pop_put(number)
-            wish = self._gets.pop(number, None) if refused is None else refused
+            wish = self._ahead.ended(number) if refused is None else refused
             if wish is not None:
                 wish._settle(error=error_of(kind, text))
         elif what == "size":
@@ -361,7 +370,9 @@ class RemoteQueue:
         self._over = (no_put, no_get)  # first: what is started meanwhile is refused by its starter
         puts, self._puts = {**self._puts, **self._leaving}, {}
         self._leaving = {}
-        gets, self._gets = self._gets, {}
+        self._ahead.end()
+        gets = dict(self._gets)
+        self._gets.clear()
         asked, self._asked = self._asked, {}
         for wishes in (puts, gets, asked):
             for wish in list(wishes.values()):
@@ -378,11 +389,6 @@ class RemoteQueue:
             wish._settle(error=no_get)
 
 
-def error_of(kind: str, text: str) -> Exception:
-    """The error that a queue's refusal becomes."""
-    return _ERRORS[kind](text)
-
-
 def _emptied(found: deque[T]) -> list[T]:
     """Everything that is in it, while other threads may add more."""
     things: list[T] = []
@@ -392,8 +398,3 @@ def _emptied(found: deque[T]) -> list[T]:
         except IndexError:
             break
     return things
-
-
-_ERRORS: Final[dict[str, type[Exception]]] = {
-    kind.__name__: kind for kind in (asyncio.QueueFull, asyncio.QueueEmpty, EndOfChannel, ClosedError, ValueError)
-}

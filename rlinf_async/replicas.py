@@ -33,7 +33,8 @@ class Replicas:
         known = Queues.of(self._client)
         self._number = roster["number"]
         queues = {
-            node: known.queue(node, self._number, roster["name"], roster["max_bytes"]) for node in roster["nodes"]
+            node: known.queue(node, self._number, roster["name"], roster["max_bytes"], roster["maxsize"])
+            for node in roster["nodes"]
         }
         with self._lock:
             self._queues = queues

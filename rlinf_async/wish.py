@@ -179,11 +179,13 @@ class Get(Wish[T]):
     Attributes:
         target: the weight of a batch, ``NOW`` for what is there at once, None for one item.
         redelivered: what arrived, or some of it, had been handed to a consumer before who gave it back or died.
+        pauses: as of a ``Put``.
     """
 
     _interested = 0
     _taken = False
     redelivered = False
+    pauses = False
 
     def __init__(
         self, verb: str, channel: str, name: Any, key: bytes, target: int | None, timeout: float | None
@@ -252,6 +254,16 @@ class Get(Wish[T]):
                     yield from Work._waiting(self, abandon=True)
                 else:
                     yield from super()._waiting(abandon=True)
+            except BaseException:
+                self._interested -= 1
+                self._return()
+                raise
+            self._interested -= 1
+        elif self.pauses:
+            self.pauses = False
+            self._interested += 1
+            try:
+                yield
             except BaseException:
                 self._interested -= 1
                 self._return()

@@ -38,6 +38,7 @@ STOREYS = (
     "trace",
     "tracing",
     "tracer far_links",
+    "ahead_gets queue_errors",
     "registry remote_queue",
     "queues local_queue",
     "replicas",
@@ -66,9 +67,9 @@ NEAR = rooms(
     "placement_svg script_config show_placement"
 )
 FAR = rooms(
-    "channels daemon guardian router processes resources birth desk endpoint gathering inquiry lines locks names "
-    "neighbour node obituaries output ports preflight profiled questions sub_workers sweeper templates traces verdict "
-    "workplace"
+    "channels hosted teller daemon guardian router processes resources birth desk endpoint gathering inquiry lines "
+    "locks names neighbour node obituaries output ports preflight profiled questions sub_workers sweeper templates "
+    "traces verdict workplace"
 )
 
 # Run where nothing of ours is installed, or must stay small: the standard library only.

@@ -40,7 +40,8 @@ of descriptors arrives with a str for its body, which says so.
 A channel's queue lives in one daemon (``core/queue.py``); a *party* is a process that puts there or gets.  ``queue``
 is that daemon's endpoint id, ``number`` counts what the party has asked of it.  Of what a PUT carries, ``mode`` says
 whether it waits for room, or has been promised it; without a descriptor a body that is an int is only announced, and
-pulled when there is room.  ``target`` of a GET is a batch's weight, None for one item, -1 for one that is there now.
+pulled when there is room.  ``target`` of a GET is a batch's weight, None for one item, -1 for one that is there now, -2
+for one that nobody has asked the party for yet (``core/ahead.py``).
 """
 
 from __future__ import annotations
@@ -82,6 +83,9 @@ CREDITED: Final = 3
 
 NOW: Final = -1
 """``target`` of a GET that does not wait."""
+
+AHEAD: Final = -2
+"""``target`` of a GET that is sent before anybody asks."""
 
 INLINE_LIMIT: Final = 64 * 1024
 """Bytes; a larger body travels as sealed memory within a machine and on the bulk stream between machines."""

@@ -63,22 +63,44 @@ class Get:
         items: what it has; of a batch that waits, what it has so far.
         weight: of its items.
         delivered: it has been answered, and its consumer has not taken the items yet.
+        ahead: nobody has asked for it yet, as far as is known here (``core/ahead.py``).
     """
 
-    __slots__ = ("consumer", "delivered", "items", "key", "nowait", "number", "target", "weight")
+    __slots__ = ("ahead", "consumer", "delivered", "items", "key", "nowait", "number", "target", "weight")
 
-    def __init__(self, consumer: int, number: int, key: bytes, target: int | None, nowait: bool) -> None:
+    def __init__(
+        self, consumer: int, number: int, key: bytes, target: int | None, nowait: bool, ahead: bool = False
+    ) -> None:
         self.consumer = consumer
         self.number = number
         self.key = key
         self.target = target
         self.nowait = nowait
+        self.ahead = ahead
         self.items: list[Item] = []
         self.weight = 0
         self.delivered = False
 
     def __repr__(self) -> str:
         return f"<Get {self.consumer}:{self.number} [{len(self.items)} items]>"
+
+
+class Question:
+    """Somebody wants to know what is queued under a key.
+
+    Attributes:
+        what: for the owner of the queue, who answers.
+    """
+
+    __slots__ = ("consumer", "key", "what")
+
+    def __init__(self, consumer: int, key: bytes, what: Any) -> None:
+        self.consumer = consumer
+        self.key = key
+        self.what = what
+
+    def __repr__(self) -> str:
+        return f"<Question of {self.consumer} [{self.what}]>"
 
 
 class Lane:
@@ -89,9 +111,12 @@ class Lane:
         returned: what came back, a heap; all of it stands before ``items``.
         puts, gets: those who wait, first come first.
         leases: gets that were delivered and not taken.
+        owner: who has sent gets ahead, where somebody has; ``ahead`` are those, waiting or delivered.
+        held: what others have asked since then, in order: it is heard when the owner has given those back.
+        turn: of the recall by which it was asked for them; 0 if it was not.
     """
 
-    __slots__ = ("gets", "items", "key", "leases", "puts", "returned")
+    __slots__ = ("ahead", "gets", "held", "items", "key", "leases", "owner", "puts", "returned", "turn")
 
     def __init__(self, key: bytes) -> None:
         self.key = key
@@ -100,6 +125,10 @@ class Lane:
         self.puts: OrderedDict[Item, None] = OrderedDict()
         self.gets: OrderedDict[Get, None] = OrderedDict()
         self.leases = 0
+        self.owner: int | None = None
+        self.ahead: dict[Get, None] = {}
+        self.held: dict[Get | Question, None] = {}
+        self.turn = 0
 
     @property
     def size(self) -> int:
@@ -113,6 +142,17 @@ class Lane:
 
     def peek(self) -> list[Item]:
         return [*sorted(self.returned), *self.items]
+
+    def add_ahead(self, get: Get) -> None:
+        self.owner = get.consumer
+        self.ahead[get] = None
+
+    def no_longer_ahead(self, get: Get) -> None:
+        get.ahead = False
+        del self.ahead[get]
+        if not self.ahead:
+            self.owner = None
+            self.turn = 0
 
     def is_idle(self) -> bool:
         return not (self.items or self.returned or self.gets or self.puts or self.leases)

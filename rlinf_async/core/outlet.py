@@ -12,7 +12,11 @@ from rlinf_async.core.steps import DELIVER, Act, Step
 
 
 class Outlet(Intake):
-    """What becomes of gets."""
+    """What becomes of gets; of those that were sent ahead (``core/ahead.py``) only that some are."""
+
+    def _hear_held(self, lane: Lane, steps: list[Step]) -> None:
+        """What was held up by gets that somebody had sent ahead, now that it has none."""
+        raise NotImplementedError
 
     # -- out ----------------------------------------------------------------------------------------------------
 
@@ -102,8 +106,12 @@ class Outlet(Intake):
             if get is not None:
                 lane = self._lanes[get.key]
                 touched[lane] = None
+                if get.ahead:
+                    lane.no_longer_ahead(get)
                 if get.delivered:
                     lane.leases -= 1
+                elif get in lane.held:
+                    del lane.held[get]
                 else:
                     self._strike(lane, get)
                 for item in get.items:
@@ -120,6 +128,8 @@ class Outlet(Intake):
 
     def _settle(self, lane: Lane, steps: list[Step]) -> None:
         """Ends the gets of a closed queue that nothing can reach any more, and forgets a key that nobody uses."""
+        if lane.held and lane.owner is None:
+            self._hear_held(lane, steps)
         if self.closed and lane.gets and not lane.size and not lane.puts:
             for get in list(lane.gets):
                 if self._may_yet_come(lane, get):
@@ -131,9 +141,13 @@ class Outlet(Intake):
                     self._lease(lane, get, steps)
                 else:
                     del self.parties[get.consumer].gets[get.number]
+                    if get.ahead:
+                        lane.no_longer_ahead(get)
                     steps.append((Act.ENDED, get))
-        if lane.is_idle():
-            self._lanes.pop(lane.key, None)
+            if lane.held and lane.owner is None:
+                self._hear_held(lane, steps)
+        if lane.is_idle() and self._lanes.get(lane.key) is lane:
+            del self._lanes[lane.key]
             if lane in self._cramped:
                 self._uncramp(lane)
 

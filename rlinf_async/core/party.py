@@ -8,7 +8,7 @@ from rlinf_async.core.lane import Get, Item
 class Party:
     """One process, as the queue knows it."""
 
-    __slots__ = ("cancelled", "early", "expected", "gets", "puts")
+    __slots__ = ("asleep", "cancelled", "early", "expected", "gets", "puts")
 
     def __init__(self) -> None:
         self.expected = 1
@@ -20,3 +20,5 @@ class Party:
         """Its items that wait for room."""
         self.gets: dict[int, Get] = {}
         """Its gets that wait, and those whose items it has not taken."""
+        self.asleep: dict[int, Get] = {}
+        """Gets that it had sent ahead and forfeited while they waited: some caller may yet count on them."""

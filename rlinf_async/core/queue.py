@@ -11,6 +11,8 @@ a key that nobody empties holds up no other.  No method takes longer because mor
 
 A producer may be granted credit (``core/credit.py``): what it pays for with that is in once it was said, and no step
 tells of it.  Where the room that is set aside is wanted for others, and before the queue is closed, it is recalled.
+
+A consumer may send gets ahead (``core/ahead.py``); they are called back before anybody else can notice.
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from rlinf_async.core.ahead import Ahead
 from rlinf_async.core.credit import Recall
 from rlinf_async.core.lane import Get, Item
-from rlinf_async.core.outlet import Outlet
 from rlinf_async.core.steps import Act, Step
 
 
-class Queue(Outlet):
+class Queue(Ahead):
     """The items of one channel on one node.
 
     Args:
@@ -84,10 +86,20 @@ class Queue(Outlet):
         return steps
 
     def get(
-        self, consumer: int, number: int, key: bytes, target: int | None = None, nowait: bool = False
+        self,
+        consumer: int,
+        number: int,
+        key: bytes,
+        target: int | None = None,
+        nowait: bool = False,
+        ahead: bool = False,
     ) -> list[Step]:
-        """One item is wanted; with a ``target``, as many as weigh that much together."""
-        return self._hear(consumer, number, Get(consumer, number, key, target, nowait))
+        """One item is wanted; with a ``target``, as many as weigh that much together.
+
+        Args:
+            ahead: nobody has asked the consumer for it yet; only one without a target may be.
+        """
+        return self._hear(consumer, number, Get(consumer, number, key, target, nowait, ahead))
 
     def taken(self, consumer: int, numbers: Iterable[int]) -> list[Step]:
         """The consumer has what these gets delivered: their leases end."""
@@ -104,6 +116,8 @@ class Queue(Outlet):
                 self.bytes -= item.nbytes
             lane = self._lanes[get.key]
             lane.leases -= 1
+            if get.ahead:
+                lane.no_longer_ahead(get)
             self._settle(lane, steps)
         if self._cramped:
             self._let_in(steps)
@@ -117,6 +131,7 @@ class Queue(Outlet):
         if number >= party.expected:
             party.cancelled.add(number)
             return []
+        party.asleep.pop(number, None)
         return self._withdraw([party.puts.pop(number, None)], [party.gets.pop(number, None)])
 
     def drop(self, who: int) -> list[Step]:

@@ -23,6 +23,8 @@ class Act(IntEnum):
     GRANT = 11  # a grant: its party may put so many bytes more without an answer
     RECALL = 12  # a recall: its party shall return what it was granted, or it is forfeited after a while
     LOST = 13  # an item that was paid for with what had been forfeited, when the queue was closed already
+    ANSWER = 14  # a question: what is queued now is the answer
+    CALL_BACK = 15  # a call: its party shall give back what it has sent ahead, or it is forfeited after a while
 
 
 # As plain numbers: this is where every item passes.

@@ -1,0 +1,136 @@
+"""Gets that a process sends ahead of its callers: what the queue makes of them.
+
+A consumer that asks one by one sends gets before anybody asks it, so that items are there when somebody does.  They
+stand in line and are leased like any others; but nobody may notice them.  So as soon as somebody else asks under their
+key, they are called back, and what was asked is heard when their owner has said which of them callers have::
+
+    owner ── gets ahead ──► queue ◄── a get or a question ── another
+    owner ◄── CALL_BACK ─── queue                                       it is held
+    owner ── given back ──► queue ── their items, at their old places ─►        or forfeited, after a while
+
+Those that it does not give back are its callers' and become gets like any others.  The other side of it is
+``core/read_ahead.py``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf_async.core.lane import Get, Lane, Question
+from rlinf_async.core.outlet import Outlet
+from rlinf_async.core.party import Party
+from rlinf_async.core.steps import Act, Step
+
+
+@dataclass(frozen=True)
+class Call:
+    """A party shall give back what it has sent ahead under a key; ``turn`` tells one call from the next."""
+
+    party: int
+    key: bytes
+    turn: int
+
+
+class Ahead(Outlet):
+    """What becomes of gets that were sent ahead, and of what they hold up.  One party at a time has some of a key."""
+
+    def __init__(
+        self,
+        maxsize: int = 0,
+        max_bytes: int = 0,
+        gone: Container[int] = (),
+        slack: int | None = None,
+        lends_to: Callable[[int], bool] | None = None,
+    ) -> None:
+        super().__init__(maxsize, max_bytes, gone, slack, lends_to)
+        self._turns = itertools.count(1)
+
+    def ask(self, who: int, key: bytes, what: Any) -> list[Step]:
+        """Somebody wants to know what is queued under a key: it is answered when that is the truth."""
+        steps: list[Step] = []
+        self._ask(Question(who, key, what), steps)
+        return steps
+
+    def gave_back(self, who: int, key: bytes, numbers: Iterable[int]) -> list[Step]:
+        """Nobody has asked for these gets, which were sent ahead, and nobody will; the others of the key have callers.
+
+        What one of them waited for while it was forfeited, it waits for anew.
+        """
+        party = self._party(who)
+        if party is None:
+            return []
+        back: list[Get | None] = []
+        for number in numbers:
+            if number >= party.expected:
+                party.cancelled.add(number)
+            elif party.asleep.pop(number, None) is None:
+                back.append(party.gets.pop(number, None))
+        lane = self._lanes.get(key)
+        if lane is not None and lane.owner == who:
+            for get in list(lane.ahead):
+                lane.no_longer_ahead(get)
+        steps = self._withdraw([], back)
+        if lane is not None:
+            self._settle(lane, steps)
+        for get in [get for get in party.asleep.values() if get.key == key]:
+            del party.asleep[get.number]
+            self._get(party, get, steps)
+        return steps
+
+    def forfeit_ahead(self, call: Call) -> list[Step]:
+        """A party has not answered for too long: what has been delivered ahead is free for others, flagged."""
+        lane = self._lanes.get(call.key)
+        if lane is None or lane.owner is None or lane.turn != call.turn:
+            return []
+        party = self.parties[lane.owner]
+        back: list[Get | None] = []
+        for get in list(lane.ahead):
+            lane.no_longer_ahead(get)
+            del party.gets[get.number]
+            if get.delivered:
+                back.append(get)
+            else:
+                self._strike(lane, get)
+                party.asleep[get.number] = get
+        steps = self._withdraw([], back)
+        self._settle(lane, steps)
+        return steps
+
+    # -- what is held -------------------------------------------------------------------------------------------
+
+    def _get(self, party: Party, get: Get, steps: list[Step]) -> None:
+        lane = self._lanes.get(get.key)
+        if lane is not None and lane.owner is not None and lane.owner != get.consumer:
+            party.gets[get.number] = get
+            self._hold(lane, get, steps)
+            return
+        if get.ahead:
+            if lane is None:
+                lane = self._lanes[get.key] = Lane(get.key)
+            lane.add_ahead(get)
+        super()._get(party, get, steps)
+
+    def _ask(self, question: Question, steps: list[Step]) -> None:
+        lane = self._lanes.get(question.key)
+        if lane is not None and lane.owner is not None and lane.owner != question.consumer:
+            self._hold(lane, question, steps)
+        else:
+            steps.append((Act.ANSWER, question))
+
+    def _hold(self, lane: Lane, wish: Get | Question, steps: list[Step]) -> None:
+        assert lane.owner is not None
+        lane.held[wish] = None
+        if not lane.turn:
+            lane.turn = next(self._turns)
+            steps.append((Act.CALL_BACK, Call(lane.owner, lane.key, lane.turn)))
+
+    def _hear_held(self, lane: Lane, steps: list[Step]) -> None:
+        held, lane.held = lane.held, {}
+        for wish in held:
+            if isinstance(wish, Question):
+                self._ask(wish, steps)
+            else:
+                self._get(self.parties[wish.consumer], wish, steps)
