@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import random
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_async import Channel, Cluster, NodePlacementStrategy, WorkerDied
+from rlinf_async import Channel, ClosedError, Cluster, EndOfChannel, NodePlacementStrategy, WorkerDied
 from tests.histories.history import History
 from tests.histories.workers import Consumer, Producer
 
@@ -33,18 +34,29 @@ class Run:
         self._alive: dict[int, int] = {}
         """Pids, by number."""
         self._consumers: list[int] = []
+        self.ahead = 0
+        """Gets that were sent ahead by consumers that came to their end."""
 
-    async def go(self, items: int, producers: int, consumers: int, pause: float, maxsize: int) -> None:
-        channel = await Channel.create("history", maxsize=maxsize, max_bytes=4 << 20, cluster=self._cluster)
+    async def go(
+        self, items: int, producers: int, consumers: int, pause: float, maxsize: int, one_by_one: bool
+    ) -> None:
+        """Consumers take from all keys, many gets at a time, or ``one_by_one``, each from a key of its own."""
+        channel = await Channel.create(
+            "history", maxsize=maxsize, max_bytes=0 if one_by_one else 4 << 20, cluster=self._cluster
+        )
         async with asyncio.TaskGroup() as tasks:
-            consuming = [tasks.create_task(self._consume(channel)) for _ in range(consumers)]
+            consuming = [
+                tasks.create_task(self._consume(channel, key if one_by_one else None)) for key in range(consumers)
+            ]
             nemesis = tasks.create_task(self._kill_now_and_then(pause))
+            observing = [tasks.create_task(self._observe(channel))] if one_by_one else []
             async with asyncio.TaskGroup() as producing:
                 for _ in range(producers):
                     producing.create_task(self._produce(channel, items // producers))
             await channel.close()
             await asyncio.wait(consuming)
-            nemesis.cancel()
+            for task in (nemesis, *observing):
+                task.cancel()
         for consumer in self._consumers:
             with self._journal(consumer).open() as lines:
                 self.history.take(consumer, lines)
@@ -60,27 +72,38 @@ class Run:
                 self.history.accept(me, lines)
             count -= len(self.history.accepted) - before
 
-    async def _consume(self, channel: Channel) -> None:
+    async def _consume(self, channel: Channel, key: int | None) -> None:
         """Until the end of the channel."""
-        ended = False
-        while not ended:
+        ahead: int | None = None
+        while ahead is None:
             me = next(self._numbers)
             self._consumers.append(me)
-            ended = await self._live(Consumer, "consume", me, channel, me, KEYS, 8, str(self._journal(me)))
+            if key is None:
+                ahead = await self._live(Consumer, "consume", me, channel, me, KEYS, 8, str(self._journal(me)))
+            else:
+                ahead = await self._live(Consumer, "consume_one_by_one", me, channel, me, key, str(self._journal(me)))
+        self.ahead += ahead
 
-    async def _live(self, kind: Any, method: str, me: int, *arguments: Any) -> bool:
-        """One life; False if it was ended by force."""
+    async def _observe(self, channel: Channel) -> None:
+        """By somebody who takes nothing, and is not killed."""
+        spec = Consumer.create_group()
+        async with spec.launch(self._cluster, placement=NodePlacementStrategy([0]), name="observer") as group:
+            with contextlib.suppress(EndOfChannel, ClosedError):
+                await group.observe(channel, KEYS)
+
+    async def _live(self, kind: Any, method: str, me: int, *arguments: Any) -> int | None:
+        """What one life has returned, or 0; None if it was ended by force."""
         self._journal(me).touch()
         spec, strategy = kind.create_group(), NodePlacementStrategy([me % self._nodes])
         async with spec.launch(self._cluster, placement=strategy, name=f"{kind.__name__}-{me}") as group:
             (self._alive[me],) = await group.pid()
             try:
-                await getattr(group, method)(*arguments)
+                (found,) = await getattr(group, method)(*arguments)
             except WorkerDied:
-                return False
+                return None
             finally:
                 del self._alive[me]
-            return True
+            return found or 0
 
     async def _kill_now_and_then(self, pause: float) -> None:
         while True:
@@ -89,19 +112,22 @@ class Run:
                 me = self._chance.choice(list(self._alive))
                 self.history.killed.add(me)
                 self.kills += 1
-                os.kill(self._alive[me], signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it was killed before, and nobody has said so yet
+                    os.kill(self._alive[me], signal.SIGKILL)
 
     def _journal(self, me: int) -> Path:
         return self._folder / f"{me}.journal"
 
 
-async def judge(items: int, folder: Path, *, nodes: int, pause: float, seed: int, maxsize: int) -> Run:
+async def judge(
+    items: int, folder: Path, *, nodes: int, pause: float, seed: int, maxsize: int = 0, one_by_one: bool = False
+) -> Run:
     """Without a ``maxsize`` what the channel's own node puts is put on credit."""
     async with Cluster(local_nodes=nodes, log_to_driver=False) as cluster:
         run = Run(cluster, folder, nodes, seed)
-        await run.go(items, producers=3, consumers=4, pause=pause, maxsize=maxsize)
+        await run.go(items, producers=3, consumers=KEYS, pause=pause, maxsize=maxsize, one_by_one=one_by_one)
     history = run.history
-    print(f"\n{run.kills} kills; {history.told()}")
+    print(f"\n{run.kills} kills; {run.ahead} gets ahead; {history.told()}")
     assert not history.lost()
     assert not history.unexpected()
     assert not history.duplicated()
@@ -115,6 +141,20 @@ async def judge(items: int, folder: Path, *, nodes: int, pause: float, seed: int
 async def test_twenty_thousand_items_survive_kills_and_cancels(nodes: int, maxsize: int, tmp_path: Path) -> None:
     run = await judge(20_000, tmp_path, nodes=nodes, pause=0.15, seed=nodes, maxsize=maxsize)
     assert run.kills
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+async def test_twenty_thousand_items_survive_consumers_that_are_read_ahead_of(nodes: int, tmp_path: Path) -> None:
+    run = await judge(20_000, tmp_path, nodes=nodes, pause=0.15, seed=nodes, one_by_one=True)
+    assert run.kills
+    assert run.ahead
+
+
+@pytest.mark.histories
+@pytest.mark.parametrize("seed", range(2))
+async def test_half_a_million_items_survive_consumers_that_are_read_ahead_of(seed: int, tmp_path: Path) -> None:
+    run = await judge(250_000, tmp_path, nodes=1 + seed, pause=0.5, seed=seed, one_by_one=True)
+    assert run.ahead
 
 
 @pytest.mark.histories

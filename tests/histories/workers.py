@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from rlinf_async import Channel, EndOfChannel, Worker
+from rlinf_async.ahead_gets import AheadGets
 from rlinf_async.remote_queue import RemoteQueue
 
 LARGE_EVERY: Final = 400
@@ -72,13 +73,32 @@ class Consumer(Worker):
     def pid(self) -> int:
         return os.getpid()
 
-    async def consume(self, channel: Channel, who: int, keys: int, in_flight: int, path: str) -> None:
+    async def consume(self, channel: Channel, who: int, keys: int, in_flight: int, path: str) -> int:
+        """By so many tasks for each key; none is read ahead of them."""
         journal = Journal(path)
         chance = random.Random(who)
         with noted(journal):
             async with asyncio.TaskGroup() as tasks:
                 for task in range(in_flight * keys):
                     tasks.create_task(self._get_all(channel, task % keys, chance))
+        return 0
+
+    async def consume_one_by_one(self, channel: Channel, who: int, key: int, path: str) -> int:
+        """As ``consume``, of one key, by one task: it comes to be read ahead of it."""
+        journal = Journal(path)
+        with noted(journal), counted() as count:
+            await self._get_all(channel, key, random.Random(who))
+        return count()
+
+    async def observe(self, channel: Channel, keys: int) -> None:
+        """Asks what there is, now and then, for ever."""
+        chance = random.Random(keys)
+        while True:
+            key = chance.randrange(keys)
+            for item in await channel.peek_all(key=key):
+                assert item.item[1] % keys == key
+            await channel.qsize(key=key)
+            await asyncio.sleep(chance.uniform(0.0, 0.2))
 
     async def _get_all(self, channel: Channel, key: int, chance: random.Random) -> None:
         while True:
@@ -88,6 +108,24 @@ class Consumer(Worker):
                         await channel.get(key=key)
                     except EndOfChannel:
                         return
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[Callable[[], int]]:
+    """How many gets are sent ahead meanwhile."""
+    original = AheadGets._send
+    count = 0
+
+    def send(ahead: AheadGets, key: bytes, more: int) -> None:
+        nonlocal count
+        count += more
+        original(ahead, key, more)
+
+    AheadGets._send = send  # type: ignore[method-assign]
+    try:
+        yield lambda: count
+    finally:
+        AheadGets._send = original  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
