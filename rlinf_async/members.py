@@ -10,8 +10,9 @@ from typing import Any
 from rlinf_async import tracing
 from rlinf_async.address import WorkerInfo
 from rlinf_async.client import NodeClient
-from rlinf_async.core import codec, frames
+from rlinf_async.core import frames
 from rlinf_async.core.body import pack_body
+from rlinf_async.core.encoded import Encoded
 from rlinf_async.core.root_cause import fold_ranks
 from rlinf_async.core.segment import close_fds
 from rlinf_async.errors import ClosedError
@@ -101,7 +102,7 @@ class Members:
     # -- calls --------------------------------------------------------------------------------------------------
 
     def call(
-        self, callee: Callee, sink: Sink, method: str, encoded: Sequence[codec.Encoded | bytes], *, same: bool = True
+        self, callee: Callee, sink: Sink, method: str, encoded: Sequence[Encoded | bytes], *, same: bool = True
     ) -> None:
         """Sends a call, or keeps it until it can be sent.  What it carries is fixed now.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlinf_async.core.codec import Encoded
+from rlinf_async.core.encoded import Encoded
 from rlinf_async.core.frames import INLINE_LIMIT
 from rlinf_async.core.pool import pool
 from rlinf_async.core.segment import close_fds, map_private

@@ -3,36 +3,28 @@
 This is the one module of the packages that unpickles.  Unpickling runs whatever code the bytes ask for: ``decode``
 is only for bytes that came from an authenticated peer.
 
-A *body* is what travels: the byte 0 and one pickle; or the byte 1, an index, a head, and the memory that the head
-refers to, every buffer at a multiple of 64 bytes from the body's start.  The head is a pickle (protocol 5, memory out
-of band); or, of one object that is nothing but its memory, the byte 2 and a pickle of what it is rebuilt from.
+A *body* is what travels (``core/encoded.py``).  Its head is a pickle (protocol 5, memory out of band); or, of one
+object that is nothing but its memory, the byte 2 and a pickle of what it is rebuilt from.
 """
 
 from __future__ import annotations
 
 import importlib
 import pickle
-import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType
 from typing import Any, Final
 from weakref import WeakSet
 
 import cloudpickle
 
+from rlinf_async.core.encoded import COPIED_BELOW, Elsewhere, Encoded, split
 from rlinf_async.core.guilty import ATOMS, cannot_travel, summary
 from rlinf_async.errors import SerializationError
 
 _IN_BAND_BELOW: Final = 1024
 """Smaller buffers are copied into the pickle, which costs less than their place in the index."""
-
-_COPIED_BELOW: Final = 64 * 1024
-"""Smaller buffers never become views: one small array that somebody keeps would keep a whole segment."""
-
-_ALIGNMENT: Final = 64
-_ZEROS: Final = bytes(_ALIGNMENT)
-_INDEX: Final = struct.Struct("<B3xIQ")  # 1, number of buffers, size of the pickle; then the size of each buffer
 
 _providers: dict[str, str] = {}
 _reducing: dict[str, Callable[[Any, dict[Any, Any]], Any]] = {}
@@ -47,65 +39,11 @@ _rebuilders: dict[bytes, Callable[[Any], Any]] = {}
 """By head."""
 _MOST_HEADS: Final = 1024
 
+KEEP: Final = "keep"
+"""In a provider's ``state``: what tells whether an object's memory stays where it is; absent where all is copied."""
+
 _ours: WeakSet[type] = WeakSet()
 _theirs: WeakSet[type] = WeakSet()
-
-
-class Encoded:
-    """A value on its way out: one pickle, and the memory that it refers to.
-
-    The parts are the value's own memory, not copies: write them before anybody may change the value.
-
-    Attributes:
-        head: what refers to them.
-        buffers: the memory out of band, each piece flat and contiguous.
-        nbytes: size of the body in bytes.
-    """
-
-    __slots__ = ("_chunks", "buffers", "nbytes")
-
-    def __init__(self, chunks: Sequence[bytes], buffers: Sequence[memoryview] = ()) -> None:
-        self._chunks = chunks
-        self.buffers = buffers
-        if not buffers:
-            self.nbytes = 1 + (len(chunks[0]) if len(chunks) == 1 else sum(map(len, chunks)))
-            return
-        self.nbytes = _INDEX.size + 8 * len(buffers) + sum(map(len, chunks))
-        for view in buffers:
-            self.nbytes += -self.nbytes % _ALIGNMENT + view.nbytes
-
-    @property
-    def head(self) -> bytes:
-        """What comes before the memory out of band."""
-        return b"".join(self._chunks)
-
-    def parts(self) -> list[bytes | memoryview]:
-        """The body in pieces, padding included; together they have ``nbytes`` bytes."""
-        if not self.buffers:
-            return [b"\0", *self._chunks]
-        sizes = [view.nbytes for view in self.buffers]
-        head_size = sum(map(len, self._chunks))
-        index = _INDEX.pack(1, len(sizes), head_size) + struct.pack(f"<{len(sizes)}Q", *sizes)
-        parts: list[bytes | memoryview] = [index, *self._chunks]
-        end = len(index) + head_size
-        for view in self.buffers:
-            padding = -end % _ALIGNMENT
-            if padding:
-                parts.append(_ZEROS[:padding])
-            parts.append(view)
-            end += padding + view.nbytes
-        return parts
-
-    def to_bytes(self) -> bytes:
-        """The body in one piece; copies it."""
-        return b"".join(self.parts())
-
-    def write_into(self, view: memoryview) -> None:
-        """Copies the body to the start of ``view``: flat, writable, of at least ``nbytes`` bytes."""
-        start = 0
-        for part in self.parts():
-            view[start : start + len(part)] = part
-            start += len(part)
 
 
 _NOTHING: Final = ()
@@ -144,7 +82,13 @@ def extend(top_level_module: str, provider: str) -> None:
     _providers[top_level_module] = provider
 
 
-def encode(value: Any, *, describe: str = "the value", root: str | tuple[str, ...] = "value") -> Encoded:
+def encode(
+    value: Any,
+    *,
+    describe: str = "the value",
+    root: str | tuple[str, ...] = "value",
+    keep: Callable[[Any], bool] | None = None,
+) -> Encoded:
     """Makes a value portable, without copying the large memory in it.
 
     What ``__main__`` defines (functions, classes, their instances) travels by value; an instance of a class of ours
@@ -154,6 +98,7 @@ def encode(value: Any, *, describe: str = "the value", root: str | tuple[str, ..
         value: anything that pickle or cloudpickle can take, with tensors where a provider is known for them.
         describe: what the value is, for the error: ``"argument of step()"``.
         root: what paths in the error begin with.  A tuple names the items of a tuple: ``("args", "kwargs")``.
+        keep: whether an object of a provider's is to leave its memory where that is, and not to copy it to the CPU's.
 
     Raises:
         SerializationError: something in the value cannot be pickled.  Says what it is and where in the value.
@@ -164,10 +109,10 @@ def encode(value: Any, *, describe: str = "the value", root: str | tuple[str, ..
         return Encoded((pickle.dumps(value, 5),))
     chunks: list[bytes] = []
     try:
-        quick = _encode_quickly(value)
+        quick = _encode_quickly(value, keep)
         if quick is not None:
             return quick
-        pickler = _Pickler(chunks.append)
+        pickler = _Pickler(chunks.append, keep)
         pickler.dump(value)
     except (KeyboardInterrupt, SystemExit):
         raise
@@ -190,7 +135,7 @@ def decode(body: bytes | bytearray | memoryview) -> Any:
         view = memoryview(body)
         if view[0] == 0:
             return pickle.loads(view[1:])
-        head, buffers = _split(view)
+        head, buffers = split(view)
         return _load(head, buffers)
     except (KeyboardInterrupt, SystemExit):
         raise
@@ -205,8 +150,29 @@ def decode_parts(head: bytes | memoryview, buffers: Sequence[memoryview]) -> Any
         SerializationError: as ``decode``.
     """
     try:
-        kept = [bytearray(view) if view.nbytes < _COPIED_BELOW or view.readonly else view for view in buffers]
+        kept = [bytearray(view) if view.nbytes < COPIED_BELOW or view.readonly else view for view in buffers]
         return _load(head, kept)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise _cannot_be_rebuilt(error) from error
+
+
+def decode_among(body: bytes | bytearray | memoryview, elsewhere: Iterable[tuple[int, Any]]) -> Any:
+    """As ``decode``, of a value some of whose memory has come by another way.
+
+    Args:
+        elsewhere: places among the buffers, ascending, and what is there.
+
+    Raises:
+        SerializationError: as ``decode``.
+    """
+    try:
+        view = memoryview(body)
+        head, buffers = (view[1:], []) if view[0] == 0 else split(view)
+        for place, memory in elsewhere:
+            buffers.insert(place, memory)
+        return _load(head, buffers)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
@@ -237,25 +203,6 @@ def _is_plain(value: Any, depth: int) -> bool:
     return True
 
 
-def _split(body: memoryview) -> tuple[memoryview, list[memoryview | bytearray]]:
-    kind, count, head_size = _INDEX.unpack_from(body)
-    if kind != 1:
-        raise ValueError(f"a body begins with 0 or 1, not with {kind}")
-    sizes = struct.unpack_from(f"<{count}Q", body, _INDEX.size)
-    start = _INDEX.size + 8 * count
-    end = start + head_size
-    head = body[start:end]
-    buffers: list[memoryview | bytearray] = []
-    for size in sizes:
-        start = end + -end % _ALIGNMENT
-        end = start + size
-        piece = body[start:end]
-        buffers.append(bytearray(piece) if size < _COPIED_BELOW or body.readonly else piece)
-    if end > body.nbytes:
-        raise ValueError(f"the index speaks of {end} bytes, the body has {body.nbytes}")
-    return head, buffers
-
-
 # -- the pickler ----------------------------------------------------------------------------------------------------
 
 
@@ -278,18 +225,20 @@ class _OutOfBand:
         """True where it goes into the pickle, as pickle wants it."""
         view = buffer.raw()
         if view.nbytes < _IN_BAND_BELOW:
-            return True
+            if type(view.obj) is not Elsewhere:
+                return True
+            view = view.obj.memory
         self.buffers.append(view)
         return False
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    def __init__(self, write: Callable[[bytes], object]) -> None:
+    def __init__(self, write: Callable[[bytes], object], keep: Callable[[Any], bool] | None = None) -> None:
         memory = _OutOfBand()
         super().__init__(_Sink(write), protocol=5, buffer_callback=memory.take)
         self.buffers = memory.buffers
         self._reducers: dict[type, Callable[[Any, dict[Any, Any]], Any] | None] = {}
-        self._state: dict[Any, Any] = {}
+        self._state: dict[Any, Any] = {KEEP: keep} if keep else {}
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -320,13 +269,13 @@ class _NotSimpleError(Exception):
 class _QuickPickler(pickle.Pickler):
     """For builtin atoms and containers and what a provider takes: it does not look at every object in Python."""
 
-    def __init__(self, write: Callable[[bytes], object], kind: type) -> None:
+    def __init__(self, write: Callable[[bytes], object], kind: type, keep: Callable[[Any], bool] | None) -> None:
         self.dispatch_table = {kind: self._reduce}  # which is looked at once, by the line below
         memory = _OutOfBand()
         super().__init__(_Sink(write), protocol=5, buffer_callback=memory.take)
         self.buffers = memory.buffers
         self._provider = _find_reducer(kind)
-        self._state: dict[Any, Any] = {}
+        self._state: dict[Any, Any] = {KEEP: keep} if keep else {}
 
     def _reduce(self, obj: Any) -> Any:
         reduced = NotImplemented if self._provider is None else self._provider(obj, self._state)
@@ -335,10 +284,10 @@ class _QuickPickler(pickle.Pickler):
         return reduced
 
 
-def _encode_quickly(value: Any) -> Encoded | None:
+def _encode_quickly(value: Any, keep: Callable[[Any], bool] | None) -> Encoded | None:
     """The value as it travels, if it is a provider's object, or a few of one type in builtin containers."""
     known = _alone.get(type(value))
-    if known is not None:
+    if known is not None and (keep is None or not keep(value)):
         provider, alone = known
         made = alone(value)
         if made is not None and made[1].nbytes >= _IN_BAND_BELOW:
@@ -347,7 +296,7 @@ def _encode_quickly(value: Any) -> Encoded | None:
     if not _is_plain_but_for(kinds, value, 3) or len(kinds) != 1:
         return None
     chunks: list[bytes] = []
-    pickler = _QuickPickler(chunks.append, kinds.pop())
+    pickler = _QuickPickler(chunks.append, kinds.pop(), keep)
     try:
         pickler.dump(value)
     except _NotSimpleError:
@@ -364,7 +313,7 @@ def _head_of(provider: str, key: Any) -> bytes:
     return head
 
 
-def _load(head: bytes | memoryview, buffers: Sequence[memoryview | bytearray]) -> Any:
+def _load(head: bytes | memoryview, buffers: Sequence[Any]) -> Any:
     if head[0] != _ALONE:
         return pickle.loads(head, buffers=buffers)
     known = bytes(head)

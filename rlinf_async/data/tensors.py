@@ -16,14 +16,22 @@ from typing import Any, Final
 import numpy
 import torch
 
+from rlinf_async.core.codec import KEEP
+from rlinf_async.core.encoded import Elsewhere
+
 _DEVICES: Final = frozenset({"cpu", "cuda"})
 
 
 class _Region:
-    """The memory that a tensor covers; pickled once, however many tensors cover it."""
+    """The memory that a tensor covers; pickled once, however many tensors cover it.
 
-    def __init__(self, owner: torch.Tensor) -> None:
+    Args:
+        keep: whether it stays where it is, for a link between GPUs to bring it.
+    """
+
+    def __init__(self, owner: torch.Tensor, keep: Callable[[Any], bool] | None) -> None:
         self._on_cuda = owner.is_cuda
+        self._is_kept = keep is not None and keep(owner)
         # Holds the storage: nobody else gets this memory while its address stands for it.
         if owner.is_contiguous():
             self._bytes = owner.as_strided((owner.numel(),), (1,)).view(torch.uint8)
@@ -33,16 +41,16 @@ class _Region:
         self._bytes = flat.set_(owner.untyped_storage(), offset, (owner.nbytes,), (1,))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        memory: Any = self._bytes.cpu().numpy()
+        memory: Any = Elsewhere(self._bytes) if self._is_kept else self._bytes.cpu().numpy()
         return _rebuild_region, (pickle.PickleBuffer(memory), self._on_cuda)
 
 
 def reduce(obj: Any, state: dict[Any, Any]) -> Any:
     """What ``__reduce__`` would return, without copying memory of the CPU; NotImplemented where torch does better.
 
-    A dense tensor keeps its strides (channels last, transposed); any other arrives contiguous.  A CUDA tensor travels
-    by way of the CPU and arrives on the receiver's current CUDA device, or on the CPU where there is none.  What
-    arrives can be written to, but not resized to something larger.
+    A dense tensor keeps its strides (channels last, transposed); any other arrives contiguous.  A CUDA tensor arrives
+    on the receiver's current CUDA device, or on the CPU where there is none; it travels by way of the CPU, unless it is
+    kept (``codec.KEEP``).  What arrives can be written to, but not resized to something larger.
 
     Args:
         obj: anything.
@@ -56,7 +64,7 @@ def reduce(obj: Any, state: dict[Any, Any]) -> Any:
     key = (tensor.device, tensor.data_ptr(), tensor.nbytes)
     region = state.get(key)
     if region is None:
-        region = state[key] = _Region(tensor)
+        region = state[key] = _Region(tensor, state.get(KEEP))
     return _rebuild_tensor, (region, tensor.dtype, tuple(tensor.shape), tensor.stride())
 
 
@@ -111,8 +119,20 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _rebuild_region(buffer: Any, on_cuda: bool) -> torch.Tensor:
+    if isinstance(buffer, torch.Tensor):
+        return _take_over(buffer)
     flat = torch.frombuffer(buffer, dtype=torch.uint8)
     return flat.cuda() if on_cuda and torch.cuda.is_available() else flat
+
+
+def _take_over(flat: torch.Tensor) -> torch.Tensor:
+    """What a link has brought, as if it had been made here: on the current device, in the current stream."""
+    if not flat.is_cuda:
+        return flat
+    if flat.device.index != torch.cuda.current_device():
+        return flat.cuda()
+    flat.record_stream(torch.cuda.current_stream())
+    return flat
 
 
 def _rebuild_tensor(

@@ -364,10 +364,8 @@ class Runtime:
 
     def _answer_value(self, call: Call, value: Any) -> None:
         try:
-            encoded: codec.Encoded | bytes | None = codec.encode_plain(value)
-            if encoded is None:
-                encoded = codec.encode(value, describe=f"the result of {call.method}()", root="result")
-            body, fds = pack_body(encoded)
+            what = f"the result of {call.method}()"
+            body, fds = pack_body(codec.encode_plain(value) or codec.encode(value, describe=what, root="result"))
         except BaseException as error:
             self._answer_error(call, error)
             return

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rlinf_async.core import codec
+from rlinf_async.errors import SerializationError
 
 codec.extend("torch", "rlinf_async.data.tensors")
 
@@ -327,3 +328,50 @@ def test_a_cuda_tensor_arrives_on_the_cpu_where_there_is_no_cuda(monkeypatch: py
     memory = bytearray(torch.arange(10.0).numpy().tobytes())
     assert tensors._rebuild_region(memory, True).view(torch.float32).equal(torch.arange(10.0))
     assert tensors._rebuild_empty((0, 3), torch.bfloat16, True).device.type == "cpu"
+
+
+# -- memory that stays where it is -------------------------------------------------------------------------------------
+
+
+class Plain:
+    """Neither builtin nor torch's."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+def there_and_back(value: Any, writable: bool = True) -> tuple[Any, list[int]]:
+    """With whatever is int64 and large left where it is; and where that was among the buffers."""
+    encoded = codec.encode(value, keep=lambda obj: obj.dtype == torch.int64 and obj.nbytes >= 64 << 10)
+    buffers: list[Any] = list(encoded.buffers)
+    places = [place for place, buffer in enumerate(buffers) if isinstance(buffer, torch.Tensor)]
+    rest = encoded.replace([buffer for buffer in buffers if isinstance(buffer, memoryview)])
+    body = bytearray(rest.to_bytes()) if writable else rest.to_bytes()
+    assert encoded.nbytes >= rest.nbytes + sum(buffers[place].nbytes for place in places)
+    return codec.decode_among(body, [(place, buffers[place].clone()) for place in places]), places
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_tensors_that_are_kept_are_rebuilt_of_what_has_come_by_another_way(writable: bool) -> None:
+    kept, on_cpu = torch.arange(20_000), torch.rand(20_000)
+    alone, places = there_and_back(kept, writable)
+    assert torch.equal(alone, kept)
+    assert places == [0]
+    (cpu, one, small, turned), places = there_and_back(
+        [on_cpu, kept, torch.arange(3), kept.view(100, 200).t()], writable
+    )
+    assert places == [1]
+    assert torch.equal(cpu, on_cpu)
+    assert torch.equal(one, kept)
+    assert torch.equal(small, torch.arange(3))
+    assert torch.equal(turned, kept.view(100, 200).t())
+    assert turned.data_ptr() == one.data_ptr()
+    held, places = there_and_back(Plain(kept))
+    assert torch.equal(held.tensor, kept)
+    assert places == [0]
+
+
+def test_places_that_do_not_fit_are_an_error() -> None:
+    encoded = codec.encode(torch.arange(20_000), keep=lambda obj: True)
+    with pytest.raises(SerializationError, match="cannot be rebuilt"):
+        codec.decode_among(encoded.replace([]).to_bytes(), [])

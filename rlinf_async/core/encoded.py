@@ -1,0 +1,117 @@
+"""A pickled value and the memory that it refers to, as they lie one behind the other in a body.
+
+A body is the byte 0 and one pickle; or the byte 1, an index, a head, and the memory that the head refers to, every
+buffer at a multiple of 64 bytes from the body's start.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Final
+
+COPIED_BELOW: Final = 64 * 1024
+"""Smaller buffers never become views: one small array that somebody keeps would keep a whole segment."""
+
+_ALIGNMENT: Final = 64
+_ZEROS: Final = bytes(_ALIGNMENT)
+_INDEX: Final = struct.Struct("<B3xIQ")  # 1, number of buffers, size of the pickle; then the size of each buffer
+
+
+class Elsewhere(bytearray):
+    """Stands in a ``PickleBuffer`` for memory that is not the CPU's, and is empty.
+
+    Attributes:
+        memory: what is then among the buffers; it has ``nbytes``.
+    """
+
+    __slots__ = ("memory",)
+
+    def __init__(self, memory: Any) -> None:
+        super().__init__()
+        self.memory = memory
+
+
+class Encoded:
+    """A value on its way out: one pickle, and the memory that it refers to.
+
+    The parts are the value's own memory, not copies: write them before anybody may change the value.
+
+    Attributes:
+        head: what refers to them.
+        buffers: the memory out of band, each piece flat and contiguous; what was kept elsewhere is to be replaced.
+        nbytes: size of the body in bytes.
+    """
+
+    __slots__ = ("_chunks", "buffers", "nbytes")
+
+    def __init__(self, chunks: Sequence[bytes], buffers: Sequence[memoryview] = ()) -> None:
+        self._chunks = chunks
+        self.buffers = buffers
+        if not buffers:
+            self.nbytes = 1 + (len(chunks[0]) if len(chunks) == 1 else sum(map(len, chunks)))
+            return
+        self.nbytes = _INDEX.size + 8 * len(buffers) + sum(map(len, chunks))
+        for view in buffers:
+            self.nbytes += -self.nbytes % _ALIGNMENT + view.nbytes
+
+    @property
+    def head(self) -> bytes:
+        """What comes before the memory out of band."""
+        return b"".join(self._chunks)
+
+    def replace(self, buffers: Sequence[memoryview]) -> Encoded:
+        """The same head, with other memory out of band."""
+        return Encoded(self._chunks, buffers)
+
+    def parts(self) -> list[bytes | memoryview]:
+        """The body in pieces, padding included; together they have ``nbytes`` bytes."""
+        if not self.buffers:
+            return [b"\0", *self._chunks]
+        sizes = [view.nbytes for view in self.buffers]
+        head_size = sum(map(len, self._chunks))
+        index = _INDEX.pack(1, len(sizes), head_size) + struct.pack(f"<{len(sizes)}Q", *sizes)
+        parts: list[bytes | memoryview] = [index, *self._chunks]
+        end = len(index) + head_size
+        for view in self.buffers:
+            padding = -end % _ALIGNMENT
+            if padding:
+                parts.append(_ZEROS[:padding])
+            parts.append(view)
+            end += padding + view.nbytes
+        return parts
+
+    def to_bytes(self) -> bytes:
+        """The body in one piece; copies it."""
+        return b"".join(self.parts())
+
+    def write_into(self, view: memoryview) -> None:
+        """Copies the body to the start of ``view``: flat, writable, of at least ``nbytes`` bytes."""
+        start = 0
+        for part in self.parts():
+            view[start : start + len(part)] = part
+            start += len(part)
+
+
+def split(body: memoryview) -> tuple[memoryview, list[Any]]:
+    """Head and buffers of a body that begins with 1; small buffers, and those of a read-only body, are copies.
+
+    Raises:
+        ValueError, struct.error: it is malformed.
+    """
+    kind, count, head_size = _INDEX.unpack_from(body)
+    if kind != 1:
+        raise ValueError(f"a body begins with 0 or 1, not with {kind}")
+    sizes = struct.unpack_from(f"<{count}Q", body, _INDEX.size)
+    start = _INDEX.size + 8 * count
+    end = start + head_size
+    head = body[start:end]
+    buffers: list[Any] = []
+    for size in sizes:
+        start = end + -end % _ALIGNMENT
+        end = start + size
+        piece = body[start:end]
+        buffers.append(bytearray(piece) if size < COPIED_BELOW or body.readonly else piece)
+    if end > body.nbytes:
+        raise ValueError(f"the index speaks of {end} bytes, the body has {body.nbytes}")
+    return head, buffers
