@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import socket
+import sys
 import threading
 import time
 from collections import namedtuple
@@ -492,6 +493,10 @@ def _cut_connections() -> int:
 def send_eight(worker: Any, other: str) -> None:
     for number in range(8):
         worker.send(torch.full((2 << 20,), float(number)), other, worker._rank)
+
+
+def modules(worker: Any) -> list[str]:
+    return list(sys.modules)
 
 
 # -- many at once ------------------------------------------------------------------------------------------------------

@@ -17,10 +17,13 @@ before it takes a message, *charge* what it takes of the stream's room, in bytes
       LOST       stream number                              the content did not come through: send it again
       REFUSED    stream number why                          its receive does not want such a message
     both ways
+      GPU        machine uuid model reachable               what ``data/reach.Gpu`` says; wants to hear the other's
       LINK       name facts                                 what one end of a link says to the other
 
 The content is the body of the frame, where *way* is None; otherwise *way* is ``[name of a link, transfer, sizes]``, and
-the link brings buffers of these sizes, of which the frame's body, where it is not empty, is the first.
+the link brings buffers of these sizes, of which the frame's body, where it is not empty, is the first.  Between GPUs
+*way* ends with the places of these buffers among all; the rest of the content is a body of its own, and rides on the
+frame as any other.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ LOST: Final = 7
 REFUSED: Final = 8
 LINK: Final = 9
 INTRODUCE: Final = 10
+GPU: Final = 11
 
 OBJECT: Final = 0
 PAIR: Final = 1

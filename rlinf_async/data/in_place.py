@@ -42,10 +42,40 @@ def memory_of(tensor: torch.Tensor) -> memoryview:
     return _flat(whole if whole.device.type == "cpu" else whole.cpu())
 
 
-def fill(tensor: torch.Tensor, content: bytes | memoryview | Segment) -> None:
-    """Copies the bytes of a tensor of the same dtype and shape into this one, wherever and however it is laid out."""
+def flatten(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a contiguous tensor, where they are."""
+    whole = tensor.detach().resolve_conj().resolve_neg()
+    return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)
+
+
+def mark(tensor: torch.Tensor) -> Any:
+    """For ``fill``: what uses the memory of a GPU's tensor until now, in the current stream; None on the CPU."""
+    return torch.cuda.current_stream(tensor.device).record_event() if tensor.is_cuda else None
+
+
+def fill(tensor: torch.Tensor, content: bytes | memoryview | Segment | torch.Tensor, after: Any = None) -> None:
+    """Copies the bytes of a tensor of the same dtype and shape into this one, wherever and however it is laid out.
+
+    It is done at the end: the bytes can be read in any stream.
+
+    Args:
+        after: what ``mark`` has returned for this tensor.
+    """
     target = tensor.detach()
     if not target.nbytes:
+        return
+    if after is None:
+        _copy(target, content)
+        return
+    stream = torch.cuda.current_stream(target.device)
+    stream.wait_event(after)
+    _copy(target, content)
+    stream.synchronize()
+
+
+def _copy(target: torch.Tensor, content: bytes | memoryview | Segment | torch.Tensor) -> None:
+    if isinstance(content, torch.Tensor):
+        target.copy_(content.view(target.dtype).view(target.shape))
         return
     if isinstance(content, Segment) and target.device.type == "cpu" and target.is_contiguous():
         content.read_into(_flat(target))

@@ -10,6 +10,11 @@ CUDA_IPC: Final = "cuda_ipc"
 NCCL: Final = "nccl"
 STAGED: Final = "staged"
 
+WAYS: Final = frozenset({CUDA_IPC, NCCL, STAGED})
+
+WORTH_A_LINK: Final = 64 << 10
+"""Bytes from which on a tensor stays on its GPU; smaller ones are sooner copied to the CPU with the rest."""
+
 
 @dataclass(frozen=True)
 class Gpu:

@@ -15,8 +15,9 @@ from rlinf_async.address import WorkerInfo
 from rlinf_async.client import NodeClient
 from rlinf_async.core.matching import Message
 from rlinf_async.core.messages import OBJECT, PAIR, POINT_TO_POINT, TENSOR
-from rlinf_async.data.shared import Segment
+from rlinf_async.data.reach import WORTH_A_LINK
 from rlinf_async.work import Work
+from rlinf_async.worker.device_payload import DevicePayload, encode_on
 from rlinf_async.worker.mailbox import Mailbox
 from rlinf_async.worker.members import Member, expand
 from rlinf_async.worker.names import Roster
@@ -38,6 +39,7 @@ class Exchange:
         self._client = client
         self._me = Member(group, info.rank)
         self._mailbox = Mailbox(client, (group, info.rank, info.node_name, os.getpid()), info.node_ip)
+        self._devices = self._mailbox.peers.devices
 
     def __repr__(self) -> str:
         return f"<Exchange of {self._me} {self._mailbox!r}>"
@@ -59,7 +61,9 @@ class Exchange:
             stream: the name of a line of its own between the two workers; None: the one that users have.
         """
         member = _member(group, rank, options, timeout)
-        return self._send(Sending("send() to", str(member), timeout, encode(value, piggyback)), member, stream)
+        own = self._devices.own
+        payload = encode(value, piggyback) if own is None else encode_on(own, value, piggyback)
+        return self._send(Sending("send() to", str(member), timeout, payload), member, stream)
 
     def send_tensor(
         self,
@@ -71,16 +75,24 @@ class Exchange:
         stream: str | None = None,
     ) -> Work[None]:
         member = _member(group, rank, options, timeout)
-        from rlinf_async.data.in_place import describe, is_tensor, memory_of
+        from rlinf_async.data.in_place import describe, flatten, is_tensor, memory_of
 
         if not is_tensor(tensor):
             raise AssertionError(f"send_tensor() takes one dense tensor, got {type(tensor).__name__}: send() takes it")
         if not tensor.is_contiguous():
             raise ValueError(_CONTIGUOUS)
-        payload = Payload(TENSOR, describe(tensor), memory_of(tensor))
+        about, own = describe(tensor), self._devices.own
+        if own is not None and own.keeps(tensor):
+            payload: Payload = DevicePayload(TENSOR, about, flatten(tensor), own)
+        else:
+            payload = Payload(TENSOR, about, memory_of(tensor))
         return self._send(Sending("send_tensor() to", str(member), timeout, payload), member, stream)
 
     def _send(self, sending: Sending, member: Member, stream: str | None) -> Work[None]:
+        devices = self._devices
+        if devices.is_awaited or (sending.payload.nbytes >= WORTH_A_LINK and devices.own is None):
+            devices.look()
+
         def start(peers: Sequence[Peer]) -> None:
             sending.peer = peers[0].label
             self._depart(sending, [member], peers, self._stream_to(peers[0], stream))
@@ -117,6 +129,9 @@ class Exchange:
         return self._receive(receiving, member, stream)
 
     def _receive(self, receiving: Receiving[Any], member: Member, stream: str | None) -> Work[Any]:
+        if self._devices.is_awaited:
+            self._devices.look()
+
         def start(peers: Sequence[Peer]) -> None:
             receiving.peer = peers[0].label
             self._mailbox.inbox.receive(receiving, peers[0], self._stream_to(peers[0], stream))
@@ -336,7 +351,10 @@ class _TakeTensor:
     """The message is the bytes of a tensor, which are copied to their place at once."""
 
     def __init__(self, tensor: Any) -> None:
+        from rlinf_async.data.in_place import mark
+
         self._tensor = tensor
+        self._used = mark(tensor)
 
     def refuses(self, message: Message) -> str | None:
         from rlinf_async.data.in_place import describe, difference
@@ -349,8 +367,7 @@ class _TakeTensor:
     def arrived(self, content: Content) -> None:
         from rlinf_async.data.in_place import fill
 
-        memory: bytes | memoryview | Segment = content.memory()
-        fill(self._tensor, memory)
+        fill(self._tensor, content.memory(), self._used)
 
     def value(self, message: Message) -> None:
         return None

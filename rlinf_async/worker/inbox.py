@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import threading
 from collections.abc import Iterable
@@ -11,8 +12,11 @@ from typing import Any
 from rlinf_async.core import messages
 from rlinf_async.core.matching import Arrivals, Do, Message, Step
 from rlinf_async.core.messages import TENSOR
+from rlinf_async.core.segment import close_fds
 from rlinf_async.data.choose import COLLECTIVE
+from rlinf_async.data.reach import WAYS
 from rlinf_async.errors import SerializationError, TransferFailed
+from rlinf_async.worker.device_payload import DeviceContent
 from rlinf_async.worker.operation import Receiving
 from rlinf_async.worker.payload import Content, content_of
 from rlinf_async.worker.peers import Peer, Peers
@@ -146,7 +150,7 @@ class Inbox:
         arrivals = line.arrivals
         if way is not None:
             self._act(line, lambda: arrivals.data(number, kind, about, charge))
-            self._fetch(line, number, kind, way, body)
+            self._fetch(line, number, kind, way, body, fds)
             return
         try:
             content = _content(body, fds)
@@ -170,10 +174,11 @@ class Inbox:
             with self._lock:
                 message = arrivals.expect(number, charge)
             if message is None:  # it was here, or is not wanted
+                close_fds(fds)
                 self._reply(line, messages.TAKEN, number)
                 self._act(line, list)
             else:
-                self._fetch(line, number, message.kind, way, body)
+                self._fetch(line, number, message.kind, way, body, fds)
             return
         try:
             content = _content(body, fds)
@@ -187,9 +192,15 @@ class Inbox:
         line = self._line(source, stream)
         self._act(line, lambda: line.arrivals.withdraw(number))
 
-    def _fetch(self, line: _Line, number: int, kind: int, way: Any, body: Any) -> None:
+    def _fetch(self, line: _Line, number: int, kind: int, way: Any, body: Any, fds: list[int]) -> None:
         """Has a link bring the content of a message."""
-        name, transfer, sizes = way
+        name, transfer, sizes, *places = way
+        content: Content | Exception = Content(body)
+        if name in WAYS:
+            try:
+                content = _content(body, fds)
+            except Exception as error:
+                content = error
         if name == COLLECTIVE and kind != TENSOR and not body:
             # Its connection shows no credentials: nothing that came by it is unpickled.
             text = f"{line.source.label} wanted to send a pickle by a connection that is not authenticated"
@@ -200,19 +211,28 @@ class Inbox:
         except Exception as error:
             self._lost(line, number, error)
             return
-        work._follow(lambda: self._fetched(line, number, kind, body, work))
+        work._follow(lambda: self._fetched(line, number, kind, content, places, work))
 
-    def _fetched(self, line: _Line, number: int, kind: int, body: Any, work: Any) -> None:
+    def _fetched(
+        self, line: _Line, number: int, kind: int, rest: Content | Exception, places: list[list[int]], work: Any
+    ) -> None:
+        """
+        Args:
+            rest: what the frame has brought; an error of a daemon's that could not pass it on.
+            places: of the buffers, where they have come from GPU to GPU.
+        """
         try:
             buffers = work._result()
-        except MemoryError as error:
-            failure = error
-            self._act(line, lambda: line.arrivals.spoil(number, failure))
-            return
         except Exception as error:
-            self._lost(line, number, error)
+            if isinstance(error, MemoryError) and not places:
+                self._act(line, functools.partial(line.arrivals.spoil, number, error))
+            else:
+                self._lost(line, number, error)
             return
-        content = Content(body, buffers)
+        if isinstance(rest, Exception):
+            self._act(line, lambda: line.arrivals.spoil(number, rest))
+            return
+        content = DeviceContent(rest, places[0], buffers) if places else Content(rest.body, buffers)
         if kind != TENSOR:
             self._reply(line, messages.TAKEN, number)
         self._act(line, lambda: line.arrivals.content(number, 0, content))

@@ -62,6 +62,8 @@ class Mailbox:
         if what == messages.LINK:
             name, said = facts
             self.peers.link(peer, name).on_control(said)
+        elif what == messages.GPU:
+            self.peers.devices.hear(peer, *facts)
         elif what == messages.INTRODUCE:
             self.peers.hear_introduction(peer.endpoint, *facts)
         elif what == messages.ANNOUNCE:

@@ -32,7 +32,15 @@ class Messaging:
 
         It is done when the object may be changed.  Up to 64 MiB of messages to one worker are accepted before that
         has asked for them.  What one worker sends to another arrives in the order in which it was sent.  Tensors may
-        stand at any depth of the object; each arrives on its own type of device, where the receiver has one.
+        stand at any depth of the object; each arrives on its own type of device, where the receiver has one: on the
+        current one of whoever receives.
+
+        CUDA tensors of 64 KiB and more stay on GPUs once both workers use one and know of each other's, from the third
+        message or so on: the receiver copies from the sender's memory where it can open that, NCCL connects GPUs of one
+        model, and pinned memory of the CPU is between all others.  A worker's GPU for that is the current one of the
+        thread that first sends or receives such tensors; those on another one, what is broadcast, and whatever a link
+        between GPUs loses, travel by way of the CPU.  **The sender's tensors are kept alive until the send is done**;
+        what arrives is the receiver's own.
 
         Args:
             object: whatever pickle or cloudpickle can take, with tensors.

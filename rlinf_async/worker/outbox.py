@@ -12,10 +12,12 @@ from typing import Any, Final
 from rlinf_async.core import messages
 from rlinf_async.core.frames import node_of
 from rlinf_async.core.messages import TENSOR
-from rlinf_async.core.room import Departure, Departures
 from rlinf_async.data import choose
-from rlinf_async.data.link import Link
+from rlinf_async.data.reach import WAYS
+from rlinf_async.data.shared import fits
 from rlinf_async.errors import ClosedError, TransferFailed
+from rlinf_async.worker.device_payload import DevicePayload
+from rlinf_async.worker.letter import Letter, Line
 from rlinf_async.worker.operation import Sending
 from rlinf_async.worker.payload import Payload
 from rlinf_async.worker.peers import Peer, Peers
@@ -25,42 +27,8 @@ logger = logging.getLogger(__name__)
 _ATTEMPTS: Final = 3
 """Times that links are tried with one message before it is given up."""
 
-_FAILURES: Final = 3
-"""Messages that did not come through, and none that did, after which a peer is sent none by a connection of its own."""
-
-
-class _Letter:
-    """One message, until its operation is done.
-
-    Attributes:
-        awaited: endpoints whose word that they have the content is awaited.
-        links: that were used for it, ``attempts`` times in all.
-        is_certain: it has left by a way on which nothing is lost as long as both sides live.
-    """
-
-    __slots__ = ("attempts", "awaited", "departure", "is_certain", "links", "sending")
-
-    def __init__(self, sending: Sending, receivers: Sequence[Peer]) -> None:
-        self.sending = sending
-        self.departure: Departure
-        self.awaited = dict.fromkeys(peer.endpoint for peer in receivers)
-        self.links: list[Link] = []
-        self.attempts = 0
-        self.is_certain = False
-
-
-class _Line:
-    """One stream, at its sender."""
-
-    __slots__ = ("departures", "open", "order", "receivers", "stream")
-
-    def __init__(self, stream: Any, receivers: Sequence[Peer]) -> None:
-        self.stream = stream
-        self.receivers = receivers
-        self.departures = Departures(peer.endpoint for peer in receivers)
-        self.order = threading.Lock()
-        """Held from a message's number to its frame, which leave in one order."""
-        self.open: dict[int, _Letter] = {}
+_PATIENCE: Final = 30.0
+"""Seconds that the first message between two GPUs may take; libraries that find no way have been seen to search on."""
 
 
 class Outbox:
@@ -69,20 +37,20 @@ class Outbox:
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
         self._lock = threading.Lock()
-        self._lines: dict[Any, _Line] = {}
+        self._lines: dict[Any, Line] = {}
 
     def __repr__(self) -> str:
         return f"<Outbox {len(self._lines)} streams [{sum(len(line.open) for line in self._lines.values())} open]>"
 
-    def _line(self, stream: Any, receivers: Sequence[Peer]) -> _Line:
+    def _line(self, stream: Any, receivers: Sequence[Peer]) -> Line:
         key = receivers[0].endpoint if stream == messages.POINT_TO_POINT else stream
         line = self._lines.get(key)
         if line is None:
             with self._lock:
-                line = self._lines.setdefault(key, _Line(stream, receivers))
+                line = self._lines.setdefault(key, Line(stream, receivers))
         return line
 
-    def _find(self, source: int, stream: Any) -> _Line | None:
+    def _find(self, source: int, stream: Any) -> Line | None:
         return self._lines.get(source if stream == messages.POINT_TO_POINT else stream)
 
     # -- sending ------------------------------------------------------------------------------------------------
@@ -90,7 +58,7 @@ class Outbox:
     def send(self, sending: Sending, receivers: Sequence[Peer], stream: Any) -> None:
         """Sends it, or announces it; a failure is the operation's."""
         line = self._line(stream, receivers)
-        letter = _Letter(sending, receivers)
+        letter = Letter(sending, receivers)
         with line.order:
             gone = next((peer for peer in receivers if peer.error is not None), None)
             if gone is not None:
@@ -108,16 +76,15 @@ class Outbox:
         if any(peer.error is not None for peer in receivers):  # meanwhile
             self._fail(line)
 
-    def _send(self, line: _Line, letter: _Letter) -> bool:
+    def _send(self, line: Line, letter: Letter) -> bool:
         sending, payload = letter.sending, letter.sending.payload
-        way = self._way(line, payload)
-        packed: tuple[Any, Sequence[int]] = (b"", ())
-        if way == choose.FRAME and line.departures.has_room(payload.nbytes):
-            try:
-                packed = self._pack(line, letter)
-            except Exception as error:
-                sending.fail(error)
-                return False
+        try:
+            way = self._way(line, payload)
+            if payload.is_on_gpu and way not in WAYS:
+                payload.make_plain()  # here, and not in the thread that reads the socket
+        except Exception as error:
+            sending.fail(error)
+            return False
         with self._lock:
             departure = line.departures.add(letter, payload.nbytes)
             letter.departure = departure
@@ -128,21 +95,51 @@ class Outbox:
                 self._peers.post(line.receivers, (messages.ANNOUNCE, line.stream, number, payload.kind, payload.about))
                 return True
         start = (messages.DATA, line.stream, number, payload.kind, payload.about, departure.charge)
-        if way == choose.FRAME:
-            self._by_frame(line, line.receivers, letter, start, *packed)
-        else:
-            self._by_link(line, letter, line.receivers, way, start)
+        try:
+            self._leave(line, letter, way, start)
+        except Exception as error:
+            with self._lock:
+                line.open.pop(number, None)
+                line.departures.undo(departure)
+            sending.fail(error)
+            return False
         return True
 
-    def _way(self, line: _Line, payload: Payload) -> str:
+    def _way(self, line: Line, payload: Payload) -> str:
         receivers, me = line.receivers, self._peers.me
         if receivers[0].endpoint == me:
             return choose.FRAME
+        if isinstance(payload, DevicePayload):
+            by_gpu = self._peers.devices.way_to(receivers[0])
+            if by_gpu is not None and fits(payload.rest):
+                return by_gpu
+        return self._plain_way(line, payload)
+
+    def _plain_way(self, line: Line, payload: Payload) -> str:
+        receivers, me = line.receivers, self._peers.me
         near = all(peer.node == node_of(me) for peer in receivers)
-        collective = len(receivers) == 1 and payload.has_small_head and _is_reachable(receivers[0])
+        collective = len(receivers) == 1 and payload.has_small_head and receivers[0].connection.is_good
         return choose.choose(payload.nbytes, near=near, collective=collective)
 
-    def _pack(self, line: _Line, letter: _Letter) -> tuple[Any, Sequence[int]]:
+    def _leave(self, line: Line, letter: Letter, way: str, start: tuple[Any, ...]) -> None:
+        """
+        Raises:
+            Exception: its content cannot be packed; nothing has left.
+        """
+        if way in WAYS:
+            try:
+                self._by_link(line, letter, line.receivers, way, start)
+            except Exception as error:
+                self._distrust(line.receivers[0], letter, error)
+                way = self._plain_way(line, letter.sending.payload)
+            else:
+                return
+        if way == choose.FRAME:
+            self._by_frame(line, line.receivers, letter, start, *self._pack(line, letter))
+        else:
+            self._by_link(line, letter, line.receivers, way, start)
+
+    def _pack(self, line: Line, letter: Letter) -> tuple[Any, Sequence[int]]:
         payload = letter.sending.payload
         if line.receivers[0].endpoint == self._peers.me:
             return payload.copy(), ()
@@ -150,9 +147,9 @@ class Outbox:
 
     def _by_frame(
         self,
-        line: _Line,
+        line: Line,
         receivers: Sequence[Peer],
-        letter: _Letter,
+        letter: Letter,
         start: tuple[Any, ...],
         body: Any,
         fds: Sequence[int],
@@ -164,40 +161,59 @@ class Outbox:
                 self._drop(line, letter)  # it is sent: what its receiver makes of it comes too late to be its error
         self._peers.post(receivers, (*start, None), body, fds)
 
-    def _by_link(
-        self, line: _Line, letter: _Letter, receivers: Sequence[Peer], way: str, start: tuple[Any, ...]
-    ) -> None:
-        head, buffers = letter.sending.payload.parts()
+    def _by_link(self, line: Line, letter: Letter, receivers: Sequence[Peer], way: str, start: tuple[Any, ...]) -> None:
+        payload, number = letter.sending.payload, letter.departure.number
+        letter.by_gpu = way in WAYS
+        links = [self._peers.link(peer, way) for peer in receivers]
+        body: bytes | int
+        buffers: Sequence[Any]
+        if letter.by_gpu:  # and there is one receiver
+            assert isinstance(payload, DevicePayload)
+            buffers, places = payload.tensors(), [payload.places]
+            body, fds = payload.pack_rest()
+        else:
+            (body, buffers), places, fds = payload.parts(), [], ()
         sizes = [buffer.nbytes for buffer in buffers]
-        for peer in receivers:
+        for peer, link in zip(receivers, links, strict=True):
+            if letter.by_gpu and not peer.gpu_link.is_proven:
+                self._peers.later(_PATIENCE, functools.partial(self._lose_patience, line, number, peer, link))
             letter.attempts += 1
             transfer = next(peer.transfers)
-            link = self._peers.link(peer, way)
             letter.links.append(link)
-            self._peers.post((peer,), (*start, [way, transfer, sizes]), head)
+            self._peers.post((peer,), (*start, [way, transfer, sizes, *places]), body, fds)
             work = link.send(transfer, buffers)
             work._follow(functools.partial(self._sent_by_link, line, letter, peer, work))
-        if letter.awaited and letter.departure.number not in line.open:  # withdrawn meanwhile: nobody will fetch it
+        if letter.awaited and number not in line.open:  # withdrawn meanwhile: nobody will fetch it
             for link in letter.links:
                 link.discard(ClosedError(f"{letter.sending._describe()} was withdrawn"))
 
-    def _sent_by_link(self, line: _Line, letter: _Letter, peer: Peer, work: Any) -> None:
+    def _sent_by_link(self, line: Line, letter: Letter, peer: Peer, work: Any) -> None:
         """Its success is the receiver's to tell; a failure may be known here alone."""
         try:
             work._result()
         except Exception as error:
-            logger.info("a message to %s did not come through: %s", peer.label, error)
-            self._again(line, letter, peer)
+            self._again(line, letter, peer, error)
 
-    def _again(self, line: _Line, letter: _Letter, peer: Peer) -> None:
+    def _lose_patience(self, line: Line, number: int, peer: Peer, link: Any) -> None:
+        letter = line.open.get(number)
+        if letter is not None and letter.by_gpu and not peer.gpu_link.is_proven:
+            link.discard(TransferFailed(f"{link!r} has brought nothing within {_PATIENCE:.0f} s"))
+
+    def _distrust(self, peer: Peer, letter: Letter, error: Exception) -> None:
+        """A message has not come through."""
+        logger.info("a message to %s did not come through: %s", peer.label, error)
+        if (peer.gpu_link if letter.by_gpu else peer.connection).fail() and letter.by_gpu:
+            logger.warning("tensors on the GPU go to %s by way of the CPU from now on: %s", peer.label, error)
+
+    def _again(self, line: Line, letter: Letter, peer: Peer, error: Exception) -> None:
         """Sends the content once more, to one receiver and by another way."""
         sending, number = letter.sending, letter.departure.number
         with self._lock:
             if number not in line.open or peer.endpoint not in letter.awaited or letter.is_certain:
                 return
-            peer.failures += 1
         if sending.done() or peer.error is not None:
             return
+        self._distrust(peer, letter, error)
         if letter.attempts > _ATTEMPTS * len(line.receivers):
             sending.give_up(TransferFailed(f"{sending._describe()}: what it carries could not be transferred"))
             return
@@ -207,7 +223,7 @@ class Outbox:
         if way != choose.FRAME:
             self._by_link(line, letter, (peer,), way, start)
             return
-        letter.is_certain = True
+        letter.is_certain, letter.by_gpu = True, False
         try:
             packed = self._pack(line, letter)
         except Exception as error:
@@ -218,21 +234,21 @@ class Outbox:
 
     # -- ends ---------------------------------------------------------------------------------------------------
 
-    def _settle(self, line: _Line, letter: _Letter) -> None:
+    def _settle(self, line: Line, letter: Letter) -> None:
         if not letter.awaited:
             self._drop(line, letter)
             letter.sending.finish()
 
-    def _drop(self, line: _Line, letter: _Letter) -> None:
+    def _drop(self, line: Line, letter: Letter) -> None:
         with self._lock:
             line.open.pop(letter.departure.number, None)
 
-    def _withdraw(self, line: _Line, letter: _Letter, error: Exception) -> None:
+    def _withdraw(self, line: Line, letter: Letter, error: Exception) -> None:
         """The operation was given up: the receivers that have not got the message never will."""
         if letter.departure.number in line.open:
             self._take_back(line, letter, error)
 
-    def _take_back(self, line: _Line, letter: _Letter, error: Exception) -> None:
+    def _take_back(self, line: Line, letter: Letter, error: Exception) -> None:
         number = letter.departure.number
         with self._lock:
             line.open.pop(number, None)
@@ -249,7 +265,7 @@ class Outbox:
                 self._lines.pop(key, None)
                 self._fail(line)
 
-    def _fail(self, line: _Line) -> None:
+    def _fail(self, line: Line) -> None:
         error = next(peer.error for peer in line.receivers if peer.error is not None)
         with self._lock:
             line.departures.fail()
@@ -276,16 +292,12 @@ class Outbox:
             if departure is not None:
                 self._go(line, departure.what)
 
-    def _go(self, line: _Line, letter: _Letter) -> None:
+    def _go(self, line: Line, letter: Letter) -> None:
         """The content of what was announced."""
         departure, sending = letter.departure, letter.sending
         start = (messages.CONTENT, line.stream, departure.number, departure.charge)
         try:
-            way = self._way(line, sending.payload)
-            if way == choose.FRAME:
-                self._by_frame(line, line.receivers, letter, start, *self._pack(line, letter))
-            else:
-                self._by_link(line, letter, line.receivers, way, start)
+            self._leave(line, letter, self._way(line, sending.payload), start)
         except Exception as error:
             with self._lock:
                 line.departures.undo(departure)
@@ -297,7 +309,7 @@ class Outbox:
         letter = None if line is None else line.open.get(number)
         if line is not None and letter is not None:
             if letter.links and not letter.is_certain:
-                source.is_proven = True
+                (source.gpu_link if letter.by_gpu else source.connection).is_proven = True
             letter.awaited.pop(source.endpoint, None)
             self._settle(line, letter)
 
@@ -305,7 +317,7 @@ class Outbox:
         line = self._find(source.endpoint, stream)
         letter = None if line is None else line.open.get(number)
         if line is not None and letter is not None:
-            self._again(line, letter, source)
+            self._again(line, letter, source, TransferFailed("the receiver has not got it"))
 
     def on_refused(self, source: Peer, stream: Any, number: int, why: str) -> None:
         line = self._find(source.endpoint, stream)
@@ -319,8 +331,3 @@ class Outbox:
         text = f"{source.label} could not receive a message: {why}"
         if letter is None or not letter.sending.fail(ValueError(text)):
             logger.warning("%s", text)  # its operation was done when it left
-
-
-def _is_reachable(peer: Peer) -> bool:
-    """By a connection of its own."""
-    return peer.is_proven or peer.failures < _FAILURES

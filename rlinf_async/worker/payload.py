@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlinf_async.core import codec
 from rlinf_async.core.body import pack_body
+from rlinf_async.core.encoded import Encoded
 from rlinf_async.core.frames import INLINE_LIMIT
 from rlinf_async.core.messages import OBJECT, PAIR, TENSOR
 from rlinf_async.core.pool import pool
@@ -19,9 +20,12 @@ class Payload:
     Attributes:
         kind, about: what the receiver is told beforehand.
         nbytes: its size.
+        is_on_gpu: some of it is, and may be sent from there: ``DevicePayload``.
     """
 
-    def __init__(self, kind: int, about: Any, encoded: codec.Encoded | bytes | memoryview) -> None:
+    is_on_gpu = False
+
+    def __init__(self, kind: int, about: Any, encoded: Encoded | bytes | memoryview) -> None:
         self.kind = kind
         self.about = about
         self._encoded = encoded
@@ -39,6 +43,10 @@ class Payload:
         if encoded.nbytes <= INLINE_LIMIT:
             return encoded.tobytes(), ()
         return encoded.nbytes, (pool.write([encoded], encoded.nbytes),)
+
+    def make_plain(self) -> Payload:
+        """This, without anything on a GPU."""
+        return self
 
     @property
     def has_small_head(self) -> bool:
@@ -69,8 +77,17 @@ class Payload:
         return copy
 
 
-def encode(value: Any, piggyback: Any) -> Payload:
+def encode(
+    value: Any,
+    piggyback: Any,
+    keep: Callable[[Any], bool] | None = None,
+    make: Callable[[int, Any, Encoded | bytes], Payload] = Payload,
+) -> Payload:
     """An object as a payload.
+
+    Args:
+        keep: as ``codec.encode``.
+        make: what makes a payload of its kind, of what there is to say beforehand, and of what it is encoded to.
 
     Raises:
         SerializationError: it, or what is to go with it, cannot travel.
@@ -81,8 +98,8 @@ def encode(value: Any, piggyback: Any) -> Payload:
         value, root = (value, piggyback), ("object", "piggyback_payload")
     encoded = codec.encode_plain(value)
     if encoded is not None:
-        return Payload(kind, None, encoded)
-    return Payload(kind, None, codec.encode(value, describe="what is to be sent", root=root))
+        return make(kind, None, encoded)
+    return make(kind, None, codec.encode(value, describe="what is to be sent", root=root, keep=keep))
 
 
 class Content:

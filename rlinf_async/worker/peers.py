@@ -11,8 +11,10 @@ from typing import Any
 from rlinf_async.client import NodeClient
 from rlinf_async.core import frames, messages
 from rlinf_async.data.choose import make_link
-from rlinf_async.data.link import Link
+from rlinf_async.data.reach import WAYS, Gpu
 from rlinf_async.errors import ClosedError, WorkerDied
+from rlinf_async.worker.devices import Devices
+from rlinf_async.worker.trust import Trust
 
 
 class Peer:
@@ -22,8 +24,9 @@ class Peer:
         endpoint: its id in the run.
         group, label: how people call it.
         error: why there is nothing more to hear from it; None as long as it lives.
-        failures: messages that did not come through by a connection of its own, as long as none has.
-        is_proven: one has.
+        connection, gpu_link: how messages by a connection of its own, and from GPU to GPU, have come through.
+        gpu: the one that it works on, as far as it has said; ``reachable``, the uuids of others that it can open.
+        knows_gpu: it has been told of this worker's.
     """
 
     def __init__(self, endpoint: int) -> None:
@@ -33,14 +36,16 @@ class Peer:
         self.label = f"worker {frames.number_of(endpoint)} on node {self.node}"
         self.route = frames.route_to([endpoint])
         self.error: Exception | None = None
-        self.failures = 0
-        self.is_proven = False
+        self.connection, self.gpu_link = Trust(), Trust()
+        self.gpu: Gpu | None = None
+        self.reachable: frozenset[str] = frozenset()
+        self.knows_gpu = False
         self.is_watched = False
         self.is_met = False
         """It has been told who this worker is."""
         self.transfers = itertools.count(1)
         """Numbers for the links."""
-        self.links: dict[str, Link] = {}
+        self.links: dict[str, Any] = {}
 
     def __repr__(self) -> str:
         return f"<Peer {self.label} [{'gone' if self.error else 'alive'}]>"
@@ -75,6 +80,7 @@ class Peers:
         self._lock = threading.Lock()
         self._peers: dict[int, Peer] = {}
         self._named: dict[tuple[str, int], Peer] = {}
+        self.devices = Devices(self._tell_gpu)
 
     @property
     def me(self) -> int:
@@ -147,8 +153,15 @@ class Peers:
         else:
             self._send_to(near[-1], facts, body, fds)
 
-    def link(self, peer: Peer, name: str) -> Link:
-        """The link of that name to a peer, made at its first use.
+    def _tell_gpu(self, peer: Peer, facts: Sequence[Any]) -> None:
+        self.post((peer,), (messages.GPU, *facts))
+
+    def later(self, seconds: float, callback: Callable[[], None]) -> None:
+        """Calls back after so many seconds; from any thread."""
+        self._client.later(seconds, callback)
+
+    def link(self, peer: Peer, name: str) -> Any:
+        """The link of that name to a peer, made at its first use: a ``Link``, or, for ``reach.WAYS``, a ``DeviceLink``.
 
         Raises:
             ValueError: there is no such link.
@@ -158,7 +171,8 @@ class Peers:
             with self._lock:
                 link = peer.links.get(name)
                 if link is None:
-                    link = peer.links[name] = make_link(
+                    make = self.devices.make_link if name in WAYS else make_link
+                    link = peer.links[name] = make(
                         name,
                         lambda facts: self.post((peer,), (messages.LINK, name, facts)),
                         self.me < peer.endpoint,

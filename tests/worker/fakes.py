@@ -181,3 +181,34 @@ async def cancelled(work: Work[Any]) -> None:
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+class FakeDeviceLink:
+    """As ``FakeLink``, with tensors."""
+
+    made: list[FakeDeviceLink] = []  # noqa: RUF012
+
+    def __init__(self, name: str) -> None:
+        self.made.append(self)
+        self.name = name
+        self.sent: dict[int, tuple[Work[None], list[Any]]] = {}
+        self.received: dict[int, Work[list[Any]]] = {}
+        self.discarded: list[Exception] = []
+
+    def send(self, transfer: int, buffers: Sequence[Any]) -> Work[None]:
+        work: Work[None] = Work()
+        self.sent[transfer] = work, list(buffers)
+        return work
+
+    def receive(self, transfer: int, sizes: Sequence[int]) -> Work[list[Any]]:
+        work: Work[list[Any]] = Work()
+        self.received[transfer] = work
+        return work
+
+    def on_control(self, facts: Any) -> None:
+        pass
+
+    def discard(self, error: Exception) -> None:
+        self.discarded.append(error)
+        for work in [*(work for work, _ in self.sent.values()), *self.received.values()]:
+            work._settle(error=error)

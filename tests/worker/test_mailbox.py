@@ -12,10 +12,12 @@ import pytest
 import torch
 
 from rlinf_async.core import messages
+from rlinf_async.core.room import Departures
 from rlinf_async.data import choose
 from rlinf_async.errors import ClosedError, DeadlineExceeded, NodeLost, TransferFailed, WorkerDied
 from rlinf_async.worker import exchange, peers
 from rlinf_async.worker.operation import Sending
+from rlinf_async.worker.payload import Payload
 from tests.worker.fakes import FakeLink, Network, cancelled
 
 BIG = torch.arange(600_000)
@@ -271,6 +273,39 @@ def test_no_content_overtakes_its_announcement_when_room_is_returned_at_that_mom
     assert receiving.wait(0).shape == piece.shape
     assert all(work.done() for work in (*first, last))
     assert near.words().index(messages.ANNOUNCE) < near.words().index(messages.CONTENT)
+
+
+def test_room_that_is_returned_while_a_message_is_being_sent_does_not_empty_it(
+    near: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_room, asked = Departures.has_room, []
+
+    def has_room_from_the_second_time_on(self: Departures, nbytes: int) -> bool:
+        asked.append(nbytes)
+        return len(asked) > 1 and has_room(self, nbytes)
+
+    monkeypatch.setattr(Departures, "has_room", has_room_from_the_second_time_on)
+    send(near, BIG)
+    receiving = recv(near)
+    near.deliver()
+    assert torch.equal(receiving.wait(0), BIG)
+
+
+def test_a_message_that_cannot_be_packed_fails_alone_and_takes_no_room(
+    near: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Payload) -> None:
+        raise MemoryError("none")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Payload, "pack", refuse)
+        for _ in range(20):
+            with pytest.raises(MemoryError, match="none"):
+                send(near, BIG).wait(0)
+    send(near, "next")
+    near.deliver()
+    assert recv(near).wait(0) == "next"
+    assert all(line.departures.outstanding < 1000 for line in near.a._mailbox.outbox._lines.values())
 
 
 # -- the end --------------------------------------------------------------------------------------------------------
