@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from rlinf_async.data.link import Post
 from rlinf_async.data.transfer import Transfer
 from rlinf_async.errors import TransferFailed
 from rlinf_async.work import Work
+
+logger = logging.getLogger(__name__)
 
 
 class _Offer(Transfer[None]):
@@ -53,6 +56,7 @@ class CudaIpcLink(DeviceLink):
         self._offers: dict[int, _Offer] = {}
         self._asked: dict[int, Transfer[list[torch.Tensor]]] = {}
         self._copied: dict[int, list[torch.Tensor]] = {}
+        self._newest = -1
         # What the other side has said of transfers that are yet to be asked for here.
         self._told: dict[int, tuple[list[Handle], bytes]] = {}
         self._withdrawn: dict[int, TransferFailed] = {}
@@ -67,8 +71,13 @@ class CudaIpcLink(DeviceLink):
             if transfer in self._unwanted:
                 self._agenda.add(functools.partial(offer.fail, self._unwanted.pop(transfer)))
                 return offer
-            handles = [tuple(self._memory.export(buffer)) for buffer in buffers if buffer.nbytes]
-            mark, told = self._memory.mark(self._device)
+            try:
+                handles = [tuple(self._memory.export(buffer)) for buffer in buffers if buffer.nbytes]
+                mark, told = self._memory.mark(self._device)
+            except Exception as error:
+                self._agenda.add(functools.partial(offer.fail, error))
+                self._tell("broken", [], [transfer], f"{type(error).__name__}: {error}")
+                return offer
             offer.kept.append(mark)
             self._offers[transfer] = offer
             self._tell("offer", transfer, handles, told)
@@ -80,6 +89,7 @@ class CudaIpcLink(DeviceLink):
             if transfer in self._withdrawn:
                 self._agenda.add(functools.partial(asked.fail, self._withdrawn.pop(transfer)))
                 return asked
+            self._newest = max(self._newest, transfer)
             self._asked[transfer] = asked
             if transfer in self._told:
                 self._copy(asked, *self._told.pop(transfer))
@@ -114,7 +124,14 @@ class CudaIpcLink(DeviceLink):
             if received or sent:
                 self._fail(received, sent, error)
                 self._tell("broken", received, sent, f"{type(error).__name__}: {error}")
-            self._lane.submit(self._memory.close)
+            self._lane.submit(self._close)
+
+    def _close(self) -> None:
+        """In the link's thread, which goes on if CUDA does not want to."""
+        try:
+            self._memory.close()
+        except Exception as error:
+            logger.warning("memory of a peer's GPU could not be let go of: %s", error)
 
     def _tell(self, *facts: Any) -> None:
         self._agenda.add(lambda: self._post(facts))
@@ -131,7 +148,7 @@ class CudaIpcLink(DeviceLink):
     def _hear_of_the_end(self, received: Sequence[int], sent: Sequence[int], text: str) -> None:
         error = TransferFailed(f"the peer gave it up: {text}")
         for number in sent:
-            if self._told.pop(number, None) is not None:
+            if self._told.pop(number, None) is not None or number > self._newest:
                 self._withdrawn[number] = error
         self._unwanted.update((number, error) for number in received if number not in self._offers)
         self._fail(sent, received, error)

@@ -47,24 +47,21 @@ class DeviceMemory(Protocol):
 
 
 class CudaMemory:
-    """Handles are exported once per allocation, and each is opened once.
+    """Each handle is opened once.  None is kept where it is exported: what is allocated at an address may change.
 
     Raises, in all methods:
         RuntimeError: CUDA refuses; for memory of expandable segments it has no handles.
     """
 
     def __init__(self) -> None:
-        self._exported: dict[int, bytes] = {}
         self._opened: dict[bytes, int] = {}
 
     def export(self, tensor: torch.Tensor) -> Handle:
-        base, address = ctypes.c_uint64(), tensor.data_ptr()
-        _check(_driver().cuMemGetAddressRange_v2(ctypes.byref(base), None, ctypes.c_uint64(address)), "find its memory")
-        if base.value not in self._exported:
-            handle = _MemoryHandle()
+        base, address, handle = ctypes.c_uint64(), ctypes.c_uint64(tensor.data_ptr()), _MemoryHandle()
+        with torch.cuda.device(tensor.device):  # and not whatever is current in the thread that has come here
+            _check(_driver().cuMemGetAddressRange_v2(ctypes.byref(base), None, address), "find its memory")
             _check(_runtime().cudaIpcGetMemHandle(ctypes.byref(handle), ctypes.c_void_p(base.value)), "export it")
-            self._exported[base.value] = bytes(handle)
-        return Handle(self._exported[base.value], address - base.value, tensor.nbytes)
+        return Handle(bytes(handle), address.value - base.value, tensor.nbytes)
 
     def open(self, handle: Handle, device: torch.device) -> torch.Tensor:
         if handle.allocation not in self._opened:

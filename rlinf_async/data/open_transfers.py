@@ -62,6 +62,10 @@ class OpenTransfers(Generic[Buffer]):
         self.sendings[number] = sending
         return self._requests.pop(number, None)
 
+    def refuse(self, number: int) -> None:
+        """It will not be sent; the peer may ask for it until it knows."""
+        self._given_up.add(number)
+
     def ask(self, receiving: Receiving[Buffer]) -> TransferFailed | None:
         """A new one to receive; returns what the peer has said of it already.
 

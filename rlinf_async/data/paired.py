@@ -27,7 +27,7 @@ from rlinf_async.data.connection import Address
 from rlinf_async.data.link import Post
 from rlinf_async.data.open_transfers import OpenTransfers, Request
 from rlinf_async.data.pair import Pair
-from rlinf_async.data.transfer import Buffer, Receiving, Sending
+from rlinf_async.data.transfer import Buffer, Receiving, Sending, Transfer
 from rlinf_async.errors import TransferFailed
 from rlinf_async.work import Work
 
@@ -78,7 +78,10 @@ class PairedLink(ABC, Generic[Buffer]):
         """What ``receive`` is asked for."""
 
     def send(self, transfer: int, buffers: Sequence[Buffer]) -> Work[None]:
-        sending = self._make_sending(transfer, buffers)
+        try:
+            sending = self._make_sending(transfer, buffers)
+        except Exception as failure:
+            return self._refuse(transfer, failure)
         if not sending.nbytes:
             sending.finish(None)
             return sending
@@ -89,6 +92,15 @@ class PairedLink(ABC, Generic[Buffer]):
                 case TransferFailed() as error:
                     self._agenda.add(functools.partial(sending.fail, error))
         return sending
+
+    def _refuse(self, number: int, error: Exception) -> Work[None]:
+        """It cannot be sent: the peer, which waits for it, is told."""
+        refused: Transfer[None] = Transfer(number, [])
+        with self._agenda.deciding():
+            self._open_transfers.refuse(number)
+            self._agenda.add(functools.partial(refused.fail, error))
+            self._tell("broken", self._generation - 1, [], [number], _tell_of(error))
+        return refused
 
     def receive(self, transfer: int, sizes: Sequence[int]) -> Work[list[Buffer]]:
         receiving = self._make_receiving(transfer, sizes)

@@ -7,13 +7,12 @@ import functools
 import itertools
 import time
 from collections.abc import Iterator
-from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed import ProcessGroupGloo
 
+from rlinf_async.data import staging
 from rlinf_async.data.cuda_ipc import CudaIpcLink
 from rlinf_async.data.device_memory import Handle
 from rlinf_async.data.link import Post
@@ -23,9 +22,9 @@ from rlinf_async.data.staging import StagedLink
 from rlinf_async.errors import TransferFailed
 from rlinf_async.work import Work
 from tests.data.links import Couple, couple
+from tests.stand_ins import CPU, make_gloo_group
 
 MiB = 1 << 20
-CPU = torch.device("cpu")
 
 
 class SharedMemory:
@@ -53,14 +52,6 @@ class SharedMemory:
 
     def close(self) -> None:
         pass
-
-
-def make_gloo_group(store: Any, rank: int) -> Any:
-    """Stands in for NCCL's: as lonely, and with the same operations."""
-    options = ProcessGroupGloo._Options()
-    options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=False)]
-    options._threads, options._timeout = 0, timedelta(seconds=5)
-    return ProcessGroupGloo(store, rank, 2, options)
 
 
 def make_link(kind: str, post: Post, first: bool, address: str) -> Any:
@@ -154,6 +145,41 @@ def test_sizes_that_differ_are_an_error_on_both_sides(links: Any) -> None:
     for work in (sent, received):
         assert isinstance(error_of(work, 5), TransferFailed)
     exchange(links, 2)
+
+
+@pytest.mark.parametrize("kind", ["staged", "cuda_ipc"])
+@pytest.mark.parametrize("first", ["sender", "receiver"])
+def test_what_cannot_be_sent_fails_on_both_sides_whoever_comes_first(
+    kind: str, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("no handles for expandable segments")
+
+    with couple(functools.partial(make_link, kind)) as links:
+        exchange(links, 1)
+        if first == "receiver":
+            received = links.far.receive(2, [MiB])
+        with monkeypatch.context() as patch:
+            patch.setattr(staging.pinned, "take", refuse)
+            patch.setattr(SharedMemory, "export", refuse)
+            sent = links.near.send(2, [pattern(MiB)])  # type: ignore[list-item]
+        assert "no handles" in str(error_of(sent))
+        if first == "sender":
+            wait_until(lambda: any("broken" in facts[0] for facts in links.to_far.heard))
+            received = links.far.receive(2, [MiB])
+        assert "no handles" in str(error_of(received, 5))
+        exchange(links, 3)
+
+
+def test_a_mapping_that_cannot_be_let_go_of_does_not_stop_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: SharedMemory) -> None:
+        raise RuntimeError("CUDA does not want to")
+
+    with couple(functools.partial(make_link, "cuda_ipc")) as links, monkeypatch.context() as patch:
+        exchange(links, 1)
+        patch.setattr(SharedMemory, "close", fail)
+        links.far.discard(TimeoutError("too late"))
+        exchange(links, 2)
 
 
 def test_the_receivers_copy_waits_for_the_senders_stream() -> None:
