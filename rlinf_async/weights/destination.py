@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from rlinf_async.errors import WeightMismatch
+from rlinf_async.weights.copying import copy_tensors
 from rlinf_async.weights.manifest import Manifest
 from rlinf_async.weights.param_tree import Path, name_of
 from rlinf_async.weights.source import put_extra
@@ -112,12 +113,11 @@ class Tensors:
         if self._manifest is not None and not all(_get(owner, name) is tensor for owner, name, tensor in self._places):
             self.check(self._manifest)  # somebody has replaced some of them
         sources = [views[path] for path in self._sources]
-        with torch.no_grad():
-            if self._maps:
-                for target, source in zip(self._targets, sources, strict=True):
-                    target.data = source
-            elif sources:
-                torch._foreach_copy_(self._targets, sources)
+        if self._maps:
+            for target, source in zip(self._targets, sources, strict=True):
+                target.data = source
+        else:
+            copy_tensors(self._targets, sources)
 
     def detach(self) -> None:
         """Gives mapped tensors memory of their own, with what they show."""

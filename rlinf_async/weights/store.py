@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final, TypeAlias
 
 import torch
 
+from rlinf_async.weights.copying import copy_tensors
 from rlinf_async.weights.delta import Delta, encode
 from rlinf_async.weights.manifest import Manifest
 from rlinf_async.weights.param_tree import name_of, path_of
 from rlinf_async.weights.slab import SlotWriter, checksum_of
 from rlinf_async.weights.slab_layout import SlotBook, SlotLayout
+
+Copy: TypeAlias = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
 
 _EVERY_LEAF: Final = None
 
@@ -101,6 +104,7 @@ class Store:
         *,
         extra: bytes | None = None,
         with_checksum: bool = False,
+        copy: Copy = copy_tensors,
     ) -> SlotWriter:
         """Copies a version into a slot that was taken, in the dtypes in which it travels; one pass over the memory.
 
@@ -108,6 +112,7 @@ class Store:
             tensors: in the order of ``given``.
             given: indices of the leaves that are new; the others are those of the latest version.  None: all.
             extra: what the model has beside its tensors; None: as in the latest version.
+            copy: what is called with their places and these tensors.
 
         Raises:
             ValueError: it does not fit.
@@ -120,11 +125,10 @@ class Store:
             writer.begin()
             if extra is None:
                 extra = b"" if latest is None else self._slots[latest].extra
-            with torch.no_grad():
-                _copy(views if given is None else [views[leaf] for leaf in given], tensors)
-                if missing and latest is not None:
-                    before = self._views[latest]
-                    _copy([views[leaf] for leaf in missing], [before[leaf] for leaf in missing])
+            copy(views if given is None else [views[leaf] for leaf in given], tensors)
+            if missing and latest is not None:
+                before = self._views[latest]
+                copy_tensors([views[leaf] for leaf in missing], [before[leaf] for leaf in missing])
             checksum = checksum_of(writer.leaves, extra) if with_checksum else 0
             writer.finish(version, extra, checksum)
             self._book.finish(slot, version, given)
@@ -201,9 +205,3 @@ def select_leaves(manifest: Manifest, keys: Collection[Any] | None) -> list[int]
             raise KeyError(f"keys= names {name_of(path)!r}, which the weights do not have")
         found.update(indices)
     return sorted(found)
-
-
-def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """One call for all of them: ten thousand small ones cost little more than a large one."""
-    if targets:
-        torch._foreach_copy_(list(targets), list(sources))

@@ -1,0 +1,56 @@
+"""Many tensors are copied by two threads where that pays, each to its own place."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from rlinf_async.weights.copying import copy_tensors
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def mixed() -> list[torch.Tensor]:
+    """Small ones of 12 MB together, and large ones among them."""
+    sizes = [20_000] * 150
+    sizes[30] = sizes[140] = 300_000
+    return [torch.full((size,), float(index)) for index, size in enumerate(sizes)]
+
+
+def test_each_gets_its_own_source_in_its_own_dtype(threads: int) -> None:
+    sources = mixed()
+    targets = [torch.zeros(source.shape, dtype=torch.float64) for source in sources]
+    before = threading.active_count()
+    copy_tensors(targets, sources)
+    assert all(torch.equal(target, source.double()) for target, source in zip(targets, sources, strict=True))
+    assert threading.active_count() == before
+
+
+def test_parameters_are_written_in_place_by_either_thread(threads: int) -> None:
+    targets = [torch.nn.Parameter(torch.zeros_like(source)) for source in mixed()]
+    copy_tensors(targets, mixed())
+    assert [float(target.detach()[-1]) for target in targets] == list(range(150))
+
+
+@pytest.mark.parametrize("wrong", [0, 149])
+def test_an_error_in_either_thread_is_raised_when_both_have_ended(threads: int, wrong: int) -> None:
+    sources = mixed()
+    targets = [torch.zeros_like(source) for source in sources]
+    sources[wrong] = torch.zeros(3)
+    before = threading.active_count()
+    with pytest.raises(RuntimeError, match="size"):
+        copy_tensors(targets, sources)
+    assert threading.active_count() == before
+
+
+def test_nothing_is_copied_from_nothing() -> None:
+    copy_tensors([], [])
