@@ -24,15 +24,18 @@ class Aside:
         self._label = label
         self._executor: ThreadPoolExecutor | None = None
 
-    async def do(self, function: Callable[..., T], *args: Any, nbytes: int) -> T:
+    async def do(self, function: Callable[..., T], *args: Any, nbytes: int | None) -> T:
         """Calls a function, in the thread if it copies so much that the loop should go on meanwhile.
 
         Nobody can stop it: a cancellation is passed on once it is over.
 
+        Args:
+            nbytes: that it copies; None: it waits for others too.
+
         Raises:
             asyncio.CancelledError: with what the function raised, if it did, as its cause.
         """
-        if nbytes <= _AT_ONCE:
+        if nbytes is not None and nbytes <= _AT_ONCE:
             return function(*args)
         future = asyncio.get_running_loop().run_in_executor(self._thread(), function, *args)
         return await finish_in_thread(future)

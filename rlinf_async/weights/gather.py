@@ -23,6 +23,11 @@ def is_sharded(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, "to_local") and hasattr(tensor, "placements")
 
 
+def gathers_here(dst: int = 0) -> bool:
+    """Whether this rank is the one that gets whole tensors."""
+    return not dist.is_initialized() or dist.get_rank() == dst
+
+
 def gather_buckets(
     tree: ParamTree, dst: int = 0, bucket_size: int = BUCKET, group: dist.ProcessGroup | None = None
 ) -> Iterator[dict[Path, torch.Tensor]]:
@@ -38,7 +43,7 @@ def gather_buckets(
         ``{path: tensor}``: whole ones of DTensors on ``dst`` only, new; plain ones on every rank, the tree's own.
     """
     for bucket in _buckets(tree.tensors, bucket_size):
-        yield _gather(bucket, dst, group)
+        yield _gather(bucket, dst, group, {})
 
 
 def gather_into(
@@ -48,14 +53,18 @@ def gather_into(
     bucket_size: int = BUCKET,
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Packs the tensors of a tree, whole, on one rank.  Collective, as ``gather_buckets``.
+    """Packs the tensors of a tree, whole, on one rank: shards go straight to their places where no dtype is cast.
+
+    Collective, as ``gather_buckets``.
 
     Args:
         views: on ``dst`` where each goes, cast to its dtype (``Manifest.views``); elsewhere empty.
     """
-    for bucket in gather_buckets(tree, dst, bucket_size, group):
-        for path in bucket.keys() & views.keys():
-            views[path].copy_(bucket[path])
+    for bucket in _buckets(tree.tensors, bucket_size):
+        whole = _gather(bucket, dst, group, views)
+        for path in whole.keys() & views.keys():
+            if whole[path] is not views[path]:
+                views[path].copy_(whole[path])
 
 
 def _buckets(tensors: Mapping[Path, torch.Tensor], size: int) -> Iterator[dict[Path, torch.Tensor]]:
@@ -86,7 +95,10 @@ class _Shard:
         return whole
 
 
-def _gather(bucket: Mapping[Path, Any], dst: int, group: dist.ProcessGroup | None) -> dict[Path, torch.Tensor]:
+def _gather(
+    bucket: Mapping[Path, Any], dst: int, group: dist.ProcessGroup | None, places: Mapping[Path, torch.Tensor]
+) -> dict[Path, torch.Tensor]:
+    """One bucket; what fits into its place is there at once."""
     whole: dict[Path, torch.Tensor] = {}
     shards: list[_Shard] = []
     me = dist.get_rank() if dist.is_initialized() else dst
@@ -100,7 +112,10 @@ def _gather(bucket: Mapping[Path, Any], dst: int, group: dist.ProcessGroup | Non
         else:
             shards += found
             if me == dst:
-                whole[path] = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.to_local().device)
+                device, place = tensor.to_local().device, places.get(path)
+                if place is None or (place.dtype, place.device) != (tensor.dtype, device):
+                    place = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+                whole[path] = place
     if me != dst:
         if mine := [_local(bucket[shard.path]) for shard in shards if shard.rank == me]:
             dist.send(torch.cat(mine), dst, group)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Collection, Hashable, Sequence
 from typing import Any, Final
 
-from rlinf_async.errors import ClosedError, DeadlineExceeded
+from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded
 from rlinf_async.weights.aside import Aside
 from rlinf_async.weights.changes import Changes
+from rlinf_async.weights.copying import copy_tensors
 from rlinf_async.weights.delta import Delta
+from rlinf_async.weights.gather import gathers_here
 from rlinf_async.weights.links import Link
 from rlinf_async.weights.outlets import Outlet, Outlets
 from rlinf_async.weights.param_tree import ParamTree
@@ -44,6 +47,10 @@ class Publisher:
             report = await handle                        # every receiver has applied it
 
     Methods may be called from any loop, one at a time.
+
+    Of weights that are sharded (FSDP, DTensor) every rank has a publisher, that of rank 0 all receivers.  They publish
+    together: shards go straight to their places in rank 0's shared memory, and no other rank ever has them whole.  A
+    rank that does not take part keeps the others waiting for as long as torch's process group lets them.
 
     Args:
         source: a module, TensorDict or dict whose names, shapes and dtypes the receivers are told; by default that of
@@ -135,16 +142,19 @@ class Publisher:
             DeadlineExceeded: somebody has not come within ``timeout`` seconds; names who.
             WeightMismatch: the weights do not fit somewhere; the note says where.
             ValueError: there is no source yet.
+            ConfigError: the weights are sharded, and a rank that does not gather them has receivers.
         """
         self._check_open()
-        if self._store is None:
+        if self._taker is None:
             source = weights if weights is not None else self._source
             if source is None:
                 raise ValueError(f"connect() has to tell the receivers of '{self._model_id}' what comes: give a source")
             await self._make_store(source)
         deadline = None if timeout is None else time.monotonic() + timeout
-        assert self._store is not None
-        self._outlets.greet(self._store)
+        if self._store is None:
+            self._refuse_receivers()
+        else:
+            self._outlets.greet(self._store)
         await self._changes.wait_until(lambda: not self._outlets.unready or bool(self._outlets.refusals), timeout)
         for worker_id, error in self._outlets.refusals.items():
             error.add_note(f"receiver {worker_id!r} of '{self._model_id}' does not take the weights")
@@ -183,9 +193,10 @@ class Publisher:
 
         Raises:
             RuntimeError: another version is under way.
-                ValueError: there is no such receiver, or the version is not after the last one.
+            ValueError: there is no such receiver, or the version is not after the last one.
             WeightMismatch: there are other weights, shapes or dtypes than at first.  Nothing was sent to anyone.
             KeyError: ``keys`` names something that the weights do not have.
+            ConfigError: as ``connect``.
         """
         self._check_open()
         self._refuse_second()
@@ -202,12 +213,16 @@ class Publisher:
         finally:
             self._is_packing = False
         seconds = self._ack_timeout if timeout is None else timeout
-        assert self._store is not None
-        self._facts = (self._store.manifest.nbytes, begun, time.monotonic() - begun)
+        nbytes = writer.leaves.nbytes if writer is not None else 0
+        self._facts = (nbytes, begun, time.monotonic() - begun)
         self._handle = handle = SyncHandle(number, seconds, self._expire, self._outlets.forget)
+        if writer is None:  # another rank publishes it
+            self._outlets.pass_over(number)
+            handle.finish(self._report(number, {}))
+            return handle
+        assert self._store is not None
         far = self._outlets.publish(number, names, self._store, writer)
         if far:
-            nbytes = self._store.manifest.nbytes
             self._aside.start(self._bring, number, far, self._store, writer, nbytes=nbytes)
         return handle
 
@@ -222,32 +237,46 @@ class Publisher:
                 f"version {version} of '{self._model_id}' is pending at {waiting}: await its handle, or cancel it"
             )
 
-    async def _stage(self, source: Any, version: int, keys: Collection[Any] | None) -> SlotWriter:
-        if self._store is None:
+    async def _stage(self, source: Any, version: int, keys: Collection[Any] | None) -> SlotWriter | None:
+        """Packs a version; None where that is done on another rank."""
+        if self._taker is None:
             await self._make_store(source)
         store, taker = self._store, self._taker
-        assert store is not None
         assert taker is not None
-        given = select_leaves(store.manifest, keys)
-        tensors, extra = taker.take(source, given)
+        if store is None:
+            self._refuse_receivers()
+        given = select_leaves(taker.manifest, keys)
 
-        def pack() -> SlotWriter:
-            slot = store.take()
-            return store.pack(slot, version, tensors, given, extra=extra, with_checksum=self._with_checksum)
+        def pack() -> SlotWriter | None:
+            tensors, extra = taker.take(source, given)
+            if store is None:
+                taker.gather((), tensors, given)
+                return None
+            copy = functools.partial(taker.gather, given=given) if taker.is_sharded else copy_tensors
+            options: Any = {"extra": extra, "with_checksum": self._with_checksum, "copy": copy}
+            return store.pack(store.take(), version, tensors, given, **options)
 
-        writer: SlotWriter = await self._aside.do(pack, nbytes=store.manifest.nbytes)
-        return writer
+        return await self._aside.do(pack, nbytes=None if taker.is_sharded else taker.manifest.nbytes)
 
     async def _make_store(self, source: Any) -> None:
+        """Says what comes, and makes room for it where it is packed."""
         tree = ParamTree.of(source, self._select)
         taker = Source(tree, self._select, self._transport_dtype)
-        extra = len(pack_extra(tree))
+        if gathers_here() or not taker.is_sharded:
+            extra = len(pack_extra(tree))
 
-        def make() -> Store:
-            return Store(taker.manifest, self._slots, extra, self._model_id)
+            def make() -> Store:
+                return Store(taker.manifest, self._slots, extra, self._model_id)
 
-        self._store = await self._aside.do(make, nbytes=taker.manifest.nbytes)
+            self._store = await self._aside.do(make, nbytes=taker.manifest.nbytes)
         self._taker = taker
+
+    def _refuse_receivers(self) -> None:
+        if self.worker_ids:
+            raise ConfigError(
+                f"the weights of '{self._model_id}' are sharded and gathered on rank 0, and another rank's publisher "
+                f"has receivers {', '.join(map(repr, self.worker_ids))}: add them on rank 0"
+            )
 
     def _bring(self, version: int, far: list[Outlet], store: Store, writer: SlotWriter) -> None:
         try:

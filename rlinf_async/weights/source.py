@@ -10,8 +10,9 @@ from torch import nn
 
 from rlinf_async.core import codec
 from rlinf_async.errors import WeightMismatch
+from rlinf_async.weights.gather import gather_into, is_sharded
 from rlinf_async.weights.manifest import Manifest, TransportDtype, dtype_of
-from rlinf_async.weights.param_tree import EXTRA_STATE, ParamTree, Select, name_of
+from rlinf_async.weights.param_tree import EXTRA_STATE, ParamTree, Select, memory_of, name_of
 
 
 class Source:
@@ -29,6 +30,8 @@ class Source:
         self._expected = [(leaf.shape, dtype_of(leaf.dtype)) for leaf in self.manifest.leaves]
         self._ties = [(name_of(path), name_of(owner)) for path, owner in self.manifest.aliases.items()]
         self._has_extra = bool(tree.extra)
+        self.is_sharded = any(map(is_sharded, tree.tensors.values()))
+        """Every rank has only a part of them."""
 
     def take(self, source: Any, given: Sequence[int] | None) -> tuple[list[torch.Tensor], bytes | None]:
         """The tensors of the given leaves (None: all), and what there is beside tensors (None: as before).
@@ -73,9 +76,21 @@ class Source:
                 return None
         for name, owner in self._ties:
             tied, tensor = source.get(name), source[owner]
-            if not isinstance(tied, torch.Tensor) or tied.data_ptr() != tensor.data_ptr():
+            if not isinstance(tied, torch.Tensor) or (tied is not tensor and memory_of(tied) != memory_of(tensor)):
                 return None
         return found
+
+    def gather(
+        self, targets: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], given: Sequence[int] | None
+    ) -> None:
+        """Puts sharded tensors whole to where they go on the rank that gathers; on the others there are no targets.
+
+        Collective.
+        """
+        leaves = self.manifest.leaves
+        paths = [leaf.path for leaf in (leaves if given is None else [leaves[index] for index in given])]
+        with torch.no_grad():
+            gather_into(dict(zip(paths, targets, strict=False)), ParamTree(dict(zip(paths, tensors, strict=True))))
 
 
 def pack_extra(tree: ParamTree) -> bytes:

@@ -11,13 +11,19 @@ import torch
 from rlinf_async.weights.gather import gather_buckets, is_sharded
 from rlinf_async.weights.param_tree import ParamTree
 
-SCRIPT = Path(__file__).with_name("sharded_ranks.py")
+
+def run(script: str, store: Path) -> None:
+    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name(script)), str(store)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_from_any_mesh_from_fsdp_and_through_the_syncers(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "ignore", str(SCRIPT), str(tmp_path / "store")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
-    assert done.returncode == 0, done.stderr
+    run("sharded_ranks.py", tmp_path / "store")
+
+
+def test_a_publisher_gathers_straight_into_its_memory_and_the_other_ranks_take_part(tmp_path: Path) -> None:
+    run("published_ranks.py", tmp_path / "store")
 
 
 def test_plain_tensors_need_no_ranks() -> None:

@@ -1,0 +1,155 @@
+"""Run by test_gather.py: two ranks over Gloo train one sharded model, and rank 0 publishes it.
+
+python published_ranks.py FILE      FILE: for torch's FileStore; must not exist
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from rlinf_async.errors import ConfigError, WeightMismatch
+from rlinf_async.weights import gather
+from rlinf_async.weights.local_link import LocalLink
+from rlinf_async.weights.publisher import Publisher
+from rlinf_async.weights.store import Store
+from rlinf_async.weights.subscriber import Subscriber
+
+RANKS = 2
+
+
+def model() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(7, 9), nn.BatchNorm1d(9), nn.Linear(9, 3))
+
+
+def sharded() -> nn.Module:
+    found = model()
+    for layer in (found[0], found[2], found):
+        fully_shard(layer, mesh=init_device_mesh("cpu", (RANKS,)))
+    return found
+
+
+async def published(source: Any, *destinations: Any, **options: Any) -> tuple[Publisher, list[Subscriber]]:
+    publisher, subscribers = Publisher(source, **options), []
+    for number, destination in enumerate(destinations):
+        to_receiver, to_sender = LocalLink.pair()
+        publisher.add(number, to_receiver)
+        subscribers.append(Subscriber(to_sender, destination))
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(publisher.connect(20))
+        for subscriber in subscribers:
+            tasks.create_task(subscriber.connect(20))
+    for subscriber in subscribers:
+        subscriber.serve()
+    return publisher, subscribers
+
+
+async def trained(rank: int) -> None:
+    """Each step of the sharded model arrives as the same step of a plain one."""
+    net, plain, arrived = sharded(), model(), model()
+    assert sum(map(gather.is_sharded, net.parameters())) == 6
+    optimizer, reference = torch.optim.SGD(net.parameters(), 0.1), torch.optim.SGD(plain.parameters(), 0.1)
+    publisher, subscribers = await published(net, *([arrived] if rank == 0 else []))
+    for version in (1, 2, 3):
+        data = torch.arange(35.0).view(5, 7) * version
+        for each, stepper in ((net, optimizer), (plain, reference)):
+            stepper.zero_grad()
+            each(data).square().mean().backward()
+            stepper.step()
+        handle = await publisher.publish()
+        kept = [parameter.to_local().clone() for parameter in net.parameters()]
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.to_local().fill_(-1)  # as soon as it may change
+        report = await handle
+        with torch.no_grad():
+            for parameter, local in zip(net.parameters(), kept, strict=True):
+                parameter.to_local().copy_(local)
+        assert (report.version, publisher.version) == (version, version)
+        assert set(report.per_worker) == ({0} if rank == 0 else set())
+        if rank == 0:
+            for name, tensor in plain.state_dict().items():
+                assert torch.allclose(arrived.state_dict()[name], tensor), name
+    for each in (publisher, *subscribers):
+        await each.close()
+
+
+async def some_and_cast(rank: int) -> None:
+    """Only the keys that are named, in another dtype; and what does not fit is refused by every rank."""
+    mesh = init_device_mesh("cpu", (RANKS,))
+
+    def weights(value: float, rows: int = 5) -> dict[str, Any]:
+        return {
+            "a": distribute_tensor(torch.full((rows, 3), float(value)), mesh, [Shard(0)]),
+            "b": distribute_tensor(torch.full((4,), float(value)), mesh, [Shard(0)]),
+            "c": torch.full((2,), float(value)),
+        }
+
+    arrived = {"a": torch.zeros(5, 3), "b": torch.zeros(4), "c": torch.zeros(2)}
+    publisher, subscribers = await published(
+        weights(0), *([arrived] if rank == 0 else []), transport_dtype=torch.bfloat16, verify="crc"
+    )
+    await (await publisher.publish(weights(1.00390625)))
+    await (await publisher.publish(weights(2), keys=["b"]))
+    with pytest.raises(WeightMismatch, match="'a' has become"):
+        await publisher.publish(weights(3, rows=6))
+    if rank == 0:
+        assert {name: set(tensor.view(-1).tolist()) for name, tensor in arrived.items()} == {
+            "a": {1.0}, "b": {2.0}, "c": {1.0},
+        }  # fmt: skip
+    await (await publisher.publish(weights(4)))
+    assert publisher.version == 3
+    if rank == 0:
+        assert {value for tensor in arrived.values() for value in tensor.view(-1).tolist()} == {4.0}
+    for each in (publisher, *subscribers):
+        await each.close()
+
+
+async def misplaced(rank: int) -> None:
+    """Receivers of a rank that gathers nothing are refused before anybody waits."""
+    if rank == 1:
+        publisher = Publisher(sharded())
+        publisher.add(0, LocalLink.pair()[0])
+        with pytest.raises(ConfigError, match="add them on rank 0"):
+            await publisher.connect(20)
+        with pytest.raises(ConfigError, match="add them on rank 0"):
+            await publisher.publish()
+        await publisher.close()
+    else:
+        sharded()
+
+
+def refuse(*_: Any, **__: Any) -> Any:
+    raise AssertionError("a whole copy, on a rank that it is not for")
+
+
+def rank_main(path: str, rank: int) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(path, RANKS), rank=rank, world_size=RANKS)
+    DTensor.full_tensor = refuse  # type: ignore[method-assign]
+    if rank != 0:
+        Store.__init__ = refuse  # type: ignore[method-assign]
+    for case in (trained, some_and_cast, misplaced):
+        asyncio.run(case(rank))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=rank_main, args=(sys.argv[1], rank)) for rank in range(RANKS)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    sys.exit(any(process.exitcode for process in ranks))
