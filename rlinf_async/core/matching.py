@@ -196,6 +196,11 @@ class Arrivals:
         message.charge += charge
         return message
 
+    def wanted_by(self, number: int) -> Any:
+        """The receive that a message on its way is for, as things stand; None where nobody wants it yet."""
+        wanted = self._paired.get(number)
+        return None if wanted is None else wanted.receive
+
     def content(self, number: int, charge: int, content: Any) -> list[Step]:
         """The content of a message; what comes a second time, or too late, is dropped."""
         message = self.expect(number, charge)

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from rlinf_async.data.gloo_pair import GlooPair
 from rlinf_async.data.link import Link
+from rlinf_async.data.memory import Memory
 from rlinf_async.data.pair import Pair
 from rlinf_async.data.paired import PairedLink
 from rlinf_async.data.transfer import MemoryReceiving, MemorySending
+from rlinf_async.work import Work
 
 
 class GlooLink(PairedLink[memoryview], Link):
@@ -19,6 +21,9 @@ class GlooLink(PairedLink[memoryview], Link):
     ``address`` only: between the nodes there must be a private network without a firewall.  Where no connection comes
     about, that takes some seconds to know.
     """
+
+    def receive_in(self, transfer: int, sizes: Sequence[int], memory: Memory) -> Work[list[memoryview]]:
+        return self._receive(MemoryReceiving(transfer, sizes, memory))
 
     def _make_pair(self) -> Pair:
         return GlooPair(self, self._first, self._address)

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rlinf_async.data.memory import Memory
 from rlinf_async.work import Work
 
 Post = Callable[[Any], None]
@@ -35,6 +36,10 @@ class Link(ABC):
     @abstractmethod
     def receive(self, transfer: int, sizes: Sequence[int]) -> Work[list[memoryview]]:
         """Receives what the peer sends under this number: writable memory of ``sizes`` bytes, the receiver's own."""
+
+    def receive_in(self, transfer: int, sizes: Sequence[int], memory: Memory) -> Work[list[memoryview]]:
+        """The same, in memory that is taken from there; a link that always takes its own does so here too."""
+        return self.receive(transfer, sizes)
 
     @abstractmethod
     def on_control(self, facts: Any) -> None:

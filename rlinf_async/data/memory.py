@@ -35,6 +35,16 @@ class Memory(Protocol):
         """
 
 
+class Place:
+    """One piece of memory that is there already, for whoever takes exactly as much; others get memory of their own."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self.memory = memory
+
+    def take(self, nbytes: int) -> memoryview:
+        return self.memory if nbytes == self.memory.nbytes else memoryview(bytearray(nbytes))
+
+
 class WarmMemory:
     """Memory that returns by itself.  Its methods may be called from any thread."""
 

@@ -103,7 +103,9 @@ class PairedLink(ABC, Generic[Buffer]):
         return refused
 
     def receive(self, transfer: int, sizes: Sequence[int]) -> Work[list[Buffer]]:
-        receiving = self._make_receiving(transfer, sizes)
+        return self._receive(self._make_receiving(transfer, sizes))
+
+    def _receive(self, receiving: Receiving[Buffer]) -> Work[list[Buffer]]:
         if not receiving.nbytes:
             receiving.allocate()
             receiving.complete()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -10,6 +10,9 @@ import torch
 
 _UNDIVIDED: Final = 32768
 """Elements up to which torch copies a tensor by one thread; it divides a larger one among those that it has."""
+
+STEP: Final = 16 << 20
+"""Bytes between two words of how far it is."""
 
 _WORTH: Final = 8 << 20
 """Bytes of such tensors for which a second thread pays."""
@@ -32,6 +35,38 @@ def copy_tensors(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor
         _copy_some(targets, sources, small[half:])
         other.result()
     _copy_some(targets, sources, large)
+
+
+def copy_in_order(
+    targets: Sequence[torch.Tensor],
+    sources: Sequence[torch.Tensor],
+    ends: Sequence[int],
+    copied: Callable[[int], None],
+    step: int = STEP,
+) -> None:
+    """The same from the first to the last, saying how far it is.
+
+    Args:
+        ends: of the targets, in bytes from where the first of them begins, ascending.
+        copied: called now and then with the bytes up to which all are there.
+        step: bytes after which it is called; a larger tensor is copied in parts where that is possible.
+    """
+    first, before = 0, 0
+    for index, (target, source, end) in enumerate(zip(targets, sources, ends, strict=True)):
+        if target.nbytes > step and target.is_contiguous() and source.is_contiguous() and target.shape == source.shape:
+            copy_tensors(targets[first:index], sources[first:index])
+            flat, values, part = target.view(-1), source.detach().view(-1), max(1, step // target.itemsize)
+            for start in range(0, len(flat), part):
+                stop = min(start + part, len(flat))
+                _copy([flat[start:stop]], [values[start:stop]])
+                copied(end - (len(flat) - stop) * target.itemsize)
+        elif end - before >= step:
+            copy_tensors(targets[first : index + 1], sources[first : index + 1])
+            copied(end)
+        else:
+            continue
+        first, before = index + 1, end
+    copy_tensors(targets[first:], sources[first:])
 
 
 def _copy_some(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], which: Sequence[int]) -> None:

@@ -1,8 +1,10 @@
 """Receivers on other machines: one of each machine receives a version, and the others read it there.
 
 sender ── HOST ──► the first receiver of a machine   it makes memory for all of that machine
-sender ── BRING, then the memory in pieces ──► it    straight into a slot
-it ── LANDED ──► sender ── PUBLISH ──► everybody there
+sender ── BRING ──► it ── ROOM ──► sender            it waits for the memory, in pieces, straight into a slot
+sender ── pieces, as soon as they are packed ──► it
+sender ── WHOLE ──► it ── LANDED ──► sender          once the version is published and everything has arrived
+sender ── PUBLISH ──► everybody there
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from rlinf_async.errors import PeerLost
+import torch
+
+from rlinf_async.errors import PeerLost, TransferFailed
 from rlinf_async.weights import words as say
 from rlinf_async.weights.delta import Delta
 from rlinf_async.weights.slab import SlotWriter
@@ -22,10 +26,83 @@ from rlinf_async.work import Work
 if TYPE_CHECKING:
     from rlinf_async.weights.outlets import Outlet
 
-PIECE: Final = 16 << 20
-"""Bytes that travel as one tensor."""
+FIRST_PIECE: Final = 16 << 20
+"""Bytes that travel as one tensor, at first: so much is packed soon.  Each is twice as large as the one before."""
+
+LARGEST_PIECE: Final = 256 << 20
+"""A piece costs as much time as a megabyte or more."""
 
 Landed = Callable[[Iterable[Any], int, Any, Exception | None], None]
+
+
+class _Outgoing:
+    """A version in this machine's memory.
+
+    Attributes:
+        packed: bytes from its beginning that will not change any more.
+        facts: its extra and its checksum, once it is published.
+    """
+
+    def __init__(self, version: int, store: Store, writer: SlotWriter) -> None:
+        self.version = version
+        self.store = store
+        self.writer = writer
+        self.packed = 0
+        self.facts: tuple[bytes, int] | None = None
+
+    def publish(self) -> None:
+        self.packed = self.writer.leaves.nbytes
+        self.facts = self.writer.extra, self.writer.checksum
+
+
+class _Coming:
+    """A version on its way to one machine.
+
+    Args:
+        delta: what travels instead of everything.
+
+    Attributes:
+        sizes: of the pieces, in bytes.
+        waiting: who is to hear of it.
+        has_room: pieces are expected there.
+        is_told: it was said that there is no more.
+        sent: pieces that have left.
+    """
+
+    def __init__(self, outgoing: _Outgoing, waiting: list[Outlet], delta: Delta | None) -> None:
+        self.outgoing = outgoing
+        self.waiting = waiting
+        self.has_room = False
+        self.is_told = False
+        self.sent: list[Work[None]] = []
+        self._whole = outgoing.writer.leaves if delta is None else delta.body
+        self._is_there = delta is not None
+        self.sizes = piece_sizes(len(self._whole))
+        outgoing.store.hold(outgoing.writer)  # until ``end``: no other version comes into that memory
+
+    def next_piece(self) -> torch.Tensor | None:
+        """None where there is no more, or it is not packed yet."""
+        if len(self.sent) == len(self.sizes):
+            return None
+        start = sum(self.sizes[: len(self.sent)])
+        end = start + self.sizes[len(self.sent)]
+        return self._whole[start:end] if self._is_there or end <= self.outgoing.packed else None
+
+    def end(self, *, given_up: bool = False) -> None:
+        """It has landed, or is not wanted any more; what has left is let go of piece by piece."""
+        self.outgoing.store.let_go(self.outgoing.writer)
+        for work in self.sent if given_up else ():
+            if not work.done():
+                work._lose_interest()
+
+
+def piece_sizes(nbytes: int) -> list[int]:
+    """The pieces that so many bytes travel in."""
+    sizes: list[int] = []
+    while nbytes:
+        sizes.append(min(nbytes, FIRST_PIECE << min(len(sizes), 16), LARGEST_PIECE))
+        nbytes -= sizes[-1]
+    return sizes
 
 
 class _FarNode:
@@ -36,8 +113,7 @@ class _FarNode:
         is_hosted: the first knows that it is the host.
         line: on which it gets its tensors.
         memory, version: what has landed there last.
-        coming, waiting: the version that is on its way, or 0, and who is to hear of it.
-        sending: its tensors.
+        coming: what is on its way.
         attempts: hosts to which it could not be sent.
         is_doubted: the host was late.
         needs_all, has_failed: what has changed is not enough for it; that was tried with the version under way.
@@ -49,13 +125,15 @@ class _FarNode:
         self.line = 0
         self.memory: Any = None
         self.version = 0
-        self.coming = 0
-        self.waiting: list[Outlet] = []
-        self.sending: list[Work[None]] = []
+        self.coming: _Coming | None = None
         self.attempts = 0
         self.is_doubted = False
         self.needs_all = False
         self.has_failed = False
+
+    def expects(self, version: int) -> bool:
+        """Whether that one is on its way."""
+        return self.coming is not None and self.coming.outgoing.version == version
 
 
 class FarNodes:
@@ -70,28 +148,35 @@ class FarNodes:
         self._landed = landed
         self._lock = lock
         self._nodes: dict[int, _FarNode] = {}
-        self._source: tuple[Store, SlotWriter] | None = None
-        """What was published last."""
+        self._store: Store | None = None
+        self._outgoing: _Outgoing | None = None
+        """What is being packed, or was published last."""
         self._delta: tuple[int, int, Delta] | None = None
         """The version, its base, and how it differs from that."""
 
     def greet(self, outlet: Outlet, store: Store) -> None:
         """A receiver on another machine is told what comes."""
         assert outlet.link.node is not None
+        self._store = store
         node = self._nodes.setdefault(outlet.link.node, _FarNode())
         node.outlets.append(outlet)
         if node.is_hosted:
             outlet.say(say.HELLO, store.manifest.to_bytes(), store.extra, store.slots, node.memory, node.version)
         else:
             self._appoint(node, store)
+        self._catch_up(node, [outlet], store)
+
+    def _catch_up(self, node: _FarNode, waiting: list[Outlet], store: Store) -> None:
+        """They get what was published last, if it is not there."""
         latest = store.latest
         if latest is None or node.version >= latest.version:
             return
-        if node.coming == latest.version:
-            node.waiting.append(outlet)
-        else:
-            self._source = (store, latest)
-            self._bring(node, latest.version, [outlet])
+        if node.coming is not None and node.coming.outgoing.version >= latest.version:
+            node.coming.waiting += waiting
+            return
+        outgoing = _Outgoing(latest.version, store, latest)
+        outgoing.publish()
+        self._bring(node, outgoing, waiting)
 
     def _appoint(self, node: _FarNode, store: Store) -> None:
         """The first receiver of this machine receives for all, into memory that it makes now."""
@@ -113,10 +198,43 @@ class FarNodes:
 
     def _give_up(self, node: _FarNode) -> None:
         """What is on its way is not wanted any more."""
-        sending, node.sending, node.coming = node.sending, [], 0
-        for work in sending:
-            if not work.done():
-                work._lose_interest()
+        coming, node.coming = node.coming, None
+        if coming is not None:
+            coming.end(given_up=True)
+
+    # -- what is packed and published ---------------------------------------------------------------------------
+
+    def begin(self, version: int, outlets: Iterable[Outlet], store: Store, writer: SlotWriter) -> bool:
+        """A version for these receivers is being packed: what is packed leaves at once.  False if for none of them."""
+        self._outgoing, self._delta = outgoing, _ = _Outgoing(version, store, writer), None
+        numbers = dict.fromkeys(outlet.link.node for outlet in outlets)
+        nodes = [self._nodes[number] for number in numbers if number in self._nodes]
+        for node in nodes:
+            if node.is_hosted and node.coming is None and not node.is_doubted:
+                node.attempts = 0
+                self._bring(node, outgoing, [])
+        return any(node.expects(version) for node in nodes)
+
+    def packed(self, version: int, nbytes: int) -> None:
+        """So many bytes of a version that was begun will not change any more."""
+        outgoing = self._outgoing
+        if outgoing is not None and outgoing.version == version:
+            outgoing.packed = nbytes
+            for node in list(self._nodes.values()):
+                if node.expects(version):
+                    self._go_on(node)
+
+    def abandon(self, version: int) -> None:
+        """A version that was begun is not published."""
+        outgoing = self._outgoing
+        if outgoing is not None and outgoing.version == version and outgoing.facts is None:
+            self._outgoing = None
+            for node in list(self._nodes.values()):
+                if node.coming is not None and node.expects(version):
+                    waiting = node.coming.waiting
+                    self._appoint(node, outgoing.store)
+                    if waiting:
+                        self._catch_up(node, waiting, outgoing.store)
 
     def bring(
         self,
@@ -126,12 +244,15 @@ class FarNodes:
         writer: SlotWriter,
         delta: tuple[int, Delta] | None = None,
     ) -> None:
-        """Sends a version to the machines of these receivers, once to each.
+        """Sends a version that is published to the machines of these receivers, once to each.
 
         Args:
             delta: what has changed, and since which version: it is enough where that one is.
         """
-        self._source = (store, writer)
+        outgoing = self._outgoing
+        if outgoing is None or outgoing.version != version or outgoing.writer is not writer:
+            outgoing = self._outgoing = _Outgoing(version, store, writer)
+        outgoing.publish()
         self._delta = (version, *delta) if delta is not None else None
         by_node: dict[int, list[Outlet]] = {}
         for outlet in outlets:
@@ -139,67 +260,88 @@ class FarNodes:
             by_node.setdefault(outlet.link.node, []).append(outlet)
         for number, waiting in by_node.items():
             node = self._nodes[number]
-            if node.coming == version:  # a receiver that has just come has asked for it
-                node.waiting += [outlet for outlet in waiting if outlet not in node.waiting]
+            if node.coming is not None and node.coming.outgoing.version == version:
+                # Begun when it was packed, or a receiver that has just come has asked for it.
+                node.coming.waiting += [outlet for outlet in waiting if outlet not in node.coming.waiting]
+                self._go_on(node)
                 continue
-            if node.coming or node.is_doubted:  # the host is stopped, perhaps: somebody else's turn
+            if node.coming is not None or node.is_doubted:  # the host is stopped, perhaps: somebody else's turn
                 self._next_host(node, store)
             node.attempts = 0
-            self._bring(node, version, waiting)
+            self._bring(node, outgoing, waiting)
 
-    def _bring(self, node: _FarNode, version: int, waiting: list[Outlet]) -> None:
-        if not node.outlets or self._source is None:
+    # -- to one machine -----------------------------------------------------------------------------------------
+
+    def _bring(self, node: _FarNode, outgoing: _Outgoing, waiting: list[Outlet]) -> None:
+        version = outgoing.version
+        if not node.outlets:
             self._landed(waiting, version, None, PeerLost("nobody is left on that machine to receive"))
             return
-        store, writer = self._source
-        host, line = node.outlets[0], node.line
-        node.coming, node.waiting = version, waiting
-        memory, base, head = writer.leaves, 0, b""
+        if outgoing.facts is not None and outgoing.store.latest is not outgoing.writer:
+            self._landed(waiting, version, None, TransferFailed(f"version {version} is followed by others already"))
+            return
+        base, delta = 0, None
         if self._delta is not None and self._delta[:2] == (version, node.version) and not node.needs_all:
             base, delta = self._delta[1:]
-            memory, head = delta.body, delta.head
         node.needs_all = False
-        pieces = [memory[start : start + PIECE] for start in range(0, len(memory), PIECE)]
-        host.say(say.BRING, version, writer.extra, writer.checksum, [len(piece) for piece in pieces], base, head)
-        node.sending = []
-        for piece in pieces:
-            store.hold(writer)
-            work = host.link.send_tensor(piece, line)
-            node.sending.append(work)
-            work._follow(functools.partial(self._sent, node, line, version, store, writer, work))
+        node.coming = coming = _Coming(outgoing, waiting, delta)
+        node.outlets[0].say(say.BRING, version, coming.sizes, base, b"" if delta is None else delta.head)
 
-    def _sent(
-        self, node: _FarNode, line: int, version: int, store: Store, writer: SlotWriter, work: Work[None]
-    ) -> None:
-        store.let_go(writer)
-        try:
-            work._result()
-        except Exception as error:
-            with self._lock:
-                if (node.line, node.coming) != (line, version):
+    def room(self, outlet: Outlet, version: int) -> None:
+        """The host of a machine expects the pieces of a version."""
+        node = self._of(outlet)
+        if node is not None and node.outlets[0] is outlet and node.coming is not None and node.expects(version):
+            node.coming.has_room = True
+            self._go_on(node)
+
+    def _go_on(self, node: _FarNode) -> None:
+        """Sends what can be sent now."""
+        coming, line = node.coming, node.line
+        if coming is None or not coming.has_room:
+            return
+        outgoing, host = coming.outgoing, node.outlets[0]
+        while node.coming is coming and (piece := coming.next_piece()) is not None:
+            outgoing.store.hold(outgoing.writer)
+            work = host.link.send_tensor(piece, line)
+            coming.sent.append(work)
+            work._follow(functools.partial(self._sent, node, coming, line, work))
+        if node.coming is coming and outgoing.facts is not None and not coming.is_told:
+            coming.is_told = True
+            host.say(say.WHOLE, outgoing.version, *outgoing.facts)
+
+    def _sent(self, node: _FarNode, coming: _Coming, line: int, work: Work[None]) -> None:
+        outgoing = coming.outgoing
+        with self._lock:
+            outgoing.store.let_go(outgoing.writer)
+            try:
+                work._result()
+            except Exception as error:
+                if node.coming is not coming or node.line != line:
                     return
-                self._next_host(node, store)
+                self._next_host(node, outgoing.store)
                 node.attempts += 1
                 if node.attempts < len(node.outlets):
-                    self._bring(node, version, node.waiting)
+                    self._bring(node, outgoing, coming.waiting)
                 else:
-                    waiting, node.waiting = node.waiting, []
-                    self._landed(waiting, version, None, error)
+                    self._landed(coming.waiting, outgoing.version, None, error)
 
     def landed(self, outlet: Outlet, version: int, failure: bytes | None, memory: Any) -> None:
         """The host of a machine has a version, or has not."""
         node = self._of(outlet)
-        if node is None or node.outlets[0] is not outlet or version != node.coming:
+        if node is None or node.outlets[0] is not outlet or node.coming is None or not node.expects(version):
             return
-        waiting, node.waiting, node.coming, node.sending = node.waiting, [], 0, []
+        coming, node.coming = node.coming, None
+        coming.end()
         if failure is not None and self._delta is not None and self._delta[0] == version and not node.has_failed:
             node.has_failed = node.needs_all = True  # whatever was wrong with what has changed: now everything
-            self._bring(node, version, waiting)
+            self._bring(node, coming.outgoing, coming.waiting)
             return
         node.has_failed = False
         if failure is None:
             node.memory, node.version, node.is_doubted = memory, version, False
-        self._landed(waiting, version, memory, None if failure is None else say.unpack_error(failure))
+        self._landed(coming.waiting, version, memory, None if failure is None else say.unpack_error(failure))
+
+    # -- who receives -------------------------------------------------------------------------------------------
 
     def doubt(self, outlet: Outlet) -> None:
         """It was late: if it is the host of its machine, another one takes its place with the next version."""
@@ -212,14 +354,14 @@ class FarNodes:
         node = self._of(outlet)
         if node is None:
             return
-        was_host = node.outlets[0] is outlet
+        was_host, coming = node.outlets[0] is outlet, node.coming
         node.outlets.remove(outlet)
-        node.waiting = [other for other in node.waiting if other is not outlet]
-        if was_host and self._source is not None:
-            coming, waiting = node.coming, node.waiting
-            self._appoint(node, self._source[0])
-            if coming and waiting:
-                self._bring(node, coming, waiting)
+        if coming is not None:
+            coming.waiting = [other for other in coming.waiting if other is not outlet]
+        if was_host and self._store is not None:
+            self._appoint(node, self._store)
+            if coming is not None and coming.waiting:
+                self._bring(node, coming.outgoing, coming.waiting)
 
     def _of(self, outlet: Outlet) -> _FarNode | None:
         node = None if outlet.link.node is None else self._nodes.get(outlet.link.node)
@@ -229,4 +371,4 @@ class FarNodes:
         for node in self._nodes.values():
             self._give_up(node)
         self._nodes.clear()
-        self._source = self._delta = None
+        self._store = self._outgoing = self._delta = None

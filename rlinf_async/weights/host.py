@@ -37,6 +37,7 @@ class Host:
         self._store: Store | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"weights for this machine, {label}")
         self._arriving: list[Work[None]] = []
+        self._whole: Work[tuple[bytes, int]] = Work()
         self._is_closed = False
         self._thread.submit(self._make, manifest)
 
@@ -46,31 +47,34 @@ class Host:
         except Exception as error:
             logger.warning("no memory for the weights of this machine: %s", error)
 
-    def bring(self, version: int, extra: bytes, checksum: int, pieces: list[int], base: int, head: bytes) -> None:
+    def bring(self, version: int, pieces: list[int], base: int, head: bytes) -> None:
         """A version comes, in tensors of so many bytes; called where the link is read.
 
         Args:
             base, head: of a delta, which these tensors are the body of; no head: they are everything.
         """
-        self._thread.submit(self._bring, version, extra, checksum, pieces, base, head)
+        whole: Work[tuple[bytes, int]] = Work()
+        self._whole = whole
+        self._thread.submit(self._bring, version, pieces, base, head, whole)
 
-    def _bring(self, version: int, extra: bytes, checksum: int, pieces: list[int], base: int, head: bytes) -> None:
+    def whole(self, version: int, extra: bytes, checksum: int) -> None:
+        """The version that comes is published; called where the link is read."""
+        self._whole._settle((extra, checksum))
+
+    def hear_end(self, error: Exception) -> None:
+        """Nothing more will come."""
+        self._whole._settle(error=error)
+
+    def _bring(self, version: int, pieces: list[int], base: int, head: bytes, whole: Work[tuple[bytes, int]]) -> None:
         store = self._store
         if store is None or self._is_closed:
             self._say(version, TransferFailed("the receiver has no memory for the weights of its machine"), None)
             return
         slot = store.take()
         memory = torch.empty(sum(pieces), dtype=torch.uint8) if head else store.receive(slot)
-        arriving, start = [], 0
-        for nbytes in pieces:
-            arriving.append(self._link.receive_tensor(memory[start : start + nbytes], self._line))
-            start += nbytes
-        self._arriving = arriving
-        if self._is_closed:
-            self._stop()
         try:
-            for work in arriving:
-                work.wait()
+            self._receive(version, memory, pieces)
+            extra, checksum = whole.wait()
             if head:
                 here = 0 if store.latest is None else store.latest.version
                 if here != base:
@@ -78,10 +82,22 @@ class Host:
                 store.patch(slot, Delta(head, memory))
             writer = store.received(slot, version, extra, checksum)
         except Exception as error:
-            store.give_back(slot)
+            store.abandon(slot)
             self._say(version, error, None)
             return
         self._say(version, None, list(writer.name))
+
+    def _receive(self, version: int, memory: torch.Tensor, pieces: list[int]) -> None:
+        arriving, start = [], 0
+        for nbytes in pieces:
+            arriving.append(self._link.receive_tensor(memory[start : start + nbytes], self._line))
+            start += nbytes
+        self._arriving = arriving
+        if self._is_closed:
+            self._stop()
+        self._link.send([say.ROOM, version])
+        for work in arriving:
+            work.wait()
 
     def _say(self, version: int, error: Exception | None, memory: Any) -> None:
         try:
@@ -90,6 +106,7 @@ class Host:
             logger.info("the sender does not hear of version %d: %s", version, gone)
 
     def _stop(self) -> None:
+        self._whole._settle(error=ClosedError("the weights of this machine are not wanted here any more"))
         for work in self._arriving:
             if not work.done():
                 work._lose_interest()

@@ -175,6 +175,23 @@ class Outlets:
 
     # -- publishing ---------------------------------------------------------------------------------------------
 
+    def begin(self, version: int, names: Sequence[Hashable], store: Store, writer: SlotWriter) -> bool:
+        """A version is being packed; whether anybody on another machine gets it as it is, from ``packed`` on."""
+        with self._lock:
+            far = [self._outlets[name] for name in names if name in self._outlets]
+            far = [outlet for outlet in far if outlet.link.node is not None and outlet.link.error is None]
+            return bool(far) and self._far.begin(version, far, store, writer)
+
+    def packed(self, version: int, nbytes: int) -> None:
+        """So many bytes of it."""
+        with self._lock:
+            self._far.packed(version, nbytes)
+
+    def abandon(self, version: int) -> None:
+        """It could not be packed."""
+        with self._lock:
+            self._far.abandon(version)
+
     def publish(self, version: int, names: Sequence[Hashable], store: Store, writer: SlotWriter) -> list[Outlet]:
         """Tells them of a version that is packed; returns those on other machines, to which it has to be brought."""
         self.greet(store)
@@ -245,6 +262,8 @@ class Outlets:
                 complete = self._gone(outlet, outlet.refusal)
             elif what == say.ACK:
                 complete = self._acked(outlet, *facts)
+            elif what == say.ROOM:
+                self._far.room(outlet, *facts)
             elif what == say.LANDED:
                 self._far.landed(outlet, *facts)
         self._finish(complete)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded
 from rlinf_async.weights.aside import Aside
 from rlinf_async.weights.changes import Changes
-from rlinf_async.weights.copying import copy_tensors
+from rlinf_async.weights.copying import copy_in_order, copy_tensors
 from rlinf_async.weights.delta import Delta
 from rlinf_async.weights.gather import gathers_here
 from rlinf_async.weights.links import Link
@@ -20,7 +20,7 @@ from rlinf_async.weights.param_tree import ParamTree
 from rlinf_async.weights.report import SyncReport
 from rlinf_async.weights.slab import SlotWriter
 from rlinf_async.weights.source import Source, pack_extra
-from rlinf_async.weights.store import Store, select_leaves
+from rlinf_async.weights.store import Copy, Store, select_leaves
 from rlinf_async.weights.sync_handle import SyncHandle
 
 logger = logging.getLogger(__name__)
@@ -209,7 +209,7 @@ class Publisher:
             raise ValueError(f"there is nothing to publish for '{self._model_id}': give a source")
         self._is_packing = True
         try:
-            writer = await self._stage(source, number, keys)
+            writer = await self._stage(source, number, keys, names)
         finally:
             self._is_packing = False
         seconds = self._ack_timeout if timeout is None else timeout
@@ -237,7 +237,9 @@ class Publisher:
                 f"version {version} of '{self._model_id}' is pending at {waiting}: await its handle, or cancel it"
             )
 
-    async def _stage(self, source: Any, version: int, keys: Collection[Any] | None) -> SlotWriter | None:
+    async def _stage(
+        self, source: Any, version: int, keys: Collection[Any] | None, names: Sequence[Hashable]
+    ) -> SlotWriter | None:
         """Packs a version; None where that is done on another rank."""
         if self._taker is None:
             await self._make_store(source)
@@ -252,11 +254,28 @@ class Publisher:
             if store is None:
                 taker.gather((), tensors, given)
                 return None
-            copy = functools.partial(taker.gather, given=given) if taker.is_sharded else copy_tensors
+            slot = store.take()
+            copy: Copy = copy_tensors
+            if taker.is_sharded:
+                copy = functools.partial(taker.gather, given=given)
+            elif given is None and self._leaves_at_once(version, names, store, slot):
+                packed = functools.partial(self._outlets.packed, version)
+                ends = [leaf.offset + leaf.nbytes for leaf in taker.manifest.leaves]
+                copy = functools.partial(copy_in_order, ends=ends, copied=packed)
             options: Any = {"extra": extra, "with_checksum": self._with_checksum, "copy": copy}
-            return store.pack(store.take(), version, tensors, given, **options)
+            try:
+                return store.pack(slot, version, tensors, given, **options)
+            except BaseException:
+                self._outlets.abandon(version)
+                raise
 
         return await self._aside.do(pack, nbytes=None if taker.is_sharded else taker.manifest.nbytes)
+
+    def _leaves_at_once(self, version: int, names: Sequence[Hashable], store: Store, slot: int) -> bool:
+        """Whether it goes to other machines while it is packed; what has changed is known only afterwards."""
+        if self._delta != "off" and version >= self._compares_from:
+            return False
+        return self._outlets.begin(version, names, store, store.writer(slot))
 
     async def _make_store(self, source: Any) -> None:
         """Says what comes, and makes room for it where it is packed."""

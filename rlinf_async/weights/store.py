@@ -91,6 +91,13 @@ class Store:
         if self._before == slot:
             self._before = None
 
+    def writer(self, slot: int) -> SlotWriter:
+        return self._slots[slot]
+
+    def abandon(self, slot: int) -> None:
+        """A slot that was taken, and into which somebody may go on writing: it is replaced when its turn comes."""
+        self._in_use[slot] += 1
+
     def give_back(self, slot: int) -> None:
         """A slot that was taken, and into which nothing is packed after all."""
         self._slots[slot].give_back()
@@ -173,7 +180,7 @@ class Store:
         return writer
 
     def hold(self, writer: SlotWriter) -> None:
-        """It is being sent from: not to be written to until ``let_go``."""
+        """It is being sent from: no other version comes into it until ``let_go``."""
         self._in_use[self._slots.index(writer)] += 1
 
     def let_go(self, writer: SlotWriter) -> None:

@@ -162,8 +162,8 @@ class Subscriber:
         what, *facts = words
         if what == say.PUBLISH:
             self._reception.heard(facts[0])
-        elif what == say.BRING and self._host is not None:
-            self._host.bring(*facts)
+        elif what in (say.BRING, say.WHOLE) and self._host is not None:
+            (self._host.bring if what == say.BRING else self._host.whole)(*facts)
             return
         if what in (say.HELLO, say.HOST):
             self._host_begins(facts)
@@ -172,6 +172,8 @@ class Subscriber:
 
     def hear_end(self, error: Exception) -> None:
         self._end = error
+        if self._host is not None:
+            self._host.hear_end(error)
         self._changes.notify()
 
     def _host_begins(self, facts: list[Any]) -> None:

@@ -4,12 +4,14 @@
       HELLO    manifest, extra, slots, memory, version     what will come; the version that is there already, or 0
       PUBLISH  version, memory, moment                     a version is there, in memory of this machine
       HOST     …, line                                     as HELLO, and: have memory for all receivers on your machine
-      BRING    version, extra, checksum, sizes, base, head a version comes for that memory, in tensors on that line;
+      BRING    version, sizes, base, head                  a version comes for that memory, in tensors on that line;
                                                            with a head they are what has changed since version base
+      WHOLE    version, extra, checksum                    it is published; nothing else belongs to it
     receiver -> sender
       READY    version                                     what was announced fits; this version is applied
       REFUSE   failure                                     it does not
       ACK      version, failure, t_recv, t_apply, t_pause  what has become of a version
+      ROOM     version                                     the tensors of a version that is to be brought may come
       LANDED   version, failure, memory                    a version that was brought is in memory, and where
 
 A *memory* is a ``MemoryName``, or None; a *failure* is packed, or None; a *moment* is one of the machine's monotonic
@@ -28,9 +30,11 @@ HELLO: Final = "hello"
 PUBLISH: Final = "publish"
 HOST: Final = "host"
 BRING: Final = "bring"
+WHOLE: Final = "whole"
 READY: Final = "ready"
 REFUSE: Final = "refuse"
 ACK: Final = "ack"
+ROOM: Final = "room"
 LANDED: Final = "landed"
 
 

@@ -64,7 +64,9 @@ class WorkerLink(Link):
         return self._keep(work)
 
     def receive_tensor(self, tensor: Any, line: int) -> Work[None]:
-        work = self._exchange.recv_tensor(tensor, *self._member, None, None, f"{self._name} memory {line}")
+        work = self._exchange.recv_tensor(
+            tensor, *self._member, None, None, f"{self._name} memory {line}", at_once=True
+        )
         return self._keep(work)
 
     def _keep(self, work: Work[None]) -> Work[None]:

@@ -15,6 +15,7 @@ from rlinf_async.address import WorkerInfo
 from rlinf_async.client import NodeClient
 from rlinf_async.core.matching import Message
 from rlinf_async.core.messages import OBJECT, PAIR, POINT_TO_POINT, TENSOR
+from rlinf_async.data.memory import Place
 from rlinf_async.data.reach import WORTH_A_LINK
 from rlinf_async.work import Work
 from rlinf_async.worker.device_payload import DevicePayload, encode_on
@@ -119,13 +120,21 @@ class Exchange:
         options: CollectiveGroupOptions | None,
         timeout: float | None,
         stream: str | None = None,
+        *,
+        at_once: bool = False,
     ) -> Work[None]:
+        """
+        Args:
+            at_once: what comes from another machine may be written to the tensor (on a CPU, contiguous) while it comes.
+                If the operation fails, or is given up, that may go on for a while, and nothing else that is received on
+                this line can be trusted.
+        """
         member = _member(group, rank, options, timeout)
         from rlinf_async.data.in_place import is_tensor
 
         if not is_tensor(tensor):
             raise AssertionError(f"recv_tensor() fills one dense tensor, got {type(tensor).__name__}")
-        receiving: Receiving[None] = Receiving("recv_tensor() from", str(member), timeout, _TakeTensor(tensor))
+        receiving: Receiving[None] = Receiving("recv_tensor() from", str(member), timeout, _TakeTensor(tensor, at_once))
         return self._receive(receiving, member, stream)
 
     def _receive(self, receiving: Receiving[Any], member: Member, stream: str | None) -> Work[Any]:
@@ -340,6 +349,9 @@ class _TakeObject:
             return None
         return f"the peer has used {KINDS.get(message.kind, '?')}() there, which goes with recv_tensor()"
 
+    def place(self) -> None:
+        return None
+
     def arrived(self, content: Content) -> None:
         pass
 
@@ -350,11 +362,12 @@ class _TakeObject:
 class _TakeTensor:
     """The message is the bytes of a tensor, which are copied to their place at once."""
 
-    def __init__(self, tensor: Any) -> None:
-        from rlinf_async.data.in_place import mark
+    def __init__(self, tensor: Any, at_once: bool) -> None:
+        from rlinf_async.data.in_place import mark, memory_of
 
         self._tensor = tensor
         self._used = mark(tensor)
+        self._place = Place(memory_of(tensor)) if at_once else None
 
     def refuses(self, message: Message) -> str | None:
         from rlinf_async.data.in_place import describe, difference
@@ -364,10 +377,15 @@ class _TakeTensor:
         why = difference(message.about, describe(self._tensor))
         return None if why is None else f"the tensor that the peer has sent does not fit: {why}"
 
+    def place(self) -> Place | None:
+        return self._place
+
     def arrived(self, content: Content) -> None:
         from rlinf_async.data.in_place import fill
 
-        fill(self._tensor, content.memory(), self._used)
+        memory = content.memory()
+        if self._place is None or memory is not self._place.memory:
+            fill(self._tensor, memory, self._used)
 
     def value(self, message: Message) -> None:
         return None

@@ -206,8 +206,12 @@ class Inbox:
             text = f"{line.source.label} wanted to send a pickle by a connection that is not authenticated"
             self._act(line, lambda: line.arrivals.spoil(number, SerializationError(text)))
             return
+        with self._lock:
+            wanted = line.arrivals.wanted_by(number)
+        place = None if wanted is None else wanted.taking.place()
         try:
-            work = self._peers.link(line.source, name).receive(transfer, sizes)
+            link = self._peers.link(line.source, name)
+            work = link.receive(transfer, sizes) if place is None else link.receive_in(transfer, sizes, place)
         except Exception as error:
             self._lost(line, number, error)
             return

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Final, Protocol, TypeVar
 
 from rlinf_async.core.matching import Message
+from rlinf_async.data.memory import Place
 from rlinf_async.errors import ClosedError, DeadlineExceeded
 from rlinf_async.work import Work
 from rlinf_async.worker.payload import Content, Payload
@@ -137,6 +138,9 @@ class Taking(Protocol):
 
     def refuses(self, message: Message) -> str | None:
         """Why that message is not what is wanted."""
+
+    def place(self) -> Place | None:
+        """Where the content may be written while it comes; then the memory is not the user's until all of it has."""
 
     def arrived(self, content: Content) -> None:
         """Before anybody hears of it, in the thread that reads the socket; may raise."""

@@ -49,6 +49,19 @@ def test_a_message_waits_for_its_receive_and_a_receive_for_its_message() -> None
     assert line.is_idle
 
 
+def test_it_is_known_who_wants_a_message_that_is_on_its_way() -> None:
+    line, first, second = arrivals(), Receive(), Receive()
+    line.data(1, OBJECT, None, 10)
+    assert line.wanted_by(1) is None
+    line.post(first)
+    assert line.wanted_by(1) is first
+    line.post(second)
+    line.cancel(first)
+    assert line.wanted_by(1) is second
+    line.content(1, 0, "one")
+    assert line.wanted_by(1) is None
+
+
 def test_an_announced_message_is_asked_for_once_and_keeps_its_place() -> None:
     line, first, second = arrivals(), Receive(), Receive()
     line.announce(1, OBJECT, None)

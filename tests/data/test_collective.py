@@ -17,6 +17,7 @@ import torch
 from rlinf_async.data.collective import GlooLink
 from rlinf_async.data.connection import Connection
 from rlinf_async.data.gloo_pair import GlooPair
+from rlinf_async.data.memory import Place
 from rlinf_async.data.transfer import MemoryReceiving
 from rlinf_async.errors import TransferFailed
 from rlinf_async.work import Work
@@ -102,6 +103,24 @@ def test_a_send_is_done_when_its_memory_may_be_mutated_and_what_is_received_is_t
     assert got == pattern(4 * MiB)
     tensor = torch.frombuffer(got, dtype=torch.uint8)
     tensor.zero_()
+    assert not any(memory)
+
+
+@pytest.mark.parametrize("nbytes", [MiB, 9 * MiB + 3])
+def test_what_has_a_place_of_its_own_comes_to_stand_there(links: Couple, nbytes: int) -> None:
+    memory = memoryview(bytearray(nbytes))
+    sent, received = links.near.send(1, [pattern(nbytes)]), links.far.receive_in(1, [nbytes], Place(memory))
+    [got] = received.wait(5)
+    sent.wait(5)
+    assert got is memory
+    assert memory == pattern(nbytes)
+
+
+def test_a_place_of_another_size_is_left_alone(links: Couple) -> None:
+    memory = memoryview(bytearray(2 * MiB))
+    sent, received = links.near.send(1, [pattern(MiB)]), links.far.receive_in(1, [MiB], Place(memory))
+    assert received.wait(5) == [pattern(MiB)]
+    sent.wait(5)
     assert not any(memory)
 
 

@@ -56,6 +56,18 @@ def test_all_workers_have_each_version_and_one_of_each_machine_has_received_it(l
     rollout.end().wait(10)
 
 
+def test_what_comes_from_another_machine_comes_straight_to_its_place(launch: Launch) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Rollout, "rollout", 1, 1)
+    begin(trainer, rollout, 2, verify="crc")
+    rollout.count_copies().wait(10)
+    for version in (1, 2, 3):
+        assert trainer.publish(version).wait(60) == [{0: "applied", 1: "applied"}]
+        assert rollout.values().wait(60) == [(version, [version])] * 2
+    assert rollout.copies().wait(10) == [0, 0]
+    trainer.end().wait(10)
+    rollout.end().wait(10)
+
+
 def test_what_the_workers_send_each_other_besides_is_not_disturbed(launch: Launch) -> None:
     trainer, rollout = launch(Trainer, "trainer", 0), launch(Rollout, "rollout", 1)
     begin(trainer, rollout, 1)

@@ -36,7 +36,7 @@ class Trainer(Worker):
 
             def note(words: list[Any], send: Any = send) -> None:
                 if words[0] == "bring":
-                    sent.append((words[5], sum(words[4])))
+                    sent.append((words[3], sum(words[2])))
                 send(words)
 
             outlet.link.send = note  # type: ignore[method-assign]
@@ -108,6 +108,21 @@ class Rollout(Worker):
 
     async def sum_of(self, name: str) -> float:
         return float(self._weights[name].double().sum())
+
+    def count_copies(self) -> None:
+        """Of received tensors, from where they have arrived to where they belong."""
+        from rlinf_async.data import in_place
+
+        self._copies, fill = 0, in_place.fill
+
+        def count(*args: Any) -> None:
+            self._copies += 1
+            fill(*args)
+
+        in_place.fill = count
+
+    def copies(self) -> int:
+        return self._copies
 
     async def is_host(self) -> bool:
         return self._subscriber._host is not None
