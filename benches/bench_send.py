@@ -148,7 +148,7 @@ def _run_two_hosts(options: Options) -> None:
         print(f"no rows of two hosts: {lack}", file=sys.stderr)
         return
     with hosts:
-        run(measurements, lambda name: hosts.start(name, 2), options)
+        run(measurements, lambda name: hosts.start(name, ("start", {"workers": 2})), options)
 
 
 def _run_gpu(options: Options) -> None:

@@ -2,6 +2,7 @@
 
     python -m benches.bench_weights [--peer torchrl] [--peer ray] [--peer rlinf] [--quick]
     python -m benches.bench_weights --only llm_1GiB_4
+    python -m benches.bench_weights --only two_nodes --only two_hosts    # nodes of this machine; network namespaces
 
 Every version is verified at every receiver before the next one is sent.
 """
@@ -11,13 +12,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Final
 
 from . import contestant, measure, session
 from .contestant import ContestantError
-from .exchange import GIBI, KIBI, MEBI, in_words
+from .exchange import GIBI, KIBI, MEBI, TwoHosts, in_words
 from .measure import BEST, ITSELF, LIMIT, OURS, Case, Round, Target
 from .options import Options, parse
 from .session import Standing
@@ -42,6 +43,13 @@ REST: Final = "rest"
 PAUSE: Final = "pause"
 
 
+GLOO: Final = "a bare Gloo broadcast to one process"
+TWO_NODES: Final = "two_nodes"
+TWO_HOSTS: Final = "two_hosts"
+FAR_RECEIVERS: Final = (1, 2)
+_FAR_OPENING: Final = ("start", {"receivers": max(FAR_RECEIVERS)})
+
+
 @dataclasses.dataclass(frozen=True)
 class Sync:
     """What is sent, and to whom.
@@ -49,20 +57,39 @@ class Sync:
     Args:
         size: bytes.
         apply: ``"copy"`` or ``"map"``.
+        where: the receivers are on another node that this machine plays, ``"two_nodes"``, or on a host with a network
+            of its own, ``"two_hosts"``; or, without a word, where the trainer is.
     """
 
     shape: str
     size: int
     receivers: int
     apply: str
+    where: str = ""
 
     @property
     def name(self) -> str:
-        return f"{self.shape}_{in_words(self.size)}_{self.receivers}_{self.apply}"
+        where = f"{self.where}_" if self.where else ""
+        return f"{where}{self.shape}_{in_words(self.size)}_{self.receivers}_{self.apply}"
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Of the work."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "where"}
 
     def cases(self) -> dict[str, Case]:
         """By what is measured: until the source may change, until all have it, between the two, and the pause."""
+        if self.where:
+            return self._far_cases()
         return self._small_cases() if self.shape == SMALL else self._large_cases()
+
+    def _far_cases(self) -> dict[str, Case]:
+        case = functools.partial(Case, BENCH, unit="ms", scale=1e3)
+        target = Target(1 / 0.8, LIMIT)
+        return {
+            STAGED: case(f"{self.name}_{STAGED}"),
+            TOTAL: case(f"{self.name}_{TOTAL}", limit=GLOO, targets=[target] if self.apply == "map" else []),
+        }
 
     def _small_cases(self) -> dict[str, Case]:
         echo = f"echo over {self.receivers} UNIX sockets"
@@ -107,6 +134,11 @@ def small(receivers: int, apply: str) -> list[Sync]:
     return [Sync(SMALL, POLICY, receivers, apply)]
 
 
+def far(quick: bool, where: str, apply: str) -> list[Sync]:
+    """From one node to another, to one receiver and to two."""
+    return [Sync("llm", 64 * MEBI if quick else GIBI, receivers, apply, where) for receivers in FAR_RECEIVERS]
+
+
 def families(quick: bool) -> list[list[Sync]]:
     """All there is; those that are measured in the same rounds together."""
     pairs = [(receivers, apply) for receivers in RECEIVERS for apply in APPLY]
@@ -129,7 +161,7 @@ class Session:
         """One round of those that share it, by the names of their cases."""
         asked = [(who, sync) for sync in family for who in self._standing if who != LIMIT]
         found = {pair: self._sync(*pair) for pair in (asked[::-1] if backwards else asked)}
-        limits = self._small_limits(family[0]) if family[0].shape == SMALL else self._large_limits(family[0])
+        limits = self._limits(family[0])
         one = next((found[OURS, sync] for sync in family if sync.shape == "one"), {})
         rounds: dict[str, Round] = {}
         for sync in family:
@@ -146,7 +178,7 @@ class Session:
         if (who in COPY_ONLY and sync.apply != "copy") or (who, sync) in self._failed:
             return {}
         few, many = (2, 5) if sync.shape != SMALL else (20, 100)
-        arguments = {**dataclasses.asdict(sync), "count": few if self._quick else many}
+        arguments = {**sync.arguments, "count": few if self._quick else many}
         taken: Any = session.samples(who, self._standing[who], "sync", arguments)
         if not taken:
             self._failed.add((who, sync))
@@ -154,6 +186,13 @@ class Session:
         if who != OURS:
             return {what: taken[what] for what in (STAGED, TOTAL)}
         return {**taken, REST: [total - staged for staged, total in zip(taken[STAGED], taken[TOTAL], strict=True)]}
+
+    def _limits(self, sync: Sync) -> dict[str, dict[str, Sequence[float]]]:
+        """What is the same for the whole family."""
+        if sync.where:
+            count = 2 if self._quick else 5
+            return {TOTAL: {LIMIT: self._standing[LIMIT].ask("gloo_broadcast", size=sync.size, count=count)}}
+        return self._small_limits(sync) if sync.shape == SMALL else self._large_limits(sync)
 
     def _large_limits(self, sync: Sync) -> dict[str, dict[str, Sequence[float]]]:
         count = 2 if self._quick else 5
@@ -179,10 +218,18 @@ def start(name: str, options: Options) -> Standing:
     return Standing(functools.partial(contestant.peer, name, options.peers_dir, kind="weights"), opening)
 
 
-def wanted(options: Options) -> list[list[Sync]]:
+def start_nodes(name: str, options: Options) -> Standing:
+    """Ours on two nodes that this machine plays; or the limits."""
+    if name == LIMIT:
+        return Standing(contestant.limits)
+    flags = ("--num-nodes", "2", "--local-nodes", "2", "--loop", options.loop)
+    return Standing(functools.partial(contestant.ours, *flags, script="weights_ours.py"), _FAR_OPENING)
+
+
+def wanted(options: Options, among: Sequence[list[Sync]]) -> list[list[Sync]]:
     """The families of the cases that are wanted; ten thousand tensors are measured beside one."""
     found = []
-    for family in families(options.quick):
+    for family in among:
         syncs = [sync for sync in family if any(options.wants(case.name) for case in sync.cases().values())]
         if any(ONE in case.beside for sync in syncs for case in sync.cases().values()):
             syncs = [sync for sync in family if sync in syncs or sync.shape == "one"]
@@ -191,14 +238,16 @@ def wanted(options: Options) -> list[list[Sync]]:
     return found
 
 
-def run(asked: Sequence[Sequence[Sync]], options: Options) -> None:
+def run(asked: Sequence[Sequence[Sync]], options: Options, starting: Callable[[str], Standing]) -> None:
     """Measures everything, in one session per peer, or in one with none, and prints what has been measured in all."""
+    if not asked:
+        return
     rounds: dict[str, list[Round]] = {}
     peers = options.peers or [None]
     for peer in peers:
         names = [OURS, LIMIT] if peer is None else [OURS, peer, LIMIT]
         with ExitStack() as stack:
-            standing = {name: stack.enter_context(start(name, options)) for name in names}
+            standing = {name: stack.enter_context(starting(name)) for name in names}
             measuring = Session(standing, options.quick)
             for family in asked:
                 for index in range(options.rounds):
@@ -217,9 +266,26 @@ def print_rows(family: Sequence[Sync], rounds: Mapping[str, list[Round]], option
 def main(arguments: list[str] | None = None) -> None:
     options = parse("What it costs to send weights.", rounds=2, arguments=arguments, peers=PEERS)
     try:
-        run(wanted(options), options)
+        here = wanted(options, families(options.quick))
+        run(here, options, functools.partial(start, options=options))
+        alone = options.beside()
+        nodes = wanted(alone, [far(options.quick, TWO_NODES, apply) for apply in APPLY])
+        run(nodes, alone, functools.partial(start_nodes, options=alone))
+        run_two_hosts(wanted(alone, [far(options.quick, TWO_HOSTS, apply) for apply in APPLY]), alone)
     except ContestantError as error:
         sys.exit(str(error))
+
+
+def run_two_hosts(asked: Sequence[Sequence[Sync]], options: Options) -> None:
+    if not asked:
+        return
+    try:
+        hosts = TwoHosts(options)
+    except RuntimeError as lack:
+        print(f"no rows of two hosts: {lack}", file=sys.stderr)
+        return
+    with hosts:
+        run(asked, options, lambda name: hosts.start(name, _FAR_OPENING, "weights_ours.py"))
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ class TwoHosts:
     def __exit__(self, *exc_info: object) -> None:
         self._hosts.__exit__(None, None, None)
 
-    def start(self, name: str, workers: int) -> Standing:
+    def start(self, name: str, opening: Job, script: str = "exchange_ours.py") -> Standing:
         """Ours over both hosts, launched as users do; or the limits between them."""
         if name == LIMIT:
             # in the hosts' networks only: from within one host the processes of another cannot be seen
@@ -98,7 +98,7 @@ class TwoHosts:
         ours = functools.partial(
             contestant.ours,
             *("--num-nodes", "2", "--loop", self._options.loop),
-            script="exchange_ours.py",
+            script=script,
             launch=command,
         )
-        return Standing(ours, ("start", {"workers": workers}))
+        return Standing(ours, opening)

@@ -184,6 +184,12 @@ class Limits:
         """Bytes per second in one direction, both going in turn."""
         return [2 * size / taken for taken in await self.wire(kind, size, count)]
 
+    async def gloo_broadcast(self, size: int, count: int) -> works.Samples:
+        """Seconds of a broadcast of so many bytes to one other process, until that has them."""
+        if "gloo" not in self._wires:
+            self._wires["gloo"] = await asyncio.to_thread(wires.open_pair, "gloo", self._place)
+        return await asyncio.to_thread(wires.spread, self._wires["gloo"], size, count)
+
     async def grpc_echo(self, count: int) -> works.Samples:
         """A message over a bidirectional grpc.aio stream without TLS, and its answer."""
         stream = await self._grpc_stream()

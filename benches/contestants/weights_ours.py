@@ -88,12 +88,21 @@ class Rollout(Worker):
 
 
 class Ours(weighing.Weights):
-    def __init__(self) -> None:
+    """The trainer on the first node, all receivers on the last.
+
+    Args:
+        num_nodes: the nodes of the run that there is, under ``rlinf-launch``.
+        local_nodes: nodes that this machine plays.
+    """
+
+    def __init__(self, num_nodes: int, local_nodes: int | None) -> None:
+        self._num_nodes = num_nodes
+        self._local_nodes = local_nodes
         self._lines = 0
 
     async def start(self, receivers: int) -> None:
-        self._cluster = await Cluster(num_nodes=1)
-        placement = NodePlacementStrategy([0] * receivers)
+        self._cluster = await Cluster(num_nodes=self._num_nodes, local_nodes=self._local_nodes)
+        placement = NodePlacementStrategy([self._num_nodes - 1] * receivers)
         self._trainer = Trainer.create_group().launch(self._cluster, NodePlacementStrategy([0]), name="trainer")
         self._rollout = Rollout.create_group().launch(self._cluster, placement, name="rollout")
         await self._trainer
@@ -147,8 +156,10 @@ class OurWeighing(weighing.Weighing):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--loop", choices=("asyncio", "uvloop"), default="asyncio")
+    parser.add_argument("--num-nodes", type=int, default=1)
+    parser.add_argument("--local-nodes", type=int)
     options = parser.parse_args()
-    serving = works.serve(OurWeighing(Ours()))
+    serving = works.serve(OurWeighing(Ours(options.num_nodes, options.local_nodes)))
     if options.loop == "asyncio":
         asyncio.run(serving)
     else:

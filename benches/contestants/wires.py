@@ -87,6 +87,14 @@ class Gloo:
     def receive(self, buffer: Any) -> None:
         self._group.recv([buffer], self._peer, 0).wait()
 
+    def broadcast(self, buffer: Any) -> None:
+        """From the near end to the far one."""
+        from torch.distributed import BroadcastOptions
+
+        options = BroadcastOptions()
+        options.rootRank = options.rootTensor = 0
+        self._group.broadcast([buffer], options).wait()
+
     def close(self) -> None:
         pass
 
@@ -140,6 +148,24 @@ def swap(near: Near, size: int, count: int) -> Samples:
     return samples
 
 
+def spread(near: Near, size: int, count: int) -> Samples:
+    """Seconds of broadcasts over Gloo, until the far end has said that it has everything."""
+    assert near.far.stdin is not None
+    assert isinstance(near.end, Gloo)
+    near.far.stdin.write(json.dumps({"size": size, "count": count, "way": "broadcast"}) + "\n")
+    near.far.stdin.flush()
+    end = near.end
+    whole, word = end.make(size), end.make(1)
+    samples = []
+    for _ in range(count):
+        end.receive(word)  # it is ready
+        began = time.perf_counter()
+        end.broadcast(whole)
+        end.receive(word)
+        samples.append(time.perf_counter() - began)
+    return samples
+
+
 def _far_end(kind: str, near: str, port: str, own: str) -> Tcp | Gloo:
     if kind == "tcp":
         return Tcp(socket.create_connection((near, int(port))))
@@ -154,6 +180,12 @@ def _be_far() -> None:
         order = json.loads(line)
         mine, theirs = end.make(order["size"]), end.make(order["size"])
         for _ in range(order["count"]):
+            if order.get("way") == "broadcast":
+                word = end.make(1)
+                end.send(word)
+                end.broadcast(theirs)  # type: ignore[union-attr]  # which only Gloo is asked for
+                end.send(word)
+                continue
             end.receive(theirs)
             end.send(mine)
     end.close()
