@@ -210,6 +210,11 @@ class Publisher:
         self._is_packing = True
         try:
             writer = await self._stage(source, number, keys, names)
+        except BaseException:  # also where whoever waited was cancelled, and all is packed
+            self._outlets.abandon(number)
+            if self._store is not None:
+                self._store.withdraw(number)
+            raise
         finally:
             self._is_packing = False
         seconds = self._ack_timeout if timeout is None else timeout
@@ -263,11 +268,7 @@ class Publisher:
                 ends = [leaf.offset + leaf.nbytes for leaf in taker.manifest.leaves]
                 copy = functools.partial(copy_in_order, ends=ends, copied=packed)
             options: Any = {"extra": extra, "with_checksum": self._with_checksum, "copy": copy}
-            try:
-                return store.pack(slot, version, tensors, given, **options)
-            except BaseException:
-                self._outlets.abandon(version)
-                raise
+            return store.pack(slot, version, tensors, given, **options)
 
         return await self._aside.do(pack, nbytes=None if taker.is_sharded else taker.manifest.nbytes)
 

@@ -154,6 +154,12 @@ class SlotBook:
         self._versions[slot] = version
         self.latest = slot
 
+    def withdraw(self, before: int | None) -> None:
+        """The latest version never was one: that before it is the latest again, where its slot is known."""
+        slot, self.latest = self.latest, before
+        if slot is not None:
+            self.replace(slot)
+
     def replace(self, slot: int) -> None:
         """The slot has got new memory, in which nothing is."""
         self.begin(slot)

@@ -144,6 +144,14 @@ class Store:
             writer.give_back()
         return writer
 
+    def withdraw(self, version: int) -> None:
+        """A version that may have been packed is not published: the one before it is the latest again."""
+        latest = self.latest
+        if latest is not None and latest.version == version:
+            before, self._before = self._before, None
+            self._book.withdraw(before)
+            latest.begin()
+
     def receive(self, slot: int) -> torch.Tensor:
         """The bytes of a slot that was taken, to be filled by somebody else; then ``received``."""
         self._book.begin(slot)

@@ -76,12 +76,18 @@ def test_every_version_is_complete_whatever_was_given(data: st.DataObject, slots
         for leaf in missing:
             assert latest is not None
             memory[slot][leaf] = memory[latest][leaf]
+        before = truth.copy()
         for leaf in range(leaves) if given is None else given:
             memory[slot][leaf] = truth[leaf] = (version, leaf)
         book.finish(slot, version, given)
         assert memory[slot] == truth
         assert book.latest == slot
         assert slot not in book.candidates()
+        if version > 1 and data.draw(st.booleans()):  # it is not published
+            book.withdraw(latest)
+            truth = before
+            assert book.latest == latest
+            assert slot in book.candidates()
 
 
 def test_what_a_slot_has_already_is_not_copied_again() -> None:

@@ -68,6 +68,18 @@ def test_what_comes_from_another_machine_comes_straight_to_its_place(launch: Lau
     rollout.end().wait(10)
 
 
+def test_what_has_left_and_is_not_published_is_seen_nowhere(launch: Launch) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Rollout, "rollout", 0, 1, 1)
+    begin(trainer, rollout, 3, verify="crc")
+    for version, value in ((1, 1), (2, 2), (3, 3)):
+        assert trainer.publish(value).wait(60) == [dict.fromkeys(range(3), "applied")]
+        assert rollout.values().wait(60) == [(version, [value])] * 3
+        trainer.cancel_when_packed(-7).wait(30)
+        assert rollout.values().wait(60) == [(version, [value])] * 3
+    trainer.end().wait(10)
+    rollout.end().wait(10)
+
+
 def test_what_the_workers_send_each_other_besides_is_not_disturbed(launch: Launch) -> None:
     trainer, rollout = launch(Trainer, "trainer", 0), launch(Rollout, "rollout", 1)
     begin(trainer, rollout, 1)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
+import threading
 from typing import Any
 
 import torch
 
 from rlinf_async import Worker
 from rlinf_async.weights.publisher import Publisher
+from rlinf_async.weights.store import Store
 from rlinf_async.weights.subscriber import Subscriber
 from rlinf_async.weights.worker_link import WorkerLink
 
@@ -67,6 +71,26 @@ class Trainer(Worker):
             name: ack.status if ack.error is None else f"{type(ack.error).__name__}: {ack.error}"
             for name, ack in handle.report.per_worker.items()
         }
+
+    async def cancel_when_packed(self, value: float) -> None:
+        """All of it may have left for other machines."""
+        packed, goes_on, pack = threading.Event(), threading.Event(), Store.pack
+
+        def pack_and_wait(*args: Any, **options: Any) -> Any:
+            writer = pack(*args, **options)
+            packed.set()
+            goes_on.wait(5)
+            return writer
+
+        Store.pack = pack_and_wait  # type: ignore[method-assign]
+        publishing = asyncio.create_task(self._publisher.publish(model(value)))
+        await asyncio.to_thread(packed.wait, 5)
+        Store.pack = pack  # type: ignore[method-assign]
+        publishing.cancel()
+        await asyncio.sleep(0)
+        goes_on.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await publishing
 
     async def publish_and_stop_waiting(self, value: float) -> None:
         self._handle = await self._publisher.publish(model(value))
