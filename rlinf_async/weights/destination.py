@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
+from itertools import starmap
 from typing import Any, Protocol
 
 import torch
@@ -30,6 +32,7 @@ class Destination(Protocol):
         """Applies a version; nobody reads meanwhile.  The views are only lent, unless it maps.
 
         Args:
+            views: of all leaves, in the order of the manifest.
             extra: what there is beside tensors.
         """
 
@@ -65,10 +68,11 @@ class Tensors:
         self._holder = holder
         self._maps = maps
         self._manifest: Manifest | None = None
-        self._places: list[tuple[Any, str, torch.Tensor]] = []
-        """Who has each tensor, by what name."""
+        self._places: list[tuple[Any, list[str], list[torch.Tensor]]] = []
+        """Who has which tensors, by what names."""
         self._targets: list[torch.Tensor] = []
-        self._sources: list[Path] = []
+        self._sources: list[int] = []
+        """Of each target, which leaf it gets."""
 
     def check(self, manifest: Manifest) -> None:
         self._manifest = manifest
@@ -76,17 +80,21 @@ class Tensors:
         wanted: dict[Path, Path] = {leaf.path: leaf.path for leaf in manifest.leaves}
         wanted.update(manifest.aliases)
         leaves = {leaf.path: leaf for leaf in manifest.leaves}
-        places, targets = [], {}
+        places: dict[int, tuple[Any, list[str], list[torch.Tensor]]] = {}
+        targets = {}
         for path, source in wanted.items():
             if path not in found:
                 raise WeightMismatch(f"the sender has {name_of(path)!r}, and the receiver's weights do not")
             owner, name, tensor = found[path]
             self._check(path, tensor, leaves[source])
-            places.append((owner, name, tensor))
+            _, names, tensors = places.setdefault(id(owner), (owner, [], []))
+            names.append(name)
+            tensors.append(tensor)
             targets[id(tensor)] = (tensor, source)  # those that are tied here too are written once
-        self._places = places
+        self._places = list(places.values())
         self._targets = [tensor for tensor, _ in targets.values()]
-        self._sources = [source for _, source in targets.values()]
+        indices = {path: index for index, path in enumerate(leaves)}
+        self._sources = [indices[source] for _, source in targets.values()]
 
     def _check(self, path: Path, tensor: torch.Tensor, leaf: Any) -> None:
         if tuple(tensor.shape) != tuple(leaf.shape):
@@ -110,9 +118,10 @@ class Tensors:
     def write(self, views: Views, extra: Mapping[Path, Any]) -> None:
         for path, value in extra.items():
             put_extra(self._holder, path, value)
-        if self._manifest is not None and not all(_get(owner, name) is tensor for owner, name, tensor in self._places):
+        if self._manifest is not None and not all(starmap(_are_still_there, self._places)):
             self.check(self._manifest)  # somebody has replaced some of them
-        sources = [views[path] for path in self._sources]
+        leaves = list(views.values())
+        sources = [leaves[index] for index in self._sources]
         if self._maps:
             for target, source in zip(self._targets, sources, strict=True):
                 target.data = source
@@ -132,8 +141,8 @@ def destination_of(wanted: Any, *, maps: bool) -> Destination:
     return Function(wanted) if wanted is None or is_function else Tensors(wanted, maps=maps)
 
 
-def _get(owner: Any, name: str) -> Any:
-    return owner.get(name)
+def _are_still_there(owner: Any, names: list[str], tensors: list[torch.Tensor]) -> bool:
+    return all(map(operator.is_, map(owner.get, names), tensors))
 
 
 def _places(holder: Any, path: Path = ()) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from operator import attrgetter
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -13,6 +14,9 @@ from rlinf_async.errors import WeightMismatch
 from rlinf_async.weights.gather import gather_into, is_sharded
 from rlinf_async.weights.manifest import Manifest, TransportDtype, dtype_of
 from rlinf_async.weights.param_tree import EXTRA_STATE, ParamTree, Select, memory_of, name_of
+
+_dtype: Final = attrgetter("dtype")
+_shape: Final = attrgetter("shape")
 
 
 class Source:
@@ -28,6 +32,8 @@ class Source:
         self._transport_dtype = transport_dtype
         self._names = [name_of(leaf.path) for leaf in self.manifest.leaves]
         self._expected = [(leaf.shape, dtype_of(leaf.dtype)) for leaf in self.manifest.leaves]
+        self._shapes = [shape for shape, _ in self._expected]
+        self._dtypes = [dtype for _, dtype in self._expected]
         self._ties = [(name_of(path), name_of(owner)) for path, owner in self.manifest.aliases.items()]
         self._has_extra = bool(tree.extra)
         self.is_sharded = any(map(is_sharded, tree.tensors.values()))
@@ -71,9 +77,10 @@ class Source:
         if not isinstance(source, dict) or len(source) != len(self._names) + len(self._ties):
             return None
         found: list[Any] = [source.get(name) for name in self._names]
-        for tensor, (shape, dtype) in zip(found, self._expected, strict=True):
-            if not isinstance(tensor, torch.Tensor) or tensor.dtype is not dtype or tensor.shape != shape:
-                return None
+        if not all(issubclass(kind, torch.Tensor) for kind in set(map(type, found))):
+            return None
+        if list(map(_dtype, found)) != self._dtypes or list(map(_shape, found)) != self._shapes:
+            return None
         for name, owner in self._ties:
             tied, tensor = source.get(name), source[owner]
             if not isinstance(tied, torch.Tensor) or (tied is not tensor and memory_of(tied) != memory_of(tensor)):
