@@ -6,7 +6,6 @@ itself stays its owner's: closing the link says good-bye over it and leaves it o
 
 from __future__ import annotations
 
-import os
 import select
 import threading
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +14,7 @@ import msgpack
 
 from rlinf_async.errors import ConfigError, PeerLost, TransferFailed
 from rlinf_async.weights.links import Link, Words
+from rlinf_async.weights.wake import Wake
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -44,9 +44,9 @@ class PipeLink(Link):
             raise ConfigError("the pipe goes one way only, and acknowledgements go the other: multiprocessing.Pipe()")
         self._pipe = pipe
         self._writing = threading.Lock()
-        self._wake_up, self._wake = os.pipe()
+        self._wake = Wake()
         self._thread: threading.Thread | None = threading.Thread(
-            target=self._read, name=f"weights from {label}", daemon=True
+            target=self._run, name=f"weights from {label}", daemon=True
         )
         self._thread.start()
         self.opened._settle()
@@ -62,13 +62,19 @@ class PipeLink(Link):
             except OSError as error:
                 raise PeerLost(f"{self.label} is gone: {error.strerror or error}") from error
 
+    def _run(self) -> None:
+        try:
+            self._read()
+        finally:
+            self._wake.ended()
+
     def _read(self) -> None:
         waiting = select.poll()
-        waiting.register(self._wake_up, select.POLLIN)
+        waiting.register(self._wake.fd, select.POLLIN)
         waiting.register(self._pipe.fileno(), select.POLLIN)
         while True:
             ready = dict(waiting.poll())
-            if self._wake_up in ready:
+            if self._wake.fd in ready:
                 return
             try:
                 words = msgpack.unpackb(self._pipe.recv_bytes())
@@ -91,9 +97,5 @@ class PipeLink(Link):
             self._send(_GOOD_BYE)
         except (PeerLost, TransferFailed):
             pass  # it knows, or never will
-        os.write(self._wake, b"\0")
-        if thread is not threading.current_thread():
-            thread.join(_PATIENCE)
-        if not thread.is_alive() or thread is threading.current_thread():
-            os.close(self._wake_up)
-            os.close(self._wake)
+        self._wake.write(b"\0")
+        self._wake.leave(thread, _PATIENCE)

@@ -18,6 +18,7 @@ import msgpack
 from rlinf_async.errors import PeerLost, TransferFailed
 from rlinf_async.weights.links import Link, Words
 from rlinf_async.weights.pipe_mail import PipeMail
+from rlinf_async.weights.wake import Wake
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -72,8 +73,8 @@ class _Line:
         """Words for models that nobody here has asked for yet."""
         self._error: Exception | None = None
         self._writing = threading.Lock()
-        self._wake_up, self._wake = os.pipe()
-        self._thread = threading.Thread(target=self._read, name="weights from a pipe", daemon=True)
+        self._wake = Wake()
+        self._thread = threading.Thread(target=self._run, name="weights from a pipe", daemon=True)
         self._thread.start()
 
     @classmethod
@@ -103,16 +104,11 @@ class _Line:
             if self._links:
                 return
             self._lines.pop(self._pipe, None)
-        os.write(self._wake, _CLOSE)
-        if self._thread is not threading.current_thread():
-            self._thread.join(_PATIENCE)
-            if self._thread.is_alive():
-                return
-        os.close(self._wake_up)
-        os.close(self._wake)
+        self._wake.write(_CLOSE)
+        self._wake.leave(self._thread, _PATIENCE)
 
     def look(self) -> None:
-        os.write(self._wake, _LOOK)
+        self._wake.write(_LOOK)
 
     def say(self, name: str, words: Words | None) -> None:
         with self._writing:
@@ -127,14 +123,20 @@ class _Line:
 
     # -- the thread ---------------------------------------------------------------------------------------------
 
+    def _run(self) -> None:
+        try:
+            self._read()
+        finally:
+            self._wake.ended()
+
     def _read(self) -> None:
         with select.epoll() as waiting:
-            waiting.register(self._wake_up, select.EPOLLIN)
+            waiting.register(self._wake.fd, select.EPOLLIN)
             waiting.register(self._pipe.fileno(), select.EPOLLIN | select.EPOLLET)
             error = self._take_all()
             while error is None:
                 for fd, _ in waiting.poll():
-                    if fd == self._wake_up and _CLOSE in os.read(fd, 4096):
+                    if fd == self._wake.fd and _CLOSE in os.read(fd, 4096):
                         return
                 error = self._take_all()
             with self._lock:

@@ -15,6 +15,7 @@ from rlinf_async.errors import ClosedError, ConfigError, PeerLost, TransferFaile
 from rlinf_async.weights.links import Link, Words
 from rlinf_async.weights.local_link import LocalLink
 from rlinf_async.weights.pipe_link import PipeLink
+from rlinf_async.weights.shared_pipe_link import SharedPipeLink
 
 
 class Ear:
@@ -166,9 +167,10 @@ def test_a_pipe_that_goes_one_way_is_refused() -> None:
     theirs.close()
 
 
-def test_a_word_that_stops_in_the_middle_does_not_hold_up_the_closing() -> None:
+@pytest.mark.parametrize("make", [PipeLink, lambda pipe: SharedPipeLink(pipe, "policy")], ids=["own", "shared"])
+def test_a_word_that_stops_in_the_middle_does_not_hold_up_the_closing(make: Any) -> None:
     ours, theirs = multiprocessing.Pipe()
-    link, ear = PipeLink(ours), Ear()
+    link, ear = make(ours), Ear()
     link.listen(ear)
     raw: Any = socket.socket(fileno=theirs.fileno())
     raw.send(b"\0\0\0\x10half")
