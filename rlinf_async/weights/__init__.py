@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rlinf_async.weights.actor import WorkerActorTransport as WorkerActorTransport
     from rlinf_async.weights.bucket_syncer import BucketWeightSyncer as BucketWeightSyncer
     from rlinf_async.weights.distributed import DistributedTransport as DistributedTransport
-    from rlinf_async.weights.distributed import DistributedWeightSyncScheme as DistributedWeightSyncScheme
+    from rlinf_async.weights.distributed_scheme import DistributedWeightSyncScheme as DistributedWeightSyncScheme
     from rlinf_async.weights.manifest import Manifest as Manifest
     from rlinf_async.weights.module_transform import WorkerModuleTransformReceiver as ModuleTransformReceiver
     from rlinf_async.weights.module_transform import WorkerModuleTransformReceiver as RayModuleTransformReceiver
@@ -56,7 +56,7 @@ _HOMES: Final = {
     "Ack": "report",
     "BucketWeightSyncer": "bucket_syncer",
     "DistributedTransport": "distributed",
-    "DistributedWeightSyncScheme": "distributed",
+    "DistributedWeightSyncScheme": "distributed_scheme",
     "MPTransport": "mp",
     "Manifest": "manifest",
     "MultiProcessWeightSyncScheme": "multi_process",

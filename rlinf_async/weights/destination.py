@@ -13,7 +13,7 @@ from torch import nn
 from rlinf_async.errors import WeightMismatch
 from rlinf_async.weights.copying import copy_tensors
 from rlinf_async.weights.manifest import Manifest
-from rlinf_async.weights.param_tree import Path, name_of
+from rlinf_async.weights.param_tree import ParamTree, Path, name_of
 from rlinf_async.weights.source import put_extra
 
 Views = Mapping[Path, torch.Tensor]
@@ -139,6 +139,18 @@ def destination_of(wanted: Any, *, maps: bool) -> Destination:
     """What a user has named: tensors, a function, or None."""
     is_function = callable(wanted) and not isinstance(wanted, nn.Module) and not hasattr(wanted, "items")
     return Function(wanted) if wanted is None or is_function else Tensors(wanted, maps=maps)
+
+
+def take_over(model: Any, weights: Any) -> None:
+    """Has the tensors of a model stand in the memory of weights that nobody else has; nothing is copied.
+
+    Raises:
+        WeightMismatch: they do not fit, or would have to be cast or moved; the model is as it was.
+    """
+    tree = ParamTree.of(weights)
+    tensors = Tensors(model, maps=True)
+    tensors.check(Manifest.of(tree))
+    tensors.write(tree.tensors, tree.extra)
 
 
 def _are_still_there(owner: Any, names: list[str], tensors: list[torch.Tensor]) -> bool:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import torch
 
-from rlinf_async.core import failures
-from rlinf_async.errors import DeadlineExceeded, WrongAcknowledgement
+from rlinf_async.core import failures, frames
+from rlinf_async.errors import DeadlineExceeded, PeerLost, SerializationError, WrongAcknowledgement
 from rlinf_async.weights.aside import Aside
 from rlinf_async.weights.bridge import Bridge
 from rlinf_async.weights.manifest import Manifest
-from rlinf_async.weights.param_tree import ParamTree, is_tensordict
-from rlinf_async.weights.scheme import WeightSyncScheme, from_either, model_of, register_weight_sync_backend
+from rlinf_async.weights.param_tree import ParamTree, Path, is_tensordict, name_of
 from rlinf_async.weights.store_mail import StoreMail
 from rlinf_async.work import Work
+
+logger = logging.getLogger(__name__)
 
 _FAILED: Final = b"failed "
 
@@ -62,6 +65,9 @@ class DistributedTransport:
         self._mail: StoreMail | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._sent: Future[int] | None = None
+        self._given_up = threading.Event()
+        self._patience = timeout
+        self._is_taking = False
         self._coming: _Coming | None = None
 
     def __repr__(self) -> str:
@@ -69,35 +75,49 @@ class DistributedTransport:
 
     # -- the sender ---------------------------------------------------------------------------------------------
 
-    def send_weights(self, model_id: str, weights: Any) -> Any:
+    carries_version: Final = True
+
+    def send_weights(
+        self, model_id: str, weights: Any, version: int | None = None, timeout: float | None = None
+    ) -> Any:
         """Sends a copy, and waits until the worker has applied it.
+
+        Args:
+            version: of the weights; by default one more than the last.
+            timeout: seconds for this message; by default the transport's.  Gloo cannot be interrupted in the middle of
+                one, so this is also how long its thread may be busy with a worker that has stopped.
 
         Raises:
             DeadlineExceeded: the worker has not answered in time.
             PeerLost: the connection broke.
             WrongAcknowledgement: the worker has answered something else.
             RemoteError: the worker could not apply it; says why.
+            SerializationError: something beside the tensors cannot travel; nothing was sent.
         """
-        return self._bridge.run(self._send_and_wait(model_id, weights), f"the sending to {self!r}")
+        return self._bridge.run(self._send_and_wait(model_id, weights, version, timeout), f"the sending to {self!r}")
 
-    async def _send_and_wait(self, model_id: str, weights: Any) -> None:
-        await self._send(model_id, weights)
+    async def _send_and_wait(self, model_id: str, weights: Any, version: int | None, timeout: float | None) -> None:
+        await self._send(model_id, weights, version, timeout)
         await self._wait_ack()
 
-    def send_weights_async(self, model_id: str, weights: Any) -> Any:
+    def send_weights_async(
+        self, model_id: str, weights: Any, version: int | None = None, timeout: float | None = None
+    ) -> Any:
         """Sends a copy; ``wait_ack`` waits for the worker."""
-        return self._bridge.run(self._send(model_id, weights), f"the sending to {self!r}")
+        return self._bridge.run(self._send(model_id, weights, version, timeout), f"the sending to {self!r}")
 
-    async def _send(self, model_id: str, weights: Any) -> None:
+    async def _send(self, model_id: str, weights: Any, version: int | None, timeout: float | None) -> None:
         if self._is_idle:
             return
-        version = (self.version or 0) + 1
+        if version is None:
+            version = (self.version or 0) + 1
         tree = ParamTree.of(weights)
         head, packed = await self._aside.do(_pack, tree, self._transport_dtype, nbytes=tree.nbytes)
         head |= {"model_id": model_id, "version": version, "nested": is_tensordict(weights)}
         # From here on the thread goes on by itself: the copy can be sent whatever becomes of the source.
         mail = self._opened(True)
-        self._sent = self._executor.submit(mail.send, head, packed, self.timeout, self._sync)
+        self._given_up, self._patience = threading.Event(), self.timeout if timeout is None else timeout
+        self._sent = self._executor.submit(mail.send, head, packed, self._patience, self._sync, self._given_up)
         self.version = version
 
     def wait_ack(self) -> Any:
@@ -107,14 +127,25 @@ class DistributedTransport:
     async def _wait_ack(self) -> None:
         if self._is_idle or self._sent is None:
             return
-        number = await asyncio.wrap_future(self._sent)
-        answer = await self._in_thread(self._opened(True).wait_answer, number, self.timeout)
+        try:
+            number = await asyncio.wrap_future(self._sent)
+            answer = await self._in_thread(self._opened(True).wait_answer, number, self._patience)
+        except asyncio.CancelledError:
+            self._interrupt()  # or the next one would have to wait for this one's time to be over
+            raise
         if answer.startswith(_FAILED):
             failure = failures.unpack(answer[len(_FAILED) :])
             raise failures.rebuild(dataclasses.replace(failure, pickled=None))  # nobody knows who writes to the store
         if answer != b"updated":
             raise WrongAcknowledgement(f"Expected 'updated' but got status {answer!r}.")
         self._sent = None
+
+    def _interrupt(self) -> None:
+        """Nobody waits any more for what the thread does."""
+        sent, self._sent = self._sent, None
+        self._given_up.set()
+        if sent is not None and self._mail is not None:
+            self._mail.interrupt()
 
     # -- the receiver -------------------------------------------------------------------------------------------
 
@@ -136,7 +167,15 @@ class DistributedTransport:
         self._coming = None
         if head is None:
             return None
-        packed = await self._in_thread(self._opened(False).receive, head, self.timeout)
+        self._is_taking = True
+        try:
+            packed = await self._in_thread(self._opened(False).receive, head, self.timeout)
+        except (DeadlineExceeded, PeerLost) as error:
+            logger.warning("version %d of '%s' has not come: %s", head["version"], head["model_id"], error)
+            await self._fail(error)
+            return None
+        finally:
+            self._is_taking = False
         self.version = head["version"]
         return head["model_id"], _unpack(head, packed)
 
@@ -146,8 +185,11 @@ class DistributedTransport:
 
     def send_error(self, error: BaseException) -> Any:
         """Tells the sender that what was received last could not be applied."""
+        return self._bridge.run(self._fail(error), f"the answer to {self!r}")
+
+    async def _fail(self, error: BaseException) -> None:
         failure = dataclasses.replace(failures.capture(error, {}), pickled=None)
-        return self._bridge.run(self._answer(_FAILED + failures.pack(failure)), f"the answer to {self!r}")
+        await self._answer(_FAILED + failures.pack(failure))
 
     async def _answer(self, text: bytes) -> None:
         if not self._is_idle:
@@ -186,8 +228,13 @@ class DistributedTransport:
 
     def close(self) -> None:
         """Ends the connection and the thread."""
-        if self._coming is not None and self._mail is not None:
-            self._mail.wake()
+        if self._mail is not None:
+            if self._coming is not None:
+                self._mail.wake()
+            elif self._sent is not None:
+                self._interrupt()
+            elif self._is_taking:
+                self._mail.interrupt()
         if self._thread is not None:
             self._thread.shutdown()
         if self._mail is not None:
@@ -216,77 +263,23 @@ def _pack(tree: ParamTree, transport_dtype: Any) -> tuple[dict[str, Any], torch.
     packed = torch.empty(manifest.nbytes, dtype=torch.uint8)
     for path, view in manifest.views(packed).items():
         view.copy_(tree.tensors[path].detach())
-    return {"manifest": manifest.to_bytes()}, packed
+    extra = [[path, _plain(path, value)] for path, value in tree.extra.items()]
+    return {"manifest": manifest.to_bytes(), "extra": extra}, packed
+
+
+def _plain(path: Path, value: Any) -> Any:
+    try:
+        frames.pack(value)
+    except (TypeError, ValueError, OverflowError):
+        raise SerializationError(
+            f"{name_of(path)!r} is {type(value).__name__}: beside tensors only plain values, lists and dicts of them "
+            "travel by a torch store, from which nothing is unpickled, because anybody may write to it"
+        ) from None
+    return value
 
 
 def _unpack(head: dict[str, Any], packed: torch.Tensor) -> Any:
     manifest = Manifest.from_bytes(head["manifest"])
-    tree = ParamTree(manifest.views(packed), manifest.aliases, {})
+    extra = {tuple(path): value for path, value in head["extra"]}
+    tree = ParamTree(manifest.views(packed), manifest.aliases, extra)
     return tree.to_tensordict() if head["nested"] else tree.to_state_dict()
-
-
-@register_weight_sync_backend("distributed")
-class DistributedWeightSyncScheme(WeightSyncScheme):
-    """Synchronises the processes of a torch.distributed job; see ``DistributedTransport``.
-
-    Args:
-        backend: ``"gloo"`` or ``"nccl"``.
-        sync: whether a send waits until the bytes are sent, before it waits for the workers.
-    """
-
-    missing: ClassVar[str] = "store and num_workers (or ranks) must be provided via context or kwargs"
-
-    def __init__(self, backend: str = "gloo", sync: bool = True, strategy: Any = "state_dict", **options: Any) -> None:
-        super().__init__(strategy, **options)
-        self.backend = backend
-        self.sync = sync
-
-    def init_on_sender(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
-        """
-        Args:
-            kwargs: ``store``; ``num_workers``, whose ranks are 1 to that number, or ``ranks``.  The id of a worker is
-                its rank less one.
-
-        Raises:
-            ValueError: one is missing.
-        """
-        store = from_either(context, kwargs, "store", "_store")
-        workers = from_either(context, kwargs, "num_workers", "num_collectors")
-        ranks = from_either(context, kwargs, "ranks") or (range(1, workers + 1) if workers else None)
-        if store is None or ranks is None:
-            raise ValueError(self.missing)
-        sender = self.create_sender()
-        for rank in ranks:
-            sender._register_worker(rank - 1, (store, rank))
-        self._become_sender(sender, model_id, context, kwargs.get("source_model", kwargs.get("model")))
-
-    def init_on_worker(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
-        """
-        Args:
-            kwargs: ``store``; ``rank``, of this worker, counted from 1; ``model``.
-
-        Raises:
-            ValueError: there is no store or no rank.
-        """
-        store, rank = from_either(context, kwargs, "store", "_store"), from_either(context, kwargs, "rank", "_rank")
-        if store is None or rank is None:
-            raise ValueError("store and rank must be provided via context or kwargs")
-        receiver = self.create_receiver()
-        receiver._register_worker_transport((store, rank))
-        self._become_receiver(receiver, model_id, context, model_of(context, kwargs, model_id))
-
-    def create_transport(self, pipe_or_context: Any) -> DistributedTransport:
-        """
-        Args:
-            pipe_or_context: ``(store, rank)``; for anything else the transport does nothing.
-        """
-        is_pair = isinstance(pipe_or_context, tuple) and len(pipe_or_context) == 2
-        store, rank = pipe_or_context if is_pair else (None, None)
-        return DistributedTransport(
-            store,
-            rank,
-            self.sync,
-            backend=self.backend,
-            timeout=self.options.ack_timeout,
-            transport_dtype=self.options.transport_dtype,
-        )

@@ -18,6 +18,17 @@ class HandleScheme(WeightSyncScheme):
     models: ClassVar[tuple[str, ...]] = ("policy",)
     """Where the worker's model stands in its context."""
 
+    instead: ClassVar[str] = "leave it out, or use MultiProcessWeightSyncScheme or SharedMemWeightSyncScheme"
+    """What to do if something is wanted that a call cannot do."""
+
+    def _refuse_options(self) -> None:
+        self.options.refuse_others(
+            "ack_timeout",
+            "policy",  # every version is called with, and applied
+            owner=type(self).__name__,
+            why=f"its weights come as the argument of a call, and are copied into the model; {self.instead}",
+        )
+
     def init_on_sender(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
         """
         Args:
@@ -26,7 +37,9 @@ class HandleScheme(WeightSyncScheme):
 
         Raises:
             ValueError: there are none.
+            ConfigError: an option was given that has no meaning for weights that a call brings.
         """
+        self._refuse_options()
         workers = self._workers(model_id, context, kwargs)
         if workers is None:
             raise ValueError(self.missing)
@@ -42,7 +55,11 @@ class HandleScheme(WeightSyncScheme):
         """
         Args:
             kwargs: ``model``; by default the context's own.
+
+        Raises:
+            ConfigError: as ``init_on_sender``.
         """
+        self._refuse_options()
         receiver = self.create_receiver()
         model = kwargs.get("model")
         if model is None and context is not None:

@@ -71,6 +71,7 @@ class WorkerModuleTransformScheme(HandleScheme):
 
     Args:
         strategy: ``"tensordict"`` or ``"state_dict"``.
+        options: ``ack_timeout``; ``apply="map"`` and others are refused: what a call brings is copied.
     """
 
     handles: ClassVar[tuple[str, ...]] = ("actor_refs", "actors", "remote_collectors")

@@ -23,7 +23,9 @@ class SyncOptions:
     """
     Args:
         apply: ``"copy"``: a receiver's tensors are overwritten.  ``"map"``: they come to stand in the memory that the
-            sender has written; nothing is copied, and to write into them then is a fault.
+            sender has written; nothing is copied, and to write into them then is a fault.  With
+            ``DistributedWeightSyncScheme`` that is the memory in which the weights have arrived.  Weights that come as
+            the argument of a call are always copied.
         slots: versions that the memory has room for; by default 2 for ``"copy"``, 3 for ``"map"``.
         transport_dtype: what floating-point tensors travel as: a dtype, or a function of (name, dtype); None: as
             they are.
@@ -70,6 +72,16 @@ class SyncOptions:
                     f"It has {', '.join(known)}"
                 )
         return cls(**options)
+
+    def refuse_others(self, *honoured: str, owner: str, why: str) -> None:
+        """
+        Raises:
+            ConfigError: an option that is not among these has been given; says why it would do nothing.
+        """
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name not in honoured and value != field.default:
+                raise ConfigError(f"{owner} cannot do {field.name}={value!r}: {why}")
 
     def for_publisher(self) -> dict[str, Any]:
         """What the sender's side of shared memory takes."""

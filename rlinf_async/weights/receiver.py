@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from rlinf_async.errors import ClosedError, PeerLost
+from rlinf_async.errors import ClosedError, ConfigError, PeerLost
 from rlinf_async.weights.applied import Applied
 from rlinf_async.weights.bridge import Bridge
 from rlinf_async.weights.calls import finish, nothing
@@ -28,6 +29,12 @@ logger = logging.getLogger(__name__)
 
 _PATIENCE: Final = 3600.0
 """Seconds for which ``serve`` waits at a time."""
+
+_AT_ONCE: Final = 0.001
+"""Seconds within which a transport that has nothing has not waited."""
+
+_TRIES: Final = 100
+"""How often in a row it may do that while ``serve`` waits for it: messages that are not for us come in bursts."""
 
 
 class WeightReceiver:
@@ -56,6 +63,7 @@ class WeightReceiver:
     def _forget(self) -> None:
         """What belongs to this process."""
         self._state = Applied()
+        self._heard = 0
         self._subscriber: Subscriber | None = None
         self._bridge = Bridge()
 
@@ -105,7 +113,7 @@ class WeightReceiver:
             return self._bridge.run(_no(), "no weights")
         return self._bridge.run(self._receive(timeout), f"weights of '{self._model_id}'")
 
-    async def _receive(self, timeout: float) -> bool:
+    async def _receive(self, timeout: float, *, in_background: bool = False) -> bool:
         transport = self._transport
         assert transport is not None
         if isinstance(transport, LinkTransport):
@@ -120,9 +128,19 @@ class WeightReceiver:
                     if await self._subscriber.receive(remaining):
                         return True
             timeout = 0.0  # something past the link, perhaps
-        found = await finish(transport.receive_weights(timeout=timeout), None, f"weights from {transport!r}")
+        coming = transport.receive_weights(timeout=timeout)
+        if in_background and not inspect.isawaitable(coming):
+            error = ConfigError(
+                f"receive_weights() of {transport!r} is plain code, which would hold up the loop that serve() runs in: "
+                "make it a coroutine (async def), or call receive() where a wait does no harm"
+            )
+            if coming is not None:
+                await self._answer("send_error", error)
+            raise error
+        found = await finish(coming, None, f"weights from {transport!r}")
         if found is None:
             return False
+        self._heard += 1
         model_id, weights = found
         version = getattr(transport, "version", None)
         self._state.hear(version)
@@ -232,15 +250,25 @@ class WeightReceiver:
     # -- life ---------------------------------------------------------------------------------------------------
 
     def connect(self, timeout: float | None = 60.0) -> Any:
-        """Meets the sender; with what that starts with, if it sends something at once, ``receive`` goes on."""
+        """Meets the sender; ends when the model has the weights that it starts with, or is at the latest version.
+
+        Where weights come by calls there is nobody to be met, and it ends at once.
+
+        Raises:
+            DeadlineExceeded: the sender, or its first version, has not come within ``timeout`` seconds.
+            WeightMismatch: they do not fit; the sender hears the same.
+            PeerLost: the sender is gone.
+        """
         if isinstance(self._transport, LinkTransport):
-            return self._bridge.run(self._subscribe(self._transport).connect(timeout), "the sender")
+            return self._bridge.run(_begin(self._subscribe(self._transport), timeout), "the sender")
         return self._bridge.run(nothing(), "a connection")
 
     def serve(self) -> asyncio.Task[None]:
         """Receives in the background of the loop that runs here, until the task is cancelled.
 
-        An update that does not fit is told to the sender, and logged here.
+        An update that does not fit is told to the sender, and logged here.  The task ends with a ``ConfigError`` if the
+        transport, one of a user's own, cannot be waited for: its ``receive_weights`` is plain code, which would hold up
+        the loop, or comes back with nothing again and again without having waited.
 
         Raises:
             RuntimeError: no loop runs here.
@@ -251,13 +279,28 @@ class WeightReceiver:
         return loop.create_task(self._serve(), name=f"weights of '{self._model_id}'")
 
     async def _serve(self) -> None:
+        in_vain = 0
+        timeout = 0.0  # of the first look, which shows whether it can be waited for
         while self._transport is not None:
+            begun, heard = time.monotonic(), self._heard
             try:
-                await self._receive(_PATIENCE)
-            except (OSError, EOFError, ClosedError, PeerLost):
+                await self._receive(timeout, in_background=True)
+                took = time.monotonic() - begun
+            except (OSError, EOFError, ClosedError, PeerLost, ConfigError):
                 raise
             except Exception:
+                took = time.monotonic() - begun
                 logger.exception("an update of '%s' could not be applied", self._model_id)
+            in_vain = in_vain + 1 if self._heard == heard and took < _AT_ONCE else 0
+            if in_vain == _TRIES:
+                raise ConfigError(
+                    f"receive_weights(timeout={timeout:g}) of {self._transport!r} has come back {_TRIES} times in a "
+                    "row with nothing, and has not waited: serve() would spin. Let it wait until weights come or its "
+                    "time is over, or call receive() when something has come"
+                )
+            if in_vain:
+                await asyncio.sleep(0)  # others are in this loop too
+            timeout = _PATIENCE
 
     def close(self) -> Any:
         """Gives up the way to the sender; in a coroutine a ``Work``."""
@@ -268,12 +311,18 @@ class WeightReceiver:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the context."""
-        own = ("_bridge", "_state", "_subscriber")
+        own = ("_bridge", "_state", "_heard", "_subscriber")
         return {name: value for name, value in self.__dict__.items() if name not in own} | {"_context_ref": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._forget()
+
+
+async def _begin(subscriber: Subscriber, timeout: float | None) -> None:
+    begun = time.monotonic()
+    await subscriber.connect(timeout)
+    await subscriber.wait_version(1, None if timeout is None else max(0.0, timeout - (time.monotonic() - begun)))
 
 
 async def _no() -> bool:

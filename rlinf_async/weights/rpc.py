@@ -91,7 +91,10 @@ class _TorchCall(Work[Any]):
 
 @register_weight_sync_backend("rpc")
 class RPCWeightSyncScheme(HandleScheme):
-    """Synchronises by remote calls of the workers' ``update_policy_weights_``; see ``RPCTransport``."""
+    """Synchronises by remote calls of the workers' ``update_policy_weights_``; see ``RPCTransport``.
+
+    Of the options it takes ``ack_timeout``; ``apply="map"`` and others are refused: what a call brings is copied.
+    """
 
     missing: ClassVar[str] = "remote_collectors (or collector_infos) must be provided via context or kwargs"
 

@@ -32,7 +32,7 @@ _BACKENDS: dict[str, str | type[WeightSyncScheme]] = {
     "ray": "worker_scheme",
     "module_transform": "module_transform",
     "rpc": "rpc",
-    "distributed": "distributed",
+    "distributed": "distributed_scheme",
 }
 """By name: the scheme, or the module of this package that registers it."""
 
@@ -154,10 +154,12 @@ class WeightSyncScheme(metaclass=abc.ABCMeta):
     # -- life ---------------------------------------------------------------------------------------------------
 
     def connect(self, *, weights: Any = None, timeout: float | None = 60.0) -> Any:
-        """Meets the other side, which must do the same.
+        """Meets the other side, and has the workers start with the trainer's weights: who is connected has them.
+
+        The other side must do the same; a worker may as well ``receive`` or ``serve``.
 
         Args:
-            weights: what the workers start with; by default they keep what they have until the first ``send``.
+            weights: at the sender: what the workers start with, as version 1; by default its model's.
             timeout: seconds.
 
         Returns:
@@ -165,6 +167,7 @@ class WeightSyncScheme(metaclass=abc.ABCMeta):
 
         Raises:
             DeadlineExceeded: somebody did not come; names who.
+            ValueError: the sender has no model, and no ``weights`` were given.
             RuntimeError: neither end has been initialised.
         """
         if self._sender is not None:

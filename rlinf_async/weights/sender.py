@@ -267,11 +267,16 @@ class WeightSender:
         """Whether it is known who the workers are."""
         return True
 
-    async def _find_workers(self) -> None:
-        """Makes that so."""
+    async def _find_workers(self, timeout: float | None) -> None:
+        """Makes that so.
+
+        Raises:
+            DeadlineExceeded: they are not there within ``timeout`` seconds.
+        """
 
     async def _once_complete(self, send: Callable[..., Coroutine[Any, Any, Any]], wanted: tuple[Any, ...]) -> Any:
-        await self._find_workers()
+        timeout = wanted[-1]
+        await self._find_workers(self._scheme.options.ack_timeout if timeout is None else timeout)
         return await send(*self._prepare(*wanted))
 
     async def _stage(self, update: Update, ways: list[Way]) -> Staged:
@@ -322,13 +327,23 @@ class WeightSender:
     # -- life ---------------------------------------------------------------------------------------------------
 
     def connect(self, weights: Any = None, *, timeout: float | None = 60.0) -> Any:
-        """Meets the workers, each of which must connect or receive; with ``weights``, they start with these."""
-        if weights is not None:
+        """Meets the workers, each of which must connect, receive or serve, and has them start with the model's weights.
+
+        These are the first version.  If something was sent already, the workers are only met.
+
+        Args:
+            weights: to start with; by default the scheme's model.
+
+        Raises:
+            ValueError: there are neither, and the workers have to be told what comes.
+            DeadlineExceeded: somebody did not come, or did not apply them; the notes name who.
+        """
+        if weights is not None or (not self._version and self._weights(None) is not None):
             return self.send(weights, timeout=timeout)
         return self._bridge.run(self._connect(timeout), f"the workers of '{self._model_id}'")
 
     async def _connect(self, timeout: float | None) -> None:
-        await self._find_workers()
+        await self._find_workers(timeout)
         targets = self._targets(None)
         linked = {each: transport for each, transport in targets.items() if isinstance(transport, LinkTransport)}
         if linked:

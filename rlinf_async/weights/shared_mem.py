@@ -13,6 +13,7 @@ from rlinf_async.weights.sender import WeightSender
 from rlinf_async.weights.strategy import WeightStrategy
 from rlinf_async.weights.transport import TransportBackend
 from rlinf_async.weights.update import plan_update
+from rlinf_async.weights.ways import chosen
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -121,7 +122,7 @@ class _SharedSender(WeightSender):
         update, ways = super()._prepare(weights, *others)
         scheme = self._scheme
         assert isinstance(scheme, SharedMemWeightSyncScheme)
-        scheme.transport.send_weights(self._model_id, update.weights)
+        scheme.transport.send_weights(self._model_id, chosen(update))
         return update, ways
 
 

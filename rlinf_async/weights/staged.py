@@ -32,15 +32,22 @@ class Staged:
         give_up(self._ways)
 
     async def report(self) -> SyncReport:
-        """Waits for all workers; if that is cancelled, it may be called again."""
+        """Waits for all workers; if that is cancelled, it may be called again.
+
+        Raises:
+            WrongAcknowledgement: a worker has said something else; it may be waited for again.
+        """
 
         async def collect(way: Way) -> None:
             self._acks.update(await way.acks(self.update))
 
         waiting = [way for way in self._ways if any(worker_id not in self._acks for worker_id in way.worker_ids)]
-        async with asyncio.TaskGroup() as tasks:
-            for way in waiting:
-                tasks.create_task(collect(way))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for way in waiting:
+                    tasks.create_task(collect(way))
+        except BaseExceptionGroup as group:  # a failed worker is an Ack: this is a word that nobody expected
+            raise group.exceptions[0] from None
         return SyncReport(
             version=self.update.version,
             per_worker={worker_id: self._acks[worker_id] for way in self._ways for worker_id in way.worker_ids},

@@ -2,14 +2,17 @@
 
     NODE_<rank>_in/<n>     sender → receiver   the head of message n; its tensor follows by the group
     NODE_<rank>_count      sender → receiver   n of the last message
+    NODE_<rank>_here/<g>   receiver → sender   it takes part in the making of group g
     NODE_<rank>_out/<n>    receiver → sender   the answer to it
 
-Nothing is overwritten by a second message, and an answer is found by its number.  All methods block: each side calls
-them in a thread of its own.
+Nothing is overwritten by a second message, and an answer is found by its number.  All methods block, but for
+``interrupt`` and ``wake``: each side calls them in a thread of its own.
 """
 
 from __future__ import annotations
 
+import threading
+import uuid
 from datetime import timedelta
 from typing import Any, Final
 
@@ -17,9 +20,15 @@ import torch
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # torch does not list it
 
 from rlinf_async.core import frames
-from rlinf_async.errors import ConfigError, DeadlineExceeded, PeerLost
+from rlinf_async.data.connection import Connection, is_named_in
+from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded, PeerLost, TransferFailed
 
 CLOSED: Final = b"closed"
+_VOID: Final = b"void"
+"""The head of a message that its sender has given up."""
+
+_CONNECTING: Final = 10.0
+"""Seconds at most in which a group is made once both sides are there; nothing can interrupt that."""
 
 
 class StoreMail:
@@ -41,18 +50,42 @@ class StoreMail:
         self._me = 0 if is_sender else 1
         self._backend = backend
         self._group: Any = None
-        self._generation = 0
+        self._connection: Connection | None = None
+        self._lock = threading.Lock()
+        """Over what ``interrupt`` looks at from another thread."""
+        self._name_of_this = uuid.uuid4().hex[:12]
+        """Another sender may have used this store before, and what it has left would lead nowhere."""
+        self._groups = 0
+        self._generation = ""
         self._number = 0
         self._sent: dict[int, tuple[Any, Any]] = {}
 
     # -- the sender ---------------------------------------------------------------------------------------------
 
-    def send(self, head: dict[str, Any], tensor: torch.Tensor, timeout: float, wait: bool) -> int:
-        """Sends a message; returns its number.  The tensor must not change until it is answered."""
-        if self._group is None:
-            self._generation += 1
-        self._number += 1
-        number = self._number
+    def send(
+        self, head: dict[str, Any], tensor: torch.Tensor, timeout: float, wait: bool, given_up: threading.Event
+    ) -> int:
+        """Sends a message; returns its number.  The tensor must not change until it is answered.
+
+        Args:
+            given_up: set before ``interrupt`` is called.
+
+        Raises:
+            DeadlineExceeded: the receiver does not take it.
+            PeerLost: the connection broke.
+            ClosedError: it was given up.
+        """
+        if not self._number:
+            self._go_on_from_the_last()
+        with self._lock:
+            if self._group is None:
+                self._groups += 1
+                self._generation = f"{self._name_of_this}-{self._groups}"
+            self._number += 1
+            number = self._number
+        if given_up.is_set():
+            self._avoid(number)
+            raise ClosedError(f"message {number} to {self._name} was given up")
         facts = {**head, "generation": self._generation, "nbytes": tensor.numel()}
         self._store.set(self._key("in", number), frames.pack(facts))
         self._store.set(f"{self._name}_count", str(number))
@@ -61,11 +94,24 @@ class StoreMail:
             work = group.send([self._moved(tensor)], 1, 0)
             self._sent[number] = (work, tensor)
             if wait:
-                work.wait()
-        except RuntimeError as error:
+                work.wait(timedelta(seconds=timeout))
+        except (RuntimeError, PeerLost, DeadlineExceeded, ClosedError) as error:
             self.part()
+            self._avoid(number)
             raise self._translated(error, timeout) from None
         return number
+
+    def _go_on_from_the_last(self) -> None:
+        last = self._last()
+        if last and self._store.check([self._key("in", last)]):
+            self._avoid(last)
+        with self._lock:
+            self._number = last
+
+    def _avoid(self, number: int) -> None:
+        """The receiver, if it has not seen that message, is not to take it."""
+        self._store.set(self._key("in", number), _VOID)
+        self._store.set(f"{self._name}_count", str(number))
 
     def wait_answer(self, number: int, timeout: float) -> bytes:
         """
@@ -76,9 +122,12 @@ class StoreMail:
         key = self._key("out", number)
         answer = self._wait(key, timeout)
         self._sent.pop(number, None)
-        if answer is None:
+        if answer is None or answer == CLOSED:
             self.part()
-            raise DeadlineExceeded(f"{self._name} has not answered message {number} within {timeout:g} s")
+            self._avoid(number)
+            if answer is None:
+                raise DeadlineExceeded(f"{self._name} has not answered message {number} within {timeout:g} s")
+            raise ClosedError(f"nobody waits for the answer to message {number} of {self._name}")
         self._store.delete_key(key)
         return answer
 
@@ -88,25 +137,35 @@ class StoreMail:
         """Waits for a message, as long as it takes; None once ``wake`` was called."""
         if not self._number:
             self._number = self._first()
-        key = self._key("in", self._number)
         found = None
         while found is None:
+            key = self._key("in", self._number)
             found = self._wait(key, 3600.0)
-        if found == CLOSED:
-            return None
-        self._store.delete_key(key)
-        self._store.delete_key(self._key("out", self._number - 1))  # which nobody may have asked for
+            if found == CLOSED:
+                return None
+            self._store.delete_key(key)
+            for what in ("in", "out"):  # which nobody may have asked for
+                self._store.delete_key(self._key(what, self._number - 1))
+            if found == _VOID:
+                self._number += 1
+                found = None
         head: dict[str, Any] = frames.unpack(found)
         return head
 
     def receive(self, head: dict[str, Any], timeout: float) -> torch.Tensor:
-        """The tensor of the message whose head was received last; the next one is the following message."""
+        """The tensor of the message whose head was received last.
+
+        Raises:
+            DeadlineExceeded, PeerLost: it does not come; the message may be answered all the same.
+        """
         if head["generation"] != self._generation:
             self.part()
-            self._generation = head["generation"]
+            with self._lock:
+                self._generation = head["generation"]
+            self._store.set(self._key("here", self._generation), b"yes")
         tensor = torch.empty(head["nbytes"], dtype=torch.uint8, device="cuda" if self._backend == "nccl" else "cpu")
         try:
-            self._connect(timeout).recv([tensor], 0, 0).wait()
+            self._connect(timeout).recv([tensor], 0, 0).wait(timedelta(seconds=timeout))
         except RuntimeError as error:
             self.part()
             raise self._translated(error, timeout) from None
@@ -118,47 +177,85 @@ class StoreMail:
 
     def _first(self) -> int:
         """A receiver that is started again begins with what has not been taken."""
-        count = f"{self._name}_count"
-        last = int(self._store.get(count)) if self._store.check([count]) else 0
+        last = self._last()
         return last if last and self._store.check([self._key("in", last)]) else last + 1
 
     # -- both ---------------------------------------------------------------------------------------------------
+
+    def _last(self) -> int:
+        count = f"{self._name}_count"
+        return int(self._store.get(count)) if self._store.check([count]) else 0
 
     def wake(self) -> None:
         """Has ``next_head`` return; from another thread."""
         other = self._shared.clone()
         other.set(self._key("in", self._number or self._first()), CLOSED)
 
+    def interrupt(self) -> None:
+        """What the other thread waits for, it waits for no longer; the next message takes another connection."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+            keys = [self._key("here", self._generation), self._key("out", self._number)] if self._me == 0 else []
+        if connection is not None:
+            connection.end()
+        if keys:
+            store = self._shared.clone()
+            for key in keys:
+                if not store.check([key]):
+                    store.set(key, CLOSED)
+
     def part(self) -> None:
         """Ends the connection; the next message takes another one."""
-        group, self._group = self._group, None
+        with self._lock:
+            group, self._group = self._group, None
+            connection, self._connection = self._connection, None
         self._sent.clear()
+        if connection is not None:
+            connection.end()
         if group is not None:
             group.abort()
 
     def _connect(self, timeout: float) -> Any:
         if self._group is None:
+            if self._me == 0:
+                self._await_receiver(timeout)
             store = PrefixStore(f"{self._name}/{self._generation}", self._store)
-            self._group = _make(self._backend, store, self._me, timedelta(seconds=timeout))
+            group = _make(self._backend, store, self._me, timedelta(seconds=min(timeout, _CONNECTING)))
+            connection = _find_connection(store, self._me) if self._backend == "gloo" else None
+            with self._lock:
+                self._group, self._connection = group, connection
         return self._group
 
+    def _await_receiver(self, timeout: float) -> None:
+        key = self._key("here", self._generation)
+        found = self._wait(key, timeout)
+        if found is None:
+            raise DeadlineExceeded(f"{self._name} has not taken message {self._number} within {timeout:g} s")
+        self._store.delete_key(key)
+        if found == CLOSED:
+            raise ClosedError(f"message {self._number} to {self._name} was given up")
+
     def _wait(self, key: str, timeout: float) -> bytes | None:
-        from torch.distributed import DistStoreError
+        from torch.distributed import DistNetworkError, DistStoreError
 
         try:
             self._store.wait([key], timedelta(seconds=timeout))
+            found: bytes = self._store.get(key)
         except DistStoreError:
             return None
-        found: bytes = self._store.get(key)
+        except DistNetworkError as error:
+            raise PeerLost(f"the store of {self._name} is gone: {str(error).splitlines()[0]}") from None
         return found
 
-    def _key(self, what: str, number: int) -> str:
+    def _key(self, what: str, number: int | str) -> str:
         return f"{self._name}_{what}/{number}"
 
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to("cuda") if self._backend == "nccl" else tensor
 
-    def _translated(self, error: RuntimeError, timeout: float) -> Exception:
+    def _translated(self, error: Exception, timeout: float) -> Exception:
+        if isinstance(error, (PeerLost, DeadlineExceeded, ClosedError)):
+            return error
         text = str(error).splitlines()[0]
         if "timeout" in text.lower() or "timed out" in text.lower():
             return DeadlineExceeded(f"{self._name} was not reached by {self._backend} within {timeout:g} s: {text}")
@@ -175,3 +272,13 @@ def _make(backend: str, store: Any, rank: int, timeout: timedelta) -> Any:
     from torch.distributed import ProcessGroupGloo
 
     return ProcessGroupGloo(store, rank, 2, timeout)
+
+
+def _find_connection(store: Any, me: int) -> Connection | None:
+    """Gloo's, so that it can be ended; None if it cannot be told from others."""
+    own, peers = (bytes(store.get(f"0/{rank}")) for rank in (me, 1 - me))
+    try:
+        made_here = Connection.find(lambda near, far: is_named_in(peers, far))
+        return made_here or Connection.find(lambda near, far: is_named_in(own, near))
+    except TransferFailed:
+        return None

@@ -20,6 +20,9 @@ class TransportBackend(Protocol):
         Raises whatever has become of the update at the receiver.
     ``send_ack(message="updated")``, ``check_ack(message="updated")``
         The receiver's word that it has applied what it received last, and the sender's look at it.
+    ``carries_version``
+        True: ``send_weights`` and ``send_weights_async`` take the version and the seconds that there are for it as
+        further arguments, and the receiver's transport has it as ``version``.  Else the receiver counts.
     ``check_connection() -> bool``
         Whether the other side can be reached, as far as that is known.
     ``close()``

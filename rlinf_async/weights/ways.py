@@ -16,7 +16,7 @@ from rlinf_async.weights.bridge import Bridge
 from rlinf_async.weights.calls import CallTransport, cancel, finish
 from rlinf_async.weights.link_transport import LinkTransport
 from rlinf_async.weights.manifest import Manifest
-from rlinf_async.weights.param_tree import ParamTree, Path, name_of
+from rlinf_async.weights.param_tree import ParamTree, Path, is_tensordict, name_of, path_of
 from rlinf_async.weights.publisher import Publisher
 from rlinf_async.weights.report import Ack
 from rlinf_async.weights.sync_handle import SyncHandle
@@ -93,8 +93,9 @@ class OneWay:
     async def stage(self, update: Update) -> None:
         transport = self._transport
         send = transport.send_weights_async if self.can_stage else transport.send_weights
+        facts = (update.version, update.timeout) if getattr(transport, "carries_version", False) else ()
         try:
-            await self._within(update, send, update.model_id, update.weights)
+            await self._within(update, send, update.model_id, chosen(update), *facts)
         except Exception as error:
             self._error = error
 
@@ -141,7 +142,7 @@ class GroupWay:
         self._parts: list[Any] = []
 
     async def stage(self, update: Update) -> None:
-        self._handle = self._call.call(self._group, update.weights)
+        self._handle = self._call.call(self._group, chosen(update))
         self._handle.outcomes()  # one rank's failure does not cancel the others
         self._parts = [self._handle[slot] for slot in range(len(self.worker_ids))]
 
@@ -236,6 +237,28 @@ def fitted(tree: ParamTree, manifest: Manifest) -> tuple[ParamTree, list[Path] |
     is_whole = len(tensors) == len(manifest.leaves)
     aliases = {path: owner for path, owner in manifest.aliases.items() if owner in tensors}
     return ParamTree(tensors, aliases, tree.extra), None if is_whole else list(tensors)
+
+
+def chosen(update: Update) -> Any:
+    """The weights of an update, in the form that they have; of them, what ``keys`` names.
+
+    Raises:
+        KeyError: a key names nothing.
+    """
+    if update.keys is None:
+        return update.weights
+    tree = ParamTree.of(update.weights)
+    everything = dict(tree.items()) | tree.extra
+    found: set[Path] = set()
+    for key in update.keys:
+        wanted = path_of(key) if isinstance(key, str) else tuple(key)
+        below = {path for path in everything if path[: len(wanted)] == wanted}
+        if not below:
+            raise KeyError(f"keys= names {name_of(wanted)!r}, which the weights do not have")
+        found |= below
+    part = ParamTree({path: tree[path] for path in found if path in tree}, None, {})
+    part.extra.update({path: value for path, value in tree.extra.items() if path in found})
+    return part.to_tensordict() if is_tensordict(update.weights) else part.to_state_dict()
 
 
 def _ack(update: Update, error: BaseException | None) -> Ack:

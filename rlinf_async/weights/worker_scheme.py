@@ -66,9 +66,9 @@ class _GroupSender(WeightSender):
         super().__init__(scheme)
         self._group: str | None = None
 
-    async def _find_workers(self) -> None:
+    async def _find_workers(self, timeout: float | None) -> None:
         if self._group is not None:
-            size = await require_exchange().find_group(self._group)
+            size = await require_exchange().find_group(self._group).async_wait(timeout)
             for rank in range(size):
                 self._register_worker(rank, (self._group, rank))
             self._group = None
@@ -103,8 +103,11 @@ class WorkerWeightSyncScheme(HandleScheme):
                         samples = self.collect(), version
 
     Whoever holds handles, the driver for example, can send too: with ``remote_collectors=group``, the method
-    ``update_policy_weights_(policy_or_weights)`` of every rank is called; the weights travel once to each node.
+    ``update_policy_weights_(policy_or_weights)`` of every rank is called; the weights travel once to each node.  What
+    has to do with shared memory, ``apply="map"`` for example, is then refused.
     """
+
+    instead = "leave it out, or have a worker send: init_on_sender(receivers=), init_on_worker(sender=)"
 
     def init_on_sender(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
         """

@@ -140,7 +140,8 @@ SCHEMES: dict[str, Callable[..., Any]] = {
     "module transform": _by_call(ModuleTransformScheme, "actors", lambda host: SimpleNamespace(_actor=host)),
 }
 
-WITHOUT_VERSIONS = ("worker", "module transform")
+CALLED = ("worker", "module transform")
+"""Those whose worker is called."""
 
 
 @contextlib.asynccontextmanager

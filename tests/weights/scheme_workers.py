@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
 from rlinf_async import RPCWeightSyncScheme, Worker, WorkerModuleTransformScheme, WorkerWeightSyncScheme
-from tests.weights.ends import Tied
+from tests.weights.fragile import Fragile
 
 CALLS = {
     "worker": (WorkerWeightSyncScheme, "remote_collectors"),
@@ -18,16 +20,30 @@ CALLS = {
 class Trainer(Worker):
     def __init__(self) -> None:
         super().__init__()
-        self.model = Tied()
+        self.model = Fragile(width=3)
         self.scheme: Any = None
 
-    async def begin(self, scheme: Any, receivers: Any, name: str = "policy") -> None:
+    def fill(self, value: float) -> None:
+        self.model.fill(value)
+
+    async def begin(self, scheme: Any, receivers: Any, name: str = "policy", timeout: float = 60.0) -> None:
         self.scheme = scheme
         scheme.init_on_sender(name, receivers=receivers, source_model=self.model)
+        await scheme.connect(timeout=timeout)
+
+    def open_store(self, address: str) -> int:
+        """Where processes of a torch job meet."""
+        self.store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
+        return int(self.store.port)
+
+    async def begin_job(self, scheme: Any, workers: int) -> None:
+        self.scheme = scheme
+        scheme.init_on_sender("policy", store=self.store, num_workers=workers, source_model=self.model)
         await scheme.connect()
 
-    async def send(self, value: float, **options: Any) -> Any:
+    async def send(self, value: float, order: Any = None, **options: Any) -> Any:
         self.model.fill(value)
+        self.model.order = order
         report = await self.scheme.get_sender().send(**options)
         return report.version, sorted(report.per_worker)
 
@@ -51,7 +67,7 @@ class Trainer(Worker):
 class Rollout(Worker):
     def __init__(self) -> None:
         super().__init__()
-        self.model = Tied()
+        self.model = Fragile(width=3, me=self._rank)
         self.scheme: Any = None
         self.serving: Any = None
 
@@ -60,6 +76,17 @@ class Rollout(Worker):
         scheme.init_on_worker(name, sender=sender, model=self.model)
         await scheme.connect()
         self.serving = scheme.get_receiver().serve()
+
+    async def begin_job(self, scheme: Any, address: str, port: int) -> None:
+        self.scheme = scheme
+        store = TCPStore(address, port, is_master=False)
+        scheme.init_on_worker("policy", store=store, rank=self._rank + 1, model=self.model)
+        await scheme.connect()
+        self.serving = scheme.get_receiver().serve()
+
+    async def wait_for_end(self) -> None:
+        """Of what serves, because the sender is gone."""
+        await asyncio.wait([self.serving])
 
     def begin_called(self, scheme: Any) -> None:
         self.scheme = scheme
@@ -78,12 +105,15 @@ class Rollout(Worker):
         async with self.scheme.get_receiver().reading() as version:
             return version, self.model.values()
 
-    def receive_blocking(self, sender: Any, scheme: Any) -> tuple[int, set[float]]:
+    def receive_blocking(self, sender: Any, scheme: Any, versions: int) -> list[tuple[int, set[float]]]:
         self.scheme = scheme
         scheme.init_on_worker("policy", sender=sender, model=self.model)
         receiver = scheme.get_receiver()
-        assert receiver.receive(30.0) is True
-        return receiver.version, self.model.values()
+        found = []
+        for _ in range(versions):
+            assert receiver.receive(30.0) is True
+            found.append((receiver.version, self.model.values()))
+        return found
 
     async def finish(self) -> None:
         await self.scheme.close()

@@ -1,0 +1,145 @@
+"""A receiver that serves, over a transport of a user's own, waits or says why it cannot; it never spins."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+
+from rlinf_async import WeightSyncScheme
+from rlinf_async.errors import ConfigError
+from tests.weights.ends import Tied
+
+
+class Scheme(WeightSyncScheme):
+    """A user's, around a transport that is given."""
+
+    def __init__(self, transport: Any) -> None:
+        super().__init__()
+        self.transport = transport
+
+    def init_on_worker(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
+        receiver = self.create_receiver()
+        receiver._transport = self.transport
+        self._become_receiver(receiver, model_id, context, kwargs["model"])
+
+    def create_transport(self, pipe_or_context: Any) -> Any:
+        return self.transport
+
+
+class Transport:
+    """Counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.answers: list[Any] = []
+
+    def send_weights(self, model_id: str, weights: Any) -> None:
+        raise NotImplementedError
+
+    def check_connection(self) -> bool:
+        return True
+
+    def send_ack(self, message: str = "updated") -> None:
+        self.answers.append(message)
+
+    def send_error(self, error: BaseException) -> None:
+        self.answers.append(error)
+
+    async def receive_weights(self, timeout: float = 1.0) -> Any:
+        self.asked += 1
+        return None
+
+
+class Plain(Transport):
+    def receive_weights(self, timeout: float = 1.0) -> Any:
+        self.asked += 1
+        return None
+
+
+class PlainWithSomething(Transport):
+    def receive_weights(self, timeout: float = 1.0) -> Any:
+        return "policy", Tied(1.0).state_dict()
+
+
+class Failing(Transport):
+    async def receive_weights(self, timeout: float = 1.0) -> Any:
+        self.asked += 1
+        raise LookupError("no such place")
+
+
+class Queue(Transport):
+    """One that waits as it should, and now and then has something that is not for us."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.coming: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def receive_weights(self, timeout: float = 1.0) -> Any:
+        self.asked += 1
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                return await self.coming.get()
+        return None
+
+
+async def served(transport: Any, model: Any) -> tuple[Any, asyncio.Task[None]]:
+    scheme = Scheme(transport)
+    scheme.init_on_worker("policy", model=model)
+    return scheme, scheme.get_receiver().serve()
+
+
+@pytest.mark.parametrize("kind", [Transport, Failing])
+async def test_a_transport_that_does_not_wait_ends_it_with_an_error_that_says_so(kind: Any) -> None:
+    transport = kind()
+    scheme, serving = await served(transport, Tied())
+    turns = 0
+    async with asyncio.timeout(60):
+        while not serving.done():
+            turns += 1
+            await asyncio.sleep(0)  # which the loop still has time for
+    with pytest.raises(ConfigError, match=r"receive_weights\(timeout=3600\) of .* has come back 100 times in a row"):
+        await serving
+    assert 100 <= transport.asked < 1000
+    assert turns > 50
+    await scheme.close()
+
+
+@pytest.mark.parametrize("kind", [Plain, PlainWithSomething])
+async def test_plain_code_is_refused_because_it_would_hold_up_the_loop(kind: Any) -> None:
+    transport, model = kind(), Tied()
+    scheme, serving = await served(transport, model)
+    with pytest.raises(ConfigError, match="is plain code, which would hold up the loop that serve"):
+        async with asyncio.timeout(60):
+            await serving
+    assert transport.asked <= 1
+    assert model.values() == {0.0}
+    assert [type(answer) for answer in transport.answers] == ([] if kind is Plain else [ConfigError])
+    await scheme.close()
+
+
+async def test_one_that_waits_is_asked_once_per_message_and_what_does_not_fit_is_told() -> None:
+    transport, model = Queue(), Tied()
+    scheme, serving = await served(transport, model)
+    receiver = scheme.get_receiver()
+    for version, value in enumerate((1.0, 2.0), 1):
+        transport.coming.put_nowait(("policy", Tied(value).state_dict()))
+        await receiver.wait_version(version, timeout=60)
+        assert model.values() == {value}
+    transport.coming.put_nowait(("policy", {"head.weight": torch.zeros(1)}))
+    transport.coming.put_nowait(None)
+    while not transport.coming.empty():
+        await asyncio.sleep(0)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert model.values() == {2.0}
+    assert [type(answer) for answer in transport.answers[:2]] == [str, str]
+    assert isinstance(transport.answers[2], KeyError)
+    assert transport.asked <= 6
+    assert not serving.done()
+    serving.cancel()
+    await asyncio.wait([serving])
+    await scheme.close()
