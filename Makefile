@@ -6,7 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: run test lint orphans histories training bench clean
+.PHONY: run test lint orphans histories stress training bench clean
 
 run: $(READY)
 	$(BIN)/rlinf-launch examples/embodiment/train_embodied_agent.py $(ARGS)
@@ -21,6 +21,10 @@ lint: $(READY)
 # A million items through channels, while producers and consumers are cancelled and killed.
 histories: $(READY)
 	$(BIN)/python -m pytest -m histories $(ARGS)
+
+# Half a minute of weights sent without a pause, by every scheme, while four readers look at every value.
+stress: $(READY)
+	RLINF_STRESS_SECONDS=30 $(BIN)/python -m pytest tests/weights -k no_reader $(ARGS)
 
 # The longer training runs of the examples.
 training: $(READY)

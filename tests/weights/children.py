@@ -49,10 +49,10 @@ class Child:
 
 
 @contextlib.asynccontextmanager
-async def child(role: str, **facts: Any) -> AsyncIterator[Child]:
-    """Runs a role of ``pipe_child``; it is killed if it has not ended with the block."""
+async def child(role: str, module: str = "pipe_child", **facts: Any) -> AsyncIterator[Child]:
+    """Runs a role of ``pipe_child``, or ``scheme_child``; it is killed if it has not ended with the block."""
     ours, theirs = multiprocessing.Pipe()
-    arguments = ("-m", "tests.weights.pipe_child", str(theirs.fileno()), role, json.dumps(facts))
+    arguments = ("-m", f"tests.weights.{module}", str(theirs.fileno()), role, json.dumps(facts))
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *arguments,

@@ -1,0 +1,123 @@
+"""The other process of a test of schemes: ``python -m tests.weights.scheme_child <fd> <role> <facts as JSON>``.
+
+It speaks to the test over standard output, one line at a time, and hears it over standard input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from rlinf_async import DistributedWeightSyncScheme, MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
+from rlinf_async.weights.store_mail import StoreMail
+from tests.weights.fragile import Fragile
+
+SCHEMES: dict[str, Any] = {
+    "multiprocess": MultiProcessWeightSyncScheme,
+    "shared memory": SharedMemWeightSyncScheme,
+    "distributed": DistributedWeightSyncScheme,
+}
+
+
+def scheme_of(kind: str, **options: Any) -> Any:
+    return SCHEMES[kind](strategy="state_dict", **options)
+
+
+def say(word: Any) -> None:
+    sys.stdout.write(json.dumps(word) + "\n")
+    sys.stdout.flush()
+
+
+def way_of(pipe: Any, facts: dict[str, Any]) -> dict[str, Any]:
+    """How the other side is reached, as ``init_on_worker`` takes it."""
+    if facts["kind"] == "distributed":
+        return {"store": TCPStore("127.0.0.1", facts["port"], is_master=False), "rank": facts["me"] + 1}
+    return {"pipe": pipe}
+
+
+async def receive(pipe: Any, facts: dict[str, Any]) -> None:
+    """Serves, and says what it has when it is asked, until it hears the end."""
+    model = Fragile(width=facts.get("width", 100), me=facts["me"])
+    scheme = scheme_of(facts["kind"], apply=facts.get("apply", "copy"), ack_timeout=30.0)
+    scheme.init_on_worker("policy", model=model, **way_of(pipe, facts))
+    receiver = scheme.get_receiver()
+    if "signal_in_transfer" in facts:
+        signal_in_transfer(*facts["signal_in_transfer"])
+    serving = receiver.serve()
+    say("serving")
+    while line := (await asyncio.to_thread(sys.stdin.readline)).strip():
+        if line == "end":
+            break
+        async with receiver.reading() as version:
+            say([version, sorted(model.values())])
+    await scheme.close()
+    await asyncio.wait([serving])
+
+
+async def read(pipe: Any, facts: dict[str, Any]) -> None:
+    """Looks at every value again and again, until it hears the end."""
+    model = Fragile(width=facts.get("width", 100))
+    scheme = scheme_of(facts["kind"], apply=facts["apply"])
+    scheme.init_on_worker("policy", model=model, **way_of(pipe, facts))
+    receiver = scheme.get_receiver()
+    serving = receiver.serve()
+    say("serving")
+    ending = asyncio.create_task(asyncio.to_thread(sys.stdin.readline))
+    last, seen, wrong = 0, 0, []
+    while not ending.done():
+        async with receiver.reading() as version:
+            bounds = {
+                float(bound)
+                for tensor in (*model.parameters(), *model.buffers())
+                for bound in await asyncio.to_thread(torch.aminmax, tensor.detach())
+            }
+        if bounds != {float(version)} or version < last:
+            wrong.append(f"version {version} after {last} shows {sorted(bounds)}")
+        seen += version != last
+        last = version
+    say({"seen": seen, "last": last, "wrong": wrong[:3]})
+    await scheme.close()
+    await asyncio.wait([serving])
+
+
+async def send(pipe: Any, facts: dict[str, Any]) -> None:
+    """Sends one version after the other, for ever."""
+    model = Fragile(width=facts.get("width", 100))
+    scheme = scheme_of(facts["kind"])
+    if facts["kind"] == "distributed":
+        ways = {"store": TCPStore("127.0.0.1", facts["port"], is_master=False), "num_workers": 1}
+    else:
+        ways = {"pipes": [pipe]}
+    scheme.init_on_sender("policy", source_model=model, **ways)
+    sender = scheme.get_sender()
+    while True:
+        model.fill(float(sender.version + 1))
+        await sender.send_async()
+        model.fill(-1.0)
+        await sender.wait_async()
+
+
+def signal_in_transfer(number: int, at: int) -> None:
+    """This process gets a signal when message ``at`` is about to be read from its connection."""
+    connect, heads = StoreMail._connect, iter(range(1, 1000))
+
+    def connect_and_stop(self: StoreMail, timeout: float) -> Any:
+        group = connect(self, timeout)
+        if next(heads) == at:
+            os.kill(os.getpid(), number)
+        return group
+
+    StoreMail._connect = connect_and_stop  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    role = {each.__name__: each for each in (receive, read, send)}[sys.argv[2]]
+    asyncio.run(role(Connection(int(sys.argv[1])), json.loads(sys.argv[3])))
