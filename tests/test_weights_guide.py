@@ -1,0 +1,94 @@
+"""The page for users of TorchRL's schemes names what is there, and its example runs."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rlinf_async
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+GUIDE = (CHECKOUT / "docs" / "weights.md").read_text()
+
+TORCHRL = [
+    "TransportBackend",
+    "MPTransport",
+    "SharedMemTransport",
+    "RayTransport",
+    "RayActorTransport",
+    "RPCTransport",
+    "DistributedTransport",
+    "WeightStrategy",
+    "WeightSender",
+    "WeightReceiver",
+    "RayModuleTransformSender",
+    "RayModuleTransformReceiver",
+    "WeightSyncScheme",
+    "MultiProcessWeightSyncScheme",
+    "SharedMemWeightSyncScheme",
+    "NoWeightSyncScheme",
+    "RayWeightSyncScheme",
+    "RayModuleTransformScheme",
+    "RPCWeightSyncScheme",
+    "DistributedWeightSyncScheme",
+]
+"""``__all__`` of TorchRL's module."""
+
+
+def read_table(head: str) -> list[list[str]]:
+    rows, inside = [], False
+    for line in GUIDE.splitlines():
+        if line == head:
+            inside = True
+        elif not line.startswith("|"):
+            inside = False
+        elif inside and not line.startswith("|--"):
+            rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows
+
+
+def test_every_name_of_torchrls_is_mapped_to_one_that_is_the_same_class() -> None:
+    rows = {theirs.strip("`"): ours.strip("`") for theirs, ours, _ in read_table("| TorchRL | here | note |")}
+    assert list(rows) == TORCHRL
+    for theirs, ours in rows.items():
+        assert getattr(rlinf_async, theirs) is getattr(rlinf_async, ours)
+        assert {theirs, ours} <= set(rlinf_async.__all__)
+
+
+def test_every_scheme_and_every_option_that_it_names_is_there() -> None:
+    for name in re.findall(r"`(\w+(?:Scheme|Transport|Sender|Receiver|Strategy|Report|Exceeded))`", GUIDE):
+        assert hasattr(rlinf_async, name), name
+    for name in re.findall(r"receiver\.(\w+)", GUIDE):
+        assert hasattr(rlinf_async.WeightReceiver, name), name
+    for name in re.findall(r"sender\.(\w+)", GUIDE):
+        assert hasattr(rlinf_async.WeightSender, name), name
+
+
+def test_every_difference_has_a_test_that_exists() -> None:
+    differences = read_table("| what | TorchRL | here | test |")
+    defects = {number for *_, test in differences for number in re.findall(r"_d(\d+)(?=_)", test)}
+    assert defects == {str(number) for number in range(1, 17)}
+    for what, _, _, test in differences:
+        path, _, name = test.strip("`").partition("::")
+        functions = [node.name for node in ast.parse((CHECKOUT / path).read_text()).body if hasattr(node, "name")]
+        assert name in functions, f"{what}: {path} has no {name}"
+
+
+def test_the_example_runs() -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "1 1"), done.stderr
+
+
+def test_the_readme_leads_to_it() -> None:
+    assert "(docs/weights.md)" in (CHECKOUT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"`(tests/[\w/.-]+?)(?:::\w+)?`", GUIDE))))
+def test_every_file_that_it_names_is_there(path: str) -> None:
+    assert (CHECKOUT / path).is_file()
