@@ -230,7 +230,8 @@ class DistributedTransport:
         """Ends the connection and the thread."""
         if self._mail is not None:
             if self._coming is not None:
-                self._mail.wake()
+                if not self._coming.done():
+                    self._mail.wake()
             elif self._sent is not None:
                 self._interrupt()
             elif self._is_taking:

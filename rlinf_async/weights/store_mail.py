@@ -11,6 +11,7 @@ Nothing is overwritten by a second message, and an answer is found by its number
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import uuid
 from datetime import timedelta
@@ -199,10 +200,11 @@ class StoreMail:
         if connection is not None:
             connection.end()
         if keys:
-            store = self._shared.clone()
-            for key in keys:
-                if not store.check([key]):
-                    store.set(key, CLOSED)
+            with contextlib.suppress(RuntimeError):  # of a store that is gone, which nobody waits for
+                store = self._shared.clone()
+                for key in keys:
+                    if not store.check([key]):
+                        store.set(key, CLOSED)
 
     def part(self) -> None:
         """Ends the connection; the next message takes another one."""

@@ -104,6 +104,13 @@ async def send(pipe: Any, facts: dict[str, Any]) -> None:
         await sender.wait_async()
 
 
+async def keep_store(pipe: Any, facts: dict[str, Any]) -> None:
+    """Hosts the store of a job."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    say(store.port)
+    await asyncio.to_thread(sys.stdin.readline)
+
+
 def signal_in_transfer(number: int, at: int) -> None:
     """This process gets a signal when message ``at`` is about to be read from its connection."""
     connect, heads = StoreMail._connect, iter(range(1, 1000))
@@ -119,5 +126,5 @@ def signal_in_transfer(number: int, at: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    role = {each.__name__: each for each in (receive, read, send)}[sys.argv[2]]
+    role = {each.__name__: each for each in (receive, read, send, keep_store)}[sys.argv[2]]
     asyncio.run(role(Connection(int(sys.argv[1])), json.loads(sys.argv[3])))

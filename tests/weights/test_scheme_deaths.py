@@ -193,3 +193,20 @@ async def test_no_reader_sees_two_versions_of_any_scheme_and_none_goes_back(kind
             assert story["last"] == sender.version
             assert story["seen"] > 1
             assert await reader.ended() == 0
+
+
+async def test_when_the_store_of_a_job_dies_serving_ends_with_that() -> None:
+    model, scheme = Fragile(1.0), scheme_of("distributed")
+    async with child("keep_store", "scheme_child") as keeper:
+        store = TCPStore("127.0.0.1", await keeper.story(), is_master=False)
+        scheme.init_on_worker("policy", model=model, store=store, rank=1)
+        serving = scheme.get_receiver().serve()
+        for _ in range(20):
+            await asyncio.sleep(0.005)  # it waits
+        keeper.signal(signal.SIGKILL)
+        await keeper.ended()
+        with pytest.raises(PeerLost, match="the store of NODE_1 is gone"):
+            async with asyncio.timeout(60):
+                await serving
+        await scheme.close()
+    assert model.values() == {1.0}
