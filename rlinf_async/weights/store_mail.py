@@ -142,9 +142,9 @@ class StoreMail:
         while found is None:
             key = self._key("in", self._number)
             found = self._wait(key, 3600.0)
+            self._store.delete_key(key)  # CLOSED too: the next receiver of this rank begins here
             if found == CLOSED:
                 return None
-            self._store.delete_key(key)
             for what in ("in", "out"):  # which nobody may have asked for
                 self._store.delete_key(self._key(what, self._number - 1))
             if found == _VOID:
