@@ -1,4 +1,4 @@
-"""The job of ``test_over_ssh``: every scheme that reaches another machine, between two of them."""
+"""The job of ``test_schemes_over_ssh``: every scheme that reaches another machine, between two of them."""
 
 from __future__ import annotations
 
