@@ -583,6 +583,10 @@ def test_a_fast_producer_is_held_to_max_bytes(cluster: Cluster, users: Any) -> N
     limit = 48 << 20
     daemon = psutil.Process(cluster.status()["pid"])
     with Channel.create("bounded", max_bytes=limit) as channel:
+        warming = users[0].produce(channel, 20, 1 << 20, 20)
+        for _ in range(20):  # what the daemon needs once, it has from now on
+            channel.get()
+        warming.wait()
         before = held_by(daemon)
         works = [users[rank].produce(channel, 60, 1 << 20, 20) for rank in range(3)]
         most, seen = 0, []
