@@ -92,7 +92,7 @@ def test_a_peer_is_not_asked_for_what_it_has_not_nor_again_for_what_it_failed_at
 
 def test_who_wants_ten_thousand_tensors_has_one_measured_too() -> None:
     options = parse("", rounds=1, arguments=["--quick", "--only", "many_64MiB_4_map"])
-    (family,) = bench_weights.wanted(options)
+    (family,) = bench_weights.wanted(options, bench_weights.families(options.quick))
     assert [sync.name for sync in family] == ["many_64MiB_4_map", "one_64MiB_4_map"]
 
 
