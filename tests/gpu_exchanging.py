@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -24,9 +25,11 @@ def stand_in(worker: Any, way: str) -> None:
     work_on(gpu)
 
 
-def take_gpu(worker: Any, index: int) -> None:
-    """CUDA is in use from here on."""
-    torch.cuda.set_device(index)
+def take_gpu(worker: Any, index: int, alone: bool) -> None:
+    """CUDA is in use from here on; ``alone``, it shows no other GPU."""
+    if alone:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(index)
+    torch.cuda.set_device(0 if alone else index)
     worker.kept["device"] = "cuda"
     worker.kept["kept"] = torch.ones(1, device="cuda")
     to_cpu = OwnGpu.to_cpu

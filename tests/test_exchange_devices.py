@@ -21,7 +21,10 @@ pytestmark = pytest.mark.shared_cluster
 
 MiB = 1 << 20
 GPUS = torch.cuda.device_count()
-NEEDED = {"one GPU": 1, "two GPUs": 2}
+NEEDED = {"one GPU": 1, "two GPUs": 2, "two GPUs apart": 2}
+"""GPUs; apart, each worker sees its own alone."""
+BETWEEN = {CUDA_IPC: CUDA_IPC, NCCL: NCCL, STAGED: STAGED, "one GPU": CUDA_IPC, "two GPUs apart": NCCL}
+"""The way that is known beforehand; with two GPUs it depends on whether they reach each other."""
 WHERE = [
     CUDA_IPC,
     NCCL,
@@ -41,18 +44,18 @@ def cluster() -> Iterator[Cluster]:
 class Groups:
     def __init__(self, cluster: Cluster, where: str) -> None:
         self._cluster = cluster
-        self._where = where
+        self.where = where
         self._groups: list[Any] = []
 
     def launch(self, name: str) -> Any:
         """One worker, which has a GPU."""
         group = Talker.create_group().launch(self._cluster, name=name, placement=NodePlacementStrategy([0]))
         self._groups.append(group)
-        if self._where in NEEDED:
-            index = (len(self._groups) - 1) % NEEDED[self._where]
-            group.do(talk.take_gpu, index).wait(60)
-        elif self._where != NOTHING:
-            group.do(talk.stand_in, self._where).wait()
+        if self.where in NEEDED:
+            index = (len(self._groups) - 1) % NEEDED[self.where]
+            group.do(talk.take_gpu, index, self.where.endswith("apart")).wait(60)
+        elif self.where != NOTHING:
+            group.do(talk.stand_in, self.where).wait()
         return group
 
     def pair(self) -> tuple[Any, Any]:
@@ -91,7 +94,8 @@ def test_all_that_holds_tensors_of_a_gpu_comes_back_as_it_was_and_none_is_copied
     echoing.wait(60)
     for group in (a, b):
         assert group.do(talk.copies).wait() == [[]]
-        assert len(group.do(talk.ways).wait()[0]) == 1
+        (ways,) = group.do(talk.ways).wait()
+        assert ways == [BETWEEN.get(groups.where, *ways)]
 
 
 def test_a_tensor_that_was_sent_may_be_written_to_at_once(groups: Groups) -> None:
