@@ -290,7 +290,7 @@ def _encode_quickly(value: Any, keep: Callable[[Any], bool] | None) -> Encoded |
     if known is not None and (keep is None or not keep(value)):
         provider, alone = known
         made = alone(value)
-        if made is not None and made[1].nbytes >= _IN_BAND_BELOW:
+        if made is not None:
             return Encoded((_head_of(provider, made[0]),), (made[1],))
     kinds: set[type] = set()
     if not _is_plain_but_for(kinds, value, 3) or len(kinds) != 1:
