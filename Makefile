@@ -12,7 +12,7 @@ run: $(READY)
 	$(BIN)/rlinf-launch examples/embodiment/train_embodied_agent.py $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest -m "not orphans and not histories and not training" $(ARGS)
+	$(BIN)/python -m pytest -m "not orphans and not histories and not training and not stress" $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -22,9 +22,10 @@ lint: $(READY)
 histories: $(READY)
 	$(BIN)/python -m pytest -m histories $(ARGS)
 
-# Half a minute of weights sent without a pause, by every scheme, while four readers look at every value.
+# Half a minute of weights sent without a pause, by every scheme, while four readers look at every value; and receivers
+# that end or stop while large weights are on their way.
 stress: $(READY)
-	RLINF_STRESS_SECONDS=30 $(BIN)/python -m pytest tests/weights -k no_reader $(ARGS)
+	RLINF_STRESS_SECONDS=30 $(BIN)/python -m pytest tests/weights -k "no_reader or on_their_way" $(ARGS)
 
 # The longer training runs of the examples.
 training: $(READY)

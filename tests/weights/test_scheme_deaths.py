@@ -103,6 +103,7 @@ async def test_a_receiver_that_fails_half_way_is_named_in_time_and_the_others_ha
         await end(good)
 
 
+@pytest.mark.stress
 @every_signal
 async def test_a_receiver_that_fails_while_bytes_are_on_their_way_holds_up_nobody(how: signal.Signals) -> None:
     async with Sending("distributed", width=1500) as sending:
