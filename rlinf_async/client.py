@@ -31,6 +31,7 @@ from rlinf_async.direct_calls import DirectCalls
 from rlinf_async.errors import ClosedError, NodeLost
 from rlinf_async.tasks import Task, Tasks
 from rlinf_async.wire.directs import Directs
+from rlinf_async.wire.idle_reader import IdleReader
 from rlinf_async.wire.turns import Turns
 from rlinf_async.wire.unix import Connection
 from rlinf_async.work import Work
@@ -106,8 +107,7 @@ class NodeClient:
         self._turns = Turns()
         self._directs = Directs(self._on_direct, self.connect_directly, self._on_direct_gone)
         self._direct_calls = DirectCalls(self._directs, self._calls, self._turns.lock, self._send, self.later)
-        self._idle: asyncio.AbstractEventLoop | None = None
-        self._share: Callable[[int], None] = lambda fd: None
+        self._idle: IdleReader | None = None
         self._closed: Exception | None = None
         self._tasks = Tasks(loop, self._on_loop)
         self._failed: set[str] = set()
@@ -122,39 +122,20 @@ class NodeClient:
         """Takes the socket and says hello; on the loop's own thread."""
         self._connect(sock, facts).open()
 
-    def attach_shared(
-        self,
-        sock: socket.socket,
-        facts: dict[str, Any],
-        idle: asyncio.AbstractEventLoop,
-        share: Callable[[int], None],
-    ) -> None:
-        """As ``attach``, on the thread of another loop, which reads whenever it is idle; before the own loop runs.
-
-        Args:
-            share: tells the selectors of both loops that a descriptor is shared.
-        """
+    def attach_shared(self, sock: socket.socket, facts: dict[str, Any], idle: IdleReader) -> None:
+        """As ``attach``, on another thread, which reads whenever it waits; before the own loop runs."""
         self._idle = idle
-        self._share = share
         connection = self._connect(sock, facts)
-        share(sock.fileno())
         connection.share(idle)
         self.loop.call_soon(connection.open)
 
     def connect_directly(self, sock: socket.socket, **callbacks: Any) -> Connection:
         """Has a socket to another process of this node read by whoever reads the daemon's."""
         connection = Connection(sock, self.loop, turns=self._turns, on_arrival=self._hear_daemon, **callbacks)
-        self._on_loop(connection.open)
         if self._idle is not None:
-            self._idle.call_soon_threadsafe(self._share_with_idle, connection, self._idle)
+            connection.share(self._idle)
+        self._on_loop(connection.open)
         return connection
-
-    def _share_with_idle(self, connection: Connection, idle: asyncio.AbstractEventLoop) -> None:
-        """On the other loop's thread, once it is idle."""
-        if connection.fileno() >= 0:
-            self._share(connection.fileno())
-            connection.share(idle)
-            self._on_loop(connection.step_back)
 
     def _connect(self, sock: socket.socket, facts: dict[str, Any]) -> Connection:
         inbox = self._inbox
@@ -389,7 +370,7 @@ class NodeClient:
         """What a worker has sent past the daemon: answers, to its own calls only, and messages."""
         if frame[0] == frames.MESSAGE:
             frame[2] = source
-            self._on_frame(frame, fds)
+            self.receivers[frames.MESSAGE].on_frame(frame, fds)
             return
         ours = frame[0] == frames.REPLY and frame[6] not in _TOLD_BY_DAEMONS
         sink = self._calls.get(frame[4]) if ours else None

@@ -6,12 +6,13 @@ import asyncio
 import logging
 import threading
 import warnings
+from asyncio import _get_running_loop as running_loop  # None where there is none, and no exception
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
-from threading import get_ident
 from typing import Any, Final, Generic, TypeVar
 
 from rlinf_async.errors import DeadlineExceeded
+from rlinf_async.gate import new_gate
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +103,6 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     def _waiting(self, *, abandon: bool) -> Generator[Any, Any, None]:
         loop = asyncio.get_running_loop()
         future = loop.create_future()
-        thread = get_ident()
         bell = _bell_of(loop)
 
         def resume() -> None:
@@ -110,7 +110,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
                 future.set_result(None)
 
         def wake() -> None:
-            if get_ident() == thread and not bell.waking:
+            if running_loop() is loop and not bell.waking:
                 resume()
             else:
                 bell.ring(resume)
@@ -164,33 +164,29 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         return self._result()
 
     def _wait_for_thread(self, timeout: float | None) -> None:
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            pass
-        else:
+        if running_loop() is not None:
             raise RuntimeError(
                 f".wait() would block the event loop that runs on this thread (waiting for {self._describe()}): "
                 "use `await` here"
             )
         if timeout is not None:
             timeout = min(timeout, threading.TIMEOUT_MAX)
-        gate = threading.Lock()
-        gate.acquire()
+        gate = new_gate()
         with self._lock:
             if self._done:
                 return
-            self._waiters.append(gate.release)
+            self._waiters.append(gate.open)
         try:
-            if timeout is None and not gate.acquire(timeout=_SLOW):
+            if timeout is None and not gate.wait(_SLOW):
                 warnings.warn(f"still waiting after {_SLOW:.0f} s for {self._describe()}", RuntimeWarning, stacklevel=4)
-                gate.acquire()
-            elif timeout is not None and not gate.acquire(timeout=max(0.0, timeout)):
+                while not gate.wait(_SLOW):
+                    pass
+            elif timeout is not None and not gate.wait(max(0.0, timeout)):
                 raise self._late(timeout)
         except BaseException:
             with self._lock:
-                if gate.release in self._waiters:
-                    self._waiters.remove(gate.release)
+                if gate.open in self._waiters:
+                    self._waiters.remove(gate.open)
             raise
 
     def _late(self, timeout: float | None) -> DeadlineExceeded:
@@ -326,10 +322,4 @@ class _Waiting:
 
 def blocking(work: Work[T]) -> Any:
     """The work itself inside a coroutine, where it is awaited; its result elsewhere."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        pass  # and not from here: its error is not part of the work's
-    else:
-        return work
-    return work.wait()
+    return work.wait() if running_loop() is None else work

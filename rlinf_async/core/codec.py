@@ -46,6 +46,7 @@ _ours: WeakSet[type] = WeakSet()
 _theirs: WeakSet[type] = WeakSet()
 
 
+_CONTAINERS: Final = frozenset({tuple, list, dict})
 _NOTHING: Final = ()
 _NO_ARGUMENTS: Final = Encoded([pickle.dumps(((), {}), 5)])
 _NO_ARGUMENTS_BODY: Final = _NO_ARGUMENTS.to_bytes()
@@ -53,7 +54,8 @@ _NO_ARGUMENTS_BODY: Final = _NO_ARGUMENTS.to_bytes()
 
 def encode_plain(value: Any) -> bytes | None:
     """The whole body of a value of a few builtin atoms and containers, at once; None for whatever needs ``encode``."""
-    if type(value) in ATOMS or _is_plain(value, 3):
+    kind = type(value)
+    if kind in ATOMS or (kind in _CONTAINERS and _is_plain(value, 3)):
         return b"\0" + pickle.dumps(value, 5)
     return None
 
@@ -105,7 +107,7 @@ def encode(
     """
     if type(value) is tuple and len(value) == 2 and value[0] is _NOTHING and type(value[1]) is dict and not value[1]:
         return _NO_ARGUMENTS
-    if _is_plain(value, 3):
+    if (type(value) in ATOMS or type(value) in _CONTAINERS) and _is_plain(value, 3):
         return Encoded((pickle.dumps(value, 5),))
     chunks: list[bytes] = []
     try:

@@ -16,6 +16,7 @@ COPIED_BELOW: Final = 64 * 1024
 _ALIGNMENT: Final = 64
 _ZEROS: Final = bytes(_ALIGNMENT)
 _INDEX: Final = struct.Struct("<B3xIQ")  # 1, number of buffers, size of the pickle; then the size of each buffer
+_INDEX_OF_ONE: Final = struct.Struct("<B3xIQQ")
 
 
 class Elsewhere(bytearray):
@@ -83,6 +84,11 @@ class Encoded:
 
     def to_bytes(self) -> bytes:
         """The body in one piece; copies it."""
+        if len(self.buffers) == 1 and len(self._chunks) == 1:
+            (head,), (view,) = self._chunks, self.buffers
+            size = _INDEX_OF_ONE.size + len(head)
+            index = _INDEX_OF_ONE.pack(1, 1, len(head), view.nbytes)
+            return b"".join((index, head, _ZEROS[: -size % _ALIGNMENT], view))
         return b"".join(self.parts())
 
     def write_into(self, view: memoryview) -> None:

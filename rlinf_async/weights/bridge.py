@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 import weakref
+from asyncio import _get_running_loop as running_loop
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -60,10 +61,8 @@ class Bridge:
 
 
 def _on(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], None]:
-    thread = threading.get_ident()
-
     def call(callback: Callable[[], None]) -> None:
-        if threading.get_ident() == thread:
+        if running_loop() is loop:
             callback()
         else:
             with contextlib.suppress(RuntimeError):  # the loop is closed, and its tasks with it

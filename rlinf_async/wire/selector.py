@@ -1,20 +1,21 @@
 """Two event loops, on two threads, that read one socket: whoever is idle takes what arrives.
 
-A worker's main thread runs user code, and a second thread reads the socket meanwhile.  While the main thread is idle
-the second one would only be in the way: a wake-up of it, and another one of the main thread, for every call.  So the
-socket is registered with both loops as ``EPOLLEXCLUSIVE``: the kernel wakes one thread that waits, the one that
+The socket is registered with both loops as ``EPOLLEXCLUSIVE``: the kernel wakes one thread that waits, the one that
 registered first if it does, and none that is busy::
 
-    main loop     shared.share(fd); loop.add_reader(fd, …)      registers first: woken while it is idle
-    socket loop   shared.share(fd); loop.add_reader(fd, …)      woken while the main thread is in user code
+    main loop     selector.read_at_once(fd, read)                registers first: woken while it is idle
+    socket loop   selector.share(fd); loop.add_reader(fd, …)     woken while the main thread is in user code
 """
 
 from __future__ import annotations
 
+import logging
 import select
 import selectors
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
+
+logger = logging.getLogger(__name__)
 
 _READ: Final = selectors.EVENT_READ
 _WRITE: Final = selectors.EVENT_WRITE
@@ -35,6 +36,20 @@ class SharedSelector(selectors.BaseSelector):
         self._epoll = select.epoll()
         self._keys: dict[int, selectors.SelectorKey] = {}
         self._shared: set[int] = set()
+        self._at_once: dict[int, Callable[[], None]] = {}
+
+    def read_at_once(self, fd: int, read: Callable[[], None]) -> None:
+        """Shares a descriptor, and reads it where the loop looks for what is ready, and not in a turn that follows.
+
+        From any thread.  ``read`` is called on the loop's, which runs.
+        """
+        self._at_once[fd] = read
+        self._epoll.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+
+    def read_no_more(self, fd: int) -> None:
+        """From any thread; before the descriptor is closed."""
+        if self._at_once.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
 
     def share(self, fd: int) -> None:
         """What is registered under this number from now on is shared with other loops."""
@@ -72,11 +87,19 @@ class SharedSelector(selectors.BaseSelector):
         wait = -1.0 if timeout is None else max(0.0, timeout)
         ready = []
         keys = self._keys
+        at_once = self._at_once
         try:
-            events = self._epoll.poll(wait, len(keys) or 1)
+            events = self._epoll.poll(wait, len(keys) + len(at_once) or 1)
         except InterruptedError:
             return []
         for fd, event in events:
+            read = at_once.get(fd)
+            if read is not None:
+                try:
+                    read()
+                except Exception:
+                    logger.exception("file descriptor %d could not be read", fd)
+                continue
             key = keys.get(fd)
             if key is not None:
                 happened = (_WRITE if event & _OUT_ONLY else 0) | (_READ if event & _IN_ONLY else 0)
@@ -86,6 +109,7 @@ class SharedSelector(selectors.BaseSelector):
     def close(self) -> None:
         self._epoll.close()
         self._keys.clear()
+        self._at_once.clear()
 
     def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
         return self._keys

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from rlinf_async.core.frames import Frame, FrameError, FrameReader, new_packer
 from rlinf_async.wire.departures import MOST_FDS, Departures, State, close_all
+from rlinf_async.wire.idle_reader import IdleReader
 from rlinf_async.wire.turns import Turns
 
 logger = logging.getLogger(__name__)
@@ -53,8 +54,8 @@ class Connection:
     ``on_batch()`` follows the last one.  ``on_closed(reason)`` is called once, when the
     other end is gone or broke the protocol; not when ``close()`` was called here.
 
-    A second loop, on another thread, may read too (``share``): then all three are called on either thread, though never
-    on both at once; connections that are given the same ``turns`` never call at once either.
+    A second thread may read too (``share``): then all three are called on either thread, though never on both at once;
+    connections that are given the same ``turns`` never call at once either.
 
     Descriptors given to ``send`` belong to the connection from then on and are closed when they have left.
 
@@ -97,7 +98,7 @@ class Connection:
         self._blocked = False
         self._closed = False
         self._failed = False
-        self._idle: asyncio.AbstractEventLoop | None = None
+        self._idle: IdleReader | None = None
         self._buffer = bytearray(_READ)
         self._view = memoryview(self._buffer)
 
@@ -107,23 +108,17 @@ class Connection:
 
     def open(self) -> None:
         """Starts reading.  Call it on the loop's own thread."""
+        if self._closed:
+            return
         self._thread = threading.get_ident()
         self._loop.add_reader(self._sock.fileno(), self._readable)
         self._flush()
 
-    def share(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Lets another loop read what arrives while it is idle; on that loop's thread.
-
-        Both loops have a ``SharedSelector`` that knows of it.
-        """
-        self._idle = self._turns.idle = loop
-        loop.add_reader(self._sock.fileno(), self._readable_elsewhere, loop)
-
-    def step_back(self) -> None:
-        """Registers anew, behind the other loop, which the kernel wakes first from now on; on the own thread."""
-        if not self._closed:
-            self._loop.remove_reader(self._sock.fileno())
-            self._loop.add_reader(self._sock.fileno(), self._readable)
+    def share(self, idle: IdleReader) -> None:
+        """Lets another thread read what arrives while it waits for something; before ``open``."""
+        self._idle = idle
+        self._turns.idle = idle.loop
+        idle.add(self._sock.fileno(), self._readable_elsewhere)
 
     @property
     def queued_bytes(self) -> int:
@@ -176,7 +171,8 @@ class Connection:
                 self._scheduled = True
                 self._loop.call_soon_threadsafe(self._flush)
                 return
-        self._write()
+            state, told = self._leave()
+        self._follow_up(state, told)
 
     def send_all(self, sent: Sequence[tuple[Frame, Sequence[int]]]) -> None:
         """Sends several frames in as few system calls as their descriptors allow; on the loop's thread.
@@ -219,13 +215,20 @@ class Connection:
         with self._lock:
             if self._closed or self._blocked:
                 return
-            state = self._departures.leave(self._sock)
-            if state is State.GONE:
-                # The reader hears of it, drains what the other side still said, and tells why.
-                self._departures.drop()
-                return
+            state, told = self._leave()
+        self._follow_up(state, told)
+
+    def _leave(self) -> tuple[State, Sequence[Callable[[], None]]]:
+        """Under the lock."""
+        state = self._departures.leave(self._sock)
+        if state is State.GONE:
+            # The reader hears of it, drains what the other side still said, and tells why.
+            self._departures.drop()
+        else:
             self._blocked = state is not State.EMPTY
-            told = self._departures.take_told()
+        return state, self._departures.take_told()
+
+    def _follow_up(self, state: State, told: Sequence[Callable[[], None]]) -> None:
         if state is State.FULL:
             self._on_loop(self._await_writable)
         elif state is State.SHORT:
@@ -280,18 +283,21 @@ class Connection:
             self._read_all()
             self._turns.hand_over()
 
-    def _readable_elsewhere(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _readable_elsewhere(self, in_loop: bool) -> None:
+        """On the other thread, whose loop runs or not."""
         # To the last byte: the kernel has told this thread, and tells the other one of nothing that is left over.
         with self._turns.lock:
-            if not self._turns.may_read:
+            if in_loop and not self._turns.may_read:
                 self._loop.call_soon_threadsafe(self._readable_here)
                 return
             self._read_all()
-            if self._closed or self._failed:
-                loop.remove_reader(self._sock.fileno())
+            if not in_loop:
+                self._turns.hand_over()
+            if (self._closed or self._failed) and self._idle is not None:
+                self._idle.remove(self._sock.fileno())
 
     def read(self) -> bool | None:
-        """Reads what is there, once.  False at the end of the stream, None when nothing was there."""
+        """Reads what is there, once.  False at the end of the stream, None when nothing is left."""
         try:
             size, ancillary, flags, _ = self._sock.recvmsg_into([self._view], _ANCILLARY, _CLOEXEC)
         except (BlockingIOError, InterruptedError):
@@ -327,7 +333,8 @@ class Connection:
             return None
         if self._on_batch is not None:
             self._on_batch()
-        return True
+        # What is less than there was room for is all that there was, unless it ends with a descriptor.
+        return True if ancillary or size == _READ else None
 
     def _fds_of(self, frame: list[Any]) -> list[int]:
         count = frame[1]
@@ -403,7 +410,7 @@ class Connection:
             if self._idle is None:
                 self._sock.close()
             else:
-                self._idle.call_soon_threadsafe(self._close_shared, self._idle)
+                self._idle.loop.call_soon_threadsafe(self._close_shared, self._idle)
             self._departures.drop()
             for _, fds in self._arrived:
                 close_all(fds)
@@ -411,9 +418,9 @@ class Connection:
             close_all(self._received_fds)
             self._received_fds.clear()
 
-    def _close_shared(self, idle: asyncio.AbstractEventLoop) -> None:
-        """On the other loop's thread, which must not go on waiting for a number that may come to mean another file."""
-        idle.remove_reader(self._sock.fileno())
+    def _close_shared(self, idle: IdleReader) -> None:
+        """On the other thread, which is then not about to read a number that may come to mean another file."""
+        idle.remove(self._sock.fileno())
         self._sock.close()
 
 

@@ -8,7 +8,7 @@ import hashlib
 import os
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from rlinf_async import far_links, tracing
 from rlinf_async.address import WorkerInfo
@@ -64,7 +64,7 @@ class Exchange:
         member = _member(group, rank, options, timeout)
         own = self._devices.own
         payload = encode(value, piggyback) if own is None else encode_on(own, value, piggyback)
-        return self._send(Sending("send() to", str(member), timeout, payload), member, stream)
+        return self._send(Sending("send() to", member, timeout, payload), member, stream)
 
     def send_tensor(
         self,
@@ -87,7 +87,7 @@ class Exchange:
             payload: Payload = DevicePayload(TENSOR, about, flatten(tensor), own)
         else:
             payload = Payload(TENSOR, about, memory_of(tensor))
-        return self._send(Sending("send_tensor() to", str(member), timeout, payload), member, stream)
+        return self._send(Sending("send_tensor() to", member, timeout, payload), member, stream)
 
     def _send(self, sending: Sending, member: Member, stream: str | None) -> Work[None]:
         devices = self._devices
@@ -110,7 +110,7 @@ class Exchange:
         stream: str | None = None,
     ) -> Work[Any]:
         member = _member(group, rank, options, timeout)
-        return self._receive(Receiving("recv() from", str(member), timeout, _TakeObject()), member, stream)
+        return self._receive(Receiving("recv() from", member, timeout, _TAKE_OBJECT), member, stream)
 
     def recv_tensor(
         self,
@@ -134,7 +134,7 @@ class Exchange:
 
         if not is_tensor(tensor):
             raise AssertionError(f"recv_tensor() fills one dense tensor, got {type(tensor).__name__}")
-        receiving: Receiving[None] = Receiving("recv_tensor() from", str(member), timeout, _TakeTensor(tensor, at_once))
+        receiving: Receiving[None] = Receiving("recv_tensor() from", member, timeout, _TakeTensor(tensor, at_once))
         return self._receive(receiving, member, stream)
 
     def _receive(self, receiving: Receiving[Any], member: Member, stream: str | None) -> Work[Any]:
@@ -164,7 +164,7 @@ class Exchange:
             names = ", ".join(map(str, members))
             raise ValueError(f"Worker {self._me} is not part of the broadcast group. It has {names}")
         if self._me != source:
-            receiving: Receiving[Any] = Receiving("broadcast() from", str(source), timeout, _TakeObject())
+            receiving: Receiving[Any] = Receiving("broadcast() from", source, timeout, _TAKE_OBJECT)
 
             def receive(peers: Sequence[Peer]) -> None:
                 by_member = dict(zip(members, peers, strict=True))
@@ -228,7 +228,7 @@ class Exchange:
     def locate(self, group: str, rank: int | Sequence[int], timeout: float | None) -> Work[tuple[str, int]]:
         """Who a worker is, in words, and the number of its node."""
         member = _member(group, rank, None, timeout)
-        locating: Operation[tuple[str, int]] = Operation("finding", str(member), timeout)
+        locating: Operation[tuple[str, int]] = Operation("finding", member, timeout)
 
         def start(peers: Sequence[Peer]) -> None:
             peer = peers[0]
@@ -262,6 +262,11 @@ class Exchange:
             args = {"bytes": operation.payload.nbytes} if isinstance(operation, Sending) else None
             names = " ".join(f"{member.group}:{member.rank}" for member in members)
             tracing.follow(operation, f"{operation.what.partition('(')[0]} {names}", "message", args)
+        if len(members) == 1:
+            peer = self._known(members[0], receives)
+            if peer is not None and peer.is_watched:
+                start((peer,))
+                return
         self._search(operation, list(members), [], start, receives)
 
     def _search(
@@ -357,6 +362,9 @@ class _TakeObject:
 
     def value(self, message: Message) -> Any:
         return message.content.value()
+
+
+_TAKE_OBJECT: Final = _TakeObject()
 
 
 class _TakeTensor:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import functools
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from rlinf_async.core import messages
@@ -74,29 +73,32 @@ class Inbox:
             others: who must live too, for there to be one.
         """
         line = self._line(source, stream)
-        receiving.withdraw = lambda error: self._act(line, lambda: line.arrivals.cancel(receiving))
-        receiving.back = lambda message: self._act(line, lambda: line.arrivals.give_back(message))
-        with self._lock:
-            line.others.update(others)
-        self._act(line, lambda: line.arrivals.post(receiving))
+        arrivals = line.arrivals
+        receiving.withdraw = lambda error: self._act(line, arrivals.cancel, receiving)
+        receiving.back = lambda message: self._act(line, arrivals.give_back, message)
+        if others:
+            with self._lock:
+                line.others.update(others)
+        self._act(line, arrivals.post, receiving)
         if receiving.done():  # given up before it was posted
-            self._act(line, lambda: line.arrivals.cancel(receiving))
+            self._act(line, arrivals.cancel, receiving)
             receiving.withdraw = None
-        gone = next((peer for peer in (source, *line.others) if peer.error is not None), None)
+        gone = next((peer for peer in line.others if peer.error is not None), None) if line.others else None
+        if source.error is not None:
+            gone = source
         if gone is not None:
             self._fail(line, gone)
 
-    def _act(self, line: _Line, decide: Any) -> None:
+    def _act(self, line: _Line, decide: Callable[..., list[Step]], *facts: Any) -> None:
         """Does what the stream's state decides, and what follows from it."""
         with self._lock:
-            steps: list[Step] = decide()
+            steps = decide(*facts)
+            total = line.arrivals.due()
         while steps:
             more: list[Step] = []
             for step in steps:
                 more += self._do(line, step)
             steps = more
-        with self._lock:
-            total = line.arrivals.due()
         if total is not None:
             self._peers.post((line.source,), (messages.ROOM, line.stream, total))
 
@@ -149,21 +151,20 @@ class Inbox:
         line = self._line(source, stream)
         arrivals = line.arrivals
         if way is not None:
-            self._act(line, lambda: arrivals.data(number, kind, about, charge))
+            self._act(line, arrivals.data, number, kind, about, charge)
             self._fetch(line, number, kind, way, body, fds)
             return
         try:
             content = _content(body, fds)
         except Exception as error:
-            failure = error
-            self._act(line, lambda: arrivals.data(number, kind, about, charge))
-            self._act(line, lambda: arrivals.spoil(number, failure))
+            self._act(line, arrivals.data, number, kind, about, charge)
+            self._act(line, arrivals.spoil, number, error)
         else:
-            self._act(line, lambda: arrivals.data(number, kind, about, charge, content))
+            self._act(line, arrivals.data, number, kind, about, charge, content)
 
     def on_announce(self, source: Peer, stream: Any, number: int, kind: int, about: Any) -> None:
         line = self._line(source, stream)
-        self._act(line, lambda: line.arrivals.announce(number, kind, about))
+        self._act(line, line.arrivals.announce, number, kind, about)
 
     def on_content(
         self, source: Peer, body: Any, fds: list[int], stream: Any, number: int, charge: int, way: Any
@@ -183,14 +184,13 @@ class Inbox:
         try:
             content = _content(body, fds)
         except Exception as error:
-            failure = error
-            self._act(line, lambda: arrivals.spoil(number, failure))
+            self._act(line, arrivals.spoil, number, error)
         else:
-            self._act(line, lambda: arrivals.content(number, charge, content))
+            self._act(line, arrivals.content, number, charge, content)
 
     def on_withdraw(self, source: Peer, stream: Any, number: int) -> None:
         line = self._line(source, stream)
-        self._act(line, lambda: line.arrivals.withdraw(number))
+        self._act(line, line.arrivals.withdraw, number)
 
     def _fetch(self, line: _Line, number: int, kind: int, way: Any, body: Any, fds: list[int]) -> None:
         """Has a link bring the content of a message."""
@@ -204,7 +204,7 @@ class Inbox:
         if name == COLLECTIVE and kind != TENSOR and not body:
             # Its connection shows no credentials: nothing that came by it is unpickled.
             text = f"{line.source.label} wanted to send a pickle by a connection that is not authenticated"
-            self._act(line, lambda: line.arrivals.spoil(number, SerializationError(text)))
+            self._act(line, line.arrivals.spoil, number, SerializationError(text))
             return
         with self._lock:
             wanted = line.arrivals.wanted_by(number)
@@ -229,17 +229,17 @@ class Inbox:
             buffers = work._result()
         except Exception as error:
             if isinstance(error, MemoryError) and not places:
-                self._act(line, functools.partial(line.arrivals.spoil, number, error))
+                self._act(line, line.arrivals.spoil, number, error)
             else:
                 self._lost(line, number, error)
             return
         if isinstance(rest, Exception):
-            self._act(line, lambda: line.arrivals.spoil(number, rest))
+            self._act(line, line.arrivals.spoil, number, rest)
             return
         content = DeviceContent(rest, places[0], buffers) if places else Content(rest.body, buffers)
         if kind != TENSOR:
             self._reply(line, messages.TAKEN, number)
-        self._act(line, lambda: line.arrivals.content(number, 0, content))
+        self._act(line, line.arrivals.content, number, 0, content)
 
     def _lost(self, line: _Line, number: int, error: Exception) -> None:
         logger.info("a message from %s has not come through: %s", line.source.label, error)
@@ -259,7 +259,7 @@ class Inbox:
     def _fail(self, line: _Line, peer: Peer) -> None:
         error = peer.error
         assert error is not None
-        self._act(line, lambda: line.arrivals.fail(error))
+        self._act(line, line.arrivals.fail, error)
 
 
 def _content(body: Any, fds: list[int]) -> Content:

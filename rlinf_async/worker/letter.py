@@ -36,11 +36,13 @@ class Letter:
 class Line:
     """One stream, at its sender."""
 
-    __slots__ = ("departures", "open", "order", "receivers", "stream")
+    __slots__ = ("departures", "is_near", "open", "order", "receivers", "stream")
 
-    def __init__(self, stream: Any, receivers: Sequence[Peer]) -> None:
+    def __init__(self, stream: Any, receivers: Sequence[Peer], node: int) -> None:
         self.stream = stream
         self.receivers = receivers
+        self.is_near = all(peer.node == node for peer in receivers)
+        """The receivers are all on this node."""
         self.departures = Departures(peer.endpoint for peer in receivers)
         self.order = threading.Lock()
         """Held from a message's number to its frame, which leave in one order."""

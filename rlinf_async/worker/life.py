@@ -14,6 +14,8 @@ from typing import Any
 
 from rlinf_async import far_links, tracing
 from rlinf_async.client import NodeClient, opened
+from rlinf_async.gate import LockGate, wait_at
+from rlinf_async.wire.idle_reader import IdleReader
 from rlinf_async.wire.selector import SharedSelector
 from rlinf_async.worker import here
 from rlinf_async.worker.emulation import far_links_of
@@ -31,11 +33,8 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: here.Identity, sto
     loop = asyncio.SelectorEventLoop(selector)
     asyncio.set_event_loop(loop)
     socket_loop = asyncio.SelectorEventLoop(socket_selector)
-
-    def share(fd: int) -> None:
-        selector.share(fd)
-        socket_selector.share(fd)
-
+    reader = IdleReader(loop, selector, socket_selector)
+    wait_at(reader.gate)
     runtime = Runtime(loop, identity, spec.get("max_concurrency"))
     client = NodeClient(socket_loop, runtime)
     client.node = identity.info.cluster_node_rank
@@ -49,7 +48,7 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: here.Identity, sto
     tracing.attach(client, identity.address.get_name())
     far_links.use(far_links_of(client, identity))
 
-    client.attach_shared(sock, {"role": "worker", "pid": os.getpid()}, loop, share)
+    client.attach_shared(sock, {"role": "worker", "pid": os.getpid()}, reader)
 
     def serve_socket() -> None:
         asyncio.set_event_loop(socket_loop)
@@ -60,6 +59,8 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: here.Identity, sto
     thread = threading.Thread(target=serve_socket, name="rlinf-socket", daemon=True)
     thread.start()
     os.register_at_fork(after_in_child=here.forget)
+    os.register_at_fork(after_in_child=reader.forget)
+    os.register_at_fork(after_in_child=lambda: wait_at(LockGate))
     os.register_at_fork(after_in_child=lambda: far_links.use(None))
     os.register_at_fork(after_in_child=runtime.shortcuts.forget)
     code = 0

@@ -23,6 +23,8 @@ class Member(NamedTuple):
             TypeError: they are something else.
             ValueError: the path is empty.
         """
+        if type(rank) is int and type(group) is str:
+            return cls(group, rank)
         if not isinstance(group, str):
             raise TypeError(f"a group is named by a str, got {group!r} ({type(group).__name__})")
         if _is_rank(rank):

@@ -119,7 +119,7 @@ class Names:
 
     def is_pending(self, group: str, rank: int) -> bool:
         """Whether somebody waits for it."""
-        return _key(group, rank) in self._lookups
+        return bool(self._lookups) and _key(group, rank) in self._lookups
 
     def forget(self, group: str) -> None:
         """It has ended; if the name means something again, that is another group."""

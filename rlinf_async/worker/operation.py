@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import Callable, Generator
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from rlinf_async.core.matching import Message
 from rlinf_async.data.memory import Place
 from rlinf_async.errors import ClosedError, DeadlineExceeded
 from rlinf_async.work import Work
 from rlinf_async.worker.payload import Content, Payload
+from rlinf_async.worker.vigil import vigil_of
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-_SLOW: Final = 60.0
-"""Seconds after which somebody who awaits an operation without a deadline is told once that it still waits."""
 
 
 class Operation(Work[T]):
@@ -28,12 +25,12 @@ class Operation(Work[T]):
 
     Attributes:
         what: in words, without the peer.
-        peer: in words, as far as it is known.
+        peer: as a text, or something that makes one, as far as it is known.
         withdraw: undoes what has been done for it; None before anything was.
         explain: called in place of failing at the deadline: there is more to say than that it was late.
     """
 
-    def __init__(self, what: str, peer: str, timeout: float | None) -> None:
+    def __init__(self, what: str, peer: object, timeout: float | None) -> None:
         super().__init__()
         self.what = what
         self.peer = peer
@@ -51,14 +48,18 @@ class Operation(Work[T]):
     def _waiting(self, *, abandon: bool) -> Generator[Any, Any, None]:
         loop = asyncio.get_running_loop()
         if self.timeout is None:
-            timer = None if self._warned else loop.call_later(_SLOW, self._warn)
-        else:
-            timer = loop.call_later(max(0.0, self._since + self.timeout - time.monotonic()), self._expire)
+            vigil = vigil_of(loop)
+            number = vigil.begin(self._warn)
+            try:
+                yield from super()._waiting(abandon=abandon)
+            finally:
+                vigil.end(number)
+            return
+        timer = loop.call_later(max(0.0, self._since + self.timeout - time.monotonic()), self._expire)
         try:
             yield from super()._waiting(abandon=abandon)
         finally:
-            if timer is not None:
-                timer.cancel()
+            timer.cancel()
 
     def _wait_for_thread(self, timeout: float | None) -> None:
         remaining = None if self.timeout is None else max(0.0, self._since + self.timeout - time.monotonic())
@@ -72,6 +73,8 @@ class Operation(Work[T]):
             super()._wait_for_thread(None)  # until the explanation is here
 
     def _warn(self) -> None:
+        if self._warned:
+            return
         self._warned = True
         logger.warning("still waiting after %.0f s for %s", time.monotonic() - self._since, self._describe())
 
@@ -118,7 +121,7 @@ class Operation(Work[T]):
 class Sending(Operation[Any]):
     """A message on its way; done when what is sent may change."""
 
-    def __init__(self, what: str, peer: str, timeout: float | None, payload: Payload) -> None:
+    def __init__(self, what: str, peer: object, timeout: float | None, payload: Payload) -> None:
         super().__init__(what, peer, timeout)
         self.payload = payload
         self.result: Any = None
@@ -159,13 +162,12 @@ class Receiving(Operation[T]):
         back: puts a message back.
     """
 
-    def __init__(self, what: str, peer: str, timeout: float | None, taking: Taking) -> None:
+    def __init__(self, what: str, peer: object, timeout: float | None, taking: Taking) -> None:
         super().__init__(what, peer, timeout)
         self.taking = taking
         self.back: Callable[[Message], None] | None = None
         self._message: Message | None = None
         self._interested = 0
-        self._taking_lock = threading.Lock()
 
     def deliver(self, message: Message) -> bool:
         """The message is this one's.  False if nobody wants it any more.
@@ -187,7 +189,7 @@ class Receiving(Operation[T]):
 
     def _result(self) -> T:
         if self._message is not None:
-            with self._taking_lock:
+            with self._lock:
                 message, self._message = self._message, None
                 if message is not None:
                     try:
@@ -220,7 +222,7 @@ class Receiving(Operation[T]):
 
     def _return(self) -> None:
         """Whoever waited was cancelled when the message was here and not yet theirs."""
-        with self._taking_lock:
+        with self._lock:
             message = None if self._interested else self._message
             if message is None:
                 return

@@ -47,7 +47,7 @@ class Outbox:
         line = self._lines.get(key)
         if line is None:
             with self._lock:
-                line = self._lines.setdefault(key, Line(stream, receivers))
+                line = self._lines.setdefault(key, Line(stream, receivers, node_of(self._peers.me)))
         return line
 
     def _find(self, source: int, stream: Any) -> Line | None:
@@ -60,21 +60,24 @@ class Outbox:
         line = self._line(stream, receivers)
         letter = Letter(sending, receivers)
         with line.order:
-            gone = next((peer for peer in receivers if peer.error is not None), None)
-            if gone is not None:
-                sending.fail(copy.copy(gone.error))  # type: ignore[arg-type]
-                return
+            for peer in receivers:
+                if peer.error is not None:
+                    sending.fail(copy.copy(peer.error))
+                    return
             if not self._send(line, letter):
                 return
-        # Not before: its receivers could hear that it is withdrawn before they hear of it.
-        sending.withdraw = functools.partial(self._withdraw, line, letter)
+        if letter.awaited:
+            # Not before: its receivers could hear that it is withdrawn before they hear of it.
+            sending.withdraw = functools.partial(self._withdraw, line, letter)
         self._settle(line, letter)
         if sending.done():
             sending.forget()
             if sending.has_failed:  # given up while it left
                 self._take_back(line, letter, ClosedError(f"{sending._describe()} was given up"))
-        if any(peer.error is not None for peer in receivers):  # meanwhile
-            self._fail(line)
+        for peer in receivers:
+            if peer.error is not None:  # meanwhile
+                self._fail(line)
+                return
 
     def _send(self, line: Line, letter: Letter) -> bool:
         sending, payload = letter.sending, letter.sending.payload
@@ -106,8 +109,8 @@ class Outbox:
         return True
 
     def _way(self, line: Line, payload: Payload) -> str:
-        receivers, me = line.receivers, self._peers.me
-        if receivers[0].endpoint == me:
+        receivers = line.receivers
+        if receivers[0].endpoint == self._peers.me:
             return choose.FRAME
         if isinstance(payload, DevicePayload):
             by_gpu = self._peers.devices.way_to(receivers[0])
@@ -116,10 +119,11 @@ class Outbox:
         return self._plain_way(line, payload)
 
     def _plain_way(self, line: Line, payload: Payload) -> str:
-        receivers, me = line.receivers, self._peers.me
-        near = all(peer.node == node_of(me) for peer in receivers)
+        if line.is_near:
+            return choose.choose(payload.nbytes, near=True, collective=False)
+        receivers = line.receivers
         collective = len(receivers) == 1 and payload.has_small_head and receivers[0].connection.is_good
-        return choose.choose(payload.nbytes, near=near, collective=collective)
+        return choose.choose(payload.nbytes, near=False, collective=collective)
 
     def _leave(self, line: Line, letter: Letter, way: str, start: tuple[Any, ...]) -> None:
         """
@@ -240,8 +244,9 @@ class Outbox:
             letter.sending.finish()
 
     def _drop(self, line: Line, letter: Letter) -> None:
-        with self._lock:
-            line.open.pop(letter.departure.number, None)
+        if letter.departure.number in line.open:
+            with self._lock:
+                line.open.pop(letter.departure.number, None)
 
     def _withdraw(self, line: Line, letter: Letter, error: Exception) -> None:
         """The operation was given up: the receivers that have not got the message never will."""

@@ -117,9 +117,20 @@ class Peers:
 
     def post(self, peers: Sequence[Peer], facts: Sequence[Any], body: Any = b"", fds: Sequence[int] = ()) -> None:
         """Sends a frame to one or several of them; this worker itself only alone."""
-        if len(peers) == 1 and peers[0].endpoint == self.me:
+        if len(peers) > 1:
+            self._introduce(peers)
+            self._send_to_all(peers, facts, body, fds)
+            return
+        (peer,) = peers
+        if peer.endpoint == self._client.endpoint:
             self._client.loop.call_soon_threadsafe(self._hear, self.me, facts, body, list(fds))
             return
+        if not peer.is_met:
+            self._introduce(peers)
+        self._send_to(peer, facts, body, fds)
+
+    def _introduce(self, peers: Sequence[Peer]) -> None:
+        """Tells those of them who do not know yet who this worker is."""
         strangers = [peer for peer in peers if not peer.is_met]
         for peer in strangers:
             peer.is_met = True
@@ -128,15 +139,11 @@ class Peers:
             self._client.ask("watched_by", {"endpoints": endpoints}, what="this worker's end told to others")
         for peer in strangers:
             self._send_to(peer, (messages.INTRODUCE, *self._introduction))
-        if len(peers) == 1:
-            self._send_to(peers[0], facts, body, fds)
-        else:
-            self._send_to_all(peers, facts, body, fds)
 
     def _send_to(self, peer: Peer, facts: Sequence[Any], body: Any = b"", fds: Sequence[int] = ()) -> None:
         # Whatever goes to one peer goes one way, so that nothing overtakes anything.
         way = self._client.shortcut(peer.endpoint) or self._client
-        way.send((frames.MESSAGE, len(fds), self.me, peer.route, facts, body), fds)
+        way.send((frames.MESSAGE, len(fds), self._client.endpoint, peer.route, facts, body), fds)
 
     def _send_to_all(self, peers: Sequence[Peer], facts: Sequence[Any], body: Any, fds: Sequence[int]) -> None:
         near = [peer for peer in peers if self._client.shortcut(peer.endpoint) is not None]

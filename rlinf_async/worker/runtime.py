@@ -19,6 +19,7 @@ import logging
 import os
 import threading
 import time
+from asyncio import _get_running_loop as running_loop
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Final
@@ -51,7 +52,6 @@ class Runtime:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, identity: here.Identity, max_concurrency: int | None) -> None:
         self._loop = loop
-        self._thread = threading.get_ident()
         self._identity = identity
         self._max_concurrency = max_concurrency or MAX_CONCURRENCY
         self._stillborn: bytes | None = None
@@ -136,13 +136,13 @@ class Runtime:
     def on_batch(self) -> None:
         if self._queue and not self._awake:
             self._awake = True
-            if threading.get_ident() == self._thread:
+            if running_loop() is self._loop:
                 self._pump()
             else:
                 os.eventfd_write(self._alarm, 1)
 
     def _on_main(self, callback: Callable[..., None], *args: Any) -> None:
-        if threading.get_ident() == self._thread:
+        if running_loop() is self._loop:
             callback(*args)
             return
         self._turn_wanted = True

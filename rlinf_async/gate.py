@@ -1,0 +1,50 @@
+"""Where a thread waits outside of any loop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+
+class Gate(Protocol):
+    """Where one thread waits once."""
+
+    def open(self) -> None:
+        """Ends the wait, or lets it end at once; from any thread."""
+
+    def wait(self, seconds: float) -> bool:
+        """False after so many seconds in which nobody has opened it."""
+
+
+class LockGate:
+    """Where a thread waits that does nothing else meanwhile."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def open(self) -> None:
+        self._lock.release()
+
+    def wait(self, seconds: float) -> bool:
+        return self._lock.acquire(timeout=seconds)
+
+
+class _Here(threading.local):
+    make: Callable[[], Gate] = LockGate
+
+
+_here = _Here()
+
+
+def new_gate() -> Gate:
+    """Where this thread waits next."""
+    return _here.make()
+
+
+def wait_at(make: Callable[[], Gate]) -> None:
+    """Says where this thread waits from now on."""
+    _here.make = make
