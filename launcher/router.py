@@ -73,6 +73,9 @@ class Router:
         """
         kind = frame[0]
         frame[2] = source.id
+        if kind in _FOR_A_QUEUE:
+            self._route_to_queue(source, frame, fds)
+            return
         if kind in (frames.CALL, frames.REPLY, frames.MESSAGE) and not _is_sound(frame, fds):
             close_fds(fds)
             raise FrameError(f"{source!r} sent a frame of kind {kind} that makes no sense")
@@ -92,8 +95,6 @@ class Router:
                 self.deliver(frame, fds)
         elif kind == frames.MESSAGE and source.exchanges:
             self._route_message(frame, fds)
-        elif kind in _FOR_A_QUEUE:
-            self._route_to_queue(source, frame, fds)
         elif kind in (frames.CANCEL, frames.CREDIT):
             self._route_signal(frame)
         elif kind == frames.ASK:

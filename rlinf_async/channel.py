@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import uuid
+from asyncio import _get_running_loop as running_loop
 from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -466,13 +467,7 @@ def _show(items: list[tuple[int, Callable[[], Any]]]) -> list[WeightedItem]:
 
 def _finish(wish: Wish[Any], async_op: bool) -> Any:
     """The wish itself where it is to be awaited, else its result."""
-    if async_op:
-        return wish
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        pass
-    else:
+    if async_op or running_loop() is not None:
         return wish
     try:
         return wish.wait()

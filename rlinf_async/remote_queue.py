@@ -6,6 +6,7 @@ import asyncio
 import functools
 import itertools
 import time
+from asyncio import _get_running_loop as running_loop
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -27,6 +28,9 @@ _CROWD: Final = 4
 
 _MOMENT: Final = 200e-6
 """Seconds after that in which what they say waits for the end of the loop's turn, and leaves in one frame."""
+
+_PART: Final = 8
+"""So many do not wait for more company: the daemon is busy with them while others follow."""
 
 _SHARE: Final = 32
 _WINDOW: Final = 16 << 20
@@ -83,6 +87,9 @@ class RemoteQueue:
         self._ahead = AheadGets(self, client, self._numbers, self._gets, self._held_gets)
         self._ahead.is_on = not maxsize and not max_bytes
         self._crowded_until = 0.0
+        self._last_put: Put | None = None
+        self._unheard = 0
+        """Puts in a row that were started when nobody had heard of the one before: several are under way."""
         self._flushing: asyncio.AbstractEventLoop | None = None
         self._over: tuple[Exception, Exception] | None = None
         """There is no such queue any more, or no way to it: the error of a put, and of a get."""
@@ -103,10 +110,12 @@ class RemoteQueue:
             return
         wish.door = self
         self._watch()
-        if isinstance(wish, Put):
-            self._start_put(wish)
-        elif isinstance(wish, Get):
-            self._start_get(wish)
+        # Not isinstance(): of an abstract base class that takes a microsecond.
+        kind = type(wish)
+        if kind is Put:
+            self._start_put(wish)  # type: ignore[arg-type]
+        elif kind is Get:
+            self._start_get(wish)  # type: ignore[arg-type]
         elif isinstance(wish, Question):
             self.flush()
             self._ahead.give_back(wish.key)
@@ -153,6 +162,13 @@ class RemoteQueue:
         number = put.number = next(self._numbers)
         self._leaving[number] = put
         small = not fds and put.nbytes <= _SMALL
+        last, self._last_put = self._last_put, put
+        self._unheard = 0 if last is None or last.heard else self._unheard + 1
+        if small and self._unheard >= _CROWD and self._flush_soon():
+            self._held_puts.append((number, put.key, put.weight, frames.CREDITED, body))
+            if len(self._held_puts) >= _PART:
+                self.send_held()
+            return
         if put.since - self._paused_at > _TURN:
             # Others have their turn, and if they put too, what they put leaves in one frame from then on.
             self._paused_at = put.since
@@ -189,6 +205,8 @@ class RemoteQueue:
         self._ahead.asked(get)
         if self._crowded_until and self._may_wait():
             self._held_gets.append((number, get.key, get.target))
+            if len(self._held_gets) >= _PART:
+                self.send_held()
             return
         taken = _emptied(self._taken) if self._taken else None
         me, place, channel = self._client.endpoint, self._place, self.channel
@@ -203,9 +221,8 @@ class RemoteQueue:
 
     def _flush_soon(self) -> bool:
         """Has ``flush`` called at the end of the loop's turn; False where no loop runs."""
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
+        loop = running_loop()
+        if loop is None:
             return False
         if self._flushing is not loop:
             self._flushing = loop

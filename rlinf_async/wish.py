@@ -80,7 +80,7 @@ class Wish(Work[T]):
         return None if self._timeout is None else max(0.0, self.since + self._timeout - time.monotonic())
 
     def done(self) -> bool:
-        if not self._done and self._remaining() == 0.0:
+        if self._timeout is not None and not self._done and self._remaining() == 0.0:
             self.expire()
         return self._done
 
@@ -127,11 +127,12 @@ class Put(Wish[None]):
         nbytes: its size.
         ahead: bytes of it that have left before it was known whether there is room.
         pauses: a coroutine that awaits it lets others run, even if it is done.
+        heard: somebody has the result.
     """
 
     ahead = 0
     pauses = False
-    _heard = False
+    heard = False
 
     def __init__(
         self,
@@ -160,13 +161,12 @@ class Put(Wish[None]):
         self._result()
 
     def _result(self) -> None:
-        if self._error is not None:
-            self._heard = True
+        self.heard = True
         super()._result()
 
     def __del__(self) -> None:
         error = self._error
-        if error is not None and not self._heard and not isinstance(error, ClosedError):
+        if error is not None and not self.heard and not isinstance(error, ClosedError):
             logger.error("%s failed, and nobody asked: %s: %s", self._describe(), type(error).__name__, error)
 
 

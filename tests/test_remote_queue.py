@@ -155,3 +155,31 @@ async def test_what_waits_for_company_leaves_before_credit_is_returned(client: C
     queue.on_word("recall", None)
     assert [frame[5] for frame in client.sent[-2:]] == ["wishes", "returned"]
     assert held.done()
+
+
+async def test_puts_that_nobody_awaits_before_the_next_leave_several_in_a_frame(
+    client: Client, queue: RemoteQueue
+) -> None:
+    under_way = [put(queue, index) for index in range(40)]
+    await asyncio.sleep(0)
+    assert all(wish.done() for wish in under_way)
+    lone = [frame for frame in client.sent if frame[0] == frames.PUT]
+    together = [len(frame[6][0]) for frame in client.sent if frame[0] == frames.QUEUE and frame[5] == "wishes"]
+    assert len(lone) + sum(together) == 40
+    assert len(lone) <= 5
+    assert max(together) == 8  # so that the daemon has something to do while others follow
+
+
+async def test_a_put_that_was_awaited_before_the_next_leaves_alone_and_at_once(
+    client: Client, queue: RemoteQueue
+) -> None:
+    for index in range(20):
+        wish = put(queue, index)
+        assert wish.done()
+        await wish
+    assert modes(client) == [frames.CREDITED] * 20
+
+
+def test_puts_that_nobody_awaits_leave_at_once_where_no_loop_runs(client: Client, queue: RemoteQueue) -> None:
+    assert all([put(queue, index).done() for index in range(20)])
+    assert modes(client) == [frames.CREDITED] * 20
