@@ -305,14 +305,21 @@ class NodeClient:
         fds: Sequence[int] = (),
         *,
         later: bool = False,
+        hold: bool = False,
         on_left: Callable[[], None] | None = None,
     ) -> None:
         """Sends a frame as it is; from any thread.
 
         Args:
+            hold: it leaves with the next one that is not held, or by ``release``.
             on_left: called, in any thread, when the kernel has all of it: then it reaches the daemon.
         """
-        self._send(frame, fds, later=later, on_left=on_left)
+        self._send(frame, fds, later=later, hold=hold, on_left=on_left)
+
+    def release(self) -> None:
+        """Sends what was held; from any thread."""
+        if self._connection is not None:
+            self._connection.release()
 
     def _send(
         self,
@@ -320,12 +327,13 @@ class NodeClient:
         fds: Sequence[int] = (),
         *,
         later: bool = False,
+        hold: bool = False,
         on_left: Callable[[], None] | None = None,
     ) -> None:
         if self._connection is None or self._closed is not None:
             close_fds(fds)
             return
-        self._connection.send(frame, fds, later=later, on_left=on_left)
+        self._connection.send(frame, fds, later=later, hold=hold, on_left=on_left)
 
     def _on_loop(self, callback: Callable[[], None]) -> None:
         try:

@@ -30,7 +30,9 @@ _MOMENT: Final = 200e-6
 """Seconds after that in which what they say waits for the end of the loop's turn, and leaves in one frame."""
 
 _PART: Final = 8
-"""So many do not wait for more company: the daemon is busy with them while others follow."""
+_PART_LARGE: Final = 4
+"""So many do not wait for more company: the daemon is busy with them while others follow.  What is large has a frame of
+its own, and several frames leave together."""
 
 _SHARE: Final = 32
 _WINDOW: Final = 16 << 20
@@ -88,6 +90,7 @@ class RemoteQueue:
         self._ahead.is_on = not maxsize and not max_bytes
         self._crowded_until = 0.0
         self._last_put: Put | None = None
+        self._held_large = 0
         self._unheard = 0
         """Puts in a row that were started when nobody had heard of the one before: several are under way."""
         self._flushing: asyncio.AbstractEventLoop | None = None
@@ -164,9 +167,14 @@ class RemoteQueue:
         small = not fds and put.nbytes <= _SMALL
         last, self._last_put = self._last_put, put
         self._unheard = 0 if last is None or last.heard else self._unheard + 1
-        if small and self._unheard >= _CROWD and self._flush_soon():
-            self._held_puts.append((number, put.key, put.weight, frames.CREDITED, body))
-            if len(self._held_puts) >= _PART:
+        if self._unheard >= _CROWD and self._flush_soon():
+            if small:
+                self._held_puts.append((number, put.key, put.weight, frames.CREDITED, body))
+            else:
+                self._held_large += 1
+                on_left = functools.partial(self._has_left, number)
+                self._send_put(put, frames.CREDITED, body, fds, on_left, hold=True)
+            if len(self._held_puts) >= _PART or self._held_large >= _PART_LARGE:
                 self.send_held()
             return
         if put.since - self._paused_at > _TURN:
@@ -191,11 +199,18 @@ class RemoteQueue:
             self._has_left(number)
 
     def _send_put(
-        self, put: Put, mode: int, body: bytes | int, fds: Any, on_left: Callable[[], None] | None = None
+        self,
+        put: Put,
+        mode: int,
+        body: bytes | int,
+        fds: Any,
+        on_left: Callable[[], None] | None = None,
+        *,
+        hold: bool = False,
     ) -> None:
         me, place, channel = self._client.endpoint, self._place, self.channel
         frame = (frames.PUT, len(fds), me, place, channel, put.number, put.key, put.weight, mode, body)
-        self._client.send(frame, fds, on_left=on_left)
+        self._client.send(frame, fds, hold=hold, on_left=on_left)
 
     def _start_get(self, get: Get[Any]) -> None:
         if self._ahead.take(get):
@@ -237,6 +252,9 @@ class RemoteQueue:
         self.send_held()
 
     def send_held(self) -> None:
+        if self._held_large:
+            self._held_large = 0
+            self._client.release()
         puts, gets, taken = _emptied(self._held_puts), _emptied(self._held_gets), _emptied(self._taken)
         if puts or gets:
             credited = [put[0] for put in puts if put[3] == frames.CREDITED]

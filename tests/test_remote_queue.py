@@ -10,6 +10,7 @@ import pytest
 
 from rlinf_async.core import codec, frames
 from rlinf_async.core.credit import cost
+from rlinf_async.core.segment import close_fds
 from rlinf_async.errors import ClosedError
 from rlinf_async.remote_queue import RemoteQueue
 from rlinf_async.wish import Put
@@ -26,11 +27,19 @@ class Client:
         self.sent: list[Any] = []
         self.is_full = False
         self.waiting: list[Callable[[], None]] = []
+        self.released: list[int] = []
+        """How many frames, of those who wait to be told, left together."""
 
-    def send(self, frame: Any, fds: Any = (), *, on_left: Callable[[], None] | None = None) -> None:
+    def send(self, frame: Any, fds: Any = (), *, hold: bool = False, on_left: Callable[[], None] | None = None) -> None:
         self.sent.append(frame)
+        close_fds(fds)
         if on_left is not None:
             self.waiting.append(on_left)
+        if not hold:
+            self.release()
+
+    def release(self) -> None:
+        self.released.append(len(self.waiting))
         if not self.is_full:
             self.drain()
 
@@ -182,3 +191,13 @@ async def test_a_put_that_is_awaited_before_the_next_leaves_at_once(client: Clie
 def test_puts_that_nobody_awaits_leave_at_once_where_no_loop_runs(client: Client, queue: RemoteQueue) -> None:
     assert all(put(queue, index).done() for index in range(20))
     assert modes(client) == [frames.CREDITED] * 20
+
+
+async def test_large_ones_of_which_several_are_under_way_leave_together(client: Client, queue: RemoteQueue) -> None:
+    queue._purse.add(1 << 40)
+    under_way = [put(queue, bytes(200_000)) for _ in range(4 + 4 + 3)]
+    assert client.released[-1] == 4
+    assert not under_way[-1].done()
+    await asyncio.sleep(0)
+    assert all(wish.done() for wish in under_way)
+    assert client.released[-1] == 3

@@ -136,6 +136,7 @@ class Connection:
         fds: Sequence[int] = (),
         *,
         later: bool = False,
+        hold: bool = False,
         on_left: Callable[[], None] | None = None,
     ) -> None:
         """Sends a frame.
@@ -144,6 +145,7 @@ class Connection:
         the turn.  From another thread it leaves at once, unless ``later`` says that more will follow.
 
         Args:
+            hold: it leaves with the next one that is not held, or by ``release``.
             on_left: called, in any thread, when the kernel has all of it: then it arrives, even if this process dies.
 
         Raises:
@@ -158,7 +160,7 @@ class Connection:
                 close_all(fds)
                 raise _too_large(frame, data)
             self._departures.add(data, fds, on_left)
-            if self._scheduled or self._blocked or not self._thread:
+            if hold or self._scheduled or self._blocked or not self._thread:
                 return
             if threading.get_ident() == self._thread:
                 now = time.monotonic()
@@ -197,6 +199,11 @@ class Connection:
                 return
             self._sent_at = time.monotonic()
         self._write()
+
+    def release(self) -> None:
+        """Sends what was held; from any thread."""
+        if self._departures and self._thread:
+            self._write()
 
     def is_behind(self) -> bool:
         """Whether anything waits to leave that cannot leave now."""
