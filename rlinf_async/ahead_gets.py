@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 
 from rlinf_async.client import NodeClient
 from rlinf_async.core import frames
-from rlinf_async.core.read_ahead import IDLE, WINDOW, Delivery, ReadAhead
+from rlinf_async.core.read_ahead import IDLE, Delivery, ReadAhead
 from rlinf_async.core.segment import close_fds
 from rlinf_async.wish import Get
 
@@ -105,7 +105,7 @@ class AheadGets:
         if self._state.had(get.key, get.number, get.since):
             with self._state.lock:
                 if get.key not in self._state.open:
-                    self._send(get.key, WINDOW)
+                    self._send(get.key, self._state.limit(get.key))
 
     def _send(self, key: bytes, count: int) -> None:
         numbers = [next(self._numbers) for _ in range(count)]
@@ -127,9 +127,10 @@ class AheadGets:
             get.deliver(body, fds, False, redelivered)
         return get is not None
 
-    def large(self, key: bytes) -> None:
+    def large(self, key: bytes, nbytes: int) -> None:
+        """What a caller gets has memory of its own."""
         with self._state.lock:
-            self._state.large(key)
+            self._state.large(key, nbytes)
 
     def ended(self, number: int) -> Get[Any] | None:
         """Nothing will come of it; the caller's that it is, if it is one's."""

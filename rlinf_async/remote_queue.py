@@ -312,7 +312,7 @@ class RemoteQueue:
         get = self._gets.get(number) if more else self._gets.pop(number, None)
         if get is not None:
             if fds:
-                self._ahead.large(get.key)
+                self._ahead.large(get.key, body)
             get.deliver(body, fds, more, redelivered)
         elif not self._ahead.arrived(number, body, fds, redelivered) and fds:
             close_fds(fds)  # it was given up, and the daemon has been told

@@ -191,7 +191,6 @@ def make_eager(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(read_ahead, "SHY", 0.0)
     patch.setattr(read_ahead, "STREAK", 2)
     patch.setattr(read_ahead, "WINDOW", WINDOW)
-    patch.setattr("rlinf_async.ahead_gets.WINDOW", WINDOW)
 
 
 @pytest.fixture

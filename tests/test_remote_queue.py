@@ -10,6 +10,7 @@ import pytest
 
 from rlinf_async.core import codec, frames
 from rlinf_async.core.credit import cost
+from rlinf_async.core.pool import pool
 from rlinf_async.core.segment import close_fds
 from rlinf_async.errors import ClosedError
 from rlinf_async.remote_queue import RemoteQueue
@@ -201,3 +202,4 @@ async def test_large_ones_of_which_several_are_under_way_leave_together(client: 
     await asyncio.sleep(0)
     assert all(wish.done() for wish in under_way)
     assert client.released[-1] == 3
+    pool.close()

@@ -16,6 +16,12 @@ Delivery = tuple[Any, list[int], bool]
 WINDOW: Final = 16
 """Gets that are ahead of the callers of one key."""
 
+LARGE_WINDOW: Final = 4
+"""Those that are where items come in memory of their own."""
+
+MOST: Final = 4 << 20
+"""Bytes; of what is larger the copy takes so long that nothing is gained by asking early."""
+
 STREAK: Final = 8
 """Items that a caller has had, one by one and each soon after the other, before any get is sent ahead of it.  Who has
 several gets under way does not need it."""
@@ -29,8 +35,8 @@ IDLE: Final = 0.05
 SHY: Final = 1.0
 """Seconds without read-ahead, after somebody else has asked for something under the key."""
 
-_MOST: Final = 64
-"""Keys that are kept in mind."""
+_MOST_KEYS: Final = 64
+"""That are kept in mind."""
 
 
 class Window:
@@ -42,10 +48,11 @@ class Window:
         streak: items that callers have had, each soon after the other, and none was asked for before the last was had.
         asked_at: when a caller asked last.
         latest: the get that was asked for last.
+        limit: gets that may be ahead; as many as is good for items of the size of the last one.
         shy_until: seconds of the monotonic clock, as all.
     """
 
-    __slots__ = ("arrived", "asked_at", "latest", "numbers", "shy_until", "streak")
+    __slots__ = ("arrived", "asked_at", "latest", "limit", "numbers", "shy_until", "streak")
 
     def __init__(self) -> None:
         self.numbers: deque[int] = deque()
@@ -53,6 +60,7 @@ class Window:
         self.streak = 0
         self.asked_at = 0.0
         self.latest = 0
+        self.limit = WINDOW
         self.shy_until = 0.0
 
 
@@ -79,13 +87,13 @@ class ReadAhead:
             window.latest = number
 
     def had(self, key: bytes, number: int, asked_at: float) -> bool:
-        """A caller has what this get brought; whether ``WINDOW`` gets may be sent ahead from now on.
+        """A caller has what this get brought; whether gets may be sent ahead from now on.
 
         Needs no lock.
         """
         window = self._windows.get(key)
         if window is None:
-            if len(self._windows) >= _MOST:
+            if len(self._windows) >= _MOST_KEYS:
                 self._windows = dict(self.open)
             window = self._windows.setdefault(key, Window())
         if number != window.latest:
@@ -97,11 +105,11 @@ class ReadAhead:
         window.streak += 1
         return window.streak >= STREAK and not window.numbers and asked_at >= window.shy_until
 
-    def large(self, key: bytes) -> None:
-        """What has come is so large that little is gained: nothing more is sent ahead until small things come."""
+    def large(self, key: bytes, nbytes: int) -> None:
+        """What has come has memory of its own, so many bytes."""
         window = self._windows.get(key)
         if window is not None:
-            window.streak = 0
+            _limit(window, nbytes)
 
     def take(self, key: bytes, asked_at: float) -> tuple[int, Delivery | None] | None:
         """The oldest get is a caller's now, and what it has brought, if it has; None if there is none."""
@@ -124,8 +132,13 @@ class ReadAhead:
         window = self._windows.get(key)
         if window is None or window.streak < STREAK:
             return 0
-        missing = WINDOW - len(window.numbers)
-        return missing if missing * 2 >= WINDOW else 0
+        missing = window.limit - len(window.numbers)
+        return missing if missing * 2 >= window.limit else 0
+
+    def limit(self, key: bytes) -> int:
+        """How many gets may be ahead."""
+        window = self._windows.get(key)
+        return WINDOW if window is None else window.limit
 
     def sent(self, key: bytes, numbers: list[int]) -> None:
         """These are ahead too."""
@@ -143,7 +156,9 @@ class ReadAhead:
             return False
         window.arrived[number] = delivery
         if delivery[1]:
-            window.streak = 0
+            _limit(window, delivery[0])
+        else:
+            window.limit = WINDOW
         return True
 
     def ended(self, number: int) -> bool:
@@ -184,3 +199,9 @@ class ReadAhead:
         window.arrived.clear()
         window.streak = 0
         return numbers, arrived
+
+
+def _limit(window: Window, nbytes: int) -> None:
+    if nbytes > MOST:
+        window.streak = 0
+    window.limit = LARGE_WINDOW

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from rlinf_async.core.read_ahead import IDLE, SHY, SOON, STREAK, WINDOW, ReadAhead
+from rlinf_async.core.read_ahead import (
+    IDLE,
+    LARGE_WINDOW,
+    MOST,
+    SHY,
+    SOON,
+    STREAK,
+    WINDOW,
+    ReadAhead,
+)
 
 K = b"k"
 
@@ -56,9 +65,34 @@ def test_it_is_topped_up_several_at_a_time() -> None:
     assert wanted == [0] * (WINDOW // 2 - 1) + list(range(WINDOW // 2, WINDOW + 1))
 
 
-def test_slow_callers_and_large_items_let_it_run_dry() -> None:
+def test_fewer_are_ahead_where_items_have_memory_of_their_own_until_small_ones_come() -> None:
     state = opened()
-    state.arrived(101, (100_000, [9], False))
+    assert state.limit(K) == WINDOW
+    state.arrived(101, (MOST, [9], False))
+    assert state.limit(K) == LARGE_WINDOW
+    wanted = []
+    for _ in range(WINDOW):
+        state.take(K, NOW)
+        wanted.append(state.wanted(K))
+    assert wanted == [0] * (WINDOW - LARGE_WINDOW // 2 - 1) + list(range(LARGE_WINDOW // 2, LARGE_WINDOW + 1))
+    state.sent(K, [201, 202])
+    state.arrived(201, (b"small", [], False))
+    assert state.limit(K) == WINDOW
+
+
+def test_what_a_caller_has_asked_for_itself_tells_how_large_they_are() -> None:
+    state = ReadAhead()
+    ask(state, STREAK - 2)
+    state.large(K, MOST)
+    assert ask(state, STREAK + 1)
+    assert state.limit(K) == LARGE_WINDOW
+    state.large(K, MOST + 1)
+    assert state.wanted(K) == 0
+
+
+def test_slow_callers_and_very_large_items_let_it_run_dry() -> None:
+    state = opened()
+    state.arrived(101, (MOST + 1, [9], False))
     for _ in range(WINDOW):
         state.take(K, NOW)
     assert state.wanted(K) == 0
