@@ -149,7 +149,7 @@ class RemoteQueue:
             self._under_way += put.nbytes
         number = put.number = next(self._numbers)
         self._puts[number] = put
-        if self._crowded_until and not fds and put.nbytes <= _SMALL and self._may_wait():
+        if self._crowded_until and not fds and put.nbytes <= _SMALL and self._may_wait(put.since):
             self._held_puts.append((number, put.key, put.weight, put.mode, body))
         else:
             self._send_put(put, put.mode, body, fds)
@@ -183,7 +183,7 @@ class RemoteQueue:
             put.pauses = True
             waits = small and self._flush_soon()
         else:
-            waits = small and bool(self._crowded_until) and self._may_wait()
+            waits = small and bool(self._crowded_until) and self._may_wait(put.since)
         if waits:
             self._held_puts.append((number, put.key, put.weight, frames.CREDITED, body))
         else:
@@ -218,7 +218,7 @@ class RemoteQueue:
         number = get.number = next(self._numbers)
         self._gets[number] = get
         self._ahead.asked(get)
-        if self._crowded_until and self._may_wait():
+        if self._crowded_until and self._may_wait(get.since):
             self._held_gets.append((number, get.key, get.target))
             if len(self._held_gets) >= _PART:
                 self.send_held()
@@ -227,9 +227,9 @@ class RemoteQueue:
         me, place, channel = self._client.endpoint, self._place, self.channel
         self._client.send((frames.GET, 0, me, place, channel, number, get.key, get.target, taken))
 
-    def _may_wait(self) -> bool:
+    def _may_wait(self, now: float) -> bool:
         """Whether what is said now may wait for the end of the loop's turn."""
-        if time.monotonic() > self._crowded_until:
+        if now > self._crowded_until:
             self._crowded_until = 0.0
             return False
         return self._flush_soon()
@@ -289,7 +289,8 @@ class RemoteQueue:
         """Tells the daemon: with the next get, if that follows in this turn of the loop."""
         self._taken.append(get.number)
         self._ahead.had(get)
-        if not self._flush_soon():
+        loop = running_loop()
+        if (loop is None or loop is not self._flushing) and not self._flush_soon():
             self.flush()
 
     def open(self, body: Any, fds: list[int]) -> Any:

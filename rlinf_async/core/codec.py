@@ -134,10 +134,9 @@ def decode(body: bytes | bytearray | memoryview) -> Any:
             a module cannot be imported here).
     """
     try:
-        view = memoryview(body)
-        if view[0] == 0:
-            return pickle.loads(view[1:])
-        head, buffers = split(view)
+        if body[0] == 0:
+            return pickle.loads(memoryview(body)[1:])
+        head, buffers = split(memoryview(body))
         return _load(head, buffers)
     except (KeyboardInterrupt, SystemExit):
         raise

@@ -21,9 +21,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from typing import Final
 
 from rlinf_async.gate import Gate, LockGate
 from rlinf_async.wire.selector import SharedSelector
+
+BRISK: Final = 1e-3
+"""Seconds within which a thread that has looked for something to read is likely to look again; the other thread lets it
+have what has come meanwhile."""
 
 OnReadable = Callable[[bool], None]
 """Reads what is there; told whether the loop runs."""
@@ -68,9 +73,15 @@ class IdleReader:
             return LockGate()  # a handler that raises may not do so where a frame is handled
         return _Gate(self)
 
+    def is_brisk(self) -> bool:
+        """Whether this thread has just looked for something to read; from any thread."""
+        return time.monotonic() - self._selector.looked_at < BRISK
+
     def read_for(self, seconds: float) -> None:
         """Waits until something arrives or somebody calls ``awake``, and reads it."""
-        for fd, _ in self._epoll.poll(seconds, len(self._readers) + 1):
+        arrived = self._epoll.poll(seconds, len(self._readers) + 1)
+        self._selector.looked_at = time.monotonic()
+        for fd, _ in arrived:
             read = self._readers.get(fd)
             if read is not None:
                 read(False)

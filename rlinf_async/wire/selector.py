@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import select
 import selectors
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -26,6 +27,9 @@ _IN_ONLY: Final = ~select.EPOLLOUT
 class SharedSelector(selectors.BaseSelector):
     """A selector of one event loop, some of whose descriptors other loops wait for too.
 
+    Attributes:
+        looked_at: when the loop has looked last for what is ready; seconds of the monotonic clock.
+
     Example:
         loop = asyncio.SelectorEventLoop(selector := SharedSelector())
         selector.share(sock.fileno())
@@ -37,6 +41,7 @@ class SharedSelector(selectors.BaseSelector):
         self._keys: dict[int, selectors.SelectorKey] = {}
         self._shared: set[int] = set()
         self._at_once: dict[int, Callable[[], None]] = {}
+        self.looked_at = 0.0
 
     def read_at_once(self, fd: int, read: Callable[[], None]) -> None:
         """Shares a descriptor, and reads it where the loop looks for what is ready, and not in a turn that follows.
@@ -92,6 +97,7 @@ class SharedSelector(selectors.BaseSelector):
             events = self._epoll.poll(wait, len(keys) + len(at_once) or 1)
         except InterruptedError:
             return []
+        self.looked_at = time.monotonic()
         for fd, event in events:
             read = at_once.get(fd)
             if read is not None:

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from rlinf_async.core.frames import Frame, FrameError, FrameReader, new_packer
 from rlinf_async.wire.departures import MOST_FDS, Departures, State, close_all
-from rlinf_async.wire.idle_reader import IdleReader
+from rlinf_async.wire.idle_reader import BRISK, IdleReader
 from rlinf_async.wire.turns import Turns
 
 logger = logging.getLogger(__name__)
@@ -271,10 +271,19 @@ class Connection:
     # -- reading ------------------------------------------------------------------------------------------------
 
     def _readable(self) -> None:
+        if self._idle is not None and self._idle.is_brisk():
+            # It would be read here and handed over there, while both threads want the interpreter.
+            self._loop.remove_reader(self._sock.fileno())
+            self._loop.call_later(BRISK, self._look_again)
+            return
         with self._turns.lock:
             if self.read() is False:
                 self._fail("end of file")
             self._turns.hand_over()
+
+    def _look_again(self) -> None:
+        if not self._closed:
+            self._loop.add_reader(self._sock.fileno(), self._readable)
 
     def _read_all(self) -> None:
         with self._turns.lock:
