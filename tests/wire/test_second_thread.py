@@ -1,0 +1,108 @@
+"""A connection that two threads read: who takes what has come while the one that reads when it is idle is busy."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rlinf_async.core import frames
+from rlinf_async.wire import idle_reader, unix
+from rlinf_async.wire.idle_reader import IdleReader
+from rlinf_async.wire.selector import SharedSelector
+from rlinf_async.wire.unix import Connection
+
+
+class Ends:
+    """A connection that is read here and by another thread, its other end, and who has read what."""
+
+    def __init__(self) -> None:
+        ours, self.theirs = socket.socketpair()
+        selector, second = SharedSelector(), SharedSelector()
+        self.loop, self.other = asyncio.SelectorEventLoop(selector), asyncio.SelectorEventLoop(second)
+        self.reader = IdleReader(self.loop, selector, second)
+        self.heard: list[tuple[int, int]] = []
+        self.news = threading.Event()
+        self.ended = threading.Event()
+        self.connection = Connection(ours, self.other, on_frame=self._hear, on_closed=lambda reason: self.ended.set())
+        self.connection.share(self.reader)
+        self.packer = frames.new_packer()
+
+    def _hear(self, frame: list[Any], fds: list[int]) -> None:
+        self.heard.append((frame[4], threading.get_ident()))
+        self.news.set()
+
+    def say(self, number: int) -> None:
+        self.theirs.send(self.packer.pack((frames.CANCEL, 0, 1, [], number)))
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    made = Ends()
+    opened = threading.Event()
+    thread = threading.Thread(target=made.other.run_forever)
+    thread.start()
+    made.other.call_soon_threadsafe(lambda: (made.connection.open(), opened.set()))
+    assert opened.wait(5)
+    yield made
+    made.other.call_soon_threadsafe(lambda: (made.connection.close(), made.other.stop()))
+    thread.join()
+    made.loop.call_soon(made.loop.stop)
+    made.loop.run_forever()  # where the socket is closed
+    made.reader.forget()
+    made.loop.close()
+    made.other.close()
+    made.theirs.close()
+
+
+def last_for(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    for module in idle_reader, unix:
+        monkeypatch.setattr(module, "BRISK", seconds)
+
+
+def test_who_has_just_looked_has_what_comes_before_it_looks_again(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    last_for(monkeypatch, 10)
+    ends.reader.read_for(0)
+    ends.say(1)
+    assert not ends.news.wait(0.05)  # this thread is busy, and the other one lets it be
+    ends.reader.read_for(5)
+    assert ends.heard == [(1, threading.get_ident())]
+
+
+def test_who_looks_no_more_has_the_other_thread_read(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    last_for(monkeypatch, 0.05)
+    ends.reader.read_for(0)
+    for number in range(3):
+        ends.say(number)
+        ends.news.clear()
+    until = time.monotonic() + 5
+    while len(ends.heard) < 3 and time.monotonic() < until:
+        ends.news.wait(0.01)
+    assert [number for number, _ in ends.heard] == [0, 1, 2]
+    assert threading.get_ident() not in {thread for _, thread in ends.heard}
+
+
+def test_an_end_of_file_is_heard_while_nobody_looks(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    last_for(monkeypatch, 0.02)
+    ends.reader.read_for(0)
+    ends.say(1)
+    ends.theirs.close()
+    assert ends.ended.wait(5)
+    assert [number for number, _ in ends.heard] == [1]
+
+
+def test_a_connection_that_is_closed_meanwhile_is_not_looked_at_again(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last_for(monkeypatch, 0.02)
+    ends.reader.read_for(0)
+    ends.say(1)
+    closed = threading.Event()
+    ends.other.call_soon_threadsafe(lambda: (ends.connection.close(), closed.set()))
+    assert closed.wait(5)
+    assert not ends.news.wait(0.05)
