@@ -194,6 +194,10 @@ def send_and_look_at_the_clock(worker: Any, other: str, nbytes: int) -> float:
     return time.monotonic()
 
 
+def recv_one(worker: Any, other: str) -> Any:
+    return worker.recv(other, worker._rank)
+
+
 def recv_size(worker: Any, other: str) -> int:
     return int(worker.recv(other, worker._rank).nbytes)
 
@@ -380,17 +384,9 @@ def send_beyond_the_room(worker: Any, other: str) -> list[Any]:
 
 def give_up_sending(worker: Any, other: str) -> str:
     """What is too large to be accepted beforehand; then something small."""
-    worker.recv(other, worker._rank)
     answer = refused(lambda: worker.send(torch.ones(24 << 20), other, worker._rank, timeout=0.2))
     worker.send("after it", other, worker._rank)
     return answer.partition(":")[0]
-
-
-def receive_what_is_left(worker: Any, other: str) -> Any:
-    """Begins to receive when the other side has given up."""
-    worker.send("go", other, worker._rank)
-    time.sleep(0.5)
-    return worker.recv(other, worker._rank)
 
 
 def sum_up(worker: Any, other: str, count: int) -> list[Any]:

@@ -362,14 +362,16 @@ class Connection:
 
     def _handle(self) -> None:
         inside, self.is_handling = self.is_handling, True
-        while self._arrived:
-            frame, fds = self._arrived.popleft()
-            try:
-                self._on_frame(frame, fds)
-            except Exception:
-                # One frame that cannot be handled must not keep the others from their receivers.
-                logger.exception("a frame of kind %d could not be handled", frame[0])
-        self.is_handling = inside
+        try:
+            while self._arrived:
+                frame, fds = self._arrived.popleft()
+                try:
+                    self._on_frame(frame, fds)
+                except Exception:
+                    # One frame that cannot be handled must not keep the others from their receivers.
+                    logger.exception("a frame of kind %d could not be handled", frame[0])
+        finally:  # on a main thread a signal's handler may end a process, or try to
+            self.is_handling = inside
 
     def drain(self) -> None:
         """Reads everything that the other side still said before it went."""
