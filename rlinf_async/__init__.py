@@ -10,7 +10,8 @@
 #   routing/    which rows of a batch go from which rank to which
 #   wire/       frames over a connection: UNIX sockets, gRPC, a daemon's stdin; credentials
 #   work, each  one thing to wait for; per-rank arguments   loop_thread  where there is no loop
-#   client      this process's seat at its node
+#   client      this process's seat at its node; direct_calls, asks, tasks, events, sink, unheard are its
+#               parts, seats lists those that are taken
 #   trace, tracing, tracer               what is done when: spans of this process, to one file of the run
 #   far_links                            what is sent to workers that seem to be far away
 #   channel                              queues; wish, queues, replicas, local_queue, remote_queue, ahead_gets, registry

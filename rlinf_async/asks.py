@@ -5,10 +5,13 @@ from __future__ import annotations
 import builtins
 import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from rlinf_async import errors
 from rlinf_async.work import Work
+
+HERE: Final = -1
+"""``client.ask(..., node=HERE)``: this process's own node."""
 
 
 class Ask(Work[Any]):

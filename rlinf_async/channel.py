@@ -10,8 +10,7 @@ from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from rlinf_async import client as clients
-from rlinf_async import far_links, registry, tracing
+from rlinf_async import far_links, registry, seats, tracing
 from rlinf_async.client import NodeClient
 from rlinf_async.core import codec
 from rlinf_async.core.frames import NOW, NOWAIT, WAIT
@@ -142,7 +141,7 @@ class Channel:
         maxsize = max(0, maxsize)
         if local:
             return _local_again(uuid.uuid4().hex, name, maxsize, max_bytes)
-        client = clients.only_open() if cluster is None else cluster.client
+        client = seats.only_taken() if cluster is None else cluster.client
         channel = cls(name, maxsize, client)
         channel._open(
             registry.create(
@@ -170,7 +169,7 @@ class Channel:
             DeadlineExceeded: there was no such channel in time; lists those that there are.
             RuntimeError: as in ``create``.
         """
-        client = clients.only_open() if cluster is None else cluster.client
+        client = seats.only_taken() if cluster is None else cluster.client
         channel = cls(name, 0, client)
         channel._open(registry.find(client, name, timeout))
         return channel
@@ -411,7 +410,7 @@ class Channel:
         """The seat of this process in the channel's run, which one that has travelled looks for when it is used."""
         if self._client is None:
             roster = self._roster
-            self._client = clients.only_open() if roster is None else clients.open_in(roster["run"])
+            self._client = seats.only_taken() if roster is None else seats.taken_in(roster["run"])
             if roster is None:
                 self._open(registry.find(self._client, self._name, None))
             else:

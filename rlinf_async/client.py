@@ -17,19 +17,22 @@ import contextlib
 import itertools
 import os
 import socket
-import weakref
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from rlinf_async.asks import Ask, Asks, error_of
+from rlinf_async import seats
+from rlinf_async.asks import HERE, Ask, Asks, error_of
 from rlinf_async.core import codec, failures, frames
 from rlinf_async.core.body import Body, open_body
 from rlinf_async.core.frames import Status
 from rlinf_async.core.pool import pool
-from rlinf_async.core.segment import close_fds
+from rlinf_async.core.segment import close_fds, copy_fds
 from rlinf_async.direct_calls import DirectCalls
 from rlinf_async.errors import ClosedError, NodeLost
+from rlinf_async.events import Events, Listener
+from rlinf_async.sink import Inbox, Receiver, Sink
 from rlinf_async.tasks import Task, Tasks
+from rlinf_async.unheard import Unheard
 from rlinf_async.wire.directs import Directs
 from rlinf_async.wire.idle_reader import IdleReader
 from rlinf_async.wire.turns import Turns
@@ -38,40 +41,7 @@ from rlinf_async.work import Work
 
 codec.extend("torch", "rlinf_async.data.tensors")
 
-HERE: Final = -1
-"""``ask(..., node=HERE)``: this process's own node."""
-
-
 _TOLD_BY_DAEMONS: Final = frozenset({int(Status.DIED), int(Status.UNKNOWN), int(Status.LOST)})
-
-
-class Sink(Protocol):
-    """Where the answers to one call go; ``answer`` is True once it expects no more."""
-
-    @property
-    def targets(self) -> Sequence[int]: ...
-
-    def begin(self, call: int) -> None: ...
-
-    def departed(self) -> None: ...
-
-    def unanswered(self) -> Sequence[int]: ...
-
-    def answer(self, slot: int, status: int, body: Body) -> bool: ...
-
-
-class Inbox(Protocol):
-    """What a worker does with frames that are meant for it."""
-
-    def on_frame(self, frame: list[Any], fds: list[int]) -> None: ...
-
-    def on_batch(self) -> None: ...
-
-
-class Receiver(Protocol):
-    """What takes the frames of some kinds."""
-
-    def on_frame(self, frame: list[Any], fds: list[int]) -> None: ...
 
 
 class NodeClient:
@@ -82,6 +52,7 @@ class NodeClient:
         node: rank of the node that this process is attached to.
         welcome: what the daemon said of the run: its id, its nodes, this process's place.
         ready: done when the daemon has answered.
+        events: what daemons announce.
         receivers: by kind, who takes the frames that are neither the client's own nor the inbox's.
         unsent: what sends that which has only been kept back for the end of a loop's turn.
     """
@@ -92,8 +63,6 @@ class NodeClient:
         self.node = -1
         self.welcome: dict[str, Any] = {}
         self.ready: Work[dict[str, Any]] = Work()
-        self.on_event: dict[str, list[Callable[[dict[str, Any]], None]]] = {}
-        self._listeners: dict[str, list[weakref.WeakMethod[Callable[[dict[str, Any]], None]]]] = {}
         self.lost_nodes: dict[int, NodeLost] = {}
         self.receivers: dict[int, Receiver] = {}
         self.unsent: dict[Callable[[], None], None] = {}
@@ -105,14 +74,14 @@ class NodeClient:
         self.shortcut: Callable[[int], Connection | None] = lambda endpoint: None
         """A socket of this worker's own to a process of its node, where it has one."""
         self._turns = Turns()
-        self._directs = Directs(self._on_direct, self.connect_directly, self._on_direct_gone)
+        self._directs = Directs(self._on_direct, self.connect_directly, lambda gone: self._direct_calls.forget(gone))
         self._direct_calls = DirectCalls(self._directs, self._calls, self._turns.lock, self._send, self.later)
         self._idle: IdleReader | None = None
         self._closed: Exception | None = None
         self._tasks = Tasks(loop, self._on_loop)
-        self._failed: set[str] = set()
-        self._heard: set[str] = set()
-        _clients.add(self)
+        self.events = Events()
+        self._unheard = Unheard(self._tell)
+        seats.add(self)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"
@@ -138,21 +107,16 @@ class NodeClient:
         return connection
 
     def _connect(self, sock: socket.socket, facts: dict[str, Any]) -> Connection:
-        inbox = self._inbox
+        on_batch = self._inbox.on_batch if self._inbox is not None else None
         self._connection = Connection(
-            sock,
-            self.loop,
-            on_frame=self._on_frame,
-            on_closed=self._on_closed,
-            on_batch=inbox.on_batch if inbox is not None else None,
-            turns=self._turns,
+            sock, self.loop, on_frame=self._on_frame, on_closed=self._on_closed, on_batch=on_batch, turns=self._turns
         )
         self._connection.send((frames.HELLO, 0, 0, facts))
         return self._connection
 
-    def listen(self, what: str, listener: Callable[[dict[str, Any]], None]) -> None:
+    def listen(self, what: str, listener: Listener) -> None:
         """Calls a bound method for every event of a kind, as long as its object lives."""
-        self._listeners.setdefault(what, []).append(weakref.WeakMethod(listener))
+        self.events.listen(what, listener)
 
     # -- calls --------------------------------------------------------------------------------------------------
 
@@ -167,7 +131,7 @@ class NodeClient:
         ways, rest = self._direct_calls.open(call, targets, method)
         try:
             for slot, way in ways:
-                way.send((frames.CALL, len(fds), 0, slot, call, method, credit, body), _copies(fds) if fds else ())
+                way.send((frames.CALL, len(fds), 0, slot, call, method, credit, body), copy_fds(fds) if fds else ())
             if not rest:
                 close_fds(fds)
             else:
@@ -205,19 +169,21 @@ class NodeClient:
     def _departed(self, call: int, sink: Sink) -> None:
         sink.departed()
         if self._closed is not None or self.lost_nodes:
-            self._fail_hopeless(call, sink)
+            self._on_loop(lambda: self._fail_hopeless(call, sink))
 
     def _fail_hopeless(self, call: int, sink: Sink) -> None:
         """A call that was made after the socket or a node went away fails at once."""
+        if self._closed is not None:
+            self._lose(call, sink, str(self._closed))
+        for node, lost in list(self.lost_nodes.items()):
+            self._lose(call, sink, str(lost), node)
 
-        def fail() -> None:
-            for slot, target in enumerate(sink.targets):
-                lost = self.lost_nodes.get(frames.node_of(target))
-                if self._closed is not None or lost is not None:
-                    reason = str(self._closed or lost)
-                    self._answer(call, slot, Status.LOST, frames.pack([frames.node_of(target), reason]))
-
-        self._on_loop(fail)
+    def _lose(self, call: int, sink: Sink, reason: str, node: int | None = None) -> None:
+        """No answer will come, or none from one node."""
+        for slot, target in enumerate(sink.targets):
+            at = frames.node_of(target)
+            if node is None or at == node:
+                self._answer(call, slot, Status.LOST, frames.pack([at, reason]))
 
     def cancel(self, call: int, targets: Sequence[int]) -> None:
         direct, relayed = self._direct_calls.split(call, targets)
@@ -251,18 +217,12 @@ class NodeClient:
 
     def failed(self, key: str, text: str) -> None:
         """Something has failed of which the user's code has not heard: unless it does, the run is no success."""
-        if self._inbox is not None or key in self._heard:
-            return
-        self._failed.add(key)
-        self._tell("failed", {"key": key, "text": text})
+        if self._inbox is None:
+            self._unheard.failed(key, text)
 
     def heard(self, key: str) -> None:
         """The user's code has got the error of what ``failed`` told."""
-        if key in self._failed:
-            self._failed.discard(key)
-            self._tell("heard", {"key": key})
-        else:
-            self._heard.add(key)
+        self._unheard.heard(key)
 
     def _tell(self, operation: str, arguments: Any) -> None:
         """An ask whose answer nobody waits for."""
@@ -290,12 +250,8 @@ class NodeClient:
 
     def later(self, seconds: float, callback: Callable[[], None]) -> None:
         """Calls back on the client's loop after so many seconds; from any thread."""
-
-        def start() -> None:
-            self.loop.call_later(seconds, callback)
-
         with contextlib.suppress(ClosedError):
-            self._on_loop(start)
+            self._on_loop(lambda: self.loop.call_later(seconds, callback))
 
     # -- the wire -----------------------------------------------------------------------------------------------
 
@@ -335,7 +291,7 @@ class NodeClient:
             return
         self._connection.send(frame, fds, later=later, hold=hold, on_left=on_left)
 
-    def _on_loop(self, callback: Callable[[], None]) -> None:
+    def _on_loop(self, callback: Callable[[], object]) -> None:
         try:
             self.loop.call_soon_threadsafe(callback)
         except RuntimeError:
@@ -362,7 +318,7 @@ class NodeClient:
                 self._on_node_lost(frame[5])
             elif frame[4] == "refused":
                 self._end(error_of(frame[5]["error"]))
-            self._announce(frame[4], frame[5])
+            self.events.announce(frame[4], frame[5])
         elif kind == frames.HELLO:
             self.welcome = frame[3]
             self.endpoint, self.node = frame[3]["endpoint"], frame[3]["node"]
@@ -392,9 +348,6 @@ class NodeClient:
         if self._connection is not None and not self._connection.is_handling:
             self._connection.drain()
 
-    def _on_direct_gone(self, source: int) -> None:
-        self._direct_calls.forget(source)
-
     def hear_out(self, endpoint: int) -> None:
         """Takes in what a worker that is said to be gone still said on its own socket; where frames are handled."""
         self._directs.drain(endpoint)
@@ -403,17 +356,6 @@ class NodeClient:
         sink = self._calls.get(call)
         if sink is not None:
             self._directs.drain(sink.targets[slot])
-
-    def _announce(self, what: str, facts: dict[str, Any]) -> None:
-        for listener in list(self.on_event.get(what, ())):
-            listener(facts)
-        listening = self._listeners.get(what, [])
-        for reference in list(listening):
-            method = reference()
-            if method is None:
-                listening.remove(reference)
-            else:
-                method(facts)
 
     def _answer(self, call: int, slot: int, status: int, body: Body) -> None:
         sink = self._calls.get(call)
@@ -429,11 +371,8 @@ class NodeClient:
         node = facts["node"]
         error = NodeLost.from_facts(facts["name"], node, facts["reason"])
         self.lost_nodes[node] = error
-        body = frames.pack([node, str(error)])
         for call, sink in list(self._calls.items()):
-            for slot, target in enumerate(sink.targets):
-                if frames.node_of(target) == node:
-                    self._answer(call, slot, Status.LOST, body)
+            self._lose(call, sink, str(error), node)
         self._asks.fail(error, node=node)
 
     def _on_closed(self, reason: str) -> None:
@@ -443,18 +382,15 @@ class NodeClient:
         if self._closed is not None:
             return
         self._closed = error
-        if self in _open:
-            _open.remove(self)
+        seats.leave(self)
         self.ready._settle(error=error)
         for call, sink in list(self._calls.items()):
-            for slot, target in enumerate(sink.targets):
-                self._answer(call, slot, Status.LOST, frames.pack([frames.node_of(target), str(error)]))
+            self._lose(call, sink, str(error))
         self._calls.clear()
         self._asks.fail(error)
-        if all(client._closed is not None for client in list(_clients)):
+        if seats.all_closed():
             pool.close()
-        for listener in self.on_event.get("closed", ()):
-            listener({"reason": str(error)})
+        self.events.announce("closed", {"reason": str(error)})
 
     @property
     def closed(self) -> Exception | None:
@@ -481,63 +417,3 @@ class NodeClient:
         """Writes what is queued before the process ends."""
         if self._connection is not None and self._closed is None:
             self._connection.flush_blocking(timeout)
-
-
-def _copies(fds: Sequence[int]) -> Sequence[int]:
-    copies: list[int] = []
-    try:
-        for fd in fds:
-            copies.append(os.dup(fd))
-    except OSError as error:
-        close_fds(copies)
-        text = f"no descriptor is left for the arguments: {error.strerror} (is `ulimit -n` reached?)"
-        raise OSError(error.errno, text) from None
-    return copies
-
-
-_clients: weakref.WeakSet[NodeClient] = weakref.WeakSet()
-
-
-def _leave_to_parent() -> None:
-    for client in list(_clients):
-        client.leave_to_parent()
-    _open.clear()
-
-
-os.register_at_fork(after_in_child=_leave_to_parent)
-
-_open: list[NodeClient] = []
-"""The clients of this process's open clusters; of a worker, its own."""
-
-
-def opened(client: NodeClient) -> None:
-    _open.append(client)
-
-
-def any_open() -> bool:
-    """Whether this process has an open cluster, or is a worker."""
-    return bool(_open)
-
-
-def only_open() -> NodeClient:
-    """The client of the only open cluster of this process.
-
-    Raises:
-        RuntimeError: there is none, or there are several.
-    """
-    if len(_open) == 1:
-        return _open[0]
-    how_many = f"{len(_open)} clusters are" if _open else "no cluster is"
-    raise RuntimeError(f"{how_many} open in this process: say which one is meant with cluster=...")
-
-
-def open_in(run: str) -> NodeClient:
-    """The client of this process in a run.
-
-    Raises:
-        RuntimeError: it has none there.
-    """
-    for client in _open:
-        if client.welcome.get("run") == run:
-            return client
-    raise RuntimeError(f"this process has no open cluster of run {run}")

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Generator, Sequence
 from typing import Any, Final
 
-from rlinf_async import client as clients
-from rlinf_async import tracing
+from rlinf_async import seats, tracing
 from rlinf_async.address import NodeInfo, WorkerAddress
+from rlinf_async.asks import HERE
 from rlinf_async.client import NodeClient
 from rlinf_async.configuration import ClusterConfig, NodeGroup, get_path_env_merge_mode, merge_worker_env_vars
 from rlinf_async.core import codec
@@ -127,7 +127,7 @@ class Cluster:
             self._client = NodeClient(loop)
             tracing.attach(self._client, "driver", compares_clocks=True)
             if log_to_driver:
-                self._client.on_event.setdefault("output", []).append(show_output)
+                self._client.events.on("output", show_output)
         self._pid = os.getpid()
         self._started = self._client.run(self._start(), what="the start of the cluster")
         if running is None:
@@ -173,7 +173,7 @@ class Cluster:
         if not self._attached:
             if self._trace.enable:
                 await tracing.open_trace(self._client, "driver", self._trace.output_file)
-            clients.opened(self._client)
+            seats.take(self._client)
 
     async def _start_here(self) -> str:
         return await start_own_nodes(
@@ -291,7 +291,7 @@ class Cluster:
     @staticmethod
     def has_initialized() -> bool:
         """Whether this process has an open cluster."""
-        return clients.any_open()
+        return seats.any_taken()
 
     get_full_env_var_name = staticmethod(get_full_env_var_name)
     get_sys_env_var = staticmethod(get_sys_env_var)
@@ -300,7 +300,7 @@ class Cluster:
 
     def status(self, node: int | None = None) -> Any:
         """What a node's daemon has at the moment, as plain data; in a coroutine a ``Work`` of it."""
-        return blocking(self._client.ask("status", node=clients.HERE if node is None else node))
+        return blocking(self._client.ask("status", node=HERE if node is None else node))
 
     def find_group(self, worker_cls: type, name: str, timeout: float | None = None) -> Any:
         """The group of that name, whoever launched it; see ``WorkerGroup.from_group_name``."""

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from rlinf_async.core import frames
+from rlinf_async.sink import Sink
 from rlinf_async.wire.directs import Directs
 from rlinf_async.wire.unix import Connection
 
@@ -27,14 +28,6 @@ TELL_AFTER: Final = 0.002
 
 MOST_TARGETS: Final = 8
 """Ranks; a call to more of them costs its caller less if the daemon fans it out."""
-
-
-class OpenCall(Protocol):
-    @property
-    def targets(self) -> Sequence[int]: ...
-
-    def unanswered(self) -> Sequence[int]:
-        """Slots whose answer has not come."""
 
 
 class DirectCalls:
@@ -51,7 +44,7 @@ class DirectCalls:
     def __init__(
         self,
         directs: Directs,
-        open_calls: Mapping[int, OpenCall],
+        open_calls: Mapping[int, Sink],
         lock: threading.RLock,
         send: Callable[[frames.Frame], None],
         later: Callable[[float, Callable[[], None]], None],

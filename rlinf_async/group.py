@@ -11,7 +11,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from rlinf_async import client as clients
+from rlinf_async import seats
 from rlinf_async.address import WorkerInfo
 from rlinf_async.client import NodeClient
 from rlinf_async.core import codec, frames
@@ -222,7 +222,7 @@ class WorkerGroup:
             RuntimeError: no ``cluster=`` was given, and not exactly one is open in this process.
             DeadlineExceeded: there was no such group within ``timeout`` seconds; lists those that there are.
         """
-        seat = clients.only_open() if cluster is None else cluster.client
+        seat = seats.only_taken() if cluster is None else cluster.client
         what = f"a group named '{group_name}'"
         return blocking(seat.run(_find(cls, seat, worker_cls, group_name, timeout), what=what, abandonable=True))
 

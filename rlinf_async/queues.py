@@ -35,8 +35,8 @@ class Queues:
         self._watching = False
         self._warned: set[RemoteQueue] = set()
         client.receivers[frames.GIVE] = client.receivers[frames.QUEUE] = self
-        client.on_event.setdefault("node_lost", []).append(self._on_node_lost)
-        client.on_event.setdefault("closed", []).append(self._on_closed)
+        client.events.on("node_lost", self._on_node_lost)
+        client.events.on("closed", self._on_closed)
 
     def __repr__(self) -> str:
         return f"<Queues [{len(self._queues)} used by {self._client!r}]>"

@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, cast
 
-from rlinf_async import client as clients
-from rlinf_async import tracing
+from rlinf_async import seats, tracing
 from rlinf_async.client import NodeClient
 from rlinf_async.core.spans import Recorder, Span, plain, text
 from rlinf_async.work import blocking
@@ -90,7 +89,7 @@ class Tracer:
         Raises:
             RuntimeError: no ``cluster=`` was given, and not exactly one is open in this process.
         """
-        client = clients.only_open() if cluster is None else cluster.client
+        client = seats.only_taken() if cluster is None else cluster.client
         return blocking(client.run(tracing.collect(client), what="the trace of the run"))
 
 

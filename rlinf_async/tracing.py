@@ -69,9 +69,9 @@ def attach(client: NodeClient, name: str, *, compares_clocks: bool = False) -> N
         if facts is not None:
             hear(facts)
 
-    client.on_event.setdefault("traced", []).append(hear)
-    client.on_event.setdefault("collect_spans", []).append(lambda facts: _collect(client, facts))
-    client.on_event.setdefault("closed", []).append(lambda facts: _turn_off(client))
+    client.events.on("traced", hear)
+    client.events.on("collect_spans", lambda facts: _collect(client, facts))
+    client.events.on("closed", lambda facts: _turn_off(client))
     client.ready._follow(greeted)
 
 

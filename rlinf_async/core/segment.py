@@ -85,6 +85,23 @@ def seal_segment(fd: int) -> None:
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
 
 
+def copy_fds(fds: Sequence[int]) -> list[int]:
+    """Further descriptors of the same files, which the caller closes; all of them or none.
+
+    Raises:
+        OSError: none is left.
+    """
+    copies: list[int] = []
+    try:
+        for fd in fds:
+            copies.append(os.dup(fd))
+    except OSError as error:
+        close_fds(copies)
+        text = f"no descriptor is left for the arguments: {error.strerror} (is `ulimit -n` reached?)"
+        raise OSError(error.errno, text) from None
+    return copies
+
+
 def close_fds(fds: Iterable[int]) -> None:
     for fd in fds:
         os.close(fd)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
-from rlinf_async import client as clients
+from rlinf_async import seats
 from rlinf_async.address import WorkerAddress, WorkerInfo
 from rlinf_async.each import each
 from rlinf_async.hardware import is_rehearsal
@@ -204,7 +204,7 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
         group = address.get_parent_address()
         if group is None:
             raise ValueError(f"{worker_name!r} is no worker's name: those are group:rank")
-        client = here.client or clients.only_open()
+        client = here.client or seats.only_taken()
         facts = {"group": group.get_name(), "rank": address.rank}
         return blocking(client.ask("is_alive", facts, node=0, what=f"whether worker {worker_name} lives"))
 

@@ -13,9 +13,9 @@ import sys
 from multiprocessing import util
 from typing import Any, Final
 
-from rlinf_async import tracing
+from rlinf_async import seats, tracing
 from rlinf_async.address import WorkerAddress, WorkerInfo
-from rlinf_async.client import NodeClient, opened
+from rlinf_async.client import NodeClient
 from rlinf_async.core.frames import PROTOCOL
 from rlinf_async.core.worker_facts import read_worker
 from rlinf_async.errors import LaunchError
@@ -99,7 +99,7 @@ def join(parent: WorkerAddress, world_size: int, rank: int) -> here.Identity:
     environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     identity = here.Identity(info, world_size, parent.get_name(), environment)
     here.identity, here.client, here.exchange = identity, client, exchange
-    opened(client)
+    seats.take(client)
     logs.configure(identity.group_name, rank, os.environ.get(logs.LEVEL))
     os.register_at_fork(after_in_child=here.forget)
     # Runs at the end of every process, those of multiprocessing included, which know no atexit.

@@ -12,8 +12,8 @@ import sys
 import threading
 from typing import Any
 
-from rlinf_async import far_links, tracing
-from rlinf_async.client import NodeClient, opened
+from rlinf_async import far_links, seats, tracing
+from rlinf_async.client import NodeClient
 from rlinf_async.gate import LockGate, wait_at
 from rlinf_async.wire.idle_reader import IdleReader
 from rlinf_async.wire.selector import SharedSelector
@@ -43,8 +43,8 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: here.Identity, sto
     client.shortcut = runtime.shortcuts.to
     here.client = client
     here.exchange = Exchange(client, identity.info, identity.group_name)
-    opened(client)
-    client.on_event.setdefault("closed", []).append(_cut_off)
+    seats.take(client)
+    client.events.on("closed", _cut_off)
     tracing.attach(client, identity.address.get_name())
     far_links.use(far_links_of(client, identity))
 
