@@ -1,21 +1,15 @@
-"""The configuration: a schema, a YAML file, and what the command line overrides of it.
-
-A key that the schema does not have is an error, wherever it stands, with the key that it resembles.
-"""
+"""What a job of this example can be told, and what of it makes sense."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from rlinf_async.errors import ConfigError
+from rlinf_async.configuration import Claim, check_values, find_configuration, read_configuration
 
 CONFIG_FOLDER = Path(__file__).parent / "config"
 COMPONENTS = ("actor", "rollout", "env")
@@ -130,19 +124,9 @@ def load_configuration(name: str, overrides: Sequence[str] = ()) -> DictConfig:
     Raises:
         ConfigError: unknown, missing or ill-typed keys, values out of range; names the file or the override.
     """
-    path = _find(name)
-    cfg = OmegaConf.structured(Configuration)
-    try:
-        loaded = OmegaConf.load(path)
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: {error}") from error
-    cfg = _merge(cfg, loaded, str(path))
-    for override in overrides:
-        cfg = _merge(cfg, _parse_override(override), f"command line, {override!r}")
-    missing = sorted(OmegaConf.missing_keys(cfg))
-    if missing:
-        raise ConfigError(f"{path}: missing {', '.join(missing)}")
-    _check_values(cfg, str(path) if not overrides else f"{path} and command line")
+    path = find_configuration(name, CONFIG_FOLDER)
+    cfg = read_configuration(Configuration, path, overrides, COMPONENTS)
+    check_values(cfg, _claims(cfg), path, overrides)
     OmegaConf.set_readonly(cfg, True)
     return cfg
 
@@ -153,72 +137,7 @@ def last_step(cfg: DictConfig) -> int:
     return int(epochs if steps < 0 else min(epochs, steps))
 
 
-def _find(name: str) -> Path:
-    if name.endswith((".yaml", ".yml")) or "/" in name:
-        return Path(name)
-    path = CONFIG_FOLDER / f"{name}.yaml"
-    if not path.exists():
-        known = sorted(file.stem for file in CONFIG_FOLDER.glob("*.yaml"))
-        raise ConfigError(f"no configuration {name!r} in {CONFIG_FOLDER}: {_suggest(name, known)}")
-    return path
-
-
-def _parse_override(text: str) -> DictConfig:
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise ConfigError(f"command line, {text!r}: expected key=value, for example runner.seed=1")
-    placement = "cluster.component_placement."
-    if key.startswith(placement) and not value.startswith("{"):
-        # A placement such as 1:0 is text; YAML would read a number to base 60.
-        return OmegaConf.create({"cluster": {"component_placement": {key.removeprefix(placement): value}}})
-    try:
-        return OmegaConf.from_dotlist([text])
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"command line, {text!r}: {error}") from error
-
-
-def _merge(cfg: DictConfig, addition: Any, source: str) -> DictConfig:
-    if not isinstance(addition, DictConfig):
-        raise ConfigError(f"{source}: expected sections such as runner: and env:, found {type(addition).__name__}")
-    for prefix, unknown, known in _unknown_keys(_as_dict(cfg), _as_dict(addition)):
-        raise ConfigError(f"{source}: unknown key {prefix}{unknown}: {_suggest(unknown, known, prefix)}")
-    try:
-        merged = OmegaConf.merge(cfg, addition)
-    except OmegaConfBaseException as error:
-        key = error.full_key or ", ".join(str(name) for name in addition)
-        raise ConfigError(f"{source}: {key}: {str(error).splitlines()[0]}") from error
-    assert isinstance(merged, DictConfig)
-    return merged
-
-
-def _as_dict(config: DictConfig) -> dict[Any, Any]:
-    values = OmegaConf.to_container(config, resolve=False)
-    assert isinstance(values, dict)
-    return values
-
-
-def _unknown_keys(
-    schema: dict[str, Any], given: dict[Any, Any], prefix: str = ""
-) -> Iterator[tuple[str, str, list[str]]]:
-    """For each key of ``given`` that ``schema`` lacks: its section, its name, and the names that the section has."""
-    for key, value in given.items():
-        section = f"{prefix}{key}."
-        if section == "cluster.component_placement." and isinstance(value, dict):
-            # A key there may name several components: "actor,rollout".
-            named = {part.strip(): None for names in value for part in str(names).split(",")}
-            yield from _unknown_keys(dict.fromkeys(COMPONENTS), named, section)
-        elif key not in schema:
-            yield prefix, str(key), list(schema)
-        elif isinstance(value, dict) and isinstance(schema[key], dict):
-            yield from _unknown_keys(schema[key], value, section)
-
-
-def _suggest(wrong: str, known: Sequence[str], prefix: str = "") -> str:
-    close = difflib.get_close_matches(wrong, known, n=1, cutoff=0.6)
-    return f"did you mean {prefix}{close[0]}?" if close else f"there is {', '.join(known)}"
-
-
-def _check_values(cfg: DictConfig, source: str) -> None:
+def _claims(cfg: DictConfig) -> list[Claim]:
     """What types cannot say."""
     at_least_one = [
         "cluster.num_nodes",
@@ -240,7 +159,7 @@ def _check_values(cfg: DictConfig, source: str) -> None:
     }
     placed = {part.strip() for names in cfg.cluster.component_placement for part in str(names).split(",")}
     has_policy = cfg.rollout.model.model_path is not None
-    claims = [
+    return [
         *((key, OmegaConf.select(cfg, key) >= 1, "must be at least 1") for key in at_least_one),
         *((key, OmegaConf.select(cfg, key) >= 0, "must not be negative") for key in not_negative),
         *((key, OmegaConf.select(cfg, key) > 0, "must be above 0") for key in above_zero),
@@ -250,9 +169,6 @@ def _check_values(cfg: DictConfig, source: str) -> None:
         ("cluster.component_placement", placed == set(COMPONENTS), f"must place {', '.join(COMPONENTS)}"),
         ("runner.only_eval", has_policy or not cfg.runner.only_eval, "needs rollout.model.model_path"),
     ]
-    for key, holds, claim in claims:
-        if not holds:
-            raise ConfigError(f"{source}: {key} {claim}, not {OmegaConf.select(cfg, key)}")
 
 
 def _or(known: Sequence[str]) -> str:

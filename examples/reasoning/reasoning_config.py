@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING, DictConfig, OmegaConf
-from strict_config import find_config, read_config
 
-from rlinf_async.errors import ConfigError
+from rlinf_async.configuration import Claim, check_values, find_configuration, read_configuration
 
 CONFIG_FOLDER = Path(__file__).parent / "config" / "math"
 COMPONENTS = ("actor", "rollout", "reward")
@@ -137,9 +136,9 @@ def load_configuration(name: str, overrides: Sequence[str] = ()) -> DictConfig:
     Raises:
         ConfigError: unknown, missing or ill-typed keys, values out of range; names the file or the override.
     """
-    path = find_config(name, CONFIG_FOLDER)
-    cfg = read_config(Configuration, path, overrides, COMPONENTS)
-    _check_values(cfg, str(path) if not overrides else f"{path} and command line")
+    path = find_configuration(name, CONFIG_FOLDER)
+    cfg = read_configuration(Configuration, path, overrides, COMPONENTS)
+    check_values(cfg, _claims(cfg), path, overrides)
     OmegaConf.set_readonly(cfg, True)
     return cfg
 
@@ -154,7 +153,7 @@ def last_step(cfg: DictConfig) -> int:
     return int(steps if cfg.runner.max_steps < 0 else min(steps, cfg.runner.max_steps))
 
 
-def _check_values(cfg: DictConfig, source: str) -> None:
+def _claims(cfg: DictConfig) -> list[Claim]:
     """What types cannot say."""
     at_least_one = [
         "cluster.num_nodes",
@@ -175,7 +174,7 @@ def _check_values(cfg: DictConfig, source: str) -> None:
     placed = {part.strip() for names in cfg.cluster.component_placement for part in str(names).split(",")}
     batch, devices = cfg.data.rollout_batch_size, "must be auto, cpu or cuda"
     width, heads = cfg.actor.model.hidden_size, cfg.actor.model.num_attention_heads
-    claims = [
+    return [
         *((key, OmegaConf.select(cfg, key) >= 1, "must be at least 1") for key in at_least_one),
         *((key, OmegaConf.select(cfg, key) >= 0, "must not be negative") for key in not_negative),
         *((key, OmegaConf.select(cfg, key) > 0, "must be above 0") for key in above_zero),
@@ -195,6 +194,3 @@ def _check_values(cfg: DictConfig, source: str) -> None:
             "needs rollout.model.model_path",
         ),
     ]
-    for key, holds, claim in claims:
-        if not holds:
-            raise ConfigError(f"{source}: {key} {claim}, not {OmegaConf.select(cfg, key)}")

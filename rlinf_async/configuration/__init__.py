@@ -1,4 +1,7 @@
-"""What a configuration says of a cluster, read and checked: plain frozen values, no processes."""
+"""What a configuration says of a cluster, read and checked: plain frozen values, no processes.
+
+``schema`` reads the rest of a job's configuration, by a schema of the job's own.
+"""
 
 from .cluster import ClusterConfig
 from .document import Document, Origin, Steps, load_document, name_steps, origin_of, plain
@@ -22,6 +25,7 @@ from .node_group import (
 )
 from .node_group_config import NodeGroupConfig
 from .ranks import format_ranks, parse_range, parse_rank_config
+from .schema import Claim, check_values, find_configuration, read_configuration
 from .section import Section, did_you_mean, misplaced
 from .tracing import TracerConfig
 
@@ -31,6 +35,7 @@ __all__ = [
     "NODE_GROUP",
     "PATH_LIKE",
     "BandwidthGroup",
+    "Claim",
     "ClusterConfig",
     "CrossDCPair",
     "Document",
@@ -45,7 +50,9 @@ __all__ = [
     "Steps",
     "TracerConfig",
     "built_in_groups",
+    "check_values",
     "did_you_mean",
+    "find_configuration",
     "format_ranks",
     "get_path_env_merge_mode",
     "labelled_groups",
@@ -58,5 +65,6 @@ __all__ = [
     "parse_range",
     "parse_rank_config",
     "plain",
+    "read_configuration",
     "worker_key",
 ]

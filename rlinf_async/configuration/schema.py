@@ -1,0 +1,157 @@
+"""A job's own configuration, read by a schema: a YAML file, and what the command line overrides of it.
+
+A key that the schema does not have is an error, wherever it stands, with the key that it resembles::
+
+    @dataclass
+    class Runner:
+        max_epochs: int = MISSING
+        seed: int = 0
+
+    @dataclass
+    class Configuration:
+        runner: Runner = field(default_factory=Runner)
+
+    read_configuration(Configuration, find_configuration("small", Path("config")), ["runner.seed=7"])
+    # config/small.yaml: unknown key runner.max_epoch: did you mean runner.max_epochs?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import is_dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rlinf_async.errors import ConfigError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+_PLACEMENT: Final = "cluster.component_placement."
+
+Claim = tuple[str, bool, str]
+"""A key, whether its value makes sense, and what it must be: ``("algorithm.gamma", gamma <= 1, "must be at most 1")``.
+"""
+
+
+def find_configuration(name: str, folder: Path) -> Path:
+    """A path to a YAML file as it is, or the file of that name in ``folder``.
+
+    Raises:
+        ConfigError: there is no such name; says which one it resembles.
+    """
+    if name.endswith((".yaml", ".yml")) or "/" in name:
+        return Path(name)
+    path = folder / f"{name}.yaml"
+    if not path.exists():
+        known = sorted(file.stem for file in folder.glob("*.yaml"))
+        raise ConfigError(f"no configuration {name!r} in {folder}: {_suggest(name, known)}")
+    return path
+
+
+def read_configuration(
+    schema: type, path: Path, overrides: Sequence[str] = (), components: Collection[str] = ()
+) -> DictConfig:
+    """``path`` and then ``overrides`` over the schema's defaults.
+
+    Args:
+        schema: a dataclass of dataclasses, as OmegaConf understands them; ``omegaconf.MISSING`` is what has to be
+            given.
+        overrides: ``key.of.it=value``, values in YAML; a placement is text, also where YAML would read a number to
+            base 60 (``1:0``).
+        components: what ``cluster.component_placement`` may place, several at a time too (``actor,rollout``); empty:
+            whatever it names.
+
+    Raises:
+        ConfigError: the file cannot be read, is no YAML mapping, or an override is none; a key is unknown, missing or
+            ill-typed.  Names the file or the override, and the key.
+    """
+    import yaml
+    from omegaconf import OmegaConf
+
+    cfg: DictConfig = OmegaConf.structured(schema)
+    try:
+        loaded = OmegaConf.load(path)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    cfg = _merge(cfg, loaded, str(path), components)
+    for override in overrides:
+        cfg = _merge(cfg, _parse_override(override), f"command line, {override!r}", components)
+    missing = sorted(OmegaConf.missing_keys(cfg))
+    if missing:
+        raise ConfigError(f"{path}: missing {', '.join(missing)}")
+    return cfg
+
+
+def check_values(cfg: DictConfig, claims: Iterable[Claim], path: Path, overrides: Sequence[str] = ()) -> None:
+    """What types cannot say.
+
+    Raises:
+        ConfigError: a claim does not hold; names the key, its value and where that may come from.
+    """
+    from omegaconf import OmegaConf
+
+    source = f"{path} and command line" if overrides else str(path)
+    for key, holds, must in claims:
+        if not holds:
+            raise ConfigError(f"{source}: {key} {must}, not {OmegaConf.select(cfg, key)}")
+
+
+def _parse_override(text: str) -> DictConfig:
+    import yaml
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"command line, {text!r}: expected key=value, for example runner.seed=1")
+    if key.startswith(_PLACEMENT) and not value.startswith("{"):
+        return OmegaConf.create({"cluster": {"component_placement": {key.removeprefix(_PLACEMENT): value}}})
+    try:
+        return OmegaConf.from_dotlist([text])
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"command line, {text!r}: {error}") from error
+
+
+def _merge(cfg: DictConfig, addition: Any, source: str, components: Collection[str]) -> DictConfig:
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    if not isinstance(addition, DictConfig):
+        sections = " and ".join(f"{key}:" for key in list(cfg)[:2])
+        raise ConfigError(f"{source}: expected sections such as {sections}, found {type(addition).__name__}")
+    given = OmegaConf.to_container(addition, resolve=False)
+    assert isinstance(given, dict)
+    for prefix, unknown, known in _unknown_keys(cfg, given, components):
+        raise ConfigError(f"{source}: unknown key {prefix}{unknown}: {_suggest(unknown, known, prefix)}")
+    try:
+        merged = OmegaConf.merge(cfg, addition)
+    except OmegaConfBaseException as error:
+        key = error.full_key or ", ".join(str(name) for name in addition)
+        raise ConfigError(f"{source}: {key}: {str(error).splitlines()[0]}") from error
+    assert isinstance(merged, DictConfig)
+    return merged
+
+
+def _unknown_keys(
+    section: DictConfig, given: dict[Any, Any], components: Collection[str], prefix: str = ""
+) -> Iterator[tuple[str, str, list[str]]]:
+    """For each key of ``given`` that the schema lacks: its section, its name, and the names that the section has."""
+    from omegaconf import OmegaConf
+
+    known = [str(key) for key in section]
+    for key, value in given.items():
+        inside = f"{prefix}{key}."
+        if inside == _PLACEMENT and components and isinstance(value, dict):
+            named = [part.strip() for names in value for part in str(names).split(",")]
+            yield from ((inside, name, list(components)) for name in named if name not in components)
+        elif key not in known:
+            yield prefix, str(key), known
+        elif isinstance(value, dict) and is_dataclass(OmegaConf.get_type(section, key)):
+            yield from _unknown_keys(section[key], value, components, inside)
+
+
+def _suggest(wrong: str, known: Sequence[str], prefix: str = "") -> str:
+    close = get_close_matches(wrong, known, n=1, cutoff=0.6)
+    return f"did you mean {prefix}{close[0]}?" if close else f"there is {', '.join(known)}"
