@@ -62,8 +62,7 @@ class AsyncRouteWork(Work[Any]):
 
     def _abandon_parts(self) -> None:
         for part in self._parts:
-            if not part.done():
-                part._lose_interest()
+            part._lose_interest()
 
     def _abandon(self) -> None:
         self._given_up = True

@@ -1,0 +1,91 @@
+"""The parts of a routed batch end together: with the first that fails, or when nobody wants the whole any more."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rlinf_async.work import Work
+from rlinf_async.worker.route_work import AsyncRouteWork
+
+
+class Sending(Work[Any]):
+    """A part that says how often it was given up."""
+
+    given_up = 0
+
+    def _abandon(self) -> None:
+        self.given_up += 1
+
+
+def whole_of(count: int) -> tuple[AsyncRouteWork, list[Sending]]:
+    work, parts = AsyncRouteWork("send_to() to 'actor'"), [Sending() for _ in range(count)]
+    work.begin(parts)
+    return work, parts
+
+
+async def give_up(work: AsyncRouteWork) -> None:
+    waiting = asyncio.ensure_future(work)
+    await asyncio.sleep(0)  # it waits
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+def test_it_is_done_when_all_parts_are() -> None:
+    work, parts = whole_of(2)
+    parts[1]._settle()
+    assert not work.done()
+    parts[0]._settle()
+    assert work.wait() is None
+    assert [part.given_up for part in parts] == [0, 0]
+
+
+def test_the_first_part_that_fails_fails_it_and_the_others_are_given_up_once() -> None:
+    work, parts = whole_of(4)
+    parts[3]._settle()
+    parts[1]._settle(error=ValueError("rank 1 is gone"))
+    parts[2]._settle(error=ValueError("and rank 2"))
+    with pytest.raises(ValueError, match="rank 1 is gone"):
+        work.wait()
+    assert [part.given_up for part in parts] == [1, 0, 1, 0]
+
+
+async def test_its_unfinished_parts_are_given_up_when_nobody_waits_for_it() -> None:
+    work, parts = whole_of(3)
+    parts[0]._settle()
+    await give_up(work)
+    assert [part.given_up for part in parts] == [0, 1, 1]
+
+
+async def test_parts_that_come_after_it_was_given_up_are_given_up_at_once() -> None:
+    work, parts = AsyncRouteWork("recv_from() from 'rollout'"), [Sending(), Sending()]
+    await give_up(work)
+    work.begin(parts)
+    assert [part.given_up for part in parts] == [1, 1]
+
+
+async def test_a_part_that_somebody_else_waits_for_goes_on() -> None:
+    work, parts = whole_of(2)
+    other = asyncio.ensure_future(parts[0])
+    await asyncio.sleep(0)
+    await give_up(work)
+    assert [part.given_up for part in parts] == [0, 1]
+    parts[0]._settle("sent")
+    assert await other == "sent"
+
+
+def test_what_has_arrived_is_put_together_once_and_a_failure_of_that_is_its_own() -> None:
+    calls: list[list[Any]] = []
+    work, parts = AsyncRouteWork("recv_from() from 'rollout'"), [Sending(), Sending()]
+    work.begin(parts, lambda values: calls.append(values) or sum(values))
+    for number, part in enumerate(parts, 1):
+        part._settle(number)
+    assert [work.wait(), work.wait()] == [3, 3]
+    assert calls == [[1, 2]]
+    bad = AsyncRouteWork("recv_from() from 'rollout'")
+    bad.begin([], lambda values: 1 // len(values))
+    with pytest.raises(ZeroDivisionError):
+        bad.wait()
