@@ -2,8 +2,9 @@
 
 Where nothing is emulated ``here`` is None, and everybody who sends asks for nothing but that.  What is kept of one link
 leaves in its order; what is meant for others is not held up by it.  A link without a shared line needs nobody else.
-Lines are shared by workers anywhere in the run, so node 0's daemon says when they are free (``launcher/lines.py``): one
-book is right by itself, and what the question takes is part of the wait.
+Lines are shared by workers anywhere in the run, so node 0's daemon says when they are free (``launcher/lines.py``).
+On a line that is free, what the question takes is part of the wait; on one that is taken a message is never early,
+however long the question was under way, so that together they never get more than the line carries.
 """
 
 from __future__ import annotations
@@ -90,7 +91,9 @@ class FarLinks:
                 through = ask._result()
             except Exception:  # node 0 is lost: nobody keeps the book of the lines
                 through = 0.0
-            parcel.due = now + through + crossing.delay
+            alone = max(nbytes / line.rate for line in crossing.lines)
+            since = now if through <= alone + _EARLY else time.monotonic()
+            parcel.due = since + through + crossing.delay
             self._client.later(max(0.0, parcel.due - time.monotonic()), lambda: self._release(link))
 
         ask._follow(reserved)

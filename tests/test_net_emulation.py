@@ -22,9 +22,12 @@ NETWORK = {
         "enabled": True,
         "crossdc_pairs": [
             {"src": ["near"], "dst": ["Far", "obs"], "delay_ms": DELAY * 1e3},
-            {"src": ["thin"], "dst": ["Far"], "delay_ms": 0},
+            {"src": ["thin", "stuck"], "dst": ["Far"], "delay_ms": 0},
         ],
-        "bandwidth_groups": [{"members": ["thin:0-1"], "bandwidth_mbps": 80}],
+        "bandwidth_groups": [
+            {"members": ["thin:0-1"], "bandwidth_mbps": 80},
+            {"members": ["stuck"], "bandwidth_mbps": 0.001},
+        ],
     }
 }
 
@@ -39,7 +42,7 @@ def cluster() -> Iterator[Cluster]:
 def groups(cluster: Cluster) -> Iterator[dict[str, Any]]:
     groups = {
         name: Sender.create_group().launch(cluster, NodePlacementStrategy([0] * ranks), name=name).wait_ready()
-        for name, ranks in (("near", 1), ("FarGroup", 1), ("other", 1), ("thin", 2))
+        for name, ranks in (("near", 1), ("FarGroup", 1), ("other", 1), ("thin", 2), ("stuck", 1))
     }
     yield groups
     for group in groups.values():
@@ -82,17 +85,22 @@ async def test_a_blocking_method_and_send_tensor_are_delayed_too(groups: dict[st
 
 
 async def test_a_line_is_shared_by_those_behind_it(groups: dict[str, Any]) -> None:
-    """1 MB of each of two workers over 80 Mbit/s takes 0.2 s in all; what crosses no line is not held up."""
+    """1 MB of each of two workers over 80 Mbit/s takes 0.2 s in all, or longer on a busy machine."""
     began = time.monotonic()
     sending = groups["thin"].send_some("FarGroup", 10, MEGABYTE // 10)
-    receiving = [groups["FarGroup"].recv_some("thin", 10, rank) for rank in (0, 1)]
-    received = await asyncio.gather(*receiving)
+    received = await asyncio.gather(*(groups["FarGroup"].recv_some("thin", 10, rank) for rank in (0, 1)))
     seconds = time.monotonic() - began
     await sending
     assert received == [[list(range(10))]] * 2
-    assert 0.2 <= seconds < 2
-    free, _ = await exchange(groups, "other", "FarGroup", 20, MEGABYTE // 10)
-    assert free < seconds
+    assert seconds >= 0.199
+
+
+async def test_a_line_holds_up_nothing_that_does_not_cross_it(groups: dict[str, Any]) -> None:
+    crossing = groups["stuck"].send_some("FarGroup", 1, MEGABYTE)  # for hours
+    _, received = await exchange(groups, "other", "FarGroup", 20, MEGABYTE // 10)
+    assert received == list(range(20))
+    assert not crossing.done()
+    crossing.cancel()
 
 
 async def test_a_broadcast_arrives_when_the_farthest_has_it(groups: dict[str, Any]) -> None:
