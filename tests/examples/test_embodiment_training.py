@@ -113,10 +113,12 @@ def test_a_trained_policy_is_evaluated_without_training(two_steps: Path) -> None
     "overrides",
     [
         ["rollout.pipeline_stage_num=1", "cluster.component_placement.rollout=0:0-2"],
-        ["cluster.component_placement.env=0", "cluster.component_placement.rollout=0:0-1"],
-        ["env.total_num_envs=8", "cluster.component_placement.actor=0:0-3", "actor.micro_batch_size=4"],
+        [
+            *("cluster.component_placement.env=0", "cluster.component_placement.rollout=0:0-1"),
+            *("env.total_num_envs=8", "cluster.component_placement.actor=0:0-3", "actor.micro_batch_size=4"),
+        ],
     ],
-    ids=["more rollout than env workers", "stages shared by rollout workers", "more actors than stages"],
+    ids=["more rollout than env workers", "more actors than stages, which rollout workers share"],
 )
 def test_groups_of_any_size_exchange_with_each_other(tmp_path: Path, overrides: list[str]) -> None:
     ended = run_script(tmp_path / "run", "runner.max_steps=2", *overrides)
