@@ -6,13 +6,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
+# Two processes share the test files; those that take longest are first.  JOBS=0: one after the other.
+JOBS ?= 2
+SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
 .PHONY: run test lint orphans histories stress training bench clean
 
 run: $(READY)
 	$(BIN)/rlinf-launch examples/embodiment/train_embodied_agent.py $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest -m "not orphans and not histories and not training and not stress" $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not orphans and not histories and not training and not stress" $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -30,6 +30,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # How long an example takes says something of the machine only.
     hypothesis.settings.register_profile("suite", deadline=None)
     hypothesis.settings.load_profile("suite")
+    if not _runs_tests(config):
+        return
     # Under nohup children would ignore SIGHUP, and the launcher rightly with them.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.environ.setdefault(leaks.SESSION_MARK, uuid.uuid4().hex)
@@ -40,6 +42,11 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["XDG_RUNTIME_DIR"] = directory
     os.environ["TMPDIR"] = os.path.join(directory, "tmp")
     os.mkdir(os.environ["TMPDIR"])
+
+
+def _runs_tests(config: pytest.Config) -> bool:
+    """Not where processes of pytest-xdist's do: each of those is a session of its own, and inherits nothing here."""
+    return hasattr(config, "workerinput") or config.getoption("dist", "no") == "no"
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
