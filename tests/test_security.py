@@ -1,4 +1,4 @@
-"""Strangers get nowhere: no byte of theirs is unpickled, no secret lies about, and no frame lies about its sender."""
+"""Strangers get nowhere: no byte of theirs is unpickled, and no secret lies about."""
 
 from __future__ import annotations
 
@@ -14,38 +14,27 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from rlinf_async import Cluster, LaunchError, NodePlacementStrategy, VersionMismatch, WorkerDied
-from rlinf_async.core import codec, frames
+from rlinf_async import Cluster, NodePlacementStrategy, WorkerDied
+from rlinf_async.core import frames
 from rlinf_async.wire.credentials import NodeCredentials, RunAuthority
-from rlinf_async.wire.local_socket import connect
 from tests import leaks
 from tests.namespaces import CHECKOUT
 from tests.orphans import Broken
+from tests.strangers import Canary, Listener, hello, listeners, listeners_of
 from tests.workers import Plain, SeedWorker
 
 pytestmark = pytest.mark.shared_cluster
 
 BOTH = NodePlacementStrategy([0, 1])
 NOBODY = 65534
-
-
-class Canary:
-    """Makes a file where it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = str(path)
-
-    def __reduce__(self) -> Any:
-        return open, (self._path, "w")
 
 
 @dataclass
@@ -114,53 +103,6 @@ def key_lines(issued: Sequence[NodeCredentials]) -> list[str]:
 
 
 # ---- who listens
-
-
-@dataclass(frozen=True)
-class Listener:
-    """A listening socket: of TCP an address and a port, of UNIX a path."""
-
-    pid: int
-    address: str
-    port: int | None = None
-
-    @property
-    def is_tcp(self) -> bool:
-        return self.port is not None
-
-
-def listeners(pids: Sequence[int]) -> list[Listener]:
-    """Every listening socket of these processes, each once."""
-    found = {}
-    for pid in pids:
-        open_files = set()
-        for number in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):  # closed meanwhile
-                open_files.add(os.readlink(f"/proc/{pid}/fd/{number}"))
-        for inode, listener in listening_sockets(pid):
-            if f"socket:[{inode}]" in open_files:
-                found[inode] = listener
-    return list(found.values())
-
-
-def listening_sockets(pid: int) -> Iterator[tuple[str, Listener]]:
-    """(inode, socket) for every listening socket of a process's network."""
-    for name in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A":
-                address, port = fields[1].split(":")
-                words = [bytes.fromhex(address[start : start + 8])[::-1] for start in range(0, len(address), 8)]
-                found = ipaddress.ip_address(b"".join(words))
-                yield fields[9], Listener(pid, str(getattr(found, "ipv4_mapped", None) or found), int(port, 16))
-    for line in Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]:
-        fields = line.split(maxsplit=7)
-        if int(fields[3], 16) & 0x10000:
-            yield fields[6], Listener(pid, fields[7] if len(fields) > 7 else "")
-
-
-def listeners_of(run: str) -> list[Listener]:
-    return listeners(leaks.processes_of_run(run))
 
 
 def look_at_the_listeners(run: str) -> list[Listener]:
@@ -264,6 +206,16 @@ def test_a_node_is_let_in_by_the_door_at_which_strangers_are_turned_away(
     assert [is_http2(answer) for answer in answers] == [True, True]
 
 
+def answers_of(
+    found: Sequence[Listener], payload: bytes, identity: NodeCredentials | bool | None
+) -> list[tuple[Listener, bytes]]:
+    """How everybody who listens by TCP answers; they are asked at once, since most of them say nothing."""
+    doors = [(listener, listener.address, listener.port) for listener in found if listener.port is not None]
+    with ThreadPoolExecutor(len(doors)) as pool:
+        asked = [pool.submit(knock, address, port, payload, identity) for _, address, port in doors]
+        return [(listener, answer.result()) for (listener, *_), answer in zip(doors, asked, strict=True)]
+
+
 def is_daemon(pid: int) -> bool:
     return psutil.Process(pid).cmdline()[-1] == "launcher.daemon"
 
@@ -274,10 +226,8 @@ def turn_strangers_away(alive: Run, folder: Path) -> None:
     assert len([listener for listener in found if listener.is_tcp]) >= 4  # two daemons, a store, gloo's pairs
     assert len([listener for listener in found if not listener.is_tcp]) == 2
     for name, (payload, identity) in knocks(pickle.dumps(Canary(canary))).items():
-        for listener in found:
-            if listener.port is not None:
-                answer = knock(listener.address, listener.port, payload, identity)
-                assert not is_http2(answer), f"{name} was let in at {listener}"
+        for listener, answer in answers_of(found, payload, identity):
+            assert not is_http2(answer), f"{name} was let in at {listener}"
         alive.ask()
         assert not canary.exists(), name
     assert set(look_at_the_listeners(alive.run)) == set(found)
@@ -423,10 +373,6 @@ def as_root() -> None:
         pytest.skip("to become another user the tests must run as root (sudo make test)")
 
 
-def hello(**facts: Any) -> bytes:
-    return frames.pack((frames.HELLO, 0, 0, {"role": "driver", "protocol": frames.PROTOCOL, **facts}))
-
-
 @pytest.mark.usefixtures("as_root")
 def test_another_user_cannot_connect(alive: Run) -> None:
     paths = [listener.address for listener in listeners_of(alive.run) if not listener.is_tcp]
@@ -505,213 +451,3 @@ def test_a_daemon_never_unpickles(hooked: Path) -> None:
         guardians = {psutil.Process(daemon).ppid() for daemon in daemons}
         assert {int(path.name.removeprefix("hooked-")) for path in hooked.glob("hooked-*")} == guardians
     assert list(hooked.glob("fired-*")) == []
-
-
-# ---- frames that lie
-
-
-def test_a_frame_in_the_name_of_another_is_not_believed(cluster: Cluster) -> None:
-    placement = NodePlacementStrategy([0, 0, 1])
-    mixed = Plain.create_group().launch(cluster, placement=placement, name="mixed")
-    with contextlib.closing(mixed.wait_ready()) as group:
-        honest, liars = group.execute_on(0), group.execute_on(1, 2)
-        number, driver, daemon = group._members.endpoints[0], cluster.client.endpoint, frames.endpoint(0, 0)
-        waiting = honest.sleep(60)
-        assert honest.noted().wait() == [["sleeping"]]
-        lookup = cluster.client.ask("lookup", {"name": "not yet"}, node=0)
-        forged = codec.encode("forged").to_bytes()
-        route = frames.route_to([number])
-        for kind in [
-            "(2, 0, {number}, {driver}, call, 0, 0, {forged})",  # a REPLY: the call's result
-            "(2, 0, {number}, {driver}, call, 0, 1, {forged})",  # its failure
-            "(2, 0, {daemon}, {driver}, call, 0, 5, {forged})",  # the worker's death
-            "(3, 0, {driver}, {route}, call)",  # a CANCEL
-            "(6, 0, {daemon}, {driver}, call, True, 'forged')",  # an ANSWER
-            "(7, 0, {daemon}, {driver}, 'died', {{'endpoint': {number}}})",  # an EVENT
-            "(7, 0, {daemon}, {driver}, 'node_lost', {{'node': 1, 'name': 'x', 'reason': 'forged'}})",
-            "(8, 0, {daemon}, {{'endpoint': 1, 'node': 0}})",  # a HELLO
-            "(9, 0, {daemon}, 0.0)",  # a STOP
-            "(10, 0, {daemon}, {number}, True)",  # a GONE
-            "(10, 0, {daemon}, {driver}, False)",
-        ]:
-            frame = kind.format(number=number, driver=driver, daemon=daemon, forged=forged, route=route)
-            send = "__import__('rlinf_async.worker.here', fromlist=['client']).client._send"
-            liars.run(f"[{send}({frame}) for call in range(1, 1 + {next(cluster.client._ids)})] and None").wait()
-        assert group.hello().wait() == [0, 1, 2]
-        assert honest.was_cancelled().wait() == [False]
-        assert not waiting.done()
-        assert not lookup.done()
-        waiting.cancel()
-        cluster.client.ask("forget_lookup", {"name": "not yet"}, node=0).wait()
-
-
-def test_a_rank_answers_for_itself_only(cluster: Cluster) -> None:
-    group = Plain.create_group().launch(cluster, placement=NodePlacementStrategy([0, 0]), name="ranks").wait_ready()
-    with contextlib.closing(group):
-        send = "__import__('rlinf_async.worker.here', fromlist=['client']).client._send"
-        forged = codec.encode("forged").to_bytes()
-        calls = 20 + next(cluster.client._ids)
-        frame = f"(2, 0, 0, {cluster.client.endpoint}, call, 0, 0, {forged})"
-        honest = "__import__('time').sleep(0.3) or 'honest'"
-        forge = f"[{send}({frame}) for call in range({calls})] and 'done'"
-        assert group.run(f"{honest} if self._rank == 0 else {forge}").wait()[0] == "honest"
-
-
-def test_a_rank_answers_for_itself_only_on_its_own_socket_to_the_caller(cluster: Cluster) -> None:
-    group = Plain.create_group().launch(cluster, placement=NodePlacementStrategy([0, 0]), name="direct").wait_ready()
-    with contextlib.closing(group):
-        shortcuts = "next(it for it in __import__('gc').get_objects() if type(it).__name__ == 'Shortcuts')"
-        forged = codec.encode("forged").to_bytes()
-        calls = 20 + next(cluster.client._ids)
-        frames_of = f"[(2, 0, 0, 0, call, 0, status, {forged}) for call in range({calls}) for status in (0, 5)]"
-        honest = "__import__('time').sleep(0.3) or 'honest'"
-        forge = f"[{shortcuts}.to({cluster.client.endpoint}).send(frame) for frame in {frames_of}] and 'done'"
-        assert group.run(f"{honest} if self._rank == 0 else {forge}").wait() == ["honest", "done"]
-
-
-# ---- frames that make no sense
-
-scalars = [st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats()]
-plain_data = st.recursive(
-    st.one_of(*scalars, st.text(max_size=5), st.binary(max_size=5)),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=8,
-)
-numbers = st.sampled_from([0, 1, 2, 3, 7, 1 << 32, (1 << 32) + 1])
-routes = st.lists(st.tuples(st.sampled_from([0, 1, 7]), st.lists(numbers, max_size=6)), max_size=3)
-words = st.sampled_from(["hello", "echo", "spawn", "publish", "lookup", "close", "status", "__init__"])
-field = numbers | routes | words | plain_data
-
-
-@st.composite
-def sent_frames(draw: st.DrawFn) -> bytes:
-    """A frame of the right length, whose fields may or may not be what they should."""
-    kind = draw(st.sampled_from(list(frames.LENGTHS)))
-    return frames.pack([kind, 0, *(draw(field) for _ in range(frames.LENGTHS[kind] - 2))])
-
-
-@given(st.lists(sent_frames() | st.binary(max_size=20), max_size=5).map(b"".join))
-@settings(
-    max_examples=200, deadline=None, derandomize=True, database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)  # fmt: skip
-def test_nonsense_from_a_driver_harms_nobody_else(alive: Run, cluster: Cluster, group: Any, payload: bytes) -> None:
-    with connect(os.path.join(node_directory(cluster), "node.sock")) as sock:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            sock.sendall(hello() + payload)
-            sock.shutdown(socket.SHUT_WR)
-        read_to_the_end(sock)
-    assert group.hello().wait(timeout=10) == [0, 1]
-    assert [cluster.status(node)["node"] for node in (0, 1)] == [0, 1]
-
-
-def node_directory(cluster: Cluster) -> str:
-    return os.path.join(os.environ["XDG_RUNTIME_DIR"], f"rlinf-{cluster.run_id}", "node-0")
-
-
-def read_to_the_end(sock: socket.socket) -> bytes:
-    sock.settimeout(10)
-    heard = b""
-    with contextlib.suppress(ConnectionResetError):
-        while data := sock.recv(65536):
-            heard += data
-    return heard
-
-
-EVERYBODY = [[node, [number for slot in range(9) for number in (slot, slot)]] for node in (0, 1)]
-
-NONSENSE = {
-    "not msgpack": b"\xc1",
-    "no frame": frames.pack("hello"),
-    "too short": frames.pack([frames.CALL, 0, 0]),
-    "unknown kind": frames.pack([99, 0, 0, 0]),
-    "a body that says it comes by another way": frames.pack([frames.CALL, 0, 0, EVERYBODY, 1, "hello", 0, [1, 8]]),
-    "a body that says nothing": frames.pack([frames.CALL, 0, 0, EVERYBODY, 1, "hello", 0, []]),
-    "a body that is nowhere": frames.pack([frames.CALL, 0, 0, EVERYBODY, 1, "hello", 0, 1 << 40]),
-    "a method that is no name": frames.pack([frames.CALL, 0, 0, EVERYBODY, 1, 5, 0, b""]),
-    "a route that is none": frames.pack([frames.CALL, 0, 0, 7, 1, "hello", 0, b""]),
-    "a call that is none": frames.pack([frames.CALL, 0, 0, EVERYBODY, {}, "hello", 0, b""]),
-    "descriptors that are not there": frames.pack([frames.CALL, 1, 0, EVERYBODY, 1, "hello", 0, 8]),
-    "an item that says it comes by another way": frames.pack([frames.PUT, 0, 0, 1 << 32, 1, 0, b"", 0, 0, [1, 8]]),
-    "an item that says nothing": frames.pack([frames.PUT, 0, 0, 1 << 32, 1, 0, b"", 0, 0, []]),
-    "an answer of the wrong kind": frames.pack([frames.REPLY, 0, 0, 1, 1, 0, 0, [1, 8]]),
-}
-
-
-@pytest.mark.parametrize("payload", list(NONSENSE.values()), ids=list(NONSENSE))
-def test_a_frame_that_makes_no_sense_ends_its_connection_only(alive: Run, cluster: Cluster, payload: bytes) -> None:
-    with connect(os.path.join(node_directory(cluster), "node.sock")) as sock:
-        sock.sendall(hello() + payload)
-        read_to_the_end(sock)
-    alive.ask()
-
-
-@pytest.mark.parametrize("depth", [10, 600])
-def test_a_question_that_cannot_be_answered_harms_nobody(alive: Run, cluster: Cluster, depth: int) -> None:
-    number = b"\x91" * depth + b"\0"  # nested deeper than a packer would make it
-    with connect(os.path.join(node_directory(cluster), "node.sock")) as sock:
-        payload = hello()
-        for operation in ("status", "nonsense", ""):
-            for node in (0, 1):
-                start = b"\x97" + frames.pack(frames.ASK) + b"\0\0" + frames.pack(node)
-                payload += start + number + frames.pack(operation) + frames.pack(None)
-        sock.sendall(payload)
-        sock.shutdown(socket.SHUT_WR)
-        read_to_the_end(sock)
-    alive.ask()
-
-
-@pytest.mark.parametrize("body", [b"inline", 1 << 20, 1 << 62, -1, [1, 8]], ids=str)
-@pytest.mark.parametrize("what", ["pipe", "unsealed memory"])
-def test_a_descriptor_that_holds_no_body_ends_its_connection_only(
-    alive: Run, cluster: Cluster, what: str, body: Any
-) -> None:
-    fds = list(os.pipe()) if what == "pipe" else [os.memfd_create("mine")]
-    files = len(os.listdir(f"/proc/{cluster.status(0)['pid']}/fd"))
-    try:
-        with connect(os.path.join(node_directory(cluster), "node.sock")) as sock:
-            sock.sendall(hello())
-            frame = frames.pack([frames.CALL, 1, 0, EVERYBODY, 1, "hello", 0, body])
-            socket.send_fds(sock, [frame], fds[:1])
-            read_to_the_end(sock)
-    finally:
-        for fd in fds:
-            os.close(fd)
-    alive.ask()
-    assert len(os.listdir(f"/proc/{cluster.status(0)['pid']}/fd")) == files
-
-
-def test_whoever_does_not_say_hello_first_is_not_heard(alive: Run, cluster: Cluster) -> None:
-    with connect(os.path.join(node_directory(cluster), "node.sock")) as sock:
-        sock.sendall(frames.pack((frames.ASK, 0, 0, 0, 1, "status", None)))
-        assert read_to_the_end(sock) == b""
-    alive.ask()
-
-
-# ---- versions
-
-
-def test_a_driver_of_another_protocol_is_told_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlinf_async.cluster.PROTOCOL", 99)
-    python = ".".join(map(str, sys.version_info[:3]))
-    with pytest.raises(VersionMismatch) as caught:
-        Cluster(num_nodes=1)
-    assert str(caught.value) == (
-        f"protocol 99 of the driver (rlinf_async in Python {python}) is not protocol {frames.PROTOCOL} of the daemon "
-        f"({sys.executable}): both must be the same version"
-    )
-
-
-def test_a_driver_of_another_protocol_is_not_heard(alive: Run, cluster: Cluster) -> None:
-    with connect(os.path.join(node_directory(cluster), "node.sock")) as sock:
-        sock.sendall(hello(protocol=99) + frames.pack((frames.ASK, 0, 0, 0, 1, "status", None)))
-        (refusal,) = frames.FrameReader().feed(read_to_the_end(sock))
-    assert refusal[4] == "refused"
-    assert refusal[5]["error"][0] == "VersionMismatch"
-
-
-def test_a_daemon_of_another_protocol_is_told_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlinf_async.wire.mesh.PROTOCOL", 99)
-    told = f"the launcher speaks protocol 99, the rlinf_async of this node protocol {frames.PROTOCOL}"
-    with pytest.raises(LaunchError, match=f"VersionMismatch: {told}"):
-        Cluster(num_nodes=1)
