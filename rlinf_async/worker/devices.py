@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_async.data.link import Post
 from rlinf_async.data.reach import Gpu, way_between
+from rlinf_async.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlinf_async.data.device_link import DeviceLink
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from rlinf_async.worker.peers import Peer
 
 logger = logging.getLogger(__name__)
+
+SWITCH: Final = "RLINF_GPU_LINKS"
+"""``0`` in a worker's environment: its tensors, and those that it is sent, go by way of the CPU."""
 
 
 class Devices:
@@ -29,6 +34,9 @@ class Devices:
     Args:
         tell: posts the facts of a GPU to a peer.
 
+    Raises:
+        ConfigError: the environment's ``RLINF_GPU_LINKS`` is neither 0 nor 1.
+
     Attributes:
         own: this worker's; None before it is known, and where there is none.
         is_awaited: somebody has told of theirs and has not heard of this one: ``look`` when a user's thread is here.
@@ -38,7 +46,7 @@ class Devices:
         self._tell = tell
         self._lock = threading.Lock()
         self._waiting: list[Peer] = []
-        self._is_out_of_order = False
+        self._is_out_of_order = _is_switched_off()
         self.own: OwnGpu | None = None
         self.is_awaited = False
 
@@ -98,6 +106,13 @@ class Devices:
             peer.knows_gpu = True
         gpu = self.own.gpu
         self._tell(peer, (gpu.machine, gpu.uuid, gpu.model, sorted(self.own.reachable)))
+
+
+def _is_switched_off() -> bool:
+    said = os.environ.get(SWITCH) or "1"
+    if said not in ("0", "1"):
+        raise ConfigError(f"{SWITCH}={said!r} in a worker's environment: 0 switches links between GPUs off, 1 is on")
+    return said == "0"
 
 
 def _find_own_gpu() -> OwnGpu | None:
