@@ -165,7 +165,7 @@ DOOMED = """
     ("method", "who"),
     [
         ("EnvWorker.interact", "env 1 SIGKILL"),
-        ("MultiStepRolloutWorker.generate", "rollout 0 SIGKILL"),
+        pytest.param("MultiStepRolloutWorker.generate", "rollout 0 SIGKILL", marks=pytest.mark.training),
         ("EmbodiedFSDPActor.recv_rollout_batch", "actor 1 SIGKILL"),
     ],
 )
