@@ -9,6 +9,7 @@ import select
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -187,8 +188,12 @@ def test_the_run_directory_is_ours_alone_and_a_second_node_has_its_own() -> None
 
 
 def test_a_runtime_directory_that_is_not_there_is_no_obstacle(tmp_path: Path) -> None:
-    answer = look(a_request(), XDG_RUNTIME_DIR=str(tmp_path / "gone"), TMPDIR=str(tmp_path))
-    assert answer["run_dir"] == str(tmp_path / f"rlinf-{os.getuid()}-0a1b2c3d")
+    with tempfile.TemporaryDirectory() as short:
+        answer = look(a_request(), XDG_RUNTIME_DIR=str(tmp_path / "gone"), TMPDIR=short)
+    assert answer["run_dir"] == f"{short}/rlinf-{os.getuid()}-0a1b2c3d"
+
+
+def test_a_temporary_directory_whose_name_leaves_no_room_for_a_sockets_is_told(tmp_path: Path) -> None:
     long = tmp_path / ("x" * 90)
     long.mkdir()
     answer = look(a_request(), XDG_RUNTIME_DIR=str(long), TMPDIR=str(long))
