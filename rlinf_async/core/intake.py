@@ -40,7 +40,7 @@ class Intake:
         self.parties: dict[int, Party] = {}
         self._gone = gone
         if slack is None:
-            slack = min(max_bytes // 8, SLACK) if max_bytes else SLACK
+            slack = min(max_bytes // 16, SLACK) if max_bytes else SLACK
         self._slack = slack
         self._lanes: dict[bytes, Lane] = {}
         self._places = itertools.count()

@@ -183,8 +183,8 @@ def _make(parts: Sequence[Part], nbytes: int) -> _Segment:
 
 
 def _rounded(nbytes: int) -> int:
-    """A size that others will ask for too: at most an eighth larger, in whole pages."""
-    step = max(mmap.PAGESIZE, 1 << max(0, nbytes.bit_length() - 4))
+    """A size that others will ask for too: at most a sixteenth larger, in whole pages."""
+    step = max(mmap.PAGESIZE, 1 << max(0, nbytes.bit_length() - 5))
     return -(-nbytes // step) * step
 
 

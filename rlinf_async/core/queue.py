@@ -33,7 +33,7 @@ class Queue(Ahead):
         maxsize: items that one key may hold; 0 is without bound.  Items that come back from a consumer may exceed it.
         max_bytes: bytes that all items may have together, those included that are leased; 0 is without bound.
         gone: parties that are dead: what they have said and comes late is dropped.
-        slack: bytes of waiting puts whose bodies are kept here; by default an eighth of ``max_bytes``, or ``SLACK``.
+        slack: bytes of waiting puts whose bodies are kept here; by default a sixteenth of ``max_bytes``, or ``SLACK``.
         lends_to: whether a party may have credit; by default nobody may, nor where there is a ``maxsize``.
 
     Example:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlinf_async.core import pool
 from rlinf_async.core.queue import Queue
 from rlinf_async.core.steps import Act, Step
 
@@ -330,3 +331,15 @@ def test_a_thousand_keys_and_gets_cost_nothing_to_each_other() -> None:
     for number in reversed(range(1, 1001)):
         steps = queue.put(P, 1001 - number, b"%d" % number, body=number)
         assert acts(steps) == [(Act.ACCEPTED, 1001 - number), (Act.DELIVER, number)]
+
+
+def test_what_is_held_stays_within_12_tenths_of_max_bytes_in_the_segments_that_hold_it() -> None:
+    """Items a little larger than a power of two, which lie in the segments with most room left over."""
+    limit, item = 48 << 20, (1 << 20) + 200
+    queue = Queue(max_bytes=limit)
+    for producer in range(1, 4):
+        for number in range(1, 61):
+            queue.put(producer, number, b"key", 0, item, b"body")
+    held = (queue.bytes + queue.waiting_bytes) // item
+    assert held >= 48
+    assert held * pool._rounded(item) <= 1.2 * limit
