@@ -30,6 +30,9 @@ BRISK: Final = 1e-3
 """Seconds within which a thread that has looked for something to read is likely to look again; the other thread lets it
 have what has come meanwhile."""
 
+_LONGEST: Final = 24 * 3600.0
+"""Seconds that the kernel is asked to wait at once; it counts them as milliseconds, and not far."""
+
 OnReadable = Callable[[bool], None]
 """Reads what is there; told whether the loop runs."""
 
@@ -117,5 +120,5 @@ class _Gate:
             left = until - time.monotonic()
             if left < 0:
                 return False
-            self._reader.read_for(left)
+            self._reader.read_for(min(left, _LONGEST))
         return True

@@ -128,6 +128,14 @@ def test_a_wait_ends_in_time_however_much_arrives(reading: Reading) -> None:
     assert len(reading.read) > 1
 
 
+@pytest.mark.parametrize("seconds", [3e6, threading.TIMEOUT_MAX])
+def test_a_wait_may_be_longer_than_the_kernel_counts(reading: Reading, seconds: float) -> None:
+    gate = reading.reader.gate()
+    reading.then = gate.open
+    reading.theirs.send(b"x")
+    assert gate.wait(seconds)
+
+
 def test_what_was_removed_is_not_read(reading: Reading) -> None:
     reading.keep_to_one_thread()
     reading.reader.remove(reading.ours.fileno())
