@@ -425,21 +425,16 @@ class Connection:
             if self._thread and not self._loop.is_closed():
                 self._loop.remove_reader(fileno)
                 self._loop.remove_writer(fileno)
-            if self._idle is None:
-                self._sock.close()
-            else:
-                self._idle.loop.call_soon_threadsafe(self._close_shared, self._idle)
             self._departures.drop()
             for _, fds in self._arrived:
                 close_all(fds)
             self._arrived.clear()
             close_all(self._received_fds)
             self._received_fds.clear()
-
-    def _close_shared(self, idle: IdleReader) -> None:
-        """On the other thread, which is then not about to read a number that may come to mean another file."""
-        idle.remove(self._sock.fileno())
-        self._sock.close()
+        with self._turns.lock:  # so that no thread is about to read a number that may come to mean another file
+            if self._idle is not None:
+                self._idle.remove(fileno)
+            self._sock.close()
 
 
 def _too_large(frame: Frame, data: bytes) -> ValueError:

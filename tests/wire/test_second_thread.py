@@ -52,8 +52,6 @@ def ends() -> Iterator[Ends]:
     yield made
     made.other.call_soon_threadsafe(lambda: (made.connection.close(), made.other.stop()))
     thread.join()
-    made.loop.call_soon(made.loop.stop)
-    made.loop.run_forever()  # where the socket is closed
     made.reader.forget()
     made.loop.close()
     made.other.close()
@@ -106,3 +104,10 @@ def test_a_connection_that_is_closed_meanwhile_is_not_looked_at_again(
     ends.other.call_soon_threadsafe(lambda: (ends.connection.close(), closed.set()))
     assert closed.wait(5)
     assert not ends.news.wait(0.05)
+
+
+def test_a_socket_is_closed_while_the_other_thread_is_busy(ends: Ends) -> None:
+    ends.theirs.close()
+    assert ends.ended.wait(5)
+    assert ends.connection.fileno() == -1  # and this thread's loop has not run
+    assert ends.reader.gate().wait(0) is False
