@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import uuid
-from asyncio import _get_running_loop as running_loop
 from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -16,6 +15,7 @@ from rlinf_async.core import codec
 from rlinf_async.core.frames import NOW, NOWAIT, WAIT
 from rlinf_async.core.keys import canonical_key
 from rlinf_async.errors import ClosedError, EndOfChannel
+from rlinf_async.gate import may_wait
 from rlinf_async.local_queue import LocalQueue
 from rlinf_async.replicas import Replicas
 from rlinf_async.wish import Get, Put, Question, Wish
@@ -466,7 +466,7 @@ def _show(items: list[tuple[int, Callable[[], Any]]]) -> list[WeightedItem]:
 
 def _finish(wish: Wish[Any], async_op: bool) -> Any:
     """The wish itself where it is to be awaited, else its result."""
-    if async_op or running_loop() is not None:
+    if async_op or not may_wait():
         return wish
     try:
         return wish.wait()

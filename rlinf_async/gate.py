@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from asyncio import _get_running_loop as running_loop
 from collections.abc import Callable
 from typing import Protocol
 
@@ -35,6 +36,7 @@ class LockGate:
 
 class _Here(threading.local):
     make: Callable[[], Gate] = LockGate
+    reads = False
 
 
 _here = _Here()
@@ -48,3 +50,14 @@ def new_gate() -> Gate:
 def wait_at(make: Callable[[], Gate]) -> None:
     """Says where this thread waits from now on."""
     _here.make = make
+
+
+def may_wait() -> bool:
+    """Whether this thread may wait here: no loop runs on it, and it is not handling what it has read, on which others
+    wait."""
+    return running_loop() is None and not _here.reads
+
+
+def reads(does: bool) -> None:
+    """Says whether this thread handles what it has read, outside of any loop, from now on."""
+    _here.reads = does

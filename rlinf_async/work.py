@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Final, Generic, TypeVar
 
 from rlinf_async.errors import DeadlineExceeded
-from rlinf_async.gate import new_gate
+from rlinf_async.gate import may_wait, new_gate
 
 logger = logging.getLogger(__name__)
 
@@ -156,7 +156,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         """Blocks the calling thread until the operation is done.  A deadline leaves the operation running.
 
         Raises:
-            RuntimeError: called where a loop runs on this thread, which would block it; ``await`` instead.
+            RuntimeError: called where a loop runs on this thread, which would block it; ``await`` instead.  Or in a
+                function that was given to ``then``.
             DeadlineExceeded: ``timeout`` seconds have passed.
         """
         if not self._done:
@@ -168,6 +169,11 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             raise RuntimeError(
                 f".wait() would block the event loop that runs on this thread (waiting for {self._describe()}): "
                 "use `await` here"
+            )
+        if not may_wait():
+            raise RuntimeError(
+                f".wait() would block what reads this process's sockets (waiting for {self._describe()}): a function "
+                "that is given to then() must not wait"
             )
         if timeout is not None:
             timeout = min(timeout, threading.TIMEOUT_MAX)
@@ -195,6 +201,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     def then(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Work[Any]:
         """A new work: ``function(*args, **kwargs)``, called once this one has succeeded, in the thread that settles it.
 
+        That may be one which reads this process's sockets: there nothing blocks, and what would returns its ``Work``.
         An error of this work, or of the function, is the new work's error.
         """
         following: Work[Any] = Work()
@@ -321,5 +328,5 @@ class _Waiting:
 
 
 def blocking(work: Work[T]) -> Any:
-    """The work itself inside a coroutine, where it is awaited; its result elsewhere."""
-    return work.wait() if running_loop() is None else work
+    """The work itself where nothing may block, as in a coroutine, which awaits it; its result elsewhere."""
+    return work.wait() if may_wait() else work

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from rlinf_async.gate import Gate, LockGate
+from rlinf_async.gate import Gate, LockGate, reads
 from rlinf_async.wire.selector import SharedSelector
 
 BRISK: Final = 1e-3
@@ -84,12 +84,16 @@ class IdleReader:
         """Waits until something arrives or somebody calls ``awake``, and reads it."""
         arrived = self._epoll.poll(seconds, len(self._readers) + 1)
         self._selector.looked_at = time.monotonic()
-        for fd, _ in arrived:
-            read = self._readers.get(fd)
-            if read is not None:
-                read(False)
-            elif fd == self._alarm:
-                os.eventfd_read(fd)
+        reads(True)
+        try:
+            for fd, _ in arrived:
+                read = self._readers.get(fd)
+                if read is not None:
+                    read(False)
+                elif fd == self._alarm:
+                    os.eventfd_read(fd)
+        finally:
+            reads(False)
 
     def awake(self) -> None:
         """From any thread."""

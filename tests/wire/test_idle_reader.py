@@ -16,6 +16,7 @@ import pytest
 from rlinf_async.gate import LockGate
 from rlinf_async.wire.idle_reader import IdleReader
 from rlinf_async.wire.selector import SharedSelector
+from rlinf_async.work import Work, blocking
 
 
 @dataclass
@@ -111,6 +112,26 @@ def test_whoever_is_woken_by_what_is_read_runs_in_the_same_turn_of_the_loop(read
     reading.loop.call_soon(send)
     reading.loop.run_forever()
     assert called == ["scheduled", "woken", "next turn"]
+
+
+def test_nothing_waits_in_the_middle_of_what_is_read(reading: Reading) -> None:
+    work: Work[int] = Work()
+    seen: list[object] = []
+
+    def handle() -> None:
+        seen.append(blocking(work))
+        with pytest.raises(RuntimeError, match="a function that is given to then"):
+            work.wait(5)
+        gate.open()
+
+    reading.then = handle
+    reading.keep_to_one_thread()
+    gate = reading.reader.gate()
+    reading.theirs.send(b"x")
+    assert gate.wait(5)
+    assert seen == [work]
+    work._settle(1)
+    assert blocking(work) == 1
 
 
 def test_another_thread_ends_the_wait(reading: Reading) -> None:
