@@ -328,5 +328,14 @@ class _Waiting:
 
 
 def blocking(work: Work[T]) -> Any:
-    """The work itself where nothing may block, as in a coroutine, which awaits it; its result elsewhere."""
-    return work.wait() if may_wait() else work
+    """The work itself where nothing may block, as in a coroutine, which awaits it; its result elsewhere.
+
+    Where the wait is interrupted, by a signal's handler that raises, nobody has the work any more: it is given up.
+    """
+    if not may_wait():
+        return work
+    try:
+        return work.wait()
+    except BaseException:
+        work._lose_interest()
+        raise

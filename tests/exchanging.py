@@ -389,6 +389,29 @@ def give_up_sending(worker: Any, other: str) -> str:
     return answer.partition(":")[0]
 
 
+class Interrupted(Exception):
+    """What a signal's handler raises."""
+
+
+def be_interrupted_and_receive(worker: Any, other: str) -> list[Any]:
+    """Two receives that a signal ends; then what is sent to the one that follows."""
+
+    def raise_it(number: int, frame: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGUSR1, raise_it)
+    ended = []
+    for _ in range(2):
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        try:
+            worker.recv(other, worker._rank)
+        except Interrupted:
+            ended.append("interrupted")
+    signal.signal(signal.SIGUSR1, before)
+    worker.send("go", other, worker._rank)
+    return [*ended, worker.recv(other, worker._rank), float(worker.recv(other, worker._rank).sum())]
+
+
 def sum_up(worker: Any, other: str, count: int) -> list[Any]:
     got = [worker.recv(other, worker._rank) for _ in range(count)]
     return [float(each.sum()) if isinstance(each, torch.Tensor) else each for each in got]

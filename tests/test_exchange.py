@@ -164,6 +164,11 @@ def test_receives_that_are_given_up_lose_nothing(talks: Talks) -> None:
         assert (first, second) == ("first", 500_000.0)
 
 
+def test_a_receive_that_a_signal_interrupts_takes_nothing(talks: Talks) -> None:
+    got = talks.talk(exchanging.be_interrupted_and_receive, exchanging.send_two_when_told)[0]
+    assert got == [["interrupted", "interrupted", "first", 500_000.0]] * 2
+
+
 def test_64_mib_are_accepted_by_somebody_who_has_asked_for_nothing_and_no_more(talks: Talks) -> None:
     for over, giant, done in talks.a.do(exchanging.send_beyond_the_room, "b").wait():
         assert over.startswith("DeadlineExceeded: send() to rank")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 import threading
 import time
 from typing import Any
@@ -155,6 +157,23 @@ def test_blocking_gives_the_result_elsewhere() -> None:
     work: Work[int] = Work()
     work._settle(1)
     assert blocking(work) == 1
+
+
+def test_what_blocks_and_is_interrupted_is_given_up() -> None:
+    def raise_it(number: int, frame: object) -> None:
+        raise InterruptedError
+
+    work = Watched()
+    before = signal.signal(signal.SIGUSR1, raise_it)
+    timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1))
+    timer.start()
+    try:
+        with pytest.raises(InterruptedError):
+            blocking(work)
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert work.abandoned == 1
 
 
 def test_many_works_many_loops_many_threads_random_cancels() -> None:
