@@ -171,9 +171,9 @@ class RemoteQueue:
             if small:
                 self._held_puts.append((number, put.key, put.weight, frames.CREDITED, body))
             else:
-                self._held_large += 1
                 on_left = functools.partial(self._has_left, number)
                 self._send_put(put, frames.CREDITED, body, fds, on_left, hold=True)
+                self._held_large += 1  # afterwards: another thread may release what there is, and forget the number
             if len(self._held_puts) >= _PART or self._held_large >= _PART_LARGE:
                 self.send_held()
             return

@@ -30,8 +30,10 @@ class Client:
         self.waiting: list[Callable[[], None]] = []
         self.released: list[int] = []
         """How many frames, of those who wait to be told, left together."""
+        self.before_held: Callable[[], object] = lambda: None
 
     def send(self, frame: Any, fds: Any = (), *, hold: bool = False, on_left: Callable[[], None] | None = None) -> None:
+        self.before_held() if hold else None
         self.sent.append(frame)
         close_fds(fds)
         if on_left is not None:
@@ -202,4 +204,13 @@ async def test_large_ones_of_which_several_are_under_way_leave_together(client: 
     await asyncio.sleep(0)
     assert all(wish.done() for wish in under_way)
     assert client.released[-1] == 3
+    pool.close()
+
+
+async def test_what_another_thread_sends_meanwhile_leaves_nothing_behind(client: Client, queue: RemoteQueue) -> None:
+    queue._purse.add(1 << 40)
+    client.before_held = queue.send_held  # in the middle of a put, as where credit is recalled just then
+    under_way = [put(queue, bytes(200_000)) for _ in range(7)]
+    await asyncio.sleep(0)
+    assert all(wish.done() for wish in under_way)
     pool.close()
