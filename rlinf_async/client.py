@@ -267,15 +267,10 @@ class NodeClient:
         """Sends a frame as it is; from any thread.
 
         Args:
-            hold: it leaves with the next one that is not held, or by ``release``.
+            hold: it leaves with the next one that is not held.
             on_left: called, in any thread, when the kernel has all of it: then it reaches the daemon.
         """
         self._send(frame, fds, later=later, hold=hold, on_left=on_left)
-
-    def release(self) -> None:
-        """Sends what was held; from any thread."""
-        if self._connection is not None:
-            self._connection.release()
 
     def _send(
         self,

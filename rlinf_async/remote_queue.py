@@ -90,7 +90,7 @@ class RemoteQueue:
         self._ahead.is_on = not maxsize and not max_bytes
         self._crowded_until = 0.0
         self._last_put: Put | None = None
-        self._held_large = 0
+        self._held_large: deque[tuple[Put, bytes | int, Any]] = deque()
         self._unheard = 0
         """Puts in a row that were started when nobody had heard of the one before: several are under way."""
         self._flushing: asyncio.AbstractEventLoop | None = None
@@ -171,10 +171,8 @@ class RemoteQueue:
             if small:
                 self._held_puts.append((number, put.key, put.weight, frames.CREDITED, body))
             else:
-                on_left = functools.partial(self._has_left, number)
-                self._send_put(put, frames.CREDITED, body, fds, on_left, hold=True)
-                self._held_large += 1  # afterwards: another thread may release what there is, and forget the number
-            if len(self._held_puts) >= _PART or self._held_large >= _PART_LARGE:
+                self._held_large.append((put, body, fds))
+            if len(self._held_puts) >= _PART or len(self._held_large) >= _PART_LARGE:
                 self.send_held()
             return
         if put.since - self._paused_at > _TURN:
@@ -253,8 +251,10 @@ class RemoteQueue:
 
     def send_held(self) -> None:
         if self._held_large:
-            self._held_large = 0
-            self._client.release()
+            large = _emptied(self._held_large)
+            for put, body, fds in large:
+                on_left = functools.partial(self._has_left, put.number)
+                self._send_put(put, frames.CREDITED, body, fds, on_left, hold=put is not large[-1][0])
         puts, gets, taken = _emptied(self._held_puts), _emptied(self._held_gets), _emptied(self._taken)
         if puts or gets:
             credited = [put[0] for put in puts if put[3] == frames.CREDITED]

@@ -207,6 +207,23 @@ async def test_large_ones_of_which_several_are_under_way_leave_together(client: 
     pool.close()
 
 
+@pytest.mark.parametrize("size", [1, 5_000, 200_000])
+async def test_a_put_that_is_given_up_while_it_is_held_is_withdrawn_before_it_leaves(
+    client: Client, queue: RemoteQueue, size: int
+) -> None:
+    queue._purse.add(1 << 40)
+    under_way = [put(queue, bytes(size)) for _ in range(7)]
+    last = under_way[-1]
+    last.give_up(ClosedError("nobody wants it"))
+    assert client.sent[-1][5:] == ("cancel", [last.number])
+    assert last.number not in [frame[5] for frame in client.sent if frame[0] == frames.PUT]
+    await asyncio.sleep(0)
+    assert all(wish.done() for wish in under_way)  # and the queue hears of its number, behind which others wait
+    *_, number = client.sent[-1][6][0][-1][:1] if size == 1 else client.sent[-1][5:6]
+    assert number == last.number
+    pool.close()
+
+
 async def test_what_another_thread_sends_meanwhile_leaves_nothing_behind(client: Client, queue: RemoteQueue) -> None:
     queue._purse.add(1 << 40)
     client.before_held = queue.send_held  # in the middle of a put, as where credit is recalled just then

@@ -145,7 +145,7 @@ class Connection:
         the turn.  From another thread it leaves at once, unless ``later`` says that more will follow.
 
         Args:
-            hold: it leaves with the next one that is not held, or by ``release``.
+            hold: it leaves with the next one that is not held.
             on_left: called, in any thread, when the kernel has all of it: then it arrives, even if this process dies.
 
         Raises:
@@ -199,11 +199,6 @@ class Connection:
                 return
             self._sent_at = time.monotonic()
         self._write()
-
-    def release(self) -> None:
-        """Sends what was held; from any thread."""
-        if self._departures and self._thread:
-            self._write()
 
     def is_behind(self) -> bool:
         """Whether anything waits to leave that cannot leave now."""
