@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import logging
 import threading
 from collections.abc import Callable
@@ -67,8 +68,9 @@ class DistributedTransport:
         self._sent: Future[int] | None = None
         self._given_up = threading.Event()
         self._patience = timeout
-        self._is_taking = False
         self._coming: _Coming | None = None
+        self._taking: tuple[dict[str, Any], _Coming] | None = None
+        """A message that has begun to arrive; if whoever receives is cancelled, the next one gets it."""
 
     def __repr__(self) -> str:
         return f"<DistributedTransport rank {self._rank} by {self._backend}>"
@@ -84,8 +86,8 @@ class DistributedTransport:
 
         Args:
             version: of the weights; by default one more than the last.
-            timeout: seconds for this message; by default the transport's.  Gloo cannot be interrupted in the middle of
-                one, so this is also how long its thread may be busy with a worker that has stopped.
+            timeout: seconds for this message; by default the transport's.  Who is cancelled or closes meanwhile waits
+                for no worker, not for one that has stopped either.
 
         Raises:
             DeadlineExceeded: the worker has not answered in time.
@@ -156,28 +158,44 @@ class DistributedTransport:
     async def _receive(self, timeout: float) -> tuple[str, Any] | None:
         if self._is_idle:
             return None
+        if self._taking is None and not await self._begin_to_take(timeout):
+            return None
+        assert self._taking is not None
+        head, arriving = self._taking
+        failure: Exception | None = None
+        try:
+            packed = await arriving.async_wait()
+        except Exception as error:
+            failure = error
+        if self._taking is None:  # closed meanwhile
+            return None
+        self._taking = None
+        if isinstance(failure, (DeadlineExceeded, PeerLost)):
+            logger.warning("version %d of '%s' has not come: %s", head["version"], head["model_id"], failure)
+            await self._fail(failure)
+            return None
+        if failure is not None:
+            raise failure
+        self.version = head["version"]
+        return head["model_id"], _unpack(head, packed)
+
+    async def _begin_to_take(self, timeout: float) -> bool:
+        """Whether a message is there."""
         if self._coming is None:
             self._coming = _Coming(self._executor, self._opened(False).next_head)
         try:
             head = await self._coming.async_wait(timeout)
         except DeadlineExceeded:
             if not self._coming.done():
-                return None
+                return False
             raise
         self._coming = None
         if head is None:
-            return None
-        self._is_taking = True
-        try:
-            packed = await self._in_thread(self._opened(False).receive, head, self.timeout)
-        except (DeadlineExceeded, PeerLost) as error:
-            logger.warning("version %d of '%s' has not come: %s", head["version"], head["model_id"], error)
-            await self._fail(error)
-            return None
-        finally:
-            self._is_taking = False
-        self.version = head["version"]
-        return head["model_id"], _unpack(head, packed)
+            return False
+        self._given_up = threading.Event()
+        receive = functools.partial(self._opened(False).receive, head, self.timeout, self._given_up)
+        self._taking = head, _Coming(self._executor, receive)
+        return True
 
     def send_ack(self, message: str = "updated") -> Any:
         """Tells the sender that what was received last has been applied."""
@@ -234,19 +252,20 @@ class DistributedTransport:
                     self._mail.wake()
             elif self._sent is not None:
                 self._interrupt()
-            elif self._is_taking:
+            elif self._taking is not None:
+                self._given_up.set()
                 self._mail.interrupt()
         if self._thread is not None:
             self._thread.shutdown()
         if self._mail is not None:
             self._mail.part()
-        self._thread = self._mail = self._coming = self._sent = None
+        self._thread = self._mail = self._coming = self._sent = self._taking = None
         self._aside.close()
         self._bridge.release()
 
 
 class _Coming(Work[Any]):
-    """The head of the next message, which a thread waits for however long nobody else does."""
+    """The head of the next message, or the rest, which a thread waits for however long nobody else does."""
 
     def __init__(self, executor: ThreadPoolExecutor, wait: Callable[[], Any]) -> None:
         super().__init__()

@@ -7,6 +7,10 @@
 
 Nothing is overwritten by a second message, and an answer is found by its number.  All methods block, but for
 ``interrupt`` and ``wake``: each side calls them in a thread of its own.
+
+Gloo lets nobody go who waits in the middle of a tensor, whatever becomes of its connection, but those at once who wait
+for what has not begun.  So nobody waits for the tensor itself: the receiver waits for a byte that follows it, and the
+sender for one that comes back.
 """
 
 from __future__ import annotations
@@ -14,8 +18,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import uuid
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # torch does not list it
@@ -30,6 +35,9 @@ _VOID: Final = b"void"
 
 _CONNECTING: Final = 10.0
 """Seconds at most in which a group is made once both sides are there; nothing can interrupt that."""
+
+_TENSOR, _MARK, _RECEIPT = 0, 1, 2
+"""Tags: of what is sent, of the byte that follows it, and of the one that comes back."""
 
 
 class StoreMail:
@@ -59,7 +67,8 @@ class StoreMail:
         self._groups = 0
         self._generation = ""
         self._number = 0
-        self._sent: dict[int, tuple[Any, Any]] = {}
+        self._sent: dict[int, _Sent] = {}
+        self._receipt: _Sent | None = None
 
     # -- the sender ---------------------------------------------------------------------------------------------
 
@@ -91,16 +100,24 @@ class StoreMail:
         self._store.set(self._key("in", number), frames.pack(facts))
         self._store.set(f"{self._name}_count", str(number))
         try:
-            group = self._connect(timeout)
-            work = group.send([self._moved(tensor)], 1, 0)
-            self._sent[number] = (work, tensor)
+            group = self._connect(timeout, given_up)
+            self._sent[number] = sent = self._send(group, tensor)
             if wait:
-                work.wait(timedelta(seconds=timeout))
+                sent.until.wait(timedelta(seconds=timeout))
         except (RuntimeError, PeerLost, DeadlineExceeded, ClosedError) as error:
             self.part()
             self._avoid(number)
             raise self._translated(error, timeout) from None
         return number
+
+    def _send(self, group: Any, tensor: torch.Tensor) -> _Sent:
+        if self._backend == "nccl":
+            moved = tensor.to("cuda")
+            return _Sent(group.send([moved], 1, _TENSOR), [moved])
+        mark, receipt = _byte(), _byte()
+        until = group.recv([receipt], 1, _RECEIPT)
+        works = group.send([tensor], 1, _TENSOR), group.send([mark], 1, _MARK)
+        return _Sent(until, [tensor, mark, receipt, works])
 
     def _go_on_from_the_last(self) -> None:
         last = self._last()
@@ -153,11 +170,15 @@ class StoreMail:
         head: dict[str, Any] = frames.unpack(found)
         return head
 
-    def receive(self, head: dict[str, Any], timeout: float) -> torch.Tensor:
+    def receive(self, head: dict[str, Any], timeout: float, given_up: threading.Event) -> torch.Tensor:
         """The tensor of the message whose head was received last.
+
+        Args:
+            given_up: set before ``interrupt`` is called.
 
         Raises:
             DeadlineExceeded, PeerLost: it does not come; the message may be answered all the same.
+            ClosedError: it was given up.
         """
         if head["generation"] != self._generation:
             self.part()
@@ -166,11 +187,20 @@ class StoreMail:
             self._store.set(self._key("here", self._generation), b"yes")
         tensor = torch.empty(head["nbytes"], dtype=torch.uint8, device="cuda" if self._backend == "nccl" else "cpu")
         try:
-            self._connect(timeout).recv([tensor], 0, 0).wait(timedelta(seconds=timeout))
-        except RuntimeError as error:
+            self._fill(self._connect(timeout, given_up), tensor, timedelta(seconds=timeout))
+        except (RuntimeError, ClosedError) as error:
             self.part()
             raise self._translated(error, timeout) from None
         return tensor
+
+    def _fill(self, group: Any, tensor: torch.Tensor, timeout: timedelta) -> None:
+        work = group.recv([tensor], 0, _TENSOR)
+        if self._backend == "gloo":
+            group.recv([_byte()], 0, _MARK).wait(timeout)
+        work.wait(timeout)
+        if self._backend == "gloo":
+            receipt = _byte()
+            self._receipt = _Sent(group.send([receipt], 0, _RECEIPT), [receipt])
 
     def answer(self, text: bytes) -> None:
         self._store.set(self._key("out", self._number), text)
@@ -212,12 +242,13 @@ class StoreMail:
             group, self._group = self._group, None
             connection, self._connection = self._connection, None
         self._sent.clear()
+        self._receipt = None
         if connection is not None:
             connection.end()
         if group is not None:
             group.abort()
 
-    def _connect(self, timeout: float) -> Any:
+    def _connect(self, timeout: float, given_up: threading.Event) -> Any:
         if self._group is None:
             if self._me == 0:
                 self._await_receiver(timeout)
@@ -226,6 +257,8 @@ class StoreMail:
             connection = _find_connection(store, self._me) if self._backend == "gloo" else None
             with self._lock:
                 self._group, self._connection = group, connection
+        if given_up.is_set():  # before there was a connection to end
+            raise ClosedError(f"message {self._number} of {self._name} was given up")
         return self._group
 
     def _await_receiver(self, timeout: float) -> None:
@@ -252,9 +285,6 @@ class StoreMail:
     def _key(self, what: str, number: int | str) -> str:
         return f"{self._name}_{what}/{number}"
 
-    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to("cuda") if self._backend == "nccl" else tensor
-
     def _translated(self, error: Exception, timeout: float) -> Exception:
         if isinstance(error, (PeerLost, DeadlineExceeded, ClosedError)):
             return error
@@ -262,6 +292,22 @@ class StoreMail:
         if "timeout" in text.lower() or "timed out" in text.lower():
             return DeadlineExceeded(f"{self._name} was not reached by {self._backend} within {timeout:g} s: {text}")
         return PeerLost(f"{self._name} was lost by {self._backend}: {text}")
+
+
+class _Sent(NamedTuple):
+    """What has been sent and may not be there yet.
+
+    Attributes:
+        until: who waits for it waits for this.
+        held: what Gloo uses until then.
+    """
+
+    until: Any
+    held: Sequence[Any]
+
+
+def _byte() -> torch.Tensor:
+    return torch.zeros(1, dtype=torch.uint8)
 
 
 def _make(backend: str, store: Any, rank: int, timeout: timedelta) -> Any:

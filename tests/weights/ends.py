@@ -39,9 +39,9 @@ class Tied(nn.Module):
                 tensor.fill_(value)
 
     def values(self) -> set[float]:
-        """What it shows: one value, or it is torn."""
+        """What it shows, the least and the most of each tensor: one value, or it is torn."""
         tensors = (*self.parameters(), *self.buffers())
-        return {float(value) for tensor in tensors for value in tensor.detach().flatten()}
+        return {float(bound) for tensor in tensors for bound in torch.aminmax(tensor.detach())}
 
 
 class Both:

@@ -8,7 +8,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
+import threading
+from collections.abc import Callable
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -50,6 +54,8 @@ async def receive(pipe: Any, facts: dict[str, Any]) -> None:
     receiver = scheme.get_receiver()
     if "signal_in_transfer" in facts:
         signal_in_transfer(*facts["signal_in_transfer"])
+    if "stop_half_way" in facts:
+        half_way(facts["stop_half_way"], stop)
     serving = receiver.serve()
     say("serving")
     while line := (await asyncio.to_thread(sys.stdin.readline)).strip():
@@ -115,13 +121,39 @@ def signal_in_transfer(number: int, at: int) -> None:
     """This process gets a signal when message ``at`` is about to be read from its connection."""
     connect, heads = StoreMail._connect, iter(range(1, 1000))
 
-    def connect_and_stop(self: StoreMail, timeout: float) -> Any:
-        group = connect(self, timeout)
+    def connect_and_stop(self: StoreMail, timeout: float, given_up: threading.Event) -> Any:
+        group = connect(self, timeout, given_up)
         if next(heads) == at:
             os.kill(os.getpid(), number)
         return group
 
     StoreMail._connect = connect_and_stop  # type: ignore[method-assign]
+
+
+def stop() -> None:
+    say("half way")
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def half_way(at: int, do: Callable[[], None]) -> None:
+    """Has something done as soon as some of message ``at``, and not all of it, has arrived in this process."""
+    fill, messages = StoreMail._fill, iter(range(1, 1000))
+
+    def fill_and_do(self: StoreMail, group: Any, tensor: torch.Tensor, timeout: timedelta) -> None:
+        if next(messages) != at:
+            fill(self, group, tensor, timeout)
+            return
+        watching = threading.Thread(target=wait, args=(tensor.zero_(),))
+        watching.start()
+        fill(self, group, tensor, timeout)
+        watching.join()
+
+    def wait(tensor: torch.Tensor) -> None:
+        while not tensor[:64].any():
+            pass
+        do()
+
+    StoreMail._fill = fill_and_do  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

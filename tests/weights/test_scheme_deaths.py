@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import threading
 import time
 from typing import Any
 
@@ -13,9 +14,10 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from rlinf_async.errors import DeadlineExceeded, PeerLost
+from rlinf_async.weights.store_mail import StoreMail
 from tests.weights.children import Child, child
 from tests.weights.fragile import Fragile
-from tests.weights.scheme_child import SCHEMES, scheme_of
+from tests.weights.scheme_child import SCHEMES, half_way, scheme_of
 
 KINDS = list(SCHEMES)
 STRESS = float(os.environ.get("RLINF_STRESS_SECONDS", "1"))
@@ -124,6 +126,90 @@ async def test_a_receiver_that_fails_while_bytes_are_on_their_way_holds_up_nobod
         assert (await sending.send(4.0, timeout=30)).version == 4
         assert (await look(good))[1] == [4.0]
         await end(good)
+
+
+WIDE = {"width": 3000}
+"""So many bytes that no socket holds them."""
+
+
+async def test_a_send_that_is_cancelled_waits_for_no_receiver_that_has_stopped_half_way() -> None:
+    async with Sending("distributed", **WIDE) as sending:
+        (receiver,) = await sending.begin(1, stop_half_way=2, **WIDE)
+        await sending.send(1.0, timeout=60)
+        second = asyncio.create_task(sending.send(2.0, timeout=600))
+        assert await receiver.story() == "half way"
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        third = asyncio.create_task(sending.send(3.0, timeout=600))
+        receiver.signal(signal.SIGCONT)
+        async with asyncio.timeout(60):
+            assert (await third).version == 3
+        assert await look(receiver) == [3, [3.0]]
+        await end(receiver)
+
+
+async def test_a_scheme_that_is_closed_waits_for_no_receiver_that_has_stopped_half_way() -> None:
+    async with Sending("distributed", **WIDE) as sending:
+        (receiver,) = await sending.begin(1, stop_half_way=1, **WIDE)
+        sending.model.fill(1.0)
+        await sending.scheme.get_sender().send_async(timeout=600)
+        assert await receiver.story() == "half way"
+        began = time.monotonic()
+        await sending.scheme.close()
+        assert time.monotonic() - began < 60
+
+
+async def test_a_receiver_that_is_closed_waits_for_no_sender_that_has_stopped_half_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    model, scheme = Fragile(**WIDE), scheme_of("distributed", ack_timeout=600)
+    stopped = threading.Event()
+    async with child("send", "scheme_child", kind="distributed", port=store.port, **WIDE) as sender:
+
+        def stop() -> None:
+            os.kill(sender.pid, signal.SIGSTOP)
+            stopped.set()
+
+        monkeypatch.setattr(StoreMail, "_fill", StoreMail._fill)  # undone after the test
+        half_way(2, stop)
+        scheme.init_on_worker("policy", model=model, store=store, rank=1)
+        serving = scheme.get_receiver().serve()
+        assert await asyncio.to_thread(stopped.wait, 60)
+        began = time.monotonic()
+        await scheme.close()
+        await asyncio.wait([serving])
+        assert time.monotonic() - began < 60
+        assert model.values() == {1.0}
+
+
+async def test_what_a_cancelled_receive_leaves_half_way_the_next_one_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    model, scheme, loop = Fragile(**WIDE), scheme_of("distributed"), asyncio.get_running_loop()
+    async with child("send", "scheme_child", kind="distributed", port=store.port, **WIDE) as sender:
+        scheme.init_on_worker("policy", model=model, store=store, rank=1)
+        receiver = scheme.get_receiver()
+
+        async def receive() -> bool:
+            return bool(await receiver.receive(60))
+
+        def stop() -> None:
+            os.kill(sender.pid, signal.SIGSTOP)
+            loop.call_soon_threadsafe(first.cancel)
+
+        monkeypatch.setattr(StoreMail, "_fill", StoreMail._fill)  # undone after the test
+        first = asyncio.create_task(receive())
+        half_way(1, stop)
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        sender.signal(signal.SIGCONT)
+        assert receiver.version == 0
+        assert await receive()
+        assert (receiver.version, model.values()) == (1, {1.0})
+        sender.signal(signal.SIGKILL)
+        await sender.ended()
+        await scheme.close()
 
 
 @every_kind
