@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final
 
+from rlinf_async.weights.aside import Aside
 from rlinf_async.weights.bridge import Bridge
 from rlinf_async.weights.calls import nothing
 from rlinf_async.weights.mp import MPTransport
 from rlinf_async.weights.param_tree import ParamTree, is_tensordict
+from rlinf_async.weights.report import Ack
 from rlinf_async.weights.scheme import WeightSyncScheme, from_either, model_of, register_weight_sync_backend
 from rlinf_async.weights.sender import WeightSender
+from rlinf_async.weights.staged import Staged
 from rlinf_async.weights.strategy import WeightStrategy
 from rlinf_async.weights.transport import TransportBackend
 from rlinf_async.weights.update import plan_update
-from rlinf_async.weights.ways import chosen
+from rlinf_async.weights.ways import Update, Way, chosen
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
+
+_COPYING: Final = "weights of a buffer"
 
 
 class SharedMemTransport:
     """What a sender and its workers share, by model.
 
-    A registered buffer always shows what was sent last, whole or not at all.  The workers do not read that one: what
-    they get is a version in memory that nobody writes to while they do.
+    A registered buffer shows what was sent last, or, if that did not fit, what was sent before.  It is written in a
+    thread, unless it is small: it is whole again once the send that writes it has ended, or ``send_async`` has.  The
+    workers do not read that one: what they get is a version in memory that nobody writes to while they do.
 
     Args:
         policy_weights: buffers by model id.
@@ -36,7 +44,7 @@ class SharedMemTransport:
     def __init__(self, policy_weights: dict[str, Any] | None = None, auto_register: bool = True) -> None:
         self._buffers: dict[str, Any] = {}
         self._auto_register = auto_register
-        self._bridge = Bridge()
+        self._bridge, self._aside = Bridge(), Aside(_COPYING)
         self.pipes: list[Connection[Any, Any]] = []
         for model_id, weights in (policy_weights or {}).items():
             self.register_weights(model_id, weights)
@@ -62,25 +70,37 @@ class SharedMemTransport:
         self._buffers[model_id] = weights
 
     def send_weights(self, model_id: str, weights: Any) -> Any:
-        """Writes them into the model's buffer.
+        """Writes them into the model's buffer; in a coroutine a ``Work``, during which they must not change.
 
         Raises:
             KeyError: the model has no buffer, and gets none by itself; or they do not fit, and nothing was written.
             ValueError: they are neither a dict nor a TensorDict.
         """
+        return self._bridge.run(self.plan(model_id, weights)(), f"the buffer of '{model_id}'")
+
+    def plan(self, model_id: str, weights: Any) -> Callable[[], Coroutine[Any, Any, None]]:
+        """What ``send_weights`` does once its errors are out of the way: to be called and awaited."""
         buffer = self._buffers.get(model_id)
         if buffer is None:
-            self._make_buffer(model_id, weights)
-        elif buffer is not weights:
-            plan_update(buffer, weights).write()
-        return self._bridge.run(nothing(), "shared memory")
+            self._check_new(model_id, weights)
+            tree = ParamTree.of(weights)
+            return lambda: self._aside.do(self._make_buffer, model_id, weights, tree, nbytes=tree.nbytes)
+        if buffer is weights:
+            return nothing
+        update = plan_update(buffer, weights)
+        nbytes = sum(target.nbytes for target in update.targets)
+        return lambda: self._aside.do(update.write, nbytes=nbytes)
 
-    def _make_buffer(self, model_id: str, weights: Any) -> None:
+    def _check_new(self, model_id: str, weights: Any) -> None:
         if not self._auto_register:
             raise KeyError(f"Model '{model_id}' not registered, and auto_register is off: register_weights() first")
         if not isinstance(weights, dict) and not is_tensordict(weights):
             raise ValueError(f"Unsupported weights type: {type(weights)}. Expected dict or TensorDictBase.")
-        tree = ParamTree.of(weights)
+
+    def _make_buffer(self, model_id: str, weights: Any, tree: ParamTree) -> None:
+        if model_id in self._buffers:  # made since this was planned
+            plan_update(self._buffers[model_id], weights).write()
+            return
         copies = ParamTree(
             {path: tensor.detach().clone() for path, tensor in tree.tensors.items()}, tree.aliases, tree.extra
         )
@@ -103,13 +123,17 @@ class SharedMemTransport:
     def check_connection(self) -> bool:
         return True
 
+    def close(self) -> None:
+        """Waits for the end of what is being written, and gives the thread back; the buffers stay."""
+        self._aside.close()
+
     def __getstate__(self) -> dict[str, Any]:
         """Without the pipes, which belong to one process."""
-        return {**self.__dict__, "pipes": [], "_bridge": None}
+        return {**self.__dict__, "pipes": [], "_bridge": None, "_aside": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._bridge = Bridge()
+        self._bridge, self._aside = Bridge(), Aside(_COPYING)
 
 
 class _SharedSender(WeightSender):
@@ -118,12 +142,39 @@ class _SharedSender(WeightSender):
     def _targets(self, worker_ids: Any) -> dict[int, TransportBackend]:
         return {} if worker_ids is None and not self._transports else super()._targets(worker_ids)
 
-    def _prepare(self, weights: Any, *others: Any) -> Any:
+    def _prepare(self, weights: Any, *others: Any) -> tuple[Update, list[Way]]:
         update, ways = super()._prepare(weights, *others)
         scheme = self._scheme
         assert isinstance(scheme, SharedMemWeightSyncScheme)
-        scheme.transport.send_weights(self._model_id, chosen(update))
-        return update, ways
+        return update, [_BufferWay(scheme.transport.plan(self._model_id, chosen(update))), *ways]
+
+    async def _stage(self, update: Update, ways: list[Way]) -> Staged:
+        since = time.perf_counter()
+        buffer, *others = ways
+        await buffer.stage(update)  # before anybody hears of the version, and to the end, whatever becomes of that
+        staged = await super()._stage(update, others)
+        staged.since, staged.t_stage = since, time.perf_counter() - since
+        return staged
+
+
+class _BufferWay:
+    """Into the sender's own buffer: to nobody."""
+
+    worker_ids = ()
+    can_stage = True
+    nbytes = 0
+
+    def __init__(self, write: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._write = write
+
+    async def stage(self, update: Update) -> None:
+        await self._write()
+
+    async def acks(self, update: Update) -> dict[int, Ack]:
+        return {}
+
+    def give_up(self) -> None:
+        pass
 
 
 @register_weight_sync_backend("thread")
