@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from rlinf_async.group import WorkerGroup
-from rlinf_async.weights.calls import CallTransport
+from rlinf_async.weights.calls import CallTransport, method_of, told
 
 _METHODS: Final = {
     "tensordict": ("_update_weights_tensordict", "params"),
@@ -18,7 +18,7 @@ class WorkerActorTransport(CallTransport):
 
     It calls ``_update_weights_tensordict(params=...)`` or ``_update_weights_state_dict(state_dict=...)`` of the actor.
     Methods with a leading underscore of a worker group cannot be called from outside, so there it calls those names
-    without it.
+    without it.  One that has a parameter ``version`` is told it.
 
     Args:
         actor_ref: a group of one rank, or any object with these methods.  Without one, sending does nothing.
@@ -57,12 +57,12 @@ class WorkerActorTransport(CallTransport):
     def how(self) -> str:
         return self._update_method
 
-    def call(self, callee: Any, weights: Any) -> Any:
+    def call(self, callee: Any, weights: Any, version: int | None = None) -> Any:
         if self._update_method not in _METHODS:
             raise ValueError(f"Unknown update method: {self._update_method}")
         name, argument = _METHODS[self._update_method]
-        method = getattr(callee, name.removeprefix("_") if isinstance(callee, WorkerGroup) else name)
-        return method(**{argument: weights})
+        name = name.removeprefix("_") if isinstance(callee, WorkerGroup) else name
+        return getattr(callee, name)(**{argument: weights}, **told(method_of(callee, name), version))
 
     def send_ack(self, message: str = "updated") -> None:
         """Nothing: the end of the call says it."""

@@ -33,12 +33,19 @@ class Applied:
             self._reception.heard(version)
             self._changes.notify()
 
-    async def apply(self, write: Callable[[], Any], version: int | None) -> None:
-        """Has the model written while nobody reads it; without a version it is the next one."""
+    async def apply(self, write: Callable[[], Any], version: int | None) -> bool:
+        """Has the model written while nobody reads it; without a version it is the next one.
+
+        Returns:
+            False if the model has that version already, or a later one: it was not written.
+        """
         async with self._gate.writing():
+            if version is not None and version <= self.version:
+                return False
             write()
             self._reception.applied(self.version + 1 if version is None else version)
         self._changes.notify()
+        return True
 
     def reading(self) -> Reading:
         return self._gate.reading()

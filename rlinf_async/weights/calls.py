@@ -21,16 +21,20 @@ _NONE: Final = object()
 class CallTransport:
     """The part that transports by call share: one call that may be open.
 
-    The worker's exception is raised here as itself, and its death as ``WorkerDied``.
+    The worker's exception is raised here as itself, and its death as ``WorkerDied``.  A method of the worker's that has
+    a parameter ``version`` is told the version of the weights.
 
     Args:
         timeout: seconds that the call may take; None: as long as it takes.
     """
 
+    carries_version: Final = True
+
     def __init__(self, timeout: float | None = 60.0) -> None:
         self.timeout = timeout
         self._bridge = Bridge()
         self._pending: Any = _NONE
+        self._patience = timeout
 
     @property
     def callee(self) -> Any:
@@ -42,26 +46,36 @@ class CallTransport:
         """What, beside the callee, makes the calls of two transports of one class different."""
         return None
 
-    def call(self, callee: Any, weights: Any) -> Any:
+    def call(self, callee: Any, weights: Any, version: int | None = None) -> Any:
         """Calls; returns what is to be awaited, or the result."""
         raise NotImplementedError
 
-    def _call(self, weights: Any) -> Any:
+    def _call(self, weights: Any, version: int | None, timeout: float | None) -> Any:
         callee = self.callee
+        self._patience = self.timeout if timeout is None else timeout
         if callee is None:
             return None
-        return self.call(callee, detached(weights) if isinstance(callee, WorkerGroup) else weights)
+        return self.call(callee, detached(weights) if isinstance(callee, WorkerGroup) else weights, version)
 
     def _describe(self) -> str:
         return "an update of weights"
 
-    def send_weights(self, model_id: str, weights: Any) -> Any:
-        """Calls, and waits for the end of the call."""
-        return self._bridge.run(self._finish(self._call(weights)), self._describe())
+    def send_weights(
+        self, model_id: str, weights: Any, version: int | None = None, timeout: float | None = None
+    ) -> Any:
+        """Calls, and waits for the end of the call.
 
-    def send_weights_async(self, model_id: str, weights: Any) -> Any:
+        Args:
+            version: of the weights; None: the worker is not told, and counts by itself.
+            timeout: seconds for this call; by default the transport's.
+        """
+        return self._bridge.run(self._finish(self._call(weights, version, timeout)), self._describe())
+
+    def send_weights_async(
+        self, model_id: str, weights: Any, version: int | None = None, timeout: float | None = None
+    ) -> Any:
         """Calls; the weights have been copied when it returns.  ``wait_ack`` waits for the end of the call."""
-        self._pending = self._call(weights)
+        self._pending = self._call(weights, version, timeout)
         return self._bridge.run(nothing(), self._describe())
 
     @property
@@ -96,7 +110,7 @@ class CallTransport:
         self._bridge.release()
 
     async def _finish(self, result: Any) -> None:
-        await finish(result, self.timeout, self._describe())
+        await finish(result, self._patience, self._describe())
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_bridge": None, "_pending": None}
@@ -143,6 +157,20 @@ def cancel(work: Work[Any]) -> None:
     """Gives a call up on every rank, where that is possible."""
     if not work.done():
         work._abandon()
+
+
+def told(method: Any, version: int | None) -> dict[str, int]:
+    """``version=``, as further arguments for a method that has a parameter of that name; others get none."""
+    try:
+        takes_it = version is not None and "version" in inspect.signature(method).parameters
+    except (TypeError, ValueError):  # it is no function, or tells nobody what it takes
+        takes_it = False
+    return {"version": version} if takes_it and version is not None else {}
+
+
+def method_of(callee: Any, name: str) -> Any:
+    """A method as its author wrote it: of a group, that of the worker's class."""
+    return getattr(callee._worker_cls if isinstance(callee, WorkerGroup) else callee, name, None)
 
 
 def detached(weights: Any) -> Any:

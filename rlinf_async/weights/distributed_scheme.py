@@ -24,12 +24,11 @@ class _DistributedReceiver(WeightReceiver):
             if not await self._receive(_LONG if timeout is None else timeout) and timeout is not None:
                 raise DeadlineExceeded(f"the sender of '{self._model_id}' has sent nothing within {timeout:g} s")
 
-    async def _apply(self, weights: Any, version: int | None = None) -> None:
-        if version is None or self._scheme.options.apply != "map":
-            await super()._apply(weights, version)
-            return
+    async def _take(self, weights: Any, version: int | None) -> bool:
+        if self._scheme.options.apply != "map":
+            return await super()._take(weights, version)
         model = self._resolve_model_ref()
-        await self._state.apply(lambda: take_over(model, weights), version)
+        return await self._state.apply(lambda: take_over(model, weights), version)
 
 
 @register_weight_sync_backend("distributed")

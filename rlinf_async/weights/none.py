@@ -77,5 +77,5 @@ class _SendsNothing(WeightSender):
 class _KeepsItsOwn(WeightReceiver):
     """A receiver that nothing reaches."""
 
-    async def _apply(self, weights: Any, version: int | None = None) -> None:
-        pass
+    async def _apply(self, weights: Any, version: int | None = None) -> bool:
+        return True

@@ -149,7 +149,7 @@ class WeightReceiver:
             if self._model_id not in (None, model_id):
                 raise ValueError(f"weights of '{model_id}' have come to the receiver of '{self._model_id}'")
             if is_new:
-                await self._apply(weights, version)
+                await self._take(weights, version)
         except Exception as error:
             await self._answer("send_error", error)
             raise
@@ -161,32 +161,46 @@ class WeightReceiver:
         if answer is not None:
             await finish(answer(what), None, f"the answer to {self._transport!r}")
 
-    def apply_weights(self, weights: Any) -> Any:
+    def apply_weights(self, weights: Any, version: int | None = None) -> Any:
         """Applies weights that have come by another way, and acknowledges them (TorchRL's older name).
 
+        Args:
+            version: of the weights, where calls alone bring them; the same one for a second time is acknowledged and
+                not applied.  By default one more than the last.
+
         Raises:
-            ValueError: there is no model.
+            ValueError: there is no model; the model has a later version.
             Exception: they do not fit; the model is as it was.
         """
-        return self._bridge.run(self._apply_and_answer(weights), f"weights of '{self._model_id}'")
+        return self._bridge.run(self._apply_and_answer(weights, version), f"weights of '{self._model_id}'")
 
-    async def _apply_and_answer(self, weights: Any) -> None:
+    async def _apply_and_answer(self, weights: Any, version: int | None) -> None:
         try:
-            await self._apply(weights)
+            self._state.hear(version)
+            if not await self._apply(weights, version) and version != self.version:
+                raise ValueError(
+                    f"version {version} of '{self._model_id}' is not after version {self.version}, which the model "
+                    f"has: a sender that begins anew goes on from there with send(version={self.version + 1})"
+                )
         except Exception as error:
             await self._answer("send_error", error)
             raise
         await self._answer("send_ack", "updated")
 
-    async def _apply(self, weights: Any, version: int | None = None) -> None:
+    async def _take(self, weights: Any, version: int | None) -> bool:
+        """Applies what the transport has brought, in memory that nobody else uses; whether it was new."""
+        return await self._apply(weights, version)
+
+    async def _apply(self, weights: Any, version: int | None = None) -> bool:
+        """Whether they were new."""
         model = self._resolve_model_ref()
         subscriber = self._subscriber
         if subscriber is None:
-            await self._state.apply(lambda: self._strategy.apply_weights(model, weights), version)
-            return
+            return await self._state.apply(lambda: self._strategy.apply_weights(model, weights), version)
         async with subscriber._gate.writing():
             subscriber._destination.detach()  # what is mapped cannot be written to
             self._strategy.apply_weights(model, weights)
+        return True
 
     def _subscribe(self, transport: LinkTransport) -> Subscriber:
         """From now on what comes over the link is applied to the model that is registered now."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from rlinf_async.group import WorkerGroup
-from rlinf_async.weights.calls import CallTransport, detached, is_reachable, nothing
+from rlinf_async.weights.calls import CallTransport, detached, is_reachable, method_of, nothing, told
 from rlinf_async.weights.handle_scheme import HandleScheme
 from rlinf_async.weights.scheme import from_either, register_weight_sync_backend
 from rlinf_async.work import Work
@@ -17,7 +17,7 @@ class RPCTransport(CallTransport):
     Of this framework: ``collector_info`` is the worker, a group of one rank, and its ``update_policy_weights_`` is
     called.  Of torch.distributed.rpc, which torch maintains no more: ``collector_info`` says which process,
     ``collector_rref`` which object there, and ``collector_class.update_policy_weights_`` is called with that; where one
-    of the first two is missing, sending does nothing.
+    of the first two is missing, sending does nothing.  A method that has a parameter ``version`` is told it.
 
     Args:
         timeout: seconds that the worker has to take the weights.
@@ -51,13 +51,15 @@ class RPCTransport(CallTransport):
     def how(self) -> Any:
         return self._collector_class
 
-    def call(self, callee: Any, weights: Any) -> Any:
+    def call(self, callee: Any, weights: Any, version: int | None = None) -> Any:
         if isinstance(callee, WorkerGroup):
-            return callee.update_policy_weights_(policy_or_weights=weights)
+            more = told(method_of(callee, "update_policy_weights_"), version)
+            return callee.update_policy_weights_(policy_or_weights=weights, **more)
         from torch.distributed import rpc
 
         update = self._collector_class.update_policy_weights_
-        return _TorchCall(rpc.rpc_async(callee, update, args=(self._collector_rref, detached(weights))))
+        args = self._collector_rref, detached(weights)
+        return _TorchCall(rpc.rpc_async(callee, update, args=args, kwargs=told(update, version)))
 
     def wait_ack(self) -> Any:
         """Waits for the end of the call; without one it returns at once."""

@@ -142,7 +142,7 @@ class GroupWay:
         self._parts: list[Any] = []
 
     async def stage(self, update: Update) -> None:
-        self._handle = self._call.call(self._group, chosen(update))
+        self._handle = self._call.call(self._group, chosen(update), update.version)
         self._handle.outcomes()  # one rank's failure does not cancel the others
         self._parts = [self._handle[slot] for slot in range(len(self.worker_ids))]
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlinf_async.weights.calls import CallTransport
+from rlinf_async.weights.calls import CallTransport, method_of, told
 
 
 class WorkerTransport(CallTransport):
     """The way to one worker that has a method ``update_policy_weights_(policy_or_weights)`` (TorchRL's RayTransport).
 
+    If that has a parameter ``version`` too, it is told it, and may pass both on to ``receiver.apply_weights``.
     ``model_id`` is not forwarded: that worker knows its model.  What the method raises is raised by ``send_weights``
     and ``wait_ack``.
 
@@ -37,5 +38,6 @@ class WorkerTransport(CallTransport):
     def callee(self) -> Any:
         return self._remote_collector
 
-    def call(self, callee: Any, weights: Any) -> Any:
-        return callee.update_policy_weights_(policy_or_weights=weights)
+    def call(self, callee: Any, weights: Any, version: int | None = None) -> Any:
+        more = told(method_of(callee, "update_policy_weights_"), version)
+        return callee.update_policy_weights_(policy_or_weights=weights, **more)
