@@ -74,3 +74,11 @@ def _on(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], None]
 def _close(runner: asyncio.Runner) -> None:
     with contextlib.suppress(RuntimeError):  # a loop runs here, in which nothing can be awaited by blocking
         runner.close()
+
+
+async def begin_after(previous: Any, begin: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """Begins once what was given up before it has ended."""
+    if previous is not None and not previous.done():
+        with contextlib.suppress(Exception):
+            await previous.async_wait()
+    return await begin()

@@ -25,6 +25,8 @@ class MultiProcessWeightSyncScheme(WeightSyncScheme):
         scheme.get_receiver().receive(timeout=1.0)
     """
 
+    publishes = True
+
     def init_on_sender(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
         """
         Args:

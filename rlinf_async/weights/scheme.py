@@ -57,6 +57,9 @@ class WeightSyncScheme(metaclass=abc.ABCMeta):
     needs_weights: ClassVar[bool] = True
     """Whether to send nothing is a mistake."""
 
+    publishes: ClassVar[bool] = False
+    """Whether the weights are packed once, for all workers."""
+
     def __init__(self, strategy: Literal["state_dict", "tensordict"] = "state_dict", **options: Any) -> None:
         self.strategy: str = strategy
         self.options = SyncOptions.of(options, type(self).__name__)

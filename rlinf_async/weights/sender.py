@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlinf_async.errors import DeadlineExceeded
-from rlinf_async.weights.bridge import Bridge
+from rlinf_async.weights.bridge import Bridge, begin_after
 from rlinf_async.weights.calls import finish
 from rlinf_async.weights.held import held
 from rlinf_async.weights.link_transport import LinkTransport
 from rlinf_async.weights.publisher import Publisher
 from rlinf_async.weights.report import SyncReport
+from rlinf_async.weights.sharded import Gathering, are_sharded, only_helps
 from rlinf_async.weights.staged import Staged, give_up
 from rlinf_async.weights.strategy import _get_strategy
 from rlinf_async.weights.transport import TransportBackend
@@ -33,6 +33,9 @@ class WeightSender:
     ``send``, ``send_async``, ``wait_async`` and ``connect`` start at once and return a ``Work`` in a coroutine, and
     block elsewhere; wrong arguments are refused by the call itself.  A send that fails at some workers has reached the
     others.
+
+    Of weights that are sharded (FSDP, DTensor) every rank of the trainer sends its own, and rank 0 whole ones to the
+    workers; the others only take part, whichever workers they were told of.
 
     Example:
         report = await sender.send(model)          # every worker has applied it
@@ -60,7 +63,7 @@ class WeightSender:
         self._pending: Staged | None = None
         self._current: Any = None
         self._publisher: Publisher | None = None
-        self._bridge = Bridge()
+        self._bridge, self._gathering = Bridge(), Gathering(self._model_id)
 
     def __repr__(self) -> str:
         state = "pending" if self._pending_async else "idle"
@@ -213,8 +216,9 @@ class WeightSender:
         keys: Any,
         timeout: float | None,
     ) -> tuple[Update, list[Way]]:
-        targets = self._targets(worker_ids)
         prepared = self._weights(weights)
+        helps = self._scheme.needs_weights and only_helps(prepared)
+        targets = {} if helps else self._targets(worker_ids)
         if prepared is None and self._scheme.needs_weights:
             raise ValueError(
                 f"nothing to send for '{self._model_id}': no weights were given, and neither a context nor "
@@ -226,7 +230,10 @@ class WeightSender:
             raise ValueError(f"version {version} is not after version {self._version}, which was sent last")
         if timeout is None:
             timeout = self._scheme.options.ack_timeout
-        return Update(self._model_id, prepared, version, keys, timeout), self._ways(targets)
+        update = Update(self._model_id, prepared, version, keys, timeout)
+        if helps and self._publishes:
+            return update, [PublisherWay(self._published_to({}), {})]
+        return update, self._ways(targets)
 
     def _weights(self, weights: Any) -> Any:
         context = self._context_ref() if self._context_ref is not None else None
@@ -258,9 +265,14 @@ class WeightSender:
 
     def _start(self, begin: Callable[[], Coroutine[Any, Any, Any]], what: str) -> Any:
         previous, self._current = self._current, None
-        work = self._bridge.run(_after(previous, begin), f"{what} of '{self._model_id}'")
+        work = self._bridge.run(begin_after(previous, begin), f"{what} of '{self._model_id}'")
         self._current = work if isinstance(work, Work) else None
         return work
+
+    @property
+    def _publishes(self) -> bool:
+        """Whether all workers have links to one publisher."""
+        return self._scheme.publishes
 
     @property
     def _is_complete(self) -> bool:
@@ -280,7 +292,10 @@ class WeightSender:
         return await send(*self._prepare(*wanted))
 
     async def _stage(self, update: Update, ways: list[Way]) -> Staged:
-        staged = Staged(update, ways, time.perf_counter())
+        since = time.perf_counter()
+        if not self._publishes and are_sharded(update.weights):
+            update = await self._gathering.whole(update)
+        staged = Staged(update, ways, since)
         await asyncio.gather(*(way.stage(update) for way in ways))
         staged.t_stage = time.perf_counter() - staged.since
         self._version = update.version
@@ -308,17 +323,7 @@ class WeightSender:
     async def _wait_async(self, timeout: float | None) -> SyncReport:
         pending = self._pending
         assert pending is not None
-        deadline = asyncio.timeout(timeout)
-        try:
-            async with deadline:
-                report = await pending.report()
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            raise DeadlineExceeded(
-                f"version {pending.update.version} of '{self._model_id}' was not applied within {timeout:g} s by "
-                f"workers {', '.join(map(str, pending.missing))}; it is still pending"
-            ) from None
+        report = await pending.report_within(timeout)
         if self._pending is pending:
             self._pending, self._pending_async = None, False
         report.raise_failures()
@@ -343,6 +348,8 @@ class WeightSender:
         return self._bridge.run(self._connect(timeout), f"the workers of '{self._model_id}'")
 
     async def _connect(self, timeout: float | None) -> None:
+        if only_helps(self._weights(None)):
+            return
         await self._find_workers(timeout)
         targets = self._targets(None)
         linked = {each: transport for each, transport in targets.items() if isinstance(transport, LinkTransport)}
@@ -366,6 +373,7 @@ class WeightSender:
         return work
 
     async def _close(self) -> None:
+        self._gathering.close()
         publisher, self._publisher = self._publisher, None
         if publisher is not None:
             await publisher.close()
@@ -379,18 +387,10 @@ class WeightSender:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the context, and without what is pending."""
-        own = ("_bridge", "_publisher", "_current", "_pending", "_pending_async")
+        own = ("_bridge", "_gathering", "_publisher", "_current", "_pending", "_pending_async")
         state = {name: value for name, value in self.__dict__.items() if name not in own}
         return {**state, "_context_ref": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._forget()
-
-
-async def _after(previous: Any, begin: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    """Begins once what was given up before it has ended."""
-    if previous is not None and not previous.done():
-        with contextlib.suppress(Exception):
-            await previous.async_wait()
-    return await begin()

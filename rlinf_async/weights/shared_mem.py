@@ -191,6 +191,8 @@ class SharedMemWeightSyncScheme(WeightSyncScheme):
         auto_register: whether a model without one gets one with the first ``send``: a copy.
     """
 
+    publishes = True
+
     def __init__(
         self,
         policy_weights: dict[str, Any] | None = None,

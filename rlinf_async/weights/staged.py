@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
+from rlinf_async.errors import DeadlineExceeded
 from rlinf_async.weights.report import Ack, SyncReport
 from rlinf_async.weights.ways import Update, Way
 
@@ -55,6 +56,24 @@ class Staged:
             t_stage=self.t_stage,
             t_total=time.perf_counter() - self.since,
         )
+
+    async def report_within(self, timeout: float | None) -> SyncReport:
+        """The same, for so many seconds.
+
+        Raises:
+            DeadlineExceeded: somebody has not answered in that time; it may be waited for again.
+        """
+        deadline = asyncio.timeout(timeout)
+        try:
+            async with deadline:
+                return await self.report()
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise DeadlineExceeded(
+                f"version {self.update.version} of '{self.update.model_id}' was not applied within {timeout:g} s by "
+                f"workers {', '.join(map(str, self.missing))}; it is still pending"
+            ) from None
 
 
 def give_up(ways: Sequence[Way]) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from rlinf_async.errors import WeightMismatch
+from rlinf_async.weights.gather import is_sharded
 from rlinf_async.weights.param_tree import EXTRA_STATE, ParamTree, Path, is_tensordict, memory_of, name_of, path_of
 
 _NAMED = 5  # keys that an error names
@@ -34,8 +35,13 @@ class Update:
         """
         self._write_extra()
         with torch.inference_mode(any(target.is_inference() for target in self.targets)), torch.no_grad():
-            if self.targets:
-                torch._foreach_copy_([target.data for target in self.targets], self.sources)
+            pairs = [(target.data, source) for target, source in zip(self.targets, self.sources, strict=True)]
+            plain = [pair for pair in pairs if not is_sharded(pair[0])]
+            if plain:
+                torch._foreach_copy_([target for target, _ in plain], [source for _, source in plain])
+            for target, source in pairs:
+                if is_sharded(target):  # which torch does not take together with others
+                    target.copy_(source)
 
     def _take_tensors(self, tree: ParamTree, places: Mapping[Path, Any]) -> Iterator[str]:
         """Notes where each goes; yields what does not fit."""

@@ -74,6 +74,10 @@ class _GroupSender(WeightSender):
             self._group = None
 
     @property
+    def _publishes(self) -> bool:
+        return True
+
+    @property
     def _is_complete(self) -> bool:
         return self._group is None
 
