@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -181,14 +182,16 @@ class DistributedTransport:
 
     async def _begin_to_take(self, timeout: float) -> bool:
         """Whether a message is there."""
-        if self._coming is None:
-            self._coming = _Coming(self._executor, self._opened(False).next_head)
-        try:
-            head = await self._coming.async_wait(timeout)
-        except DeadlineExceeded:
-            if not self._coming.done():
-                return False
-            raise
+        coming = self._coming
+        if coming is None:
+            coming = self._coming = _Coming(self._executor, self._opened(False).next_head)
+        with contextlib.suppress(DeadlineExceeded):
+            await coming.async_wait(timeout)
+        if not coming.done():
+            return False
+        head = await coming.async_wait()  # also where it came just when the time was over
+        if self._coming is not coming:  # closed meanwhile
+            return False
         self._coming = None
         if head is None:
             return False

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from rlinf_async.errors import ClosedError, ConfigError, PeerLost
+from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded, PeerLost
 from rlinf_async.weights.applied import Applied
 from rlinf_async.weights.bridge import Bridge
 from rlinf_async.weights.calls import finish, nothing
@@ -35,6 +35,9 @@ _AT_ONCE: Final = 0.001
 
 _TRIES: Final = 100
 """How often in a row it may do that while ``serve`` waits for it: messages that are not for us come in bursts."""
+
+_ENDS: Final = (OSError, EOFError, ClosedError, PeerLost, ConfigError)
+"""Errors after which nothing more will come."""
 
 
 class WeightReceiver:
@@ -300,9 +303,10 @@ class WeightReceiver:
             try:
                 await self._receive(timeout, in_background=True)
                 took = time.monotonic() - begun
-            except (OSError, EOFError, ClosedError, PeerLost, ConfigError):
-                raise
-            except Exception:
+            except Exception as error:
+                # DeadlineExceeded is an OSError too, and says only that somebody was late.
+                if isinstance(error, _ENDS) and not isinstance(error, DeadlineExceeded):
+                    raise
                 took = time.monotonic() - begun
                 logger.exception("an update of '%s' could not be applied", self._model_id)
             in_vain = in_vain + 1 if self._heard == heard and took < _AT_ONCE else 0

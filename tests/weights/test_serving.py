@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from rlinf_async import WeightSyncScheme
-from rlinf_async.errors import ConfigError
-from tests.weights.ends import Tied
+from rlinf_async.errors import ConfigError, DeadlineExceeded
+from rlinf_async.weights import distributed
+from tests.weights.ends import Tied, both
 
 
 class Scheme(WeightSyncScheme):
@@ -142,4 +143,47 @@ async def test_one_that_waits_is_asked_once_per_message_and_what_does_not_fit_is
     assert not serving.done()
     serving.cancel()
     await asyncio.wait([serving])
+    await scheme.close()
+
+
+async def test_a_message_that_comes_just_when_a_wait_is_over_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = distributed._Coming.async_wait
+
+    async def late(coming: Any, timeout: float | None = None) -> Any:
+        found = await wait(coming, None)
+        if timeout == 0.0:
+            raise DeadlineExceeded("the message is here, and so is the end of the wait")
+        return found
+
+    async with both("distributed") as ends:
+        await ends.deliver()
+        monkeypatch.setattr(distributed._Coming, "async_wait", late)
+        serving = ends.receiver.serve()
+        assert (await ends.sender.send(Tied(2.0), timeout=20)).version == 2
+        assert ends.sees == {2.0}
+        assert not serving.done()
+    serving.cancel()
+    await asyncio.wait([serving])
+
+
+async def test_serving_goes_on_after_somebody_was_late() -> None:
+    class Late(Transport):
+        async def receive_weights(self, timeout: float = 1.0) -> Any:
+            self.asked += 1
+            if self.asked == 1:
+                raise DeadlineExceeded("a reader did not leave")
+            if self.asked == 2:
+                return "policy", Tied(3.0).state_dict()
+            return await asyncio.Future()
+
+    transport, model = Late(), Tied()
+    scheme = Scheme(transport)
+    scheme.init_on_worker("policy", model=model)
+    serving = scheme.get_receiver().serve()
+    async with asyncio.timeout(20):
+        await scheme.get_receiver().wait_version(1)
+    assert (model.values(), transport.answers) == ({3.0}, ["updated"])
+    serving.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
     await scheme.close()
