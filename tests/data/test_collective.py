@@ -45,6 +45,10 @@ def error_of(work: Work[Any], timeout: float = SOON) -> BaseException:
     return caught.value
 
 
+PATIENCE = 20.0
+"""Seconds for connections that have to be made anew, each of which may take seconds where the machine is busy."""
+
+
 def exchange(links: Couple, number: int, nbytes: int = MiB) -> None:
     """Both ways at once."""
     works: list[tuple[Work[None], Work[list[memoryview]]]] = [
@@ -52,9 +56,9 @@ def exchange(links: Couple, number: int, nbytes: int = MiB) -> None:
         (links.far.send(number, [pattern(nbytes, 2)]), links.near.receive(number, [nbytes])),
     ]
     for salt, (sent, received) in enumerate(works, 1):
-        [got] = received.wait(5)
+        [got] = received.wait(PATIENCE)
         assert got == pattern(nbytes, salt)
-        sent.wait(5)
+        sent.wait(PATIENCE)
 
 
 def test_buffers_of_every_size_arrive_in_their_places(links: Couple) -> None:

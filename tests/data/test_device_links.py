@@ -73,15 +73,19 @@ def pattern(nbytes: int, salt: int = 0) -> torch.Tensor:
     return (torch.arange(251, dtype=torch.uint8) + salt).repeat(nbytes // 251 + 1)[:nbytes]
 
 
+PATIENCE = 20.0
+"""Seconds for connections that have to be made anew, each of which may take seconds where the machine is busy."""
+
+
 def exchange(links: Couple, number: int, nbytes: int = MiB) -> None:
     near, far = pattern(nbytes, 1), pattern(nbytes, 2)
     works: list[Work[Any]] = [
         links.near.send(number, [near]),  # type: ignore[list-item]  # a device link takes tensors
         links.far.send(number, [far]),  # type: ignore[list-item]
     ]
-    [to_far], [to_near] = (link.receive(number, [nbytes]).wait(5) for link in (links.far, links.near))
+    [to_far], [to_near] = (link.receive(number, [nbytes]).wait(PATIENCE) for link in (links.far, links.near))
     for work in works:
-        work.wait(5)
+        work.wait(PATIENCE)
     assert torch.equal(to_far, near)  # type: ignore[arg-type]
     assert torch.equal(to_near, far)  # type: ignore[arg-type]
 
