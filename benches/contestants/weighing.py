@@ -8,6 +8,7 @@ changed: who only shows the trainer's own memory to its receivers fails.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,6 +52,8 @@ def model(shape: str, size: int) -> Any:
     """A module with these parameters, whose memory is not there yet."""
     import torch
 
+    # The C library keeps what the last one was in: gigabytes in every process, and this machine may not have so many.
+    ctypes.CDLL(None).malloc_trim(0)
     found = torch.nn.Module()
     for name, elements in leaves(shape, size).items():
         found.register_parameter(name, torch.nn.Parameter(torch.empty(elements), requires_grad=False))
