@@ -71,6 +71,9 @@ class LocalQueue:
         self._wishes[number] = wish
         return number
 
+    def hasten(self) -> None:
+        pass
+
     def withdraw(self, wish: Wish[Any]) -> None:
         self._withdraw([wish.number])
 

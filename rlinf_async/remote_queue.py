@@ -270,6 +270,10 @@ class RemoteQueue:
 
     # -- as a door ----------------------------------------------------------------------------------------------
 
+    def hasten(self) -> None:
+        if self._held_puts or self._held_gets or self._held_large:
+            self.send_held()
+
     def withdraw(self, wish: Wish[Any]) -> None:
         if isinstance(wish, Question):
             self._asked.pop(wish.number, None)

@@ -24,6 +24,9 @@ class Door(Protocol):
     @property
     def where(self) -> str: ...
 
+    def hasten(self) -> None:
+        """A thread is about to wait: what has only been kept back goes now."""
+
     def withdraw(self, wish: Wish[Any]) -> None:
         """Nobody wants it any more: what waits is forgotten, what has arrived goes back."""
 
@@ -97,6 +100,8 @@ class Wish(Work[T]):
             timer.cancel()
 
     def _wait_for_thread(self, timeout: float | None) -> None:
+        if self.door is not None:
+            self.door.hasten()  # the loop at the end of whose turn it would go may have been stopped
         remaining = self._remaining()
         if remaining is None or (timeout is not None and timeout < remaining):
             super()._wait_for_thread(timeout)

@@ -231,3 +231,24 @@ async def test_what_another_thread_sends_meanwhile_leaves_nothing_behind(client:
     await asyncio.sleep(0)
     assert all(wish.done() for wish in under_way)
     pool.close()
+
+
+@pytest.mark.parametrize("size", [1, 5_000, 200_000])
+def test_what_is_held_by_a_loop_that_was_stopped_leaves_when_a_thread_waits_for_it(
+    client: Client, queue: RemoteQueue, size: int
+) -> None:
+    queue._purse.add(1 << 40)
+    under_way: list[Put] = []
+    loop = asyncio.new_event_loop()
+
+    def put_and_stop() -> None:
+        under_way.extend(put(queue, bytes(size)) for _ in range(7))
+        loop.stop()
+
+    loop.call_soon(put_and_stop)
+    loop.run_forever()
+    loop.close()
+    assert not under_way[-1].done()
+    for wish in under_way:
+        wish.wait(5)
+    pool.close()
