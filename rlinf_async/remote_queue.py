@@ -162,6 +162,7 @@ class RemoteQueue:
             self.tell("returned", [price, False])
             put._settle(error=error)
             return
+        put.carried = None  # which may be large, and whoever keeps the put need not keep it
         number = put.number = next(self._numbers)
         self._leaving[number] = put
         small = not fds and put.nbytes <= _SMALL
@@ -408,6 +409,9 @@ class RemoteQueue:
 
     def _finish(self, no_put: Exception, no_get: Exception) -> None:
         self._over = (no_put, no_get)  # first: what is started meanwhile is refused by its starter
+        self._held_puts.clear()
+        for _, _, fds in _emptied(self._held_large):
+            close_fds(fds)
         puts, self._puts = {**self._puts, **self._leaving}, {}
         self._leaving = {}
         self._ahead.end()

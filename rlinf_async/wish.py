@@ -128,7 +128,8 @@ class Put(Wish[None]):
     """An item on its way into a queue; done once the queue has accepted it, or must.
 
     Attributes:
-        carried: the item: encoded, or bytes; in a queue of this process as it is.
+        carried: the item: encoded, or bytes; in a queue of this process as it is; None once it has been packed for
+            good.
         nbytes: its size.
         ahead: bytes of it that have left before it was known whether there is room.
         pauses: a coroutine that awaits it lets others run, even if it is done.

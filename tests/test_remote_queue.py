@@ -252,3 +252,24 @@ def test_what_is_held_by_a_loop_that_was_stopped_leaves_when_a_thread_waits_for_
     for wish in under_way:
         wish.wait(5)
     pool.close()
+
+
+def test_a_put_that_has_left_keeps_no_item(client: Client, queue: RemoteQueue) -> None:
+    wish = put(queue, bytes(200_000))
+    assert wish.done()
+    assert wish.carried is None
+    pool.close()
+
+
+async def test_what_is_held_when_the_channel_ends_never_leaves(client: Client, queue: RemoteQueue) -> None:
+    queue._purse.add(1 << 40)
+    under_way = [put(queue, index if index < 6 else bytes(200_000)) for index in range(8)]
+    sent = len(client.sent)
+    queue.end("")
+    await asyncio.sleep(0)
+    assert len(client.sent) == sent
+    assert not queue._held_large
+    for wish in under_way[-4:]:
+        with pytest.raises(ClosedError):
+            await wish
+    pool.close()
