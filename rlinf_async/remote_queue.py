@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import itertools
-import time
-from asyncio import _get_running_loop as running_loop
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from rlinf_async.ahead_gets import AheadGets
 from rlinf_async.client import NodeClient
+from rlinf_async.company import CROWD, Company, Large, emptied
 from rlinf_async.core import codec, frames
 from rlinf_async.core.body import open_body, pack_body
 from rlinf_async.core.credit import Purse, cost
@@ -22,17 +19,6 @@ from rlinf_async.queue_errors import error_of
 from rlinf_async.wish import Get, Put, Question, Wish
 
 T = TypeVar("T")
-
-_CROWD: Final = 4
-"""When so many wishes come true at once, those who waited are likely to wish again at once."""
-
-_MOMENT: Final = 200e-6
-"""Seconds after that in which what they say waits for the end of the loop's turn, and leaves in one frame."""
-
-_PART: Final = 8
-_PART_LARGE: Final = 4
-"""So many do not wait for more company: the daemon is busy with them while others follow.  What is large has a frame of
-its own, and several frames leave together."""
 
 _SHARE: Final = 32
 _WINDOW: Final = 16 << 20
@@ -83,17 +69,12 @@ class RemoteQueue:
         self._leaving: dict[int, Put] = {}
         """Puts that were paid for, and that the kernel does not have yet."""
         self._paused_at = 0.0
-        self._held_puts: deque[Any] = deque()
-        self._held_gets: deque[Any] = deque()
-        self._taken: deque[int] = deque()
-        self._ahead = AheadGets(self, client, self._numbers, self._gets, self._held_gets)
+        self._company = Company(client, self._send_together)
+        self._ahead = AheadGets(self, client, self._numbers, self._gets, self._company.gets)
         self._ahead.is_on = not maxsize and not max_bytes
-        self._crowded_until = 0.0
         self._last_put: Put | None = None
-        self._held_large: deque[tuple[Put, bytes | int, Any]] = deque()
         self._unheard = 0
         """Puts in a row that were started when nobody had heard of the one before: several are under way."""
-        self._flushing: asyncio.AbstractEventLoop | None = None
         self._over: tuple[Exception, Exception] | None = None
         """There is no such queue any more, or no way to it: the error of a put, and of a get."""
 
@@ -149,8 +130,8 @@ class RemoteQueue:
             self._under_way += put.nbytes
         number = put.number = next(self._numbers)
         self._puts[number] = put
-        if self._crowded_until and not fds and put.nbytes <= _SMALL and self._may_wait(put.since):
-            self._held_puts.append((number, put.key, put.weight, put.mode, body))
+        if not fds and put.nbytes <= _SMALL and self._company.may_wait(put.since):
+            self._company.puts.append((number, put.key, put.weight, put.mode, body))
         else:
             self._send_put(put, put.mode, body, fds)
 
@@ -168,23 +149,24 @@ class RemoteQueue:
         small = not fds and put.nbytes <= _SMALL
         last, self._last_put = self._last_put, put
         self._unheard = 0 if last is None or last.heard else self._unheard + 1
-        if self._unheard >= _CROWD and self._flush_soon():
+        company = self._company
+        if self._unheard >= CROWD and company.gathers():
             if small:
-                self._held_puts.append((number, put.key, put.weight, frames.CREDITED, body))
+                company.puts.append((number, put.key, put.weight, frames.CREDITED, body))
             else:
-                self._held_large.append((put, body, fds))
-            if len(self._held_puts) >= _PART or len(self._held_large) >= _PART_LARGE:
-                self.send_held()
+                company.large.append((put, body, fds))
+            if company.is_complete:
+                company.leave()
             return
         if put.since - self._paused_at > _TURN:
             # Others have their turn, and if they put too, what they put leaves in one frame from then on.
             self._paused_at = put.since
             put.pauses = True
-            waits = small and self._flush_soon()
+            waits = small and company.gathers()
         else:
-            waits = small and bool(self._crowded_until) and self._may_wait(put.since)
+            waits = small and company.may_wait(put.since)
         if waits:
-            self._held_puts.append((number, put.key, put.weight, frames.CREDITED, body))
+            company.puts.append((number, put.key, put.weight, frames.CREDITED, body))
         else:
             self._send_put(put, frames.CREDITED, body, fds, functools.partial(self._has_left, number))
 
@@ -217,50 +199,30 @@ class RemoteQueue:
         number = get.number = next(self._numbers)
         self._gets[number] = get
         self._ahead.asked(get)
-        if self._crowded_until and self._may_wait(get.since):
-            self._held_gets.append((number, get.key, get.target))
-            if len(self._held_gets) >= _PART:
-                self.send_held()
+        company = self._company
+        if company.may_wait(get.since):
+            company.gets.append((number, get.key, get.target))
+            if company.is_complete:
+                company.leave()
             return
-        taken = _emptied(self._taken) if self._taken else None
+        taken = emptied(company.taken) if company.taken else None
         me, place, channel = self._client.endpoint, self._place, self.channel
         self._client.send((frames.GET, 0, me, place, channel, number, get.key, get.target, taken))
 
-    def _may_wait(self, now: float) -> bool:
-        """Whether what is said now may wait for the end of the loop's turn."""
-        if now > self._crowded_until:
-            self._crowded_until = 0.0
-            return False
-        return self._flush_soon()
-
-    def _flush_soon(self) -> bool:
-        """Has ``flush`` called at the end of the loop's turn; False where no loop runs."""
-        loop = running_loop()
-        if loop is None:
-            return False
-        if self._flushing is not loop:
-            self._flushing = loop
-            loop.call_soon(self.flush)
-            self._client.unsent[self.flush] = None
-        return True
-
     def flush(self) -> None:
         """Sends what has waited for company."""
-        self._flushing = None
-        self._client.unsent.pop(self.flush, None)
-        self.send_held()
+        self._company.flush()
 
     def send_held(self) -> None:
-        if self._held_large:
-            large = _emptied(self._held_large)
-            for put, body, fds in large:
-                on_left = functools.partial(self._has_left, put.number)
-                self._send_put(put, frames.CREDITED, body, fds, on_left, hold=put is not large[-1][0])
-        puts, gets, taken = _emptied(self._held_puts), _emptied(self._held_gets), _emptied(self._taken)
+        self._company.leave()
+
+    def _send_together(self, puts: list[Any], gets: list[Any], taken: list[int], large: list[Large]) -> None:
+        for put, body, fds in large:
+            on_left = functools.partial(self._has_left, put.number)
+            self._send_put(put, frames.CREDITED, body, fds, on_left, hold=put is not large[-1][0])
         if puts or gets:
             credited = [put[0] for put in puts if put[3] == frames.CREDITED]
-            if len(credited) >= _CROWD:
-                self._crowded_until = time.monotonic() + _MOMENT
+            self._company.crowd(len(credited))
             self.tell("wishes", [puts, gets, taken], functools.partial(self._have_left, credited) if credited else None)
         elif taken:
             self.tell("taken", taken)
@@ -272,8 +234,7 @@ class RemoteQueue:
     # -- as a door ----------------------------------------------------------------------------------------------
 
     def hasten(self) -> None:
-        if self._held_puts or self._held_gets or self._held_large:
-            self.send_held()
+        self._company.hasten()
 
     def withdraw(self, wish: Wish[Any]) -> None:
         if isinstance(wish, Question):
@@ -292,10 +253,9 @@ class RemoteQueue:
 
     def taken(self, get: Get[Any]) -> None:
         """Tells the daemon: with the next get, if that follows in this turn of the loop."""
-        self._taken.append(get.number)
+        self._company.taken.append(get.number)
         self._ahead.had(get)
-        loop = running_loop()
-        if (loop is None or loop is not self._flushing) and not self._flush_soon():
+        if not self._company.gathers():
             self.flush()
 
     def open(self, body: Any, fds: list[int]) -> Any:
@@ -329,8 +289,7 @@ class RemoteQueue:
             accepted, given, credit = facts
             if credit:
                 self._purse.add(credit)
-            if len(accepted) >= _CROWD or len(given) >= _CROWD:
-                self._crowded_until = time.monotonic() + _MOMENT
+            self._company.crowd(max(len(accepted), len(given)))
             for number in accepted:
                 put = self._pop_put(number)
                 if put is not None:
@@ -409,9 +368,7 @@ class RemoteQueue:
 
     def _finish(self, no_put: Exception, no_get: Exception) -> None:
         self._over = (no_put, no_get)  # first: what is started meanwhile is refused by its starter
-        self._held_puts.clear()
-        for _, _, fds in _emptied(self._held_large):
-            close_fds(fds)
+        self._company.drop()
         puts, self._puts = {**self._puts, **self._leaving}, {}
         self._leaving = {}
         self._ahead.end()
@@ -431,14 +388,3 @@ class RemoteQueue:
             wish._settle((0, False) if wish.word == "size" else [])
         else:
             wish._settle(error=no_get)
-
-
-def _emptied(found: deque[T]) -> list[T]:
-    """Everything that is in it, while other threads may add more."""
-    things: list[T] = []
-    while found:
-        try:
-            things.append(found.popleft())
-        except IndexError:
-            break
-    return things

@@ -67,7 +67,7 @@ class Process:
         self.closed: Exception | None = None
         self.unsent: dict[Any, None] = {}
         self.queue = RemoteQueue(self, lambda: None, 0, NUMBER, "obs", 0)  # type: ignore[arg-type]
-        self.queue._flush_soon = self._flush_soon  # type: ignore[method-assign]
+        self.queue._company.gathers = self._gathers  # type: ignore[method-assign]
         self.in_a_coroutine = True
         self.is_stopped = False
         self.said = 0
@@ -99,7 +99,7 @@ class Process:
     def hear_out(self) -> None:
         self.says()
 
-    def _flush_soon(self) -> bool:
+    def _gathers(self) -> bool:
         if self.in_a_coroutine and not self.loop.soon:
             self.loop.call_soon(self.queue.flush)
         return self.in_a_coroutine
@@ -492,7 +492,7 @@ class Histories(RuleBasedStateMachine):
         process = self.processes[who]
         process.says()  # the kernel has it
         process.closed = ClosedError("dead")
-        taken = set(process.queue._taken)
+        taken = set(process.queue._company.taken)
         party = self.daemon.queue.parties.get(process.endpoint)
         if party is not None:
             for number, get in party.gets.items():

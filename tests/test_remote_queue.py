@@ -144,7 +144,7 @@ async def test_a_coroutine_that_never_has_to_wait_lets_others_run(queue: RemoteQ
 async def test_puts_of_many_coroutines_come_to_leave_in_one_frame(
     client: Client, queue: RemoteQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlinf_async.remote_queue._MOMENT", 60.0)
+    monkeypatch.setattr("rlinf_async.company._MOMENT", 60.0)
     queue._purse.add(1 << 40)
 
     async def produce() -> None:
@@ -161,7 +161,7 @@ async def test_puts_of_many_coroutines_come_to_leave_in_one_frame(
 
 async def test_what_waits_for_company_leaves_before_credit_is_returned(client: Client, queue: RemoteQueue) -> None:
     await put(queue, 0)
-    queue._crowded_until = asyncio.get_running_loop().time() + 60
+    queue._company._crowded_until = asyncio.get_running_loop().time() + 60
     held = put(queue, 1)
     assert not held.done()
     queue.on_word("recall", None)
@@ -268,7 +268,7 @@ async def test_what_is_held_when_the_channel_ends_never_leaves(client: Client, q
     queue.end("")
     await asyncio.sleep(0)
     assert len(client.sent) == sent
-    assert not queue._held_large
+    assert not queue._company.large
     for wish in under_way[-4:]:
         with pytest.raises(ClosedError):
             await wish
