@@ -105,12 +105,13 @@ class Rollout(Worker):
         async with self.scheme.get_receiver().reading() as version:
             return version, self.model.values()
 
-    def receive_blocking(self, sender: Any, scheme: Any, versions: int) -> list[tuple[int, set[float]]]:
+    def receive_blocking(self, sender: Any, scheme: Any, last: int) -> list[tuple[int, set[float]]]:
+        """Each version that it had, until that one; a receive takes all that have come."""
         self.scheme = scheme
         scheme.init_on_worker("policy", sender=sender, model=self.model)
         receiver = scheme.get_receiver()
         found = []
-        for _ in range(versions):
+        while receiver.version < last:
             assert receiver.receive(30.0) is True
             found.append((receiver.version, self.model.values()))
         return found

@@ -86,7 +86,9 @@ def test_methods_without_a_loop_block(launch: Launch) -> None:
     received = rollout.receive_blocking(("trainer", 0), scheme, 2)
     trainer.begin(scheme, [("rollout", 0)]).wait(20)
     assert trainer.send_blocking(3.0).wait(20) == [2]
-    assert received.wait(20) == [[(1, {0.0}), (2, {3.0})]]
+    (had,) = received.wait(20)
+    assert had[-1] == (2, {3.0})
+    assert had[:-1] in ([], [(1, {0.0})])  # the first receive may have taken both
 
 
 def test_some_workers_get_it_and_the_others_catch_up_with_the_next(launch: Launch) -> None:
