@@ -118,9 +118,9 @@ class User(Worker):
         assert channel._replicas is not None
         queue = channel._replicas._only
         assert queue is not None
-        queue._crowded_until = time.monotonic() + 60
+        queue._company._crowded_until = time.monotonic() + 60
         self.works.append(channel.put(item))
-        assert queue._held_puts
+        assert queue._company.puts
 
     # -- with credit --------------------------------------------------------------------------------------------
 
