@@ -6,16 +6,12 @@ python published_ranks.py FILE      FILE: for torch's FileStore; must not exist
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
-import sys
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch import nn
+from ranks import model, run, sharded_model
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from rlinf_async.errors import ConfigError, WeightMismatch
@@ -26,18 +22,6 @@ from rlinf_async.weights.store import Store
 from rlinf_async.weights.subscriber import Subscriber
 
 RANKS = 2
-
-
-def model() -> nn.Module:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(7, 9), nn.BatchNorm1d(9), nn.Linear(9, 3))
-
-
-def sharded() -> nn.Module:
-    found = model()
-    for layer in (found[0], found[2], found):
-        fully_shard(layer, mesh=init_device_mesh("cpu", (RANKS,)))
-    return found
 
 
 async def published(source: Any, *destinations: Any, **options: Any) -> tuple[Publisher, list[Subscriber]]:
@@ -57,7 +41,7 @@ async def published(source: Any, *destinations: Any, **options: Any) -> tuple[Pu
 
 async def trained(rank: int) -> None:
     """Each step of the sharded model arrives as the same step of a plain one."""
-    net, plain, arrived = sharded(), model(), model()
+    net, plain, arrived = sharded_model(), model(), model()
     assert sum(map(gather.is_sharded, net.parameters())) == 6
     optimizer, reference = torch.optim.SGD(net.parameters(), 0.1), torch.optim.SGD(plain.parameters(), 0.1)
     publisher, subscribers = await published(net, *([arrived] if rank == 0 else []))
@@ -119,7 +103,7 @@ async def some_and_cast(rank: int) -> None:
 async def misplaced(rank: int) -> None:
     """Receivers of a rank that gathers nothing are refused before anybody waits."""
     if rank == 1:
-        publisher = Publisher(sharded())
+        publisher = Publisher(sharded_model())
         publisher.add(0, LocalLink.pair()[0])
         with pytest.raises(ConfigError, match="add them on rank 0"):
             await publisher.connect(20)
@@ -127,29 +111,20 @@ async def misplaced(rank: int) -> None:
             await publisher.publish()
         await publisher.close()
     else:
-        sharded()
+        sharded_model()
 
 
 def refuse(*_: Any, **__: Any) -> Any:
     raise AssertionError("a whole copy, on a rank that it is not for")
 
 
-def rank_main(path: str, rank: int) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(path, RANKS), rank=rank, world_size=RANKS)
+def rank_main(rank: int) -> None:
     DTensor.full_tensor = refuse  # type: ignore[method-assign]
     if rank != 0:
         Store.__init__ = refuse  # type: ignore[method-assign]
     for case in (trained, some_and_cast, misplaced):
         asyncio.run(case(rank))
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=rank_main, args=(sys.argv[1], rank)) for rank in range(RANKS)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join()
-    sys.exit(any(process.exitcode for process in ranks))
+    run(rank_main, RANKS)

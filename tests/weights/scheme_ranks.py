@@ -7,33 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import sys
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from ranks import model, run, sharded_model
 from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from rlinf_async import DistributedWeightSyncScheme, MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
 from rlinf_async import WorkerWeightSyncScheme as ByCalls
 
 RANKS = 2
-
-
-def model() -> nn.Module:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(7, 9), nn.BatchNorm1d(9), nn.Linear(9, 3))
-
-
-def sharded_model() -> nn.Module:
-    found = model()
-    for layer in (found[0], found[2], found):
-        fully_shard(layer, mesh=init_device_mesh("cpu", (RANKS,)))
-    return found
 
 
 class Called:
@@ -107,21 +92,12 @@ def refuse(*_: Any, **__: Any) -> Any:
     raise AssertionError("a whole copy on every rank")
 
 
-def rank_main(path: str, rank: int) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(path, RANKS), rank=rank, world_size=RANKS)
+def rank_main(rank: int) -> None:
     DTensor.full_tensor = refuse  # type: ignore[method-assign]
     for kind in (MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme, DistributedWeightSyncScheme, ByCalls):
         for strategy in ("state_dict", "tensordict"):
             asyncio.run(sent(kind, strategy, rank))
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=rank_main, args=(sys.argv[1], rank)) for rank in range(RANKS)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join()
-    sys.exit(any(process.exitcode for process in ranks))
+    run(rank_main, RANKS)

@@ -6,14 +6,13 @@ python sharded_ranks.py CASE FILE      FILE: for torch's FileStore; must not exi
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import run
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -140,20 +139,11 @@ async def synchronised(kind: Callable[[], Any]) -> None:
             await kind().init_sender(model.state_dict(), None, there.put, back.get)
 
 
-def rank_main(path: str, rank: int) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(path, RANKS), rank=rank, world_size=RANKS)
+def rank_main(rank: int) -> None:
     meshes_and_placements()
     fsdp()
     syncers()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=rank_main, args=(sys.argv[1], rank)) for rank in range(RANKS)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join()
-    sys.exit(any(process.exitcode for process in ranks))
+    run(rank_main, RANKS)
