@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from rlinf_async.data.collective import GlooLink
-from rlinf_async.data.connection import Connection
+from rlinf_async.data.connection import Connection, _connections
 from rlinf_async.data.gloo_pair import GlooPair
 from rlinf_async.data.memory import Place
 from rlinf_async.data.transfer import MemoryReceiving
@@ -248,20 +248,13 @@ def test_connections_that_break_one_after_the_other_are_an_error_on_both_sides(
 
 
 def end_every_connection() -> None:
+    """As a network would: those who hold one learn of it as they would there."""
     with Connection._lock:
-        held, Connection._held = Connection._held, set()
-    try:
-        while connection := find_any(held):
-            connection.end()
-    finally:
-        Connection._held = held
-
-
-def find_any(ends: set[Any]) -> Connection | None:
-    for near, far in ends:
-        if connection := Connection.find(lambda *found: found == (near, far)):  # noqa: B023  # called here only
-            return connection
-    return None
+        held = set(Connection._held)
+    for duplicate in _connections():
+        with duplicate:
+            if (duplicate.getsockname(), duplicate.getpeername()) in held:
+                duplicate.shutdown(socket.SHUT_RDWR)
 
 
 def test_an_address_of_no_network_here_is_an_error_on_both_sides() -> None:
