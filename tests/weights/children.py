@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import multiprocessing
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -42,6 +43,12 @@ class Child:
 
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
+
+    async def stopped(self) -> None:
+        """Has stopped itself: that takes longer than saying so, and a SIGCONT that comes before is lost."""
+        async with asyncio.timeout(60):
+            which = os.WSTOPPED | os.WEXITED | os.WNOWAIT
+            await asyncio.to_thread(os.waitid, os.P_PID, self.pid, which)
 
     async def ended(self) -> int:
         async with asyncio.timeout(30):
