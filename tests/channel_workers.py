@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Any
 
-from rlinf_async import Channel, ClosedError, Work, Worker
+from rlinf_async import Channel, ClosedError, Cluster, NodePlacementStrategy, Work, Worker
 
 
 class User(Worker):
@@ -221,3 +221,7 @@ class User(Worker):
         async with asyncio.TaskGroup() as tasks:
             for _ in range(in_flight):
                 tasks.create_task(one())
+
+
+def launch_mortal(cluster: Cluster, ranks: list[int], name: str = "mortal") -> Any:
+    return User.create_group().launch(cluster, placement=NodePlacementStrategy(ranks), name=name).wait_ready()

@@ -88,7 +88,8 @@ def test_outcomes_that_are_asked_for_when_a_rank_has_just_failed_are_those_of_al
 
 
 def test_a_failure_that_nobody_waits_for_cancels_the_other_ranks_too(four: Any) -> None:
-    call = four.fail_after(each([60, 0.0, 60, 60]))
+    call = four.fail_after(each([60, 0.5, 60, 60]))
+    four.hello().wait(5)  # all of them have begun
     until(call.done, 5)
     assert four.was_cancelled().wait(10) == [True, False, True, True]
     with pytest.raises(ValueError, match="as told"):
@@ -96,16 +97,20 @@ def test_a_failure_that_nobody_waits_for_cancels_the_other_ranks_too(four: Any) 
 
 
 async def test_a_failure_cancels_the_other_ranks(four: Any) -> None:
+    call = four.fail_after(each([60, 60, 60, 0.5]))
+    await four.hello()  # all of them have begun
     with pytest.raises(ValueError, match="as told"):
         async with asyncio.timeout(2):
-            await four.fail_after(each([60, 60, 60, 0.2]))
+            await call
     assert await four.was_cancelled() == [True, True, True, False]
 
 
 async def test_a_cancelled_call_is_cancelled_on_every_rank_within_half_a_second(four: Any) -> None:
+    call = four.sleep(60)
+    await four.hello()  # all of them have begun
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
-            await four.sleep(60)
+            await call
     since = time.monotonic()
     assert await four.was_cancelled() == [True] * 4
     assert time.monotonic() - since < 0.5

@@ -1,0 +1,1 @@
+"""Channels: between a driver and workers, on one node and on two."""

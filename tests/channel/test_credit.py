@@ -1,0 +1,127 @@
+"""Puts that nobody has to answer: what they promise."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from rlinf_async import (
+    Channel,
+    ClosedError,
+    Cluster,
+    EndOfChannel,
+    WorkerDied,
+)
+from tests.channel_workers import launch_mortal
+
+pytestmark = pytest.mark.shared_cluster
+
+
+def test_what_was_put_on_credit_outlives_a_producer_that_is_killed_at_once(cluster: Cluster) -> None:
+    items = [torch.full((20_000,), number % 251, dtype=torch.uint8) if number % 3 else number for number in range(60)]
+    for attempt in range(5):
+        with Channel.create("credited", cluster=cluster) as channel:
+            group = launch_mortal(cluster, [0], f"hasty-{attempt}")
+            with pytest.raises(WorkerDied):
+                group.put_on_credit_and_die(channel, items).wait()
+            assert channel.qsize() == 1 + len(items)
+            assert channel.get() == "first"
+            for item in items:
+                got = channel.get()
+                assert got == item if isinstance(item, int) else torch.equal(got, item)
+            group.close()
+
+
+@pytest.mark.parametrize("nbytes", [10, 100_000])
+def test_a_close_in_the_midst_of_puts_loses_none_that_returned_and_refuses_the_others(
+    cluster: Cluster, users: Any, nbytes: int
+) -> None:
+    for _ in range(3):
+        with Channel.create("closing", max_bytes=256 << 20) as channel:
+            putting = users.put_until_closed(channel, 4, nbytes)
+            while channel.qsize() < 30:
+                pass
+            began = time.monotonic()
+            channel.close()
+            assert time.monotonic() - began < 1.5, "everybody answers"
+            found: dict[tuple[int, int], int] = {}
+            for rank, index, number, _ in channel_rest(channel):
+                assert number == found.get((rank, index), 0), "in order, and none is missing"
+                found[rank, index] = number + 1
+            for rank, (counts, refused) in enumerate(putting.wait()):
+                assert refused
+                for index, count in enumerate(counts):
+                    # One more may be in: its put was given up for the channel's end before it heard that it was.
+                    assert found.get((rank, index), 0) - count in (0, 1)
+
+
+def channel_rest(channel: Channel) -> Iterator[Any]:
+    """What is in a closed channel."""
+    while True:
+        try:
+            yield channel.get()
+        except EndOfChannel:
+            return
+
+
+def test_a_close_does_not_wait_for_a_stopped_process_for_more_than_moments(cluster: Cluster) -> None:
+    group = launch_mortal(cluster, [0], "stopped")
+    (pid,) = group.pid().wait()
+    with Channel.create("stopped", cluster=cluster) as channel:
+        group.put_on_credit(channel, ["second"]).wait()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
+                pass
+            began = time.monotonic()
+            channel.close()
+            took = time.monotonic() - began
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert 1.5 < took < 4
+        assert list(channel_rest(channel)) == ["first", "second"]
+        with pytest.raises(ClosedError):
+            group.call(channel, "put", "third").wait()
+    group.close()
+
+
+def test_a_put_on_credit_is_done_when_the_kernel_has_it(cluster: Cluster, users: Any) -> None:
+    with Channel.create("stalled", cluster=cluster) as channel:
+        (done,) = users.execute_on(0).put_past_a_stopped_daemon(channel, cluster.status()["pid"], 100, 30_000).wait()
+        assert 0 < done < 100
+        assert channel.qsize() == 101
+
+
+def test_who_has_heard_that_something_was_put_finds_it(cluster: Cluster, users: Any) -> None:
+    with Channel.create("heard", cluster=cluster) as channel:
+        users[0].put_on_credit(channel, []).wait()
+        for count in range(2, 200):
+            users[0].call(channel, "put", count).wait()
+            assert channel.qsize() == count
+        for _ in range(200):
+            users[0].call(channel, "put", "x", 0, "other").wait()
+            assert channel.get_nowait("other") == "x"
+
+
+async def test_puts_on_credit_of_a_driver_come_in_order() -> None:
+    async with (
+        Cluster(num_nodes=1, log_to_driver=False) as cluster,
+        Channel.create("driver", cluster=cluster) as channel,
+    ):
+        for number in range(3000):
+            await channel.put(number)
+        assert await channel.qsize() == 3000
+        assert [await channel.get() for _ in range(3000)] == list(range(3000))
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(300):
+                tasks.create_task(channel.put(number, key=number % 3))
+        await channel.close()
+        assert [await channel.get(key=1) for _ in range(100)] == list(range(1, 300, 3))
