@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlinf_async import Cluster, NodePlacementStrategy
-from tests import exchanging
+from tests import exchanging, exchanging_faults
 from tests.exchanging import Talker
 from tests.seed_exchange import RECV_GROUP_NAME, SEND_GROUP_NAME, RecvWorker, SendWorker
 
@@ -116,7 +116,9 @@ def test_64_mib_both_ways_at_once(talks: Talks) -> None:
 
 
 def test_a_tensor_that_does_not_fit_is_an_error_on_both_sides_and_the_stream_goes_on(talks: Talks) -> None:
-    senders, receivers = talks.talk(exchanging.send_tensors_that_do_not_fit, exchanging.recv_tensors_that_do_not_fit)
+    senders, receivers = talks.talk(
+        exchanging_faults.send_tensors_that_do_not_fit, exchanging_faults.recv_tensors_that_do_not_fit
+    )
     for sent, received in zip(senders, receivers, strict=True):
         assert [text.partition(":")[0] for text in sent] == ["ValueError"] * 4
         assert received[-1] == "and so on"
@@ -142,13 +144,13 @@ def test_what_cannot_be_sent_says_so_at_once(talks: Talks) -> None:
         "TypeError: options= takes CollectiveGroupOptions, got str",
         "ValueError: timeout= takes seconds, got -1",
     ]
-    for answers in talks.a.do(exchanging.send_what_cannot_be_sent, "b").wait():
+    for answers in talks.a.do(exchanging_faults.send_what_cannot_be_sent, "b").wait():
         for answer, start in zip(answers, expected, strict=True):
             assert answer.startswith(start), answer
 
 
 def test_a_group_that_there_is_not_is_an_error_that_lists_those_that_there_are(talks: Talks) -> None:
-    for answers in talks.a.do(exchanging.ask_a_group_that_there_is_not).wait():
+    for answers in talks.a.do(exchanging_faults.ask_a_group_that_there_is_not).wait():
         for text in answers:
             assert text == "DeadlineExceeded: there was no group named 'nobody' within 0.1 s; there are: a, b"
 
@@ -157,7 +159,9 @@ def test_a_group_that_there_is_not_is_an_error_that_lists_those_that_there_are(t
 
 
 def test_receives_that_are_given_up_lose_nothing(talks: Talks) -> None:
-    for text, first, second in talks.talk(exchanging.give_up_and_receive, exchanging.send_two_when_told)[0]:
+    for text, first, second in talks.talk(exchanging_faults.give_up_and_receive, exchanging_faults.send_two_when_told)[
+        0
+    ]:
         assert text.startswith("DeadlineExceeded: recv() from rank ")
         assert "of group 'b' on local-" in text
         assert text.endswith("was not done within 0.05 s")
@@ -165,21 +169,21 @@ def test_receives_that_are_given_up_lose_nothing(talks: Talks) -> None:
 
 
 def test_a_receive_that_a_signal_interrupts_takes_nothing(talks: Talks) -> None:
-    got = talks.talk(exchanging.be_interrupted_and_receive, exchanging.send_two_when_told)[0]
+    got = talks.talk(exchanging_faults.be_interrupted_and_receive, exchanging_faults.send_two_when_told)[0]
     assert got == [["interrupted", "interrupted", "first", 500_000.0]] * 2
 
 
 def test_64_mib_are_accepted_by_somebody_who_has_asked_for_nothing_and_no_more(talks: Talks) -> None:
-    for over, giant, done in talks.a.do(exchanging.send_beyond_the_room, "b").wait():
+    for over, giant, done in talks.a.do(exchanging_faults.send_beyond_the_room, "b").wait():
         assert over.startswith("DeadlineExceeded: send() to rank")
         assert giant.startswith("DeadlineExceeded: send() to rank")
         assert done is True
-    assert talks.b.do(exchanging.sum_up, "a", 5).wait() == [[*[float(4 << 20)] * 4, "afterwards"]] * 2
+    assert talks.b.do(exchanging_faults.sum_up, "a", 5).wait() == [[*[float(4 << 20)] * 4, "afterwards"]] * 2
     assert talks.talk(exchanging.both_ways, exchanging.both_ways, 1) == ([True, True], [True, True])
 
 
 def test_a_send_that_is_given_up_in_the_middle_was_never_made(talks: Talks) -> None:
-    assert talks.a.do(exchanging.give_up_sending, "b").wait() == ["DeadlineExceeded"] * 2
+    assert talks.a.do(exchanging_faults.give_up_sending, "b").wait() == ["DeadlineExceeded"] * 2
     assert talks.b.do(exchanging.recv_one, "a").wait() == ["after it"] * 2
 
 
@@ -237,7 +241,7 @@ def test_a_worker_talks_to_itself(talks: Talks) -> None:
 
 
 async def test_a_message_whose_waiter_is_cancelled_when_it_is_here_goes_back(talks: Talks) -> None:
-    assert await talks.a.ado(exchanging.cancel_at_the_last_moment, "a", 40) == [list(range(40))] * 2
+    assert await talks.a.ado(exchanging_faults.cancel_at_the_last_moment, "a", 40) == [list(range(40))] * 2
 
 
 def test_the_workers_of_a_worker_are_reached_by_their_path(talks: Talks) -> None:

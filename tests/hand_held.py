@@ -1,0 +1,178 @@
+"""Processes and a daemon with a channel, whose wires a test holds in its hand."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from launcher.channels import Channels
+from launcher.endpoint import Endpoint
+from launcher.router import Router
+from rlinf_async.core import codec, frames, read_ahead
+from rlinf_async.remote_queue import RemoteQueue
+from rlinf_async.wish import Get, Put, Question
+
+NUMBER = 5
+"""Of the one channel."""
+
+K, L = b"k", b"l"
+WINDOW = 4
+
+
+class Loop:
+    """Remembers what is to be called."""
+
+    def __init__(self) -> None:
+        self.soon: deque[Callable[[], None]] = deque()
+        self.timers: list[Callable[[], None]] = []
+
+    def call_soon(self, callback: Callable[..., None], *args: Any) -> None:
+        self.soon.append(lambda: callback(*args))
+
+    call_soon_threadsafe = call_soon
+
+    def call_later(self, seconds: float, callback: Callable[..., None], *args: Any) -> None:
+        self.timers.append(lambda: callback(*args))
+
+    def turn(self) -> None:
+        for _ in range(len(self.soon)):
+            self.soon.popleft()()
+
+    def time_passes(self) -> None:
+        timers, self.timers = self.timers, []
+        for call in timers:
+            call()
+
+
+class Process:
+    """One that uses the channel; what it says and is told stays on the wire until it is moved."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.seat: Endpoint = daemon.router.new_endpoint("worker")
+        self.seat.connection = self  # type: ignore[assignment]
+        self.queued_bytes = 0
+        self.down: deque[Any] = deque()
+        self.up: deque[Any] = deque()
+        self.loop = Loop()
+        self.closed: Exception | None = None
+        self.unsent: dict[Any, None] = {}
+        self.queue = RemoteQueue(self, lambda: None, 0, NUMBER, "obs", 0)  # type: ignore[arg-type]
+        self.queue._company.gathers = self._gathers  # type: ignore[method-assign]
+        self.in_a_coroutine = True
+        self.is_stopped = False
+        self.said = 0
+        self.gets: list[Get[Any]] = []
+        self._daemon = daemon
+        daemon.processes.append(self)
+
+    @property
+    def endpoint(self) -> int:
+        return self.seat.id
+
+    @property
+    def ahead(self) -> Any:
+        return self.queue._ahead._state
+
+    # as a client
+
+    def send(self, frame: Any, fds: Any = (), *, on_left: Callable[[], None] | None = None, **_: Any) -> None:
+        if frame[2] == self.endpoint:
+            self.up.append(list(frame))
+            if on_left is not None:
+                on_left()
+        else:
+            self.down.append(list(frame))
+
+    def later(self, seconds: float, callback: Callable[[], None]) -> None:
+        self.loop.call_later(seconds, callback)
+
+    def hear_out(self) -> None:
+        self.says()
+
+    def _gathers(self) -> bool:
+        if self.in_a_coroutine and not self.loop.soon:
+            self.loop.call_soon(self.queue.flush)
+        return self.in_a_coroutine
+
+    # the wires
+
+    def says(self, count: int = 1 << 30) -> None:
+        while self.up and count:
+            count -= 1
+            self._daemon.router.from_endpoint(self.seat, self.up.popleft(), [])
+
+    def hears(self, count: int = 1 << 30) -> None:
+        while self.down and count:
+            count -= 1
+            frame = self.down.popleft()
+            if frame[0] == frames.GIVE:
+                self.queue.on_give(frame, [])
+            elif frame[5] == "gone":
+                self.queue.end(frame[6])
+            else:
+                self.queue.on_word(frame[5], frame[6])
+
+    # its callers
+
+    def put(self, value: Any, key: bytes = K) -> Put:
+        encoded = codec.encode(value)
+        wish = Put("obs", key, key, 0, encoded, encoded.nbytes, frames.WAIT, None)
+        self.queue.start(wish)
+        return wish
+
+    def get(self, key: bytes = K, target: int | None = None) -> Get[Any]:
+        wish: Get[Any] = Get("get() from", "obs", key, key, target, None)
+        self.queue.start(wish)
+        return wish
+
+    def ask(self, word: str = "size", key: bytes = K) -> Question:
+        wish = Question("qsize() of", "obs", key, key, word, lambda found: found)
+        self.queue.start(wish)
+        return wish
+
+
+class Daemon:
+    def __init__(self) -> None:
+        self.gone: set[int] = set()
+        self.processes: list[Process] = []
+        self.loop = Loop()
+        self.router = Router(self.loop, 0, lambda *_: None)  # type: ignore[arg-type]
+        self.channels = Channels(self.loop, self.router, self.gone, budget=1 << 30)  # type: ignore[arg-type]
+        hosting = self.channels.do_host_channel(0, 1, {"number": NUMBER, "name": "obs", "maxsize": 0, "max_bytes": 0})
+        with pytest.raises(StopIteration):
+            hosting.send(None)
+        self.queue = self.channels._hosted[NUMBER].queue
+
+    def close(self) -> None:
+        with pytest.raises(StopIteration):
+            self.channels.do_close_channel(0, 1, {"number": NUMBER}).send(None)
+
+
+def settle(daemon: Daemon) -> None:
+    """Everything that is on the wires arrives."""
+    processes = [each for each in daemon.processes if each.endpoint not in daemon.gone and not each.is_stopped]
+    while any(process.up or process.down or process.loop.soon for process in processes) or daemon.loop.soon:
+        for process in processes:
+            process.loop.turn()
+            process.says()
+        daemon.loop.turn()
+        for process in processes:
+            process.hears()
+
+
+def had(daemon: Daemon, process: Process, key: bytes = K) -> Any:
+    """One item, all by itself."""
+    get = process.get(key)
+    settle(daemon)
+    return get.wait(0)
+
+
+def make_eager(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(read_ahead, "SOON", 1e9)
+    patch.setattr(read_ahead, "IDLE", 1e9)
+    patch.setattr(read_ahead, "SHY", 0.0)
+    patch.setattr(read_ahead, "STREAK", 2)
+    patch.setattr(read_ahead, "WINDOW", WINDOW)
