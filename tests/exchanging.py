@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import time
 from collections import namedtuple
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -319,10 +320,27 @@ def send_only_by_the_daemons(worker: Any) -> None:
     choose.COLLECTIVE_FROM = 1 << 62  # type: ignore[misc]
 
 
-def shared_memory() -> int:
-    """Bytes of it in use on this machine."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("Shmem:")).split()[1]) << 10
+def segments(pids: Iterable[int]) -> dict[int, int]:
+    """The shared memory that these processes have open or mapped: bytes, by inode."""
+    found: dict[int, int] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has just ended, or is none of ours
+            for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+                if "memfd:rlinf" in line:
+                    extent, _, _, _, inode, *_ = line.split()
+                    begin, end = (int(address, 16) for address in extent.split("-"))
+                    found[int(inode)] = max(found.get(int(inode), 0), end - begin)
+            for entry in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    if "memfd:rlinf" in os.readlink(entry):
+                        status = entry.stat()
+                        found[status.st_ino] = max(found.get(status.st_ino, 0), status.st_size)
+    return found
+
+
+def everybody() -> list[int]:
+    """All processes of this machine."""
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 
 
 # -- broadcast ---------------------------------------------------------------------------------------------------------
