@@ -75,7 +75,7 @@ class NodeClient:
         """A socket of this worker's own to a process of its node, where it has one."""
         self._turns = Turns()
         self._directs = Directs(self._on_direct, self.connect_directly, lambda gone: self._direct_calls.forget(gone))
-        self._direct_calls = DirectCalls(self._directs, self._calls, self._turns.lock, self._send, self.later)
+        self._direct_calls = DirectCalls(self._directs, self._calls, self._turns.lock, self.send, self.later)
         self._idle: IdleReader | None = None
         self._closed: Exception | None = None
         self._tasks = Tasks(loop, self._on_loop)
@@ -137,7 +137,7 @@ class NodeClient:
             else:
                 if ways:
                     route = frames.route_to(targets, rest)
-                self._send((frames.CALL, len(fds), self.endpoint, route, call, method, credit, body), fds)
+                self.send((frames.CALL, len(fds), self.endpoint, route, call, method, credit, body), fds)
         except BaseException:
             del self._calls[call]
             self._direct_calls.ended(call)
@@ -163,7 +163,7 @@ class NodeClient:
         for slot in rest:
             body, fds = bodies[slot]
             route = frames.route_to(targets, [slot])
-            self._send((frames.CALL, len(fds), self.endpoint, route, call, method, credit, body), fds, later=True)
+            self.send((frames.CALL, len(fds), self.endpoint, route, call, method, credit, body), fds, later=True)
         self._departed(call, sink)
 
     def _departed(self, call: int, sink: Sink) -> None:
@@ -189,7 +189,7 @@ class NodeClient:
         direct, relayed = self._direct_calls.split(call, targets)
         self._direct_calls.say(direct, (frames.CANCEL, 0, 0, 0, call))
         if relayed:
-            self._send((frames.CANCEL, 0, self.endpoint, frames.route_to(relayed), call))
+            self.send((frames.CANCEL, 0, self.endpoint, frames.route_to(relayed), call))
 
     def credit(self, call: int, target: int, count: int) -> None:
         """Lets a stream send ``count`` more items; one that has ended everywhere needs none."""
@@ -198,7 +198,7 @@ class NodeClient:
         direct, relayed = self._direct_calls.split(call, [target])
         self._direct_calls.say(direct, (frames.CREDIT, 0, 0, 0, call, count))
         if relayed:
-            self._send((frames.CREDIT, 0, self.endpoint, frames.route_to(relayed), call, count), later=True)
+            self.send((frames.CREDIT, 0, self.endpoint, frames.route_to(relayed), call, count), later=True)
 
     # -- asks ---------------------------------------------------------------------------------------------------
 
@@ -212,7 +212,7 @@ class NodeClient:
         if error is not None:
             self._asks.refuse(asked, error)
         else:
-            self._send((frames.ASK, 0, self.endpoint, target, asked.number, operation, arguments))
+            self.send((frames.ASK, 0, self.endpoint, target, asked.number, operation, arguments))
         return asked
 
     def failed(self, key: str, text: str) -> None:
@@ -226,7 +226,7 @@ class NodeClient:
 
     def _tell(self, operation: str, arguments: Any) -> None:
         """An ask whose answer nobody waits for."""
-        self._send((frames.ASK, 0, self.endpoint, self.node, next(self._ids), operation, arguments))
+        self.send((frames.ASK, 0, self.endpoint, self.node, next(self._ids), operation, arguments))
 
     # -- tasks --------------------------------------------------------------------------------------------------
 
@@ -264,23 +264,12 @@ class NodeClient:
         hold: bool = False,
         on_left: Callable[[], None] | None = None,
     ) -> None:
-        """Sends a frame as it is; from any thread.
+        """Sends a frame as it is, from any thread; none once the client is closed.
 
         Args:
             hold: it leaves with the next one that is not held.
             on_left: called, in any thread, when the kernel has all of it: then it reaches the daemon.
         """
-        self._send(frame, fds, later=later, hold=hold, on_left=on_left)
-
-    def _send(
-        self,
-        frame: frames.Frame,
-        fds: Sequence[int] = (),
-        *,
-        later: bool = False,
-        hold: bool = False,
-        on_left: Callable[[], None] | None = None,
-    ) -> None:
         if self._connection is None or self._closed is not None:
             close_fds(fds)
             return

@@ -74,7 +74,7 @@ def test_a_frame_in_the_name_of_another_is_not_believed(cluster: Cluster) -> Non
             "(10, 0, {daemon}, {driver}, False)",
         ]:
             frame = kind.format(number=number, driver=driver, daemon=daemon, forged=forged, route=route)
-            send = "__import__('rlinf_async.worker.here', fromlist=['client']).client._send"
+            send = "__import__('rlinf_async.worker.here', fromlist=['client']).client.send"
             liars.run(f"[{send}({frame}) for call in range(1, 1 + {next(cluster.client._ids)})] and None").wait()
         assert group.hello().wait() == [0, 1, 2]
         assert honest.was_cancelled().wait() == [False]
@@ -87,7 +87,7 @@ def test_a_frame_in_the_name_of_another_is_not_believed(cluster: Cluster) -> Non
 def test_a_rank_answers_for_itself_only(cluster: Cluster) -> None:
     group = Plain.create_group().launch(cluster, placement=NodePlacementStrategy([0, 0]), name="ranks").wait_ready()
     with contextlib.closing(group):
-        send = "__import__('rlinf_async.worker.here', fromlist=['client']).client._send"
+        send = "__import__('rlinf_async.worker.here', fromlist=['client']).client.send"
         forged = codec.encode("forged").to_bytes()
         calls = 20 + next(cluster.client._ids)
         frame = f"(2, 0, 0, {cluster.client.endpoint}, call, 0, 0, {forged})"
