@@ -5,20 +5,39 @@ sender ── BRING ──► it ── ROOM ──► sender            it wait
 sender ── pieces, as soon as they are packed ──► it
 sender ── WHOLE ──► it ── LANDED ──► sender          once the version is published and everything has arrived
 sender ── PUBLISH ──► everybody there
+
+Where two or more machines get all of a large version, they make a chain (``chain``), and the sender's network carries
+it once.  The hosts of two neighbours exchange tensors and no words; who passes what on to whom, the sender says::
+
+    sender ── BRING, from the first ──► the second ── ROOM ──► sender
+    sender ── PASS, to the second ──► the first
+    the first ── every piece, as soon as it has arrived ──► the second
+
+No slot is used again while it is sent from: here nor there.  Late receivers, what has changed (a delta), and a machine
+whose host was late get it from the sender.  When something breaks, whoever was behind it in the chain begins again on a
+line of its own, with all that there is:
+
+* A host dies, or cannot receive.  Those behind it follow the one before it, or the sender.
+* STUCK: a host cannot pass it on.  LANDED with an error: nothing has come for a part of the time that there is; whoever
+  should have sent it is stopped, perhaps, or there is no way between the two.  The one that lacks it, and those behind
+  it, get it from the sender, with a warning; the two are not neighbours again for a while.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
+import secrets
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
-
-from rlinf_async.errors import PeerLost, TransferFailed
+from rlinf_async.errors import PeerLost, TransferFailed, WorkerDied
 from rlinf_async.weights import words as say
+from rlinf_async.weights.chain import CHAIN_FROM, DISTRUST, Chain, chain_sizes
 from rlinf_async.weights.delta import Delta
+from rlinf_async.weights.outgoing import Coming, FarNode, Outgoing
 from rlinf_async.weights.slab import SlotWriter
 from rlinf_async.weights.store import Store
 from rlinf_async.work import Work
@@ -26,114 +45,13 @@ from rlinf_async.work import Work
 if TYPE_CHECKING:
     from rlinf_async.weights.outlets import Outlet
 
-FIRST_PIECE: Final = 16 << 20
-"""Bytes that travel as one tensor, at first: so much is packed soon.  Each is twice as large as the one before."""
+logger = logging.getLogger(__name__)
 
-LARGEST_PIECE: Final = 256 << 20
-"""A piece costs as much time as a megabyte or more."""
+PATIENCE: Final = 0.25
+"""The part of the receivers' time in which something has to come from a neighbour: there is enough left for another
+way, also where it is noticed late."""
 
 Landed = Callable[[Iterable[Any], int, Any, Exception | None], None]
-
-
-class _Outgoing:
-    """A version in this machine's memory.
-
-    Attributes:
-        packed: bytes from its beginning that will not change any more.
-        facts: its extra and its checksum, once it is published.
-    """
-
-    def __init__(self, version: int, store: Store, writer: SlotWriter) -> None:
-        self.version = version
-        self.store = store
-        self.writer = writer
-        self.packed = 0
-        self.facts: tuple[bytes, int] | None = None
-
-    def publish(self) -> None:
-        self.packed = self.writer.leaves.nbytes
-        self.facts = self.writer.extra, self.writer.checksum
-
-
-class _Coming:
-    """A version on its way to one machine.
-
-    Args:
-        delta: what travels instead of everything.
-
-    Attributes:
-        sizes: of the pieces, in bytes.
-        waiting: who is to hear of it.
-        has_room: pieces are expected there.
-        is_told: it was said that there is no more.
-        sent: pieces that have left.
-    """
-
-    def __init__(self, outgoing: _Outgoing, waiting: list[Outlet], delta: Delta | None) -> None:
-        self.outgoing = outgoing
-        self.waiting = waiting
-        self.has_room = False
-        self.is_told = False
-        self.sent: list[Work[None]] = []
-        self._whole = outgoing.writer.leaves if delta is None else delta.body
-        self._is_there = delta is not None
-        self.sizes = piece_sizes(len(self._whole))
-        outgoing.store.hold(outgoing.writer)  # until ``end``: no other version comes into that memory
-
-    def next_piece(self) -> torch.Tensor | None:
-        """None where there is no more, or it is not packed yet."""
-        if len(self.sent) == len(self.sizes):
-            return None
-        start = sum(self.sizes[: len(self.sent)])
-        end = start + self.sizes[len(self.sent)]
-        return self._whole[start:end] if self._is_there or end <= self.outgoing.packed else None
-
-    def end(self, *, given_up: bool = False) -> None:
-        """It has landed, or is not wanted any more; what has left is let go of piece by piece."""
-        self.outgoing.store.let_go(self.outgoing.writer)
-        for work in self.sent if given_up else ():
-            if not work.done():
-                work._lose_interest()
-
-
-def piece_sizes(nbytes: int) -> list[int]:
-    """The pieces that so many bytes travel in."""
-    sizes: list[int] = []
-    while nbytes:
-        sizes.append(min(nbytes, FIRST_PIECE << min(len(sizes), 16), LARGEST_PIECE))
-        nbytes -= sizes[-1]
-    return sizes
-
-
-class _FarNode:
-    """One machine.
-
-    Attributes:
-        outlets: the receivers there; the first receives for all, the *host*.
-        is_hosted: the first knows that it is the host.
-        line: on which it gets its tensors.
-        memory, version: what has landed there last.
-        coming: what is on its way.
-        attempts: hosts to which it could not be sent.
-        is_doubted: the host was late.
-        needs_all, has_failed: what has changed is not enough for it; that was tried with the version under way.
-    """
-
-    def __init__(self) -> None:
-        self.outlets: list[Outlet] = []
-        self.is_hosted = False
-        self.line = 0
-        self.memory: Any = None
-        self.version = 0
-        self.coming: _Coming | None = None
-        self.attempts = 0
-        self.is_doubted = False
-        self.needs_all = False
-        self.has_failed = False
-
-    def expects(self, version: int) -> bool:
-        """Whether that one is on its way."""
-        return self.coming is not None and self.coming.outgoing.version == version
 
 
 class FarNodes:
@@ -147,9 +65,13 @@ class FarNodes:
     def __init__(self, landed: Landed, lock: threading.RLock) -> None:
         self._landed = landed
         self._lock = lock
-        self._nodes: dict[int, _FarNode] = {}
+        self._nodes: dict[int, FarNode] = {}
+        self._lines = secrets.randbits(48)
+        """The last that was given out.  Machines know their neighbours by it, whoever else sends to them."""
+        self._chain = Chain()
+        """Of what is being packed, or was published last."""
         self._store: Store | None = None
-        self._outgoing: _Outgoing | None = None
+        self._outgoing: Outgoing | None = None
         """What is being packed, or was published last."""
         self._delta: tuple[int, int, Delta] | None = None
         """The version, its base, and how it differs from that."""
@@ -158,7 +80,7 @@ class FarNodes:
         """A receiver on another machine is told what comes."""
         assert outlet.link.node is not None
         self._store = store
-        node = self._nodes.setdefault(outlet.link.node, _FarNode())
+        node = self._nodes.setdefault(outlet.link.node, FarNode(outlet.link.node))
         node.outlets.append(outlet)
         if node.is_hosted:
             outlet.say(say.HELLO, store.manifest.to_bytes(), store.extra, store.slots, node.memory, node.version)
@@ -166,7 +88,7 @@ class FarNodes:
             self._appoint(node, store)
         self._catch_up(node, [outlet], store)
 
-    def _catch_up(self, node: _FarNode, waiting: list[Outlet], store: Store) -> None:
+    def _catch_up(self, node: FarNode, waiting: list[Outlet], store: Store) -> None:
         """They get what was published last, if it is not there."""
         latest = store.latest
         if latest is None or node.version >= latest.version:
@@ -174,21 +96,22 @@ class FarNodes:
         if node.coming is not None and node.coming.outgoing.version >= latest.version:
             node.coming.waiting += waiting
             return
-        outgoing = _Outgoing(latest.version, store, latest)
+        outgoing = Outgoing(latest.version, store, latest, 0.0)
         outgoing.publish()
         self._bring(node, outgoing, waiting)
 
-    def _appoint(self, node: _FarNode, store: Store) -> None:
+    def _appoint(self, node: FarNode, store: Store) -> None:
         """The first receiver of this machine receives for all, into memory that it makes now."""
         self._give_up(node)
         node.memory, node.version, node.is_doubted = None, 0, False
-        node.line += 1
+        self._lines += 1
+        node.line = self._lines
         node.is_hosted = bool(node.outlets)
         if node.is_hosted:
             facts = (store.manifest.to_bytes(), store.extra, store.slots, None, 0, node.line)
             node.outlets[0].say(say.HOST, *facts)
 
-    def _next_host(self, node: _FarNode, store: Store) -> None:
+    def _next_host(self, node: FarNode, store: Store) -> None:
         """It is another receiver's turn; who was the host gives its memory back."""
         before = node.outlets.pop(0)
         node.outlets.append(before)
@@ -196,24 +119,42 @@ class FarNodes:
         if node.outlets[0] is not before:
             before.say(say.HELLO, store.manifest.to_bytes(), store.extra, store.slots, None, 0)
 
-    def _give_up(self, node: _FarNode) -> None:
+    def _give_up(self, node: FarNode) -> None:
         """What is on its way is not wanted any more."""
         coming, node.coming = node.coming, None
         if coming is not None:
             coming.end(given_up=True)
+            if coming.source is not None and coming.is_asked:
+                coming.source.say(say.KEEP, node.line)
 
     # -- what is packed and published ---------------------------------------------------------------------------
 
-    def begin(self, version: int, outlets: Iterable[Outlet], store: Store, writer: SlotWriter) -> bool:
-        """A version for these receivers is being packed: what is packed leaves at once.  False if for none of them."""
-        self._outgoing, self._delta = outgoing, _ = _Outgoing(version, store, writer), None
+    def begin(
+        self, version: int, outlets: Iterable[Outlet], store: Store, writer: SlotWriter, seconds: float = 60.0
+    ) -> bool:
+        """A version for these receivers is being packed: what is packed leaves at once.  False if for none of them.
+
+        Args:
+            seconds: that they have, once it is published.
+        """
+        self._outgoing, self._delta = outgoing, _ = Outgoing(version, store, writer, seconds), None
         numbers = dict.fromkeys(outlet.link.node for outlet in outlets)
         nodes = [self._nodes[number] for number in numbers if number in self._nodes]
-        for node in nodes:
-            if node.is_hosted and node.coming is None and not node.is_doubted:
-                node.attempts = 0
-                self._bring(node, outgoing, [])
+        for node in self._plan(nodes, outgoing):
+            node.attempts = 0
+            self._bring(node, outgoing, [])
         return any(node.expects(version) for node in nodes)
+
+    def _plan(self, nodes: Iterable[FarNode], outgoing: Outgoing) -> list[FarNode]:
+        """Those that can get all of it now, and how."""
+        able = [node for node in nodes if node.is_hosted and node.coming is None and not node.is_doubted]
+        chained = [node.number for node in able if node.outlets[0].link.address is not None]
+        if outgoing.nbytes < CHAIN_FROM or len(chained) < 2:
+            chained = []
+        else:
+            outgoing.sizes = chain_sizes(outgoing.nbytes)
+        self._chain.plan(chained, time.monotonic())
+        return able
 
     def packed(self, version: int, nbytes: int) -> None:
         """So many bytes of a version that was begun will not change any more."""
@@ -229,6 +170,7 @@ class FarNodes:
         outgoing = self._outgoing
         if outgoing is not None and outgoing.version == version and outgoing.facts is None:
             self._outgoing = None
+            self._chain.plan((), time.monotonic())
             for node in list(self._nodes.values()):
                 if node.coming is not None and node.expects(version):
                     waiting = node.coming.waiting
@@ -243,21 +185,24 @@ class FarNodes:
         store: Store,
         writer: SlotWriter,
         delta: tuple[int, Delta] | None = None,
+        seconds: float = 60.0,
     ) -> None:
-        """Sends a version that is published to the machines of these receivers, once to each.
+        """Sends a version that is published to the machines of these receivers.
 
         Args:
             delta: what has changed, and since which version: it is enough where that one is.
+            seconds: that the receivers have.
         """
-        outgoing = self._outgoing
-        if outgoing is None or outgoing.version != version or outgoing.writer is not writer:
-            outgoing = self._outgoing = _Outgoing(version, store, writer)
-        outgoing.publish()
-        self._delta = (version, *delta) if delta is not None else None
         by_node: dict[int, list[Outlet]] = {}
         for outlet in outlets:
             assert outlet.link.node is not None
             by_node.setdefault(outlet.link.node, []).append(outlet)
+        outgoing = self._outgoing
+        if outgoing is None or outgoing.version != version or outgoing.writer is not writer:
+            outgoing = self._outgoing = Outgoing(version, store, writer, seconds)
+            self._plan([self._nodes[number] for number in by_node] if delta is None else (), outgoing)
+        outgoing.publish()
+        self._delta = (version, *delta) if delta is not None else None
         for number, waiting in by_node.items():
             node = self._nodes[number]
             if node.coming is not None and node.coming.outgoing.version == version:
@@ -272,7 +217,7 @@ class FarNodes:
 
     # -- to one machine -----------------------------------------------------------------------------------------
 
-    def _bring(self, node: _FarNode, outgoing: _Outgoing, waiting: list[Outlet]) -> None:
+    def _bring(self, node: FarNode, outgoing: Outgoing, waiting: list[Outlet]) -> None:
         version = outgoing.version
         if not node.outlets:
             self._landed(waiting, version, None, PeerLost("nobody is left on that machine to receive"))
@@ -284,23 +229,33 @@ class FarNodes:
         if self._delta is not None and self._delta[:2] == (version, node.version) and not node.needs_all:
             base, delta = self._delta[1:]
         node.needs_all = False
-        node.coming = coming = _Coming(outgoing, waiting, delta)
-        node.outlets[0].say(say.BRING, version, coming.sizes, base, b"" if delta is None else delta.head)
+        number = self._chain.source(node.number) if outgoing is self._outgoing else None
+        source = None if number is None else self._nodes[number].outlets[0]
+        node.coming = coming = Coming(outgoing, waiting, delta, source)
+        facts = (version, coming.sizes, base, b"" if delta is None else delta.head)
+        if source is None:
+            node.outlets[0].say(say.BRING, *facts)
+        else:
+            node.outlets[0].say(say.BRING, *facts, source.link.address, PATIENCE * outgoing.seconds)
+            self._go_on(node)
 
-    def room(self, outlet: Outlet, version: int) -> None:
+    def room(self, outlet: Outlet, version: int, line: int) -> None:
         """The host of a machine expects the pieces of a version."""
         node = self._of(outlet)
-        if node is not None and node.outlets[0] is outlet and node.coming is not None and node.expects(version):
+        if node is not None and node.line == line and node.coming is not None and node.expects(version):
             node.coming.has_room = True
             self._go_on(node)
 
-    def _go_on(self, node: _FarNode) -> None:
-        """Sends what can be sent now."""
+    def _go_on(self, node: FarNode) -> None:
+        """Sends, or has sent, what can be sent now."""
         coming, line = node.coming, node.line
-        if coming is None or not coming.has_room:
+        if coming is None or not (coming.has_room or coming.source):
             return
         outgoing, host = coming.outgoing, node.outlets[0]
-        while node.coming is coming and (piece := coming.next_piece()) is not None:
+        if coming.source is not None and coming.has_room and not coming.is_asked:
+            coming.is_asked = True
+            coming.source.say(say.PASS, outgoing.version, host.link.address, line)
+        while coming.source is None and node.coming is coming and (piece := coming.next_piece()) is not None:
             outgoing.store.hold(outgoing.writer)
             work = host.link.send_tensor(piece, line)
             coming.sent.append(work)
@@ -309,7 +264,7 @@ class FarNodes:
             coming.is_told = True
             host.say(say.WHOLE, outgoing.version, *outgoing.facts)
 
-    def _sent(self, node: _FarNode, coming: _Coming, line: int, work: Work[None]) -> None:
+    def _sent(self, node: FarNode, coming: Coming, line: int, work: Work[None]) -> None:
         outgoing = coming.outgoing
         with self._lock:
             outgoing.store.let_go(outgoing.writer)
@@ -318,17 +273,22 @@ class FarNodes:
             except Exception as error:
                 if node.coming is not coming or node.line != line:
                     return
+                behind = self._chain.leave(node.number)
                 self._next_host(node, outgoing.store)
                 node.attempts += 1
                 if node.attempts < len(node.outlets):
                     self._bring(node, outgoing, coming.waiting)
                 else:
                     self._landed(coming.waiting, outgoing.version, None, error)
+                self._begin_again(behind, outgoing)
 
-    def landed(self, outlet: Outlet, version: int, failure: bytes | None, memory: Any) -> None:
+    def landed(self, outlet: Outlet, version: int, failure: bytes | None, memory: Any, line: int) -> None:
         """The host of a machine has a version, or has not."""
         node = self._of(outlet)
-        if node is None or node.outlets[0] is not outlet or node.coming is None or not node.expects(version):
+        if node is None or node.line != line or node.coming is None or not node.expects(version):
+            return
+        if failure is not None and node.coming.source is not None:
+            self._cut(node, node.coming, say.unpack_error(failure))
             return
         coming, node.coming = node.coming, None
         coming.end()
@@ -339,7 +299,41 @@ class FarNodes:
         node.has_failed = False
         if failure is None:
             node.memory, node.version, node.is_doubted = memory, version, False
-        self._landed(coming.waiting, version, memory, None if failure is None else say.unpack_error(failure))
+            self._chain.landed(node.number)
+            self._landed(coming.waiting, version, memory, None)
+        else:
+            behind = self._chain.leave(node.number)
+            self._landed(coming.waiting, version, None, say.unpack_error(failure))
+            self._begin_again(behind, coming.outgoing)
+
+    # -- along the chain ----------------------------------------------------------------------------------------
+
+    def stuck(self, outlet: Outlet, line: int, failure: bytes) -> None:
+        """A host cannot pass on what it was told to."""
+        for node in list(self._nodes.values()):
+            if node.line == line and node.coming is not None and node.coming.source is outlet:
+                self._cut(node, node.coming, say.unpack_error(failure))
+
+    def _cut(self, node: FarNode, coming: Coming, error: Exception) -> None:
+        """Nothing comes from its source any more."""
+        if isinstance(error, WorkerDied):
+            return  # one of the two, which is heard here too
+        assert coming.source is not None
+        logger.warning(
+            "version %d could not come to %s from %s, and comes from here; the two are kept apart for %.0f s: %s",
+            *(coming.outgoing.version, node.outlets[0].link.label, coming.source.link.label, DISTRUST, error),
+        )
+        self._begin_again(self._chain.cut(node.number, time.monotonic()), coming.outgoing)
+
+    def _begin_again(self, numbers: Iterable[int], outgoing: Outgoing) -> None:
+        """These get all of it once more, each from its source."""
+        for number in numbers:
+            node = self._nodes[number]
+            if node.coming is not None and node.coming.outgoing is outgoing:
+                waiting = node.coming.waiting
+                self._appoint(node, outgoing.store)
+                node.attempts = 0
+                self._bring(node, outgoing, waiting)
 
     # -- who receives -------------------------------------------------------------------------------------------
 
@@ -359,11 +353,14 @@ class FarNodes:
         if coming is not None:
             coming.waiting = [other for other in coming.waiting if other is not outlet]
         if was_host and self._store is not None:
+            behind = self._chain.leave(node.number)
             self._appoint(node, self._store)
             if coming is not None and coming.waiting:
                 self._bring(node, coming.outgoing, coming.waiting)
+            if self._outgoing is not None:
+                self._begin_again(behind, self._outgoing)
 
-    def _of(self, outlet: Outlet) -> _FarNode | None:
+    def _of(self, outlet: Outlet) -> FarNode | None:
         node = None if outlet.link.node is None else self._nodes.get(outlet.link.node)
         return node if node is not None and outlet in node.outlets else None
 

@@ -1,9 +1,14 @@
-"""The receiver that gets the weights for all receivers of its machine: straight into a slot that they read."""
+"""The receiver that gets the weights for all receivers of its machine: straight into a slot that they read.
+
+What arrives may go on to other machines' hosts at the same time.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,11 +16,12 @@ import torch
 
 from rlinf_async.errors import ClosedError, PeerLost, TransferFailed
 from rlinf_async.weights import words as say
+from rlinf_async.weights.arrival import Arrival, closed
 from rlinf_async.weights.delta import Delta
 from rlinf_async.weights.links import Link
 from rlinf_async.weights.manifest import Manifest
+from rlinf_async.weights.slab import SlotWriter
 from rlinf_async.weights.store import Store
-from rlinf_async.work import Work
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +42,8 @@ class Host:
         self._facts = (slots, extra, label)
         self._store: Store | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"weights for this machine, {label}")
-        self._arriving: list[Work[None]] = []
-        self._whole: Work[tuple[bytes, int]] = Work()
+        self._arrival: Arrival | None = None
+        """What comes, or came last."""
         self._is_closed = False
         self._thread.submit(self._make, manifest)
 
@@ -47,34 +53,59 @@ class Host:
         except Exception as error:
             logger.warning("no memory for the weights of this machine: %s", error)
 
-    def bring(self, version: int, pieces: list[int], base: int, head: bytes) -> None:
-        """A version comes, in tensors of so many bytes; called where the link is read.
+    # -- what the sender says, where the link is read -----------------------------------------------------------
 
-        Args:
-            base, head: of a delta, which these tensors are the body of; no head: they are everything.
-        """
-        whole: Work[tuple[bytes, int]] = Work()
-        self._whole = whole
-        self._thread.submit(self._bring, version, pieces, base, head, whole)
+    def hear(self, what: str, *facts: Any) -> None:
+        """A word of ``words.TO_HOSTS``."""
+        arrival = self._arrival
+        if what == say.BRING:
+            self._bring(*facts)
+        elif arrival is None:
+            logger.warning("%r is said of a version, and none comes", what)
+        elif what == say.WHOLE:
+            _, extra, checksum = facts
+            arrival.whole._settle((extra, checksum))
+        elif what == say.PASS:
+            version, receiver, line = facts
+            if version == arrival.version:
+                arrival.pass_on(receiver, line)
+            else:
+                self._stuck(line, TransferFailed(f"version {version} is followed by {arrival.version} already"))
+        else:
+            arrival.keep(*facts)
 
-    def whole(self, version: int, extra: bytes, checksum: int) -> None:
-        """The version that comes is published; called where the link is read."""
-        self._whole._settle((extra, checksum))
+    def _bring(
+        self, version: int, sizes: list[int], base: int, head: bytes, source: Any = None, patience: float | None = None
+    ) -> None:
+        if self._arrival is not None:
+            self._arrival.keep_all()
+        arrival = self._arrival = Arrival(self._link, self._line, version, sizes, source, patience, self._stuck)
+        self._thread.submit(self._receive, arrival, sum(sizes), base, head)
 
     def hear_end(self, error: Exception) -> None:
         """Nothing more will come."""
-        self._whole._settle(error=error)
+        if self._arrival is not None:
+            self._arrival.give_up(error)
 
-    def _bring(self, version: int, pieces: list[int], base: int, head: bytes, whole: Work[tuple[bytes, int]]) -> None:
-        store = self._store
+    # -- in the thread ------------------------------------------------------------------------------------------
+
+    def _receive(self, arrival: Arrival, nbytes: int, base: int, head: bytes) -> None:
+        version, store = arrival.version, self._store
         if store is None or self._is_closed:
-            self._say(version, TransferFailed("the receiver has no memory for the weights of its machine"), None)
+            self._landed(version, TransferFailed("the receiver has no memory for the weights of its machine"), None)
             return
-        slot = store.take()
-        memory = torch.empty(sum(pieces), dtype=torch.uint8) if head else store.receive(slot)
         try:
-            self._receive(version, memory, pieces)
-            extra, checksum = whole.wait()
+            slot = store.take()
+        except Exception as error:
+            self._landed(version, error, None)
+            return
+        try:
+            memory = torch.empty(nbytes, dtype=torch.uint8) if head else store.receive(slot)
+            arrival.expect(memory, functools.partial(_hold, store, store.writer(slot)))
+            if self._is_closed:
+                arrival.give_up(closed())
+            self._say(say.ROOM, version, self._line)
+            extra, checksum = arrival.wait()
             if head:
                 here = 0 if store.latest is None else store.latest.version
                 if here != base:
@@ -83,33 +114,24 @@ class Host:
             writer = store.received(slot, version, extra, checksum)
         except Exception as error:
             store.abandon(slot)
-            self._say(version, error, None)
+            self._landed(version, error, None)
             return
-        self._say(version, None, list(writer.name))
+        self._landed(version, None, list(writer.name))
 
-    def _receive(self, version: int, memory: torch.Tensor, pieces: list[int]) -> None:
-        arriving, start = [], 0
-        for nbytes in pieces:
-            arriving.append(self._link.receive_tensor(memory[start : start + nbytes], self._line))
-            start += nbytes
-        self._arriving = arriving
-        if self._is_closed:
-            self._stop()
-        self._link.send([say.ROOM, version])
-        for work in arriving:
-            work.wait()
+    def _landed(self, version: int, error: Exception | None, memory: Any) -> None:
+        self._say(say.LANDED, version, None if error is None else say.pack_error(error), memory, self._line)
 
-    def _say(self, version: int, error: Exception | None, memory: Any) -> None:
+    def _stuck(self, line: int, error: Exception) -> None:
+        if not self._is_closed:
+            self._say(say.STUCK, line, say.pack_error(error))
+
+    def _say(self, *words: Any) -> None:
         try:
-            self._link.send([say.LANDED, version, None if error is None else say.pack_error(error), memory])
+            self._link.send(list(words))
         except (PeerLost, ClosedError) as gone:
-            logger.info("the sender does not hear of version %d: %s", version, gone)
+            logger.info("the sender does not hear %r: %s", words[0], gone)
 
-    def _stop(self) -> None:
-        self._whole._settle(error=ClosedError("the weights of this machine are not wanted here any more"))
-        for work in self._arriving:
-            if not work.done():
-                work._lose_interest()
+    # -- the end ------------------------------------------------------------------------------------------------
 
     def _forget(self) -> None:
         store, self._store = self._store, None
@@ -119,7 +141,8 @@ class Host:
     def retire(self) -> None:
         """Lets go of the memory, soon; the receivers of this machine go on reading it."""
         self._is_closed = True
-        self._stop()
+        if self._arrival is not None:
+            self._arrival.give_up(closed())
         with contextlib.suppress(RuntimeError):  # retired before
             self._thread.submit(self._forget)
         self._thread.shutdown(wait=False)
@@ -128,3 +151,8 @@ class Host:
         """Lets go of the memory.  Idempotent."""
         self.retire()
         self._thread.shutdown()
+
+
+def _hold(store: Store, writer: SlotWriter) -> Callable[[], None]:
+    store.hold(writer)
+    return functools.partial(store.let_go, writer)

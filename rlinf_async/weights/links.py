@@ -35,11 +35,14 @@ class Link:
     Attributes:
         node: another machine's number, where the other side lives on one; None on this machine, where memory can be
             shared.
+        address: what a third one reaches the other side by, over a link of the same kind: plain data; None where it
+            cannot.
         opened: done when the other side is found and ``node`` is known; fails where it is not.
         error: why nothing more comes; None as long as the link is whole.
     """
 
     node: int | None = None
+    address: Any = None
 
     def __init__(self, label: str) -> None:
         self.label = label
@@ -73,16 +76,17 @@ class Link:
             raise self._told()
         self._send(words)
 
-    def send_tensor(self, tensor: Any, line: int) -> Work[None]:
+    def send_tensor(self, tensor: Any, line: int, receiver: Any = None) -> Work[None]:
         """Sends the memory of a tensor to another machine; done when it is there.  It must not change until then.
 
         Args:
             line: tensors on one line keep their order; if one is lost, nothing that follows on it can be trusted.
+            receiver: the address of a third one, which it goes to; None: the other side.
         """
         raise NotImplementedError(f"{self!r} does not lead to another machine")
 
-    def receive_tensor(self, tensor: Any, line: int) -> Work[None]:
-        """The next tensor that the other side sends on that line goes into this one."""
+    def receive_tensor(self, tensor: Any, line: int, sender: Any = None) -> Work[None]:
+        """The next tensor that the other side, or a third one, sends on that line goes into this one."""
         raise NotImplementedError(f"{self!r} does not lead to another machine")
 
     def close(self) -> None:

@@ -65,10 +65,14 @@ class Outlets:
     Args:
         complete: called with a version that all have answered.
         changed: called when something has changed at all.
+
+    Attributes:
+        seconds: that receivers have for the version under way.
     """
 
     def __init__(self, model_id: str, complete: Callable[[int], None], changed: Callable[[], None]) -> None:
         self.ledger = Ledger()
+        self.seconds = 60.0
         self._model_id = model_id
         self._complete = complete
         self._changed = changed
@@ -180,7 +184,7 @@ class Outlets:
         with self._lock:
             far = [self._outlets[name] for name in names if name in self._outlets]
             far = [outlet for outlet in far if outlet.link.node is not None and outlet.link.error is None]
-            return bool(far) and self._far.begin(version, far, store, writer)
+            return bool(far) and self._far.begin(version, far, store, writer, self.seconds)
 
     def packed(self, version: int, nbytes: int) -> None:
         """So many bytes of it."""
@@ -227,7 +231,7 @@ class Outlets:
         """Sends a version to other machines; with a delta only that, where it is enough."""
         with self._lock:
             there = [outlet for outlet in far if self._outlets.get(outlet.name) is outlet and outlet.link.error is None]
-            self._far.bring(version, there, store, writer, delta)
+            self._far.bring(version, there, store, writer, delta, self.seconds)
 
     def _tell(self, outlet: Outlet, version: int, memory: Any, moment: float | None) -> list[int]:
         try:
@@ -266,6 +270,8 @@ class Outlets:
                 self._far.room(outlet, *facts)
             elif what == say.LANDED:
                 self._far.landed(outlet, *facts)
+            elif what == say.STUCK:
+                self._far.stuck(outlet, *facts)
         self._finish(complete)
         self._changed()
 

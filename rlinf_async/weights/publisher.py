@@ -207,6 +207,7 @@ class Publisher:
             source = self._source
         if source is None:
             raise ValueError(f"there is nothing to publish for '{self._model_id}': give a source")
+        self._outlets.seconds = seconds = self._ack_timeout if timeout is None else timeout
         self._is_packing = True
         try:
             writer = await self._stage(source, number, keys, names)
@@ -217,7 +218,6 @@ class Publisher:
             raise
         finally:
             self._is_packing = False
-        seconds = self._ack_timeout if timeout is None else timeout
         nbytes = writer.leaves.nbytes if writer is not None else 0
         self._facts = (nbytes, begun, time.monotonic() - begun)
         self._handle = handle = SyncHandle(number, seconds, self._expire, self._outlets.forget)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -20,7 +21,8 @@ _EVERY_LEAF: Final = None
 
 
 class Store:
-    """Room for some versions of one model.  Its methods are not for two threads at once.
+    """Room for some versions of one model.  Its methods are not for two threads at once, but for
+    ``hold`` and ``let_go``.
 
     A slot that somebody still reads when its turn comes is left to them, and another piece of memory takes its place:
     a reader that is stopped holds up nobody.  The kernel frees what was left once its last reader lets go of it.
@@ -42,6 +44,8 @@ class Store:
         self._views: list[list[torch.Tensor]] = []
         self._slots: list[SlotWriter] = []
         self._in_use = [0] * slots
+        self._counting = threading.Lock()
+        """Held where those counts change: what is sent is let go of in other threads."""
         self._before: int | None = None
         """The slot with the version before the latest, as long as nothing else is in it."""
         try:
@@ -82,7 +86,8 @@ class Store:
         self._forget(slot)
         writer, views = self._make()
         self._slots[slot].close()
-        self._slots[slot], self._views[slot], self._in_use[slot] = writer, views, 0
+        with self._counting:
+            self._slots[slot], self._views[slot], self._in_use[slot] = writer, views, 0
         self._book.replace(slot)
         writer.claim()
         return slot
@@ -96,7 +101,8 @@ class Store:
 
     def abandon(self, slot: int) -> None:
         """A slot that was taken, and into which somebody may go on writing: it is replaced when its turn comes."""
-        self._in_use[slot] += 1
+        with self._counting:
+            self._in_use[slot] += 1
 
     def give_back(self, slot: int) -> None:
         """A slot that was taken, and into which nothing is packed after all."""
@@ -189,11 +195,13 @@ class Store:
 
     def hold(self, writer: SlotWriter) -> None:
         """It is being sent from: no other version comes into it until ``let_go``."""
-        self._in_use[self._slots.index(writer)] += 1
+        with self._counting:
+            self._in_use[self._slots.index(writer)] += 1
 
     def let_go(self, writer: SlotWriter) -> None:
-        if writer in self._slots:
-            self._in_use[self._slots.index(writer)] -= 1
+        with self._counting:
+            if writer in self._slots:
+                self._in_use[self._slots.index(writer)] -= 1
 
     def close(self) -> None:
         """Lets go of the memory; whoever reads it goes on.  Idempotent."""

@@ -162,8 +162,8 @@ class Subscriber:
         what, *facts = words
         if what == say.PUBLISH:
             self._reception.heard(facts[0])
-        elif what in (say.BRING, say.WHOLE) and self._host is not None:
-            (self._host.bring if what == say.BRING else self._host.whole)(*facts)
+        elif what in say.TO_HOSTS and self._host is not None:
+            self._host.hear(what, *facts)
             return
         if what in (say.HELLO, say.HOST):
             self._host_begins(facts)

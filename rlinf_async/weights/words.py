@@ -6,16 +6,21 @@
       HOST     …, line                                     as HELLO, and: have memory for all receivers on your machine
       BRING    version, sizes, base, head                  a version comes for that memory, in tensors on that line;
                                                            with a head they are what has changed since version base
+      BRING    …, receiver, seconds                        all of it comes from another machine's, where it is on its
+                                                           way; once it is published, each piece within so many seconds
       WHOLE    version, extra, checksum                    it is published; nothing else belongs to it
+      PASS     version, receiver, line                     that version goes on to another machine's, on that line
+      KEEP     line                                        nobody waits for anything on that line any more
     receiver -> sender
       READY    version                                     what was announced fits; this version is applied
       REFUSE   failure                                     it does not
       ACK      version, failure, t_recv, t_apply, t_pause  what has become of a version
-      ROOM     version                                     the tensors of a version that is to be brought may come
-      LANDED   version, failure, memory                    a version that was brought is in memory, and where
+      ROOM     version, line                               the tensors of a version that is to be brought may come
+      LANDED   version, failure, memory, line              a version that was brought is in memory, and where
+      STUCK    line, failure                               what was to go on along that line does not
 
-A *memory* is a ``MemoryName``, or None; a *failure* is packed, or None; a *moment* is one of the machine's monotonic
-clock, in seconds.
+A *receiver* is known to others by its link's ``address``.  A *memory* is a ``MemoryName``, or None; a *failure* is
+packed, or None; a *moment* is one of the machine's monotonic clock, in seconds.
 """
 
 from __future__ import annotations
@@ -31,11 +36,17 @@ PUBLISH: Final = "publish"
 HOST: Final = "host"
 BRING: Final = "bring"
 WHOLE: Final = "whole"
+PASS: Final = "pass"
+KEEP: Final = "keep"
 READY: Final = "ready"
 REFUSE: Final = "refuse"
 ACK: Final = "ack"
 ROOM: Final = "room"
 LANDED: Final = "landed"
+STUCK: Final = "stuck"
+
+TO_HOSTS: Final = frozenset({BRING, WHOLE, PASS, KEEP})
+"""What a receiver's ``Host`` hears, whatever its owner is busy with."""
 
 
 def pack_error(error: BaseException) -> bytes:

@@ -31,6 +31,7 @@ class WorkerLink(Link):
     def __init__(self, group: str, rank: int, name: str) -> None:
         super().__init__(f"rank {rank} of group '{group}'")
         self._member = (group, rank)
+        self.address = [group, rank]
         self._name = f"weights {name}"
         self._exchange = require_exchange()
         self._receiving: Work[Any] | None = None
@@ -59,15 +60,16 @@ class WorkerLink(Link):
     def _post(self, words: Words | None) -> None:
         self._exchange.send((self._mine, self._other, words), *self._member, None, None, None, self._name)
 
-    def send_tensor(self, tensor: Any, line: int) -> Work[None]:
-        work = self._exchange.send_tensor(tensor, *self._member, None, None, f"{self._name} memory {line}")
-        return self._keep(work)
+    def send_tensor(self, tensor: Any, line: int, receiver: Any = None) -> Work[None]:
+        return self._keep(self._exchange.send_tensor(tensor, *self._bulk_line(line, receiver)))
 
-    def receive_tensor(self, tensor: Any, line: int) -> Work[None]:
-        work = self._exchange.recv_tensor(
-            tensor, *self._member, None, None, f"{self._name} memory {line}", at_once=True
-        )
-        return self._keep(work)
+    def receive_tensor(self, tensor: Any, line: int, sender: Any = None) -> Work[None]:
+        return self._keep(self._exchange.recv_tensor(tensor, *self._bulk_line(line, sender), at_once=True))
+
+    def _bulk_line(self, line: int, third: Any) -> tuple[Any, ...]:
+        """With whom, and by which name; to a third one the name of this link means nothing."""
+        group, rank = third or self._member
+        return group, rank, None, None, f"weights on line {line}" if third else f"{self._name} memory {line}"
 
     def _keep(self, work: Work[None]) -> Work[None]:
         self._bulk.add(work)

@@ -2,81 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 
 from rlinf_async.errors import PeerLost
-from rlinf_async.weights import far_nodes
+from rlinf_async.weights import outgoing
 from rlinf_async.weights import words as say
-from rlinf_async.weights.far_nodes import FarNodes, piece_sizes
-from rlinf_async.weights.manifest import Manifest
-from rlinf_async.weights.param_tree import ParamTree
-from rlinf_async.weights.slab import SlotWriter
-from rlinf_async.weights.store import Store
-from rlinf_async.work import Work
-
-TREE = ParamTree.of({"a": torch.ones(256, dtype=torch.float32), "b": torch.ones(512, dtype=torch.float32)})
-"""3072 bytes: pieces of 1024 and 2048."""
-
-
-class Link:
-    def __init__(self, node: int) -> None:
-        self.node = node
-        self.error = None
-        self.tensors: list[tuple[int, torch.Tensor, Work[None]]] = []
-
-    def send_tensor(self, tensor: torch.Tensor, line: int) -> Work[None]:
-        self.tensors.append((line, tensor.clone(), Work()))
-        return self.tensors[-1][2]
-
-    @property
-    def sizes(self) -> list[int]:
-        return [len(tensor) for _, tensor, _ in self.tensors]
-
-
-class Outlet:
-    """Receives on another machine."""
-
-    def __init__(self, node: int = 1) -> None:
-        self.link = Link(node)
-        self.said: list[tuple[Any, ...]] = []
-
-    def say(self, *words: Any) -> None:
-        self.said.append(words)
-
-    @property
-    def words(self) -> list[str]:
-        return [words[0] for words in self.said]
-
-
-class Sender:
-    """A store, and the machines that it sends to."""
-
-    def __init__(self) -> None:
-        self.store = Store(Manifest.of(TREE), 2)
-        self.landed: list[tuple[list[Any], int, Any, str | None]] = []
-        self.nodes = FarNodes(self._note, threading.RLock())
-
-    def _note(self, outlets: Any, version: int, memory: Any, error: Exception | None) -> None:
-        self.landed.append((list(outlets), version, memory, None if error is None else type(error).__name__))
-
-    def begin(self, version: int, *outlets: Any) -> tuple[int, SlotWriter]:
-        slot = self.store.take()
-        writer = self.store.writer(slot)
-        assert self.nodes.begin(version, outlets, self.store, writer)
-        return slot, writer
-
-    def pack(self, slot: int, version: int) -> None:
-        self.store.pack(slot, version, [tensor * version for tensor in TREE.tensors.values()], extra=b"more")
+from rlinf_async.weights.outgoing import piece_sizes
+from tests.weights.far_sender import Outlet, Sender
 
 
 @pytest.fixture
 def sender(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sender]:
-    monkeypatch.setattr(far_nodes, "FIRST_PIECE", 1024)
+    monkeypatch.setattr(outgoing, "FIRST_PIECE", 1024)
     sender = Sender()
     yield sender
     sender.nodes.close()
@@ -100,7 +40,7 @@ def test_what_is_packed_leaves_once_there_is_room_and_is_whole_only_when_publish
     writer.leaves.fill_(7)
     sender.nodes.packed(1, 1024)
     assert host.link.sizes == [], "nobody waits for them there yet"
-    sender.nodes.room(host, 1)  # type: ignore[arg-type]
+    sender.room(host, 1)
     assert host.link.sizes == [1024]
     sender.nodes.packed(1, 2500)
     assert host.link.sizes == [1024], "the rest of the next piece is not there"
@@ -109,8 +49,8 @@ def test_what_is_packed_leaves_once_there_is_room_and_is_whole_only_when_publish
     assert say.WHOLE not in host.words
     sender.pack(slot, 1)
     sender.nodes.bring(1, [host, other], sender.store, writer)  # type: ignore[list-item]
-    assert host.said[-1] == (say.WHOLE, 1, b"more", 0)
-    sender.nodes.landed(host, 1, None, "there")  # type: ignore[arg-type]
+    assert host.said[-1:] == [(say.WHOLE, 1, b"more", 0)]
+    sender.answer(host, 1, None, "there")
     assert sender.landed == [([host, other], 1, "there", None)]
     assert host.link.sizes == [1024, 2048]
     assert other.link.sizes == [], "a second receiver on a machine costs the network nothing"
@@ -122,7 +62,7 @@ def test_a_version_that_lands_before_it_is_published_is_told_to_nobody_until_the
     sender.nodes.greet(host, sender.store)  # type: ignore[arg-type]
     slot, writer = sender.begin(1, host)
     failure = say.pack_error(MemoryError("no room"))
-    sender.nodes.landed(host, 1, failure, None)  # type: ignore[arg-type]
+    sender.answer(host, 1, failure, None)
     assert [outlets for outlets, *_ in sender.landed] == [[]]
     sender.pack(slot, 1)
     sender.nodes.bring(1, [host], sender.store, writer)  # type: ignore[list-item]
@@ -133,16 +73,17 @@ def test_a_version_that_cannot_be_packed_leaves_the_line_that_it_was_coming_on(s
     host = Outlet()
     sender.nodes.greet(host, sender.store)  # type: ignore[arg-type]
     slot, _ = sender.begin(1, host)
-    sender.nodes.room(host, 1)  # type: ignore[arg-type]
+    sender.room(host, 1)
     sender.nodes.packed(1, 1024)
     sender.store.give_back(slot)
     sender.nodes.abandon(1)
-    assert [words[-1] for words in host.said if words[0] == say.HOST] == [1, 2], "lines"
+    first, second = [words[-1] for words in host.said if words[0] == say.HOST]
     slot, writer = sender.begin(1, host)
     sender.pack(slot, 1)
     sender.nodes.bring(1, [host], sender.store, writer)  # type: ignore[list-item]
-    sender.nodes.room(host, 1)  # type: ignore[arg-type]
-    assert [line for line, *_ in host.link.tensors] == [1, 2, 2]
+    sender.room(host, 1)
+    assert [line for line, *_ in host.link.tensors] == [first, second, second]
+    assert first != second
     assert set(host.link.tensors[-1][1].view(torch.float32).tolist()) == {1.0}
 
 
@@ -151,14 +92,14 @@ def test_if_the_host_dies_while_a_version_is_packed_another_one_gets_all_of_it(s
     for outlet in (host, other):
         sender.nodes.greet(outlet, sender.store)  # type: ignore[arg-type]
     slot, writer = sender.begin(1, host, other)
-    sender.nodes.room(host, 1)  # type: ignore[arg-type]
+    sender.room(host, 1)
     sender.nodes.packed(1, 1024)
     sender.nodes.forget(host)  # type: ignore[arg-type]
     host.link.tensors[0][2]._settle(error=PeerLost("gone"))
     sender.pack(slot, 1)
     sender.nodes.bring(1, [other], sender.store, writer)  # type: ignore[list-item]
     assert other.words == [say.HELLO, say.HOST, say.BRING]
-    sender.nodes.room(other, 1)  # type: ignore[arg-type]
+    sender.room(other, 1)
     assert other.link.sizes == [1024, 2048]
     assert other.words[-1] == say.WHOLE
 

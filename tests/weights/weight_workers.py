@@ -7,11 +7,13 @@ import contextlib
 import os
 import signal
 import threading
+import zlib
 from typing import Any
 
 import torch
 
-from rlinf_async import Worker
+from rlinf_async import TransferFailed, Work, Worker
+from rlinf_async.weights import far_nodes
 from rlinf_async.weights.publisher import Publisher
 from rlinf_async.weights.store import Store
 from rlinf_async.weights.subscriber import Subscriber
@@ -23,6 +25,18 @@ SHAPES = {"a": (1000,), "b.c": (300, 40), "b.d": (9_000_000,), "e": ()}
 
 def model(value: float) -> dict[str, torch.Tensor]:
     return {name: torch.full(shape, float(value)) for name, shape in SHAPES.items()}
+
+
+def pattern(seed: int) -> dict[str, torch.Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    return {name: torch.rand(shape, generator=random) for name, shape in SHAPES.items()}
+
+
+def checksum_of(weights: dict[str, torch.Tensor]) -> int:
+    checksum = 0
+    for tensor in weights.values():
+        checksum = zlib.crc32(tensor.reshape(-1).numpy(), checksum)  # type: ignore[arg-type]
+    return checksum
 
 
 class Trainer(Worker):
@@ -51,6 +65,32 @@ class Trainer(Worker):
         for outlet in self._publisher._outlets._outlets.values():
             del outlet.link.send
         return sent
+
+    def make_chains(self) -> None:
+        """Also of so little."""
+        far_nodes.CHAIN_FROM = 1 << 20  # type: ignore[misc, attr-defined]
+
+    async def publish_pattern(self, seed: int, timeout: float | None = None) -> tuple[int, list[int]]:
+        """Publishes bytes that are different everywhere: their checksum, and how many have left for each receiver."""
+        outlets = self._publisher._outlets._outlets.values()
+        sent = [0] * len(outlets)
+        for index, outlet in enumerate(outlets):
+            send = outlet.link.send_tensor
+
+            def count(tensor: Any, *facts: Any, send: Any = send, index: int = index) -> Any:
+                sent[index] += tensor.nbytes
+                return send(tensor, *facts)
+
+            outlet.link.send_tensor = count  # type: ignore[method-assign]
+        source = pattern(seed)
+        handle = await self._publisher.publish(source, timeout=timeout)
+        checksum = checksum_of(source)
+        for tensor in source.values():
+            tensor.fill_(-1)
+        await handle
+        for outlet in outlets:
+            del outlet.link.send_tensor
+        return checksum, sent
 
     async def add(self, number: int, group: str, rank: int) -> None:
         self._publisher.add(number, WorkerLink(group, rank, "policy"))
@@ -160,19 +200,45 @@ class Rollout(Worker):
         assert latest is not None
         latest._set(version=77)
 
+    async def checksum(self) -> int:
+        async with self._subscriber.reading():
+            return checksum_of(self._weights)
+
     async def die_when_something_comes(self) -> None:
         """Dies as soon as the first piece of a version is there."""
+        self._at_the_first_piece(signal.SIGKILL)
+
+    async def stop_when_something_comes(self) -> None:
+        """Stops then, once."""
+        self._at_the_first_piece(signal.SIGSTOP)
+
+    def _at_the_first_piece(self, number: int) -> None:
         host = self._subscriber._host
         assert host is not None
         link = host._link
         receive = link.receive_tensor
 
-        def receive_and_die(tensor: Any, line: int) -> Any:
-            work = receive(tensor, line)
-            work._follow(lambda: os.kill(os.getpid(), signal.SIGKILL))
+        def receive_and_end(*facts: Any) -> Any:
+            link.receive_tensor = receive  # type: ignore[method-assign]
+            work = receive(*facts)
+            work._follow(lambda: os.kill(os.getpid(), number))
             return work
 
-        link.receive_tensor = receive_and_die  # type: ignore[method-assign]
+        link.receive_tensor = receive_and_end  # type: ignore[method-assign]
+
+    async def pass_nothing_on(self) -> None:
+        """What it should send to other machines fails."""
+        link = self._subscriber._link
+        send = link.send_tensor
+
+        def send_not(tensor: Any, line: int, receiver: Any = None) -> Any:
+            if receiver is None:
+                return send(tensor, line)
+            work: Work[None] = Work()
+            work._settle(error=TransferFailed("there is no way"))
+            return work
+
+        link.send_tensor = send_not  # type: ignore[method-assign]
 
     def pid(self) -> int:
         return os.getpid()

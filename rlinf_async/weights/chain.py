@@ -1,0 +1,93 @@
+"""Who passes weights on to whom: the sender sends them to the first machine, which sends them on to the next.
+
+Plain state.  ``far_nodes`` asks it from whom a machine gets a version, and tells it what breaks::
+
+    chain.plan([1, 2, 3], now)      sender ──► 1 ──► 2 ──► 3
+    chain.leave(2)                  sender ──► 1 ──► 3             2 is gone; 3 has to begin again
+    chain.cut(3, now)               sender ──► 1,  sender ──► 3    nothing has come from 1 to 3; so again later
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+CHAIN_FROM: Final = 64 << 20
+"""Bytes from which on two or more machines make a chain: half a second of a gigabit line, fifty milliseconds of a fast
+one.  Less is sooner with all of them if the sender sends it to each."""
+
+DISTRUST: Final = 300.0
+"""Seconds for which two machines between which nothing has come through are not neighbours again."""
+
+_SMALLEST: Final = 8 << 20
+_LARGEST: Final = 32 << 20
+"""Bytes of a piece.  The last machine is behind the first by one piece for each in between, so they are small; each
+costs as much time as a megabyte or more, so they are not smaller."""
+
+
+def chain_sizes(nbytes: int) -> list[int]:
+    """The pieces in which so many bytes are passed on; about as large as each other."""
+    piece = min(max(nbytes // 16, _SMALLEST), _LARGEST)
+    return [min(piece, nbytes - start) for start in range(0, nbytes, piece)]
+
+
+class Chain:
+    """The ways of one version, by the machines' numbers; who is in none gets it from the sender."""
+
+    def __init__(self) -> None:
+        self._sources: dict[int, int] = {}
+        self._distrusted: dict[tuple[int, int], float] = {}
+        """When two machines may be neighbours again."""
+
+    def __repr__(self) -> str:
+        return f"<Chain {', '.join(f'{source} -> {node}' for node, source in self._sources.items()) or 'of none'}>"
+
+    def plan(self, nodes: Iterable[int], now: float) -> None:
+        """Another version is to reach these, in this order as far as neighbours reach each other."""
+        self._sources.clear()
+        self._distrusted = {pair: until for pair, until in self._distrusted.items() if until > now}
+        waiting = list(nodes)
+        last: int | None = None
+        while waiting:
+            node = next((node for node in waiting if self._is_trusted(last, node)), waiting[0])
+            waiting.remove(node)
+            if last is not None and self._is_trusted(last, node):
+                self._sources[node] = last
+            last = node
+
+    def _is_trusted(self, source: int | None, node: int) -> bool:
+        return source is None or (source, node) not in self._distrusted
+
+    def source(self, node: int) -> int | None:
+        """From whom it gets the version; None: the sender."""
+        return self._sources.get(node)
+
+    def behind(self, node: int) -> list[int]:
+        """Those that have not got it and get it through this one, the nearest first."""
+        following = {source: node for node, source in self._sources.items()}
+        found: list[int] = []
+        while node in following:
+            node = following[node]
+            found.append(node)
+        return found
+
+    def landed(self, node: int) -> None:
+        """It has all of it and depends on nobody; who is next to it still depends on it."""
+        self._sources.pop(node, None)
+
+    def leave(self, node: int) -> list[int]:
+        """It is gone, or begins again by itself.  Returns those behind it, which begin again, with its own source."""
+        behind = self.behind(node)
+        source = self._sources.pop(node, None)
+        if behind:
+            self._sources.pop(behind[0])
+            if source is not None and self._is_trusted(source, behind[0]):
+                self._sources[behind[0]] = source
+        return behind
+
+    def cut(self, node: int, now: float) -> list[int]:
+        """Nothing comes from its source.  Returns it and those behind it, which begin again with the sender."""
+        source = self._sources.pop(node, None)
+        if source is not None:
+            self._distrusted[source, node] = now + DISTRUST
+        return [node, *self.behind(node)]
