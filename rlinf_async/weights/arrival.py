@@ -78,6 +78,7 @@ class Arrival:
             self._coming = [self._link.receive_tensor(piece, self._line, self._source) for piece in self._pieces]
         for work in self._coming:
             work._follow(self._pass_on)
+        self.whole._follow(self._pass_on)
 
     def wait(self) -> tuple[bytes, int]:
         """Until all of it is here and it is published; returns its extra and its checksum.
@@ -105,7 +106,7 @@ class Arrival:
         self._pass_on()
 
     def _pass_on(self) -> None:
-        """What has arrived goes on."""
+        """What has arrived goes on; whoever waits begins to count anew."""
         with self._changed:
             self._changed.notify_all()
             for line, relay in list(self._relays.items()):
