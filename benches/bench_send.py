@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from . import contestant
 from .contestant import ContestantError
-from .exchange import KIBI, MEBI, MEMCPY, TwoHosts, copies, in_words, run, start, start_nodes, up_to
+from .exchange import KIBI, MEBI, MEMCPY, Hosts, copies, in_words, run, start, start_nodes, up_to
 from .measure import BEST, LIMIT, Case, Target
 from .options import Options, parse
 from .session import Job, Measurement, Standing
@@ -143,7 +143,7 @@ def _run_two_hosts(options: Options) -> None:
     if not any(options.wants(each.case.name) for each in measurements):
         return
     try:
-        hosts = TwoHosts(options)
+        hosts = Hosts(options)
     except RuntimeError as lack:
         print(f"no rows of two hosts: {lack}", file=sys.stderr)
         return

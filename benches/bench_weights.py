@@ -3,6 +3,7 @@
     python -m benches.bench_weights [--peer torchrl] [--peer ray] [--peer rlinf] [--quick]
     python -m benches.bench_weights --only llm_1GiB_4
     python -m benches.bench_weights --only two_nodes --only two_hosts    # nodes of this machine; network namespaces
+    python -m benches.bench_weights --only narrow_hosts                  # three hosts pass them on to each other
 
 Every version is verified at every receiver before the next one is sent.
 """
@@ -18,10 +19,10 @@ from typing import Any, Final
 
 from . import contestant, measure, session
 from .contestant import ContestantError
-from .exchange import GIBI, KIBI, MEBI, TwoHosts, in_words
+from .exchange import GIBI, KIBI, MEBI, Hosts, in_words
 from .measure import BEST, ITSELF, LIMIT, OURS, Case, Round, Target
 from .options import Options, parse
-from .session import Standing
+from .session import Job, Standing
 
 BENCH: Final = "weights"
 RECEIVERS: Final = (1, 2, 4)
@@ -49,6 +50,12 @@ TWO_HOSTS: Final = "two_hosts"
 FAR_RECEIVERS: Final = (1, 2)
 _FAR_OPENING: Final = ("start", {"receivers": max(FAR_RECEIVERS)})
 
+NARROW: Final = "narrow_hosts"
+NARROW_RECEIVERS: Final = 3
+RATE: Final = "2gbit"
+"""Of the trainer's network: then that is what there is too little of, and not processors."""
+DIRECT: Final = "the trainer sends to each of them"
+
 
 @dataclasses.dataclass(frozen=True)
 class Sync:
@@ -58,7 +65,7 @@ class Sync:
         size: bytes.
         apply: ``"copy"`` or ``"map"``.
         where: the receivers are on another node that this machine plays, ``"two_nodes"``, or on a host with a network
-            of its own, ``"two_hosts"``; or, without a word, where the trainer is.
+            of its own, ``"two_hosts"``, or each on one, ``"narrow_hosts"``; or, without a word, where the trainer is.
     """
 
     shape: str
@@ -86,6 +93,11 @@ class Sync:
     def _far_cases(self) -> dict[str, Case]:
         case = functools.partial(Case, BENCH, unit="ms", scale=1e3)
         target = Target(1 / 0.8, LIMIT)
+        if self.where == NARROW:
+            note = f"the trainer's network carries {RATE}"
+            targets = [target, Target(0.5, DIRECT)]
+            beside = {DIRECT: "the same weights, with no receiver that passes them on"}
+            return {TOTAL: case(f"{self.name}_{TOTAL}", limit=GLOO, beside=beside, targets=targets, note=note)}
         return {
             STAGED: case(f"{self.name}_{STAGED}"),
             TOTAL: case(f"{self.name}_{TOTAL}", limit=GLOO, targets=[target] if self.apply == "map" else []),
@@ -137,6 +149,11 @@ def small(receivers: int, apply: str) -> list[Sync]:
 def far(quick: bool, where: str, apply: str) -> list[Sync]:
     """From one node to another, to one receiver and to two."""
     return [Sync("llm", 64 * MEBI if quick else GIBI, receivers, apply, where) for receivers in FAR_RECEIVERS]
+
+
+def narrow(quick: bool) -> list[Sync]:
+    """From one host to three others."""
+    return [Sync("llm", 64 * MEBI if quick else 128 * MEBI, NARROW_RECEIVERS, "map", NARROW)]
 
 
 def families(quick: bool) -> list[list[Sync]]:
@@ -191,7 +208,11 @@ class Session:
         """What is the same for the whole family."""
         if sync.where:
             count = 2 if self._quick else 5
-            return {TOTAL: {LIMIT: self._standing[LIMIT].ask("gloo_broadcast", size=sync.size, count=count)}}
+            limit = self._standing[LIMIT].ask("gloo_broadcast", size=sync.size, count=count)
+            if sync.where != NARROW:
+                return {TOTAL: {LIMIT: limit}}
+            direct = self._standing[OURS].ask("direct", **sync.arguments, count=count)
+            return {TOTAL: {LIMIT: limit, DIRECT: direct}}
         return self._small_limits(sync) if sync.shape == SMALL else self._large_limits(sync)
 
     def _large_limits(self, sync: Sync) -> dict[str, dict[str, Sequence[float]]]:
@@ -271,21 +292,26 @@ def main(arguments: list[str] | None = None) -> None:
         alone = options.beside()
         nodes = wanted(alone, [far(options.quick, TWO_NODES, apply) for apply in APPLY])
         run(nodes, alone, functools.partial(start_nodes, options=alone))
-        run_two_hosts(wanted(alone, [far(options.quick, TWO_HOSTS, apply) for apply in APPLY]), alone)
+        run_hosts(wanted(alone, [far(options.quick, TWO_HOSTS, apply) for apply in APPLY]), alone, _FAR_OPENING)
+        opening = ("start", {"receivers": NARROW_RECEIVERS})
+        run_hosts(wanted(alone, [narrow(options.quick)]), alone, opening, 1 + NARROW_RECEIVERS, RATE)
     except ContestantError as error:
         sys.exit(str(error))
 
 
-def run_two_hosts(asked: Sequence[Sequence[Sync]], options: Options) -> None:
+def run_hosts(
+    asked: Sequence[Sequence[Sync]], options: Options, opening: Job, count: int = 2, rate: str | None = None
+) -> None:
+    """Measures on hosts that have networks of their own, where this machine can have them."""
     if not asked:
         return
     try:
-        hosts = TwoHosts(options)
+        hosts = Hosts(options, count, rate)
     except RuntimeError as lack:
-        print(f"no rows of two hosts: {lack}", file=sys.stderr)
+        print(f"no rows of hosts: {lack}", file=sys.stderr)
         return
     with hosts:
-        run(asked, options, lambda name: hosts.start(name, _FAR_OPENING, "weights_ours.py"))
+        run(asked, options, lambda name: hosts.start(name, opening, "weights_ours.py"))
 
 
 if __name__ == "__main__":

@@ -63,30 +63,37 @@ def run(measurements: Sequence[Measurement], starting: Callable[[str], Standing]
         session.print_rows(wanted, session.beside_each_peer(wanted, starting, options), options)
 
 
-class TwoHosts:
-    """Two hosts that are network namespaces of this machine, each with an sshd; see ``tests/namespaces.py``.
+class Hosts:
+    """Hosts that are network namespaces of this machine, each with an sshd; see ``tests/namespaces.py``.
+
+    Args:
+        rate: of the first one's network, out of it, as ``tc`` reads it; by default whatever the machine can do.
 
     Raises:
         RuntimeError: this machine cannot have them, and why.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, count: int = 2, rate: str | None = None) -> None:
         from tests.namespaces import FakeHosts, missing
 
         if lack := missing():
             raise RuntimeError(lack)
         self._options = options
-        self._hosts = FakeHosts(2)
+        self._rate = rate
+        self._hosts = FakeHosts(count)
 
-    def __enter__(self) -> TwoHosts:
+    def __enter__(self) -> Hosts:
         self._hosts.__enter__()
+        if self._rate is not None:
+            bucket = ["tbf", "rate", self._rate, "burst", "1mb", "latency", "50ms"]
+            self._hosts[0].run(["tc", "qdisc", "add", "dev", "eth0", "root", *bucket])
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._hosts.__exit__(None, None, None)
 
     def start(self, name: str, opening: Job, script: str = "exchange_ours.py") -> Standing:
-        """Ours over both hosts, launched as users do; or the limits between them."""
+        """Ours over all hosts, launched as users do; or the limits between the first two."""
         if name == LIMIT:
             # in the hosts' networks only: from within one host the processes of another cannot be seen
             near, far = self._hosts[0], self._hosts[1]
@@ -94,10 +101,11 @@ class TwoHosts:
             launch = ["nsenter", f"--net={near.network}", sys.executable]
             return Standing(functools.partial(contestant.limits, *place, launch=launch))
         launch = [sys.executable, "-m", "launcher", "-q", "--ssh-args", shlex.join(self._hosts.ssh_args)]
-        command = self._hosts.driver.command([*launch, "--hosts", "node0,node1"], cwd=ROOT)
+        names = ",".join(host.hostname for host in self._hosts)
+        command = self._hosts.driver.command([*launch, "--hosts", names], cwd=ROOT)
         ours = functools.partial(
             contestant.ours,
-            *("--num-nodes", "2", "--loop", self._options.loop),
+            *("--num-nodes", str(len(self._hosts)), "--loop", self._options.loop),
             script=script,
             launch=command,
         )

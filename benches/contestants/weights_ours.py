@@ -13,13 +13,16 @@ import works
 from works import Samples
 
 from rlinf_async import Cluster, NodePlacementStrategy, Worker
+from rlinf_async.weights import far_nodes
+from rlinf_async.weights.chain import CHAIN_FROM
 from rlinf_async.weights.publisher import Publisher
 from rlinf_async.weights.subscriber import Subscriber
 from rlinf_async.weights.worker_link import WorkerLink
 
 
 class Trainer(Worker):
-    async def open(self, line: str, shape: str, size: int, receivers: int, apply: str) -> None:
+    async def open(self, line: str, shape: str, size: int, receivers: int, apply: str, chain_from: int) -> None:
+        far_nodes.CHAIN_FROM = chain_from
         self._model = weighing.model(shape, size)
         self._publisher = Publisher(self._model, apply=apply)
         for rank in range(receivers):
@@ -88,21 +91,26 @@ class Rollout(Worker):
 
 
 class Ours(weighing.Weights):
-    """The trainer on the first node, all receivers on the last.
+    """The trainer on the first node, the receivers on the others in turn.
 
     Args:
         num_nodes: the nodes of the run that there is, under ``rlinf-launch``.
         local_nodes: nodes that this machine plays.
+
+    Attributes:
+        chain_from: bytes from which on receivers pass weights on to each other.
     """
 
     def __init__(self, num_nodes: int, local_nodes: int | None) -> None:
         self._num_nodes = num_nodes
         self._local_nodes = local_nodes
         self._lines = 0
+        self.chain_from = CHAIN_FROM
 
     async def start(self, receivers: int) -> None:
         self._cluster = await Cluster(num_nodes=self._num_nodes, local_nodes=self._local_nodes)
-        placement = NodePlacementStrategy([self._num_nodes - 1] * receivers)
+        others = list(range(1, self._num_nodes)) or [0]
+        placement = NodePlacementStrategy([others[rank % len(others)] for rank in range(receivers)])
         self._trainer = Trainer.create_group().launch(self._cluster, NodePlacementStrategy([0]), name="trainer")
         self._rollout = Rollout.create_group().launch(self._cluster, placement, name="rollout")
         await self._trainer
@@ -116,7 +124,7 @@ class Ours(weighing.Weights):
         line = f"bench {self._lines}"
         self._receiving: Any = self._rollout.execute_on(*range(receivers))
         opening = self._receiving.open(line, shape, size, apply)
-        await self._trainer.open(line, shape, size, receivers, apply)
+        await self._trainer.open(line, shape, size, receivers, apply, self.chain_from)
         await opening
 
     async def sync(self, version: int) -> Sequence[float]:
@@ -142,7 +150,7 @@ class Ours(weighing.Weights):
 
 
 class OurWeighing(weighing.Weighing):
-    """The work of all frameworks, and one of our own."""
+    """The work of all frameworks, and some of our own."""
 
     def __init__(self, weights: Ours) -> None:
         super().__init__(weights)
@@ -151,6 +159,14 @@ class OurWeighing(weighing.Weighing):
     async def control(self, receivers: int, count: int) -> Samples:
         """Seconds for a few bytes from the trainer to each receiver and back."""
         return await self._ours.control(receivers, count)
+
+    async def direct(self, **sync: Any) -> Samples:
+        """Seconds until the last receiver has a version, if nobody passes it on."""
+        self._ours.chain_from, before = sync["size"] + 1, self._ours.chain_from
+        try:
+            return (await self.sync(**sync))["total"]
+        finally:
+            self._ours.chain_from = before
 
 
 def main() -> None:

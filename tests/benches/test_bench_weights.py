@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benches import bench_weights
-from benches.bench_weights import CONTROL, LARGE, ONE, Session, Sync
+from benches.bench_weights import CONTROL, DIRECT, LARGE, ONE, Session, Sync
 from benches.contestant import HERE, ContestantError
 from benches.exchange import MEBI
 from benches.measure import LIMIT, OURS
@@ -75,6 +75,19 @@ def test_a_map_is_bounded_by_one_copy_and_what_comes_after_it_by_its_tensors() -
 def test_a_small_policy_is_set_beside_the_messages_that_it_takes() -> None:
     rounds: Any = session().round(bench_weights.small(4, "map"), backwards=False)
     assert rounds["mlp_100KiB_4_map_total"] == {OURS: [pytest.approx(0.15)], LIMIT: [0.0001], CONTROL: [0.001]}
+
+
+def test_what_machines_pass_on_is_set_beside_what_the_trainer_sends_to_each() -> None:
+    ours = Standing(sync={"staged": [0.1], "total": [0.4], "pause": [0.0]}, direct=[1.2])
+    standing: Any = {OURS: ours, LIMIT: Standing(gloo_broadcast=[0.35])}
+    family = bench_weights.narrow(True)
+    (row,) = Session(standing, quick=True).round(family, backwards=False).items()
+    name, measured = row
+    assert measured == {OURS: [0.4], LIMIT: [0.35], DIRECT: [1.2]}
+    (case,) = family[0].cases().values()
+    assert case.name == name
+    assert case.row([measured])["met"] is True
+    assert case.row([{**measured, OURS: [0.7]}])["met"] is False
 
 
 def test_a_peer_is_not_asked_for_what_it_has_not_nor_again_for_what_it_failed_at() -> None:
