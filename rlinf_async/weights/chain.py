@@ -19,6 +19,11 @@ one.  Less is sooner with all of them if the sender sends it to each."""
 DISTRUST: Final = 300.0
 """Seconds for which two machines between which nothing has come through are not neighbours again."""
 
+_PATIENCE: Final = 0.2
+_MORE_PATIENCE: Final = 0.05
+_MOST_PATIENCE: Final = 0.5
+"""Parts of the time that receivers have, more with each machine in between.  What is left is for another way."""
+
 _SMALLEST: Final = 8 << 20
 _LARGEST: Final = 32 << 20
 """Bytes of a piece.  The last machine is behind the first by one piece for each in between, so they are small; each
@@ -61,6 +66,16 @@ class Chain:
     def source(self, node: int) -> int | None:
         """From whom it gets the version; None: the sender."""
         return self._sources.get(node)
+
+    def patience(self, node: int, seconds: float) -> float:
+        """For how long it waits for its source, of the seconds that there are in all.
+
+        Where a way is cut, all those behind it wait.  The first of them is to say so first: it is its way.
+        """
+        depth = 0
+        while node in self._sources:
+            node, depth = self._sources[node], depth + 1
+        return seconds * min(_PATIENCE + depth * _MORE_PATIENCE, _MOST_PATIENCE)
 
     def behind(self, node: int) -> list[int]:
         """Those that have not got it and get it through this one, the nearest first."""

@@ -31,7 +31,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from rlinf_async.errors import PeerLost, TransferFailed, WorkerDied
 from rlinf_async.weights import words as say
@@ -46,10 +46,6 @@ if TYPE_CHECKING:
     from rlinf_async.weights.outlets import Outlet
 
 logger = logging.getLogger(__name__)
-
-PATIENCE: Final = 0.25
-"""The part of the receivers' time in which something has to come from a neighbour: there is enough left for another
-way, also where it is noticed late."""
 
 Landed = Callable[[Iterable[Any], int, Any, Exception | None], None]
 
@@ -236,7 +232,8 @@ class FarNodes:
         if source is None:
             node.outlets[0].say(say.BRING, *facts)
         else:
-            node.outlets[0].say(say.BRING, *facts, source.link.address, PATIENCE * outgoing.seconds)
+            patience = self._chain.patience(node.number, outgoing.seconds)
+            node.outlets[0].say(say.BRING, *facts, source.link.address, patience)
             self._go_on(node)
 
     def room(self, outlet: Outlet, version: int, line: int) -> None:

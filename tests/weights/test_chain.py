@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +20,14 @@ def test_each_is_behind_the_one_before_it() -> None:
     assert chain.behind(3) == [1, 2]
     assert chain.source(9) is None
     assert chain.behind(9) == []
+
+
+def test_who_is_behind_others_waits_longer_than_they_do_and_never_too_long() -> None:
+    chain = Chain()
+    chain.plan(range(100), 0.0)
+    waits = [chain.patience(node, 60.0) for node in range(100)]
+    assert waits[1:7] == pytest.approx([15.0, 18.0, 21.0, 24.0, 27.0, 30.0])
+    assert max(waits) == 30.0
 
 
 def test_if_one_is_gone_those_behind_it_follow_the_one_before_it() -> None:
