@@ -120,7 +120,7 @@ class FarNodes:
         coming, node.coming = node.coming, None
         if coming is not None:
             coming.end(given_up=True)
-            if coming.source is not None and coming.is_asked:
+            if coming.source is not None and coming.is_asked and coming.source.link.error is None:
                 coming.source.say(say.KEEP, node.line)
 
     # -- what is packed and published ---------------------------------------------------------------------------
