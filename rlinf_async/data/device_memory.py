@@ -60,7 +60,7 @@ class CudaMemory:
         base, address, handle = ctypes.c_uint64(), ctypes.c_uint64(tensor.data_ptr()), _MemoryHandle()
         with torch.cuda.device(tensor.device):  # and not whatever is current in the thread that has come here
             _check(_driver().cuMemGetAddressRange_v2(ctypes.byref(base), None, address), "find its memory")
-            _check(_runtime().cudaIpcGetMemHandle(ctypes.byref(handle), ctypes.c_void_p(base.value)), "export it")
+            _check(cuda_runtime().cudaIpcGetMemHandle(ctypes.byref(handle), ctypes.c_void_p(base.value)), "export it")
         return Handle(bytes(handle), address.value - base.value, tensor.nbytes)
 
     def open(self, handle: Handle, device: torch.device) -> torch.Tensor:
@@ -68,7 +68,7 @@ class CudaMemory:
             base = ctypes.c_void_p()
             handle_ = _MemoryHandle.from_buffer_copy(handle.allocation)
             with torch.cuda.device(device):
-                _check(_runtime().cudaIpcOpenMemHandle(ctypes.byref(base), handle_, _PEER_ACCESS), "open it")
+                _check(cuda_runtime().cudaIpcOpenMemHandle(ctypes.byref(base), handle_, _PEER_ACCESS), "open it")
             self._opened[handle.allocation] = base.value or 0
         return torch.as_tensor(_Region(self._opened[handle.allocation] + handle.offset, handle.nbytes), device=device)
 
@@ -83,7 +83,7 @@ class CudaMemory:
     def close(self) -> None:
         opened, self._opened = self._opened, {}
         for base in opened.values():
-            _check(_runtime().cudaIpcCloseMemHandle(ctypes.c_void_p(base)), "close it")
+            _check(cuda_runtime().cudaIpcCloseMemHandle(ctypes.c_void_p(base)), "close it")
 
 
 class _MemoryHandle(ctypes.Structure):
@@ -98,7 +98,7 @@ class _Region:
 
 
 @functools.cache
-def _runtime() -> Any:
+def cuda_runtime() -> Any:
     """CUDA's runtime, which torch has loaded for everybody."""
     return ctypes.CDLL(None)
 
@@ -110,4 +110,10 @@ def _driver() -> Any:
 
 def _check(status: int, what: str) -> None:
     if status:
+        forget_error()
         raise RuntimeError(f"CUDA cannot share memory of a GPU between processes: to {what} failed with code {status}")
+
+
+def forget_error() -> None:
+    """The runtime keeps this thread's last error, and torch would raise it at the next kernel, of whomever."""
+    cuda_runtime().cudaGetLastError()
