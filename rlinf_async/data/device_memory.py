@@ -70,7 +70,8 @@ class CudaMemory:
             with torch.cuda.device(device):
                 _check(cuda_runtime().cudaIpcOpenMemHandle(ctypes.byref(base), handle_, _PEER_ACCESS), "open it")
             self._opened[handle.allocation] = base.value or 0
-        return torch.as_tensor(_Region(self._opened[handle.allocation] + handle.offset, handle.nbytes), device=device)
+        region = DeviceRegion(self._opened[handle.allocation] + handle.offset, handle.nbytes)
+        return torch.as_tensor(region, device=device)
 
     def mark(self, device: torch.device) -> tuple[Any, bytes]:
         event = _Event(enable_timing=False, interprocess=True)
@@ -90,7 +91,7 @@ class _MemoryHandle(ctypes.Structure):
     _fields_ = (("reserved", ctypes.c_ubyte * 64),)
 
 
-class _Region:
+class DeviceRegion:
     """Memory as CUDA's array interface describes it."""
 
     def __init__(self, address: int, nbytes: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Final, TypeAlias
 
 import torch
 
@@ -16,6 +16,10 @@ STEP: Final = 16 << 20
 
 _WORTH: Final = 8 << 20
 """Bytes of such tensors for which a second thread pays."""
+
+
+Copy: TypeAlias = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
+"""What copies each of the second to its place in the first, as ``copy_tensors``."""
 
 
 def copy_tensors(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
@@ -43,6 +47,7 @@ def copy_in_order(
     ends: Sequence[int],
     copied: Callable[[int], None],
     step: int = STEP,
+    copy: Copy = copy_tensors,
 ) -> None:
     """The same from the first to the last, saying how far it is.
 
@@ -50,23 +55,24 @@ def copy_in_order(
         ends: of the targets, in bytes from where the first of them begins, ascending.
         copied: called now and then with the bytes up to which all are there.
         step: bytes after which it is called; a larger tensor is copied in parts where that is possible.
+        copy: what copies them, some at a time.
     """
     first, before = 0, 0
     for index, (target, source, end) in enumerate(zip(targets, sources, ends, strict=True)):
         if target.nbytes > step and target.is_contiguous() and source.is_contiguous() and target.shape == source.shape:
-            copy_tensors(targets[first:index], sources[first:index])
+            copy(targets[first:index], sources[first:index])
             flat, values, part = target.view(-1), source.detach().view(-1), max(1, step // target.itemsize)
             for start in range(0, len(flat), part):
                 stop = min(start + part, len(flat))
-                _copy([flat[start:stop]], [values[start:stop]])
+                copy([flat[start:stop]], [values[start:stop]])
                 copied(end - (len(flat) - stop) * target.itemsize)
         elif end - before >= step:
-            copy_tensors(targets[first : index + 1], sources[first : index + 1])
+            copy(targets[first : index + 1], sources[first : index + 1])
             copied(end)
         else:
             continue
         first, before = index + 1, end
-    copy_tensors(targets[first:], sources[first:])
+    copy(targets[first:], sources[first:])
 
 
 def _copy_some(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], which: Sequence[int]) -> None:

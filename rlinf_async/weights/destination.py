@@ -12,6 +12,8 @@ from torch import nn
 
 from rlinf_async.errors import WeightMismatch
 from rlinf_async.weights.copying import copy_tensors
+from rlinf_async.weights.cuda import CUDA
+from rlinf_async.weights.gpus import Gpus
 from rlinf_async.weights.manifest import Manifest
 from rlinf_async.weights.param_tree import ParamTree, Path, name_of
 from rlinf_async.weights.source import put_extra
@@ -20,7 +22,13 @@ Views = Mapping[Path, torch.Tensor]
 
 
 class Destination(Protocol):
-    """Where weights are applied."""
+    """Where weights are applied.
+
+    Attributes:
+        places: the GPUs that some of it is on, once it is checked.
+    """
+
+    places: set[torch.device]
 
     def check(self, manifest: Manifest) -> None:
         """
@@ -45,6 +53,7 @@ class Function:
 
     def __init__(self, function: Callable[[Views], Any] | None) -> None:
         self._function = function
+        self.places: set[torch.device] = set()
 
     def check(self, manifest: Manifest) -> None:
         pass
@@ -64,9 +73,11 @@ class Tensors:
         maps: they come to stand in the sender's memory, instead of being overwritten.
     """
 
-    def __init__(self, holder: Any, *, maps: bool) -> None:
+    def __init__(self, holder: Any, *, maps: bool, gpus: Gpus = CUDA) -> None:
         self._holder = holder
         self._maps = maps
+        self._gpus = gpus
+        self.places: set[torch.device] = set()
         self._manifest: Manifest | None = None
         self._places: list[tuple[Any, list[str], list[torch.Tensor]]] = []
         """Who has which tensors, by what names."""
@@ -93,6 +104,7 @@ class Tensors:
             targets[id(tensor)] = (tensor, source)  # those that are tied here too are written once
         self._places = list(places.values())
         self._targets = [tensor for tensor, _ in targets.values()]
+        self.places = self._gpus.places(self._targets)
         indices = {path: index for index, path in enumerate(leaves)}
         self._sources = [indices[source] for _, source in targets.values()]
 
@@ -125,6 +137,8 @@ class Tensors:
         if self._maps:
             for target, source in zip(self._targets, sources, strict=True):
                 target.data = source
+        elif self.places:
+            self._gpus.copy(self._targets, sources)  # after all that readers have begun
         else:
             copy_tensors(self._targets, sources)
 
@@ -135,10 +149,10 @@ class Tensors:
                 target.data = target.data.clone()
 
 
-def destination_of(wanted: Any, *, maps: bool) -> Destination:
+def destination_of(wanted: Any, *, maps: bool, gpus: Gpus) -> Destination:
     """What a user has named: tensors, a function, or None."""
     is_function = callable(wanted) and not isinstance(wanted, nn.Module) and not hasattr(wanted, "items")
-    return Function(wanted) if wanted is None or is_function else Tensors(wanted, maps=maps)
+    return Function(wanted) if wanted is None or is_function else Tensors(wanted, maps=maps, gpus=gpus)
 
 
 def take_over(model: Any, weights: Any) -> None:

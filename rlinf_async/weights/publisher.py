@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 import time
 from collections.abc import Collection, Hashable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded
 from rlinf_async.weights.aside import Aside
 from rlinf_async.weights.changes import Changes
-from rlinf_async.weights.copying import copy_in_order, copy_tensors
-from rlinf_async.weights.delta import Delta
+from rlinf_async.weights.comparing import Comparing
+from rlinf_async.weights.cuda import CUDA
 from rlinf_async.weights.gather import gathers_here
+from rlinf_async.weights.gpus import Gpus
 from rlinf_async.weights.links import Link
 from rlinf_async.weights.outlets import Outlet, Outlets
+from rlinf_async.weights.packing import Packing
 from rlinf_async.weights.param_tree import ParamTree
 from rlinf_async.weights.report import SyncReport
 from rlinf_async.weights.slab import SlotWriter
 from rlinf_async.weights.source import Source, pack_extra
-from rlinf_async.weights.store import Copy, Store, select_leaves
+from rlinf_async.weights.store import Store, select_leaves
 from rlinf_async.weights.sync_handle import SyncHandle
-
-logger = logging.getLogger(__name__)
-
-_WORTH: Final = 0.8
-"""The part of all bytes from which on a delta does not pay: making it costs a pass over the memory."""
-
-_PAUSE: Final = 8
-"""Versions after one that has changed nearly everywhere, before the next is compared."""
 
 
 class Publisher:
@@ -37,7 +29,7 @@ class Publisher:
 
     A version is packed into shared memory and then published; receivers of the same machine read it there, and on each
     other machine one receiver gets it for all.  So nobody ever sees a version that is not whole, and the source may
-    change as soon as ``publish`` returns::
+    change as soon as ``publish`` returns, and is copied as it is once the caller's current streams have come so far::
 
         async with Publisher(model) as publisher:
             publisher.add(0, link)
@@ -64,6 +56,7 @@ class Publisher:
         ack_timeout: seconds that receivers have.
         verify: ``"crc"``: with a checksum, which the receivers check.
         select: ``"all"``, ``"trainable"``, or a function of (name, tensor).
+        gpus: in the place of CUDA's.
     """
 
     def __init__(
@@ -78,21 +71,22 @@ class Publisher:
         ack_timeout: float = 60.0,
         verify: str = "off",
         select: Any = "all",
+        gpus: Gpus = CUDA,
     ) -> None:
         self._source = source
         self._model_id = model_id
         self._slots = slots if slots is not None else (3 if apply == "map" else 2)
         self._transport_dtype = transport_dtype
         self._ack_timeout = ack_timeout
-        self._delta = delta
-        self._compares_from = 0
-        """The version with which it is tried again whether little has changed."""
+        self._comparing = Comparing(delta, model_id)
+        self._gpus = gpus
         self._with_checksum = verify == "crc"
         self._select = select
         self._changes = Changes()
         self._outlets = Outlets(model_id, self._complete, self._changes.notify)
         self._store: Store | None = None
         self._taker: Source | None = None
+        self._packing: Packing | None = None
         self._aside = Aside(f"weights of {model_id}")
         self._handle: SyncHandle | None = None
         self._facts: tuple[int, float, float] = (0, 0.0, 0.0)
@@ -248,35 +242,13 @@ class Publisher:
         """Packs a version; None where that is done on another rank."""
         if self._taker is None:
             await self._make_store(source)
-        store, taker = self._store, self._taker
+        taker, packing = self._taker, self._packing
         assert taker is not None
-        if store is None:
+        assert packing is not None
+        if self._store is None:
             self._refuse_receivers()
         given = select_leaves(taker.manifest, keys)
-
-        def pack() -> SlotWriter | None:
-            tensors, extra = taker.take(source, given)
-            if store is None:
-                taker.gather((), tensors, given)
-                return None
-            slot = store.take()
-            copy: Copy = copy_tensors
-            if taker.is_sharded:
-                copy = functools.partial(taker.gather, given=given)
-            elif given is None and self._leaves_at_once(version, names, store, slot):
-                packed = functools.partial(self._outlets.packed, version)
-                ends = [leaf.offset + leaf.nbytes for leaf in taker.manifest.leaves]
-                copy = functools.partial(copy_in_order, ends=ends, copied=packed)
-            options: Any = {"extra": extra, "with_checksum": self._with_checksum, "copy": copy}
-            return store.pack(slot, version, tensors, given, **options)
-
-        return await self._aside.do(pack, nbytes=None if taker.is_sharded else taker.manifest.nbytes)
-
-    def _leaves_at_once(self, version: int, names: Sequence[Hashable], store: Store, slot: int) -> bool:
-        """Whether it goes to other machines while it is packed; what has changed is known only afterwards."""
-        if self._delta != "off" and version >= self._compares_from:
-            return False
-        return self._outlets.begin(version, names, store, store.writer(slot))
+        return await self._aside.do(packing.pack, source, version, given, names, packing.marks(), nbytes=packing.nbytes)
 
     async def _make_store(self, source: Any) -> None:
         """Says what comes, and makes room for it where it is packed."""
@@ -289,6 +261,9 @@ class Publisher:
                 return Store(taker.manifest, self._slots, extra, self._model_id)
 
             self._store = await self._aside.do(make, nbytes=taker.manifest.nbytes)
+        self._packing = Packing(
+            taker, tree, self._store, self._outlets, self._comparing, self._gpus, with_checksum=self._with_checksum
+        )
         self._taker = taker
 
     def _refuse_receivers(self) -> None:
@@ -299,22 +274,7 @@ class Publisher:
             )
 
     def _bring(self, version: int, far: list[Outlet], store: Store, writer: SlotWriter) -> None:
-        try:
-            delta = self._compare(store, version)
-        except Exception:
-            logger.exception("version %d of '%s' could not be compared with the one before", version, self._model_id)
-            delta = None
-        self._outlets.bring(version, far, store, writer, delta)
-
-    def _compare(self, store: Store, version: int) -> tuple[int, Delta] | None:
-        """What has changed, where that is worth sending instead of everything."""
-        if self._delta == "off" or version < self._compares_from:
-            return None
-        found = store.delta()
-        if found is not None and self._delta == "auto" and found[1].nbytes > _WORTH * store.manifest.nbytes:
-            self._compares_from = version + _PAUSE
-            return None
-        return found
+        self._outlets.bring(version, far, store, writer, self._comparing.compare(store, version))
 
     # -- what becomes of it -------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ import torch
 
 from rlinf_async.core.segment import allocate_segment, seal_segment
 from rlinf_async.errors import TransferFailed
+from rlinf_async.weights.registered import Registrar, Registration
 from rlinf_async.weights.slab_layout import HEADER_BYTES, SlotHeader, SlotLayout
 
 _POPULATE_READ: Final = 22
@@ -69,6 +70,7 @@ class SlotWriter:
             else torch.empty(0, dtype=torch.uint8)
         )
         """Where the leaves are packed to: bytes."""
+        self._registration: Registration | None = None
 
     def __repr__(self) -> str:
         state = "whole" if self._header.is_whole else "not whole"
@@ -114,6 +116,12 @@ class SlotWriter:
         self._map[start : start + len(extra)] = extra
         self._set(sequence=self._header.sequence + 1, version=version, extra=len(extra), checksum=checksum)
 
+    def register(self, registrar: Registrar, device: torch.device) -> None:
+        """A GPU copies from and to it at full speed from now on."""
+        if self._registration is None:
+            start = self.leaves.data_ptr() - HEADER_BYTES
+            self._registration = registrar.register(start, self._layout.size, device)
+
     def _set(self, **fields: int) -> None:
         self._header = SlotHeader(**{**self._header.__dict__, **fields})
         packed = self._header.pack()
@@ -125,6 +133,8 @@ class SlotWriter:
         if fd >= 0:
             os.close(fd)
             self.leaves = torch.empty(0, dtype=torch.uint8)
+            if self._registration is not None:
+                self._registration.end()
             with contextlib.suppress(BufferError):  # somebody sends from it: freed with the last view
                 self._map.close()
 
@@ -159,6 +169,7 @@ class SlotReader:
         )
         """The packed leaves: bytes.  To be looked at under a lease only."""
         self.is_leased = False
+        self._registration: Registration | None = None
 
     def __repr__(self) -> str:
         return f"<SlotReader {self.name.path} [{'leased' if self.is_leased else 'free'}]>"
@@ -197,6 +208,11 @@ class SlotReader:
                 f"version {header.version} was written with checksum {header.checksum:#010x} and reads as {found:#010x}"
             )
 
+    def register(self, registrar: Registrar, device: torch.device) -> None:
+        """A GPU copies from it at full speed from now on."""
+        if self._registration is None:
+            self._registration = registrar.register(ctypes.addressof(self._memory), self.name.size, device)
+
     def _view(self, offset: int, nbytes: int) -> memoryview:
         return memoryview(self._memory).cast("B")[offset : offset + nbytes]
 
@@ -206,6 +222,8 @@ class SlotReader:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+            if self._registration is not None:
+                self._registration.end()
             self.leaves = torch.empty(0, dtype=torch.uint8)
             self._memory = (ctypes.c_ubyte * 0)()
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Collection, Sequence
+from typing import Any, Final
 
 import torch
 
-from rlinf_async.weights.copying import copy_tensors
+from rlinf_async.weights.copying import Copy, copy_tensors
 from rlinf_async.weights.delta import Delta, encode
 from rlinf_async.weights.manifest import Manifest
 from rlinf_async.weights.param_tree import name_of, path_of
 from rlinf_async.weights.slab import SlotWriter, checksum_of
 from rlinf_async.weights.slab_layout import SlotBook, SlotLayout
-
-Copy: TypeAlias = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
 
 _EVERY_LEAF: Final = None
 

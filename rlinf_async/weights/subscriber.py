@@ -11,18 +11,20 @@ from typing import Any
 
 from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost, TransferFailed
 from rlinf_async.weights import words as say
+from rlinf_async.weights.applying import Applying
 from rlinf_async.weights.aside import Aside
 from rlinf_async.weights.changes import Changes
+from rlinf_async.weights.cuda import CUDA
 from rlinf_async.weights.destination import destination_of
 from rlinf_async.weights.gate import Reading, ReadingGate
+from rlinf_async.weights.gpus import Gpus
 from rlinf_async.weights.host import Host
-from rlinf_async.weights.leases import Leased, Leases
+from rlinf_async.weights.leases import Leases
 from rlinf_async.weights.links import Link, Words
 from rlinf_async.weights.manifest import Manifest
 from rlinf_async.weights.param_tree import Path
 from rlinf_async.weights.slab import MemoryName
-from rlinf_async.weights.source import unpack_extra
-from rlinf_async.weights.versions import Reception, Verdict
+from rlinf_async.weights.versions import Reception
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +51,7 @@ class Subscriber:
         policy: ``"latest"``: versions that are late are skipped.  ``"all"``: every one is applied.
         verify: ``"crc"``: checksums are checked, where the sender makes them.
         ack_timeout: seconds that readers have to leave when a version is to be applied.
+        gpus: in the place of CUDA's.
     """
 
     def __init__(
@@ -61,14 +64,13 @@ class Subscriber:
         policy: str = "latest",
         verify: str = "off",
         ack_timeout: float = 60.0,
+        gpus: Gpus = CUDA,
     ) -> None:
         self._link = link
         self._model_id = model_id
         self._maps = apply == "map"
         self._skips = policy == "latest"
-        self._verifies = verify == "crc"
-        self._patience = ack_timeout
-        self._destination = destination_of(destination, maps=self._maps)
+        self._destination = destination_of(destination, maps=self._maps, gpus=gpus)
         self._reception = Reception()
         self._gate = ReadingGate(self._look)
         self._changes = Changes()
@@ -77,9 +79,19 @@ class Subscriber:
         """Versions that were passed over and are acknowledged with the next one."""
         self._end: Exception | None = None
         self._leases = Leases()
-        self._extra: Mapping[Path, Any] = {}
         self._host: Host | None = None
         self._aside = Aside(f"weights of {model_id}")
+        self._applying = Applying(
+            self._destination,
+            self._reception,
+            self._gate,
+            self._leases,
+            self._aside,
+            gpus,
+            maps=self._maps,
+            verifies=verify == "crc",
+            patience=ack_timeout,
+        )
         self._is_taking = False
         self._is_listening = False
         self._server: asyncio.Task[None] | None = None
@@ -108,7 +120,7 @@ class Subscriber:
     @property
     def extra(self) -> Mapping[Path, Any]:
         """What the sender's model has beside its tensors, as of this version."""
-        return self._extra
+        return self._applying.extra
 
     def reading(self, timeout: float | None = None) -> Reading:
         """``with`` or ``async with`` it around a use of the weights: none are applied meanwhile.
@@ -295,7 +307,7 @@ class Subscriber:
                 if not self._skips and leased.header.version > versions[-1] and self._news:
                     self._owed += versions  # others come before that one
                     return
-                pause = await self._write(leased)
+                pause = await self._applying.apply(leased)
             finally:
                 self._leases.release(leased.reader)
         except Exception as error:
@@ -303,36 +315,6 @@ class Subscriber:
             raise
         late = 0.0 if sent is None else received - sent
         self._acknowledge(versions, None, late, time.monotonic() - received, pause)
-
-    async def _write(self, leased: Leased) -> float:
-        """Applies what is leased; returns the seconds for which nobody could read."""
-        nbytes = leased.reader.leaves.nbytes
-        if self._reception.judge(leased.header.version) is Verdict.DUPLICATE:
-            return 0.0
-        if self._verifies:
-            await self._aside.do(leased.reader.check, leased.header, nbytes=nbytes)
-        extra = unpack_extra(leased.reader.extra(leased.header))
-        async with self._gate.writing(self._patience):
-            begun = time.monotonic()
-            try:
-                await self._aside.do(self._destination.write, leased.views, extra, nbytes=0 if self._maps else nbytes)
-            except asyncio.CancelledError as cancelled:
-                if cancelled.__cause__ is None:  # it was written to the end
-                    self._applied(leased, extra)
-                else:
-                    self._reception.torn()
-                raise
-            except BaseException:
-                self._reception.torn()
-                raise
-            self._applied(leased, extra)
-            return time.monotonic() - begun
-
-    def _applied(self, leased: Leased, extra: Mapping[Path, Any]) -> None:
-        self._reception.applied(leased.header.version)
-        self._extra = extra
-        if self._maps:
-            self._leases.keep(leased.reader)
 
     def _acknowledge(self, versions: list[int], failure: bytes | None, late: float, apply: float, pause: float) -> None:
         owed, self._owed = self._owed, []
@@ -393,10 +375,10 @@ class Subscriber:
         self._link.close()
         if self._host is not None:
             self._host.close()
+        self._aside.close()  # nothing is copied from there any more
         if self._leases.keeps_one:
             self._destination.detach()
         self._leases.close()
-        self._aside.close()
         self._changes.notify()
 
     async def __aenter__(self) -> Subscriber:

@@ -61,7 +61,7 @@ async def pair(
     source: Any, *destinations: Any, serves: bool = True, **options: Any
 ) -> AsyncIterator[tuple[Publisher, list[Subscriber]]]:
     """A publisher of the source and a subscriber for each destination, connected."""
-    theirs = {name: options[name] for name in ("apply", "verify", "policy", "ack_timeout") if name in options}
+    theirs = {name: options[name] for name in ("apply", "verify", "policy", "ack_timeout", "gpus") if name in options}
     options.pop("policy", None)
     async with contextlib.AsyncExitStack() as stack:
         publisher = await stack.enter_async_context(Publisher(source, **options))

@@ -1,0 +1,97 @@
+"""How a version that is leased gets to where it is wanted: judged, checked, and written while nobody reads."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rlinf_async.weights.aside import Aside
+from rlinf_async.weights.destination import Destination
+from rlinf_async.weights.gate import ReadingGate
+from rlinf_async.weights.gpus import Gpus
+from rlinf_async.weights.leases import Leased, Leases
+from rlinf_async.weights.param_tree import Path
+from rlinf_async.weights.registered import Registrar
+from rlinf_async.weights.source import unpack_extra
+from rlinf_async.weights.versions import Reception, Verdict
+
+
+class Applying:
+    """
+    Args:
+        maps: the destination comes to stand in what is leased.
+        verifies: checksums are checked.
+        patience: seconds that readers have to leave.
+
+    Attributes:
+        extra: what the sender's model has beside its tensors, as of the version that was applied last.
+    """
+
+    def __init__(
+        self,
+        destination: Destination,
+        reception: Reception,
+        gate: ReadingGate,
+        leases: Leases,
+        aside: Aside,
+        gpus: Gpus,
+        *,
+        maps: bool,
+        verifies: bool,
+        patience: float,
+    ) -> None:
+        self._destination = destination
+        self._reception = reception
+        self._gate = gate
+        self._leases = leases
+        self._aside = aside
+        self._registrar = Registrar(gpus, read_only=True)
+        self._maps = maps
+        self._verifies = verifies
+        self._patience = patience
+        self.extra: Mapping[Path, Any] = {}
+
+    async def apply(self, leased: Leased) -> float:
+        """Applies what is leased, unless it was applied before.
+
+        Returns:
+            The seconds for which nobody could read.
+
+        Raises:
+            Exception: it could not be applied.
+        """
+        nbytes = leased.reader.leaves.nbytes
+        if self._reception.judge(leased.header.version) is Verdict.DUPLICATE:
+            return 0.0
+        if self._verifies:
+            await self._aside.do(leased.reader.check, leased.header, nbytes=nbytes)
+        extra = unpack_extra(leased.reader.extra(leased.header))
+        cost = 0 if self._maps else nbytes
+        async with self._gate.writing(self._patience):
+            begun = time.monotonic()
+            try:
+                await self._aside.do(self._write, leased, extra, nbytes=None if self._destination.places else cost)
+            except asyncio.CancelledError as cancelled:
+                if cancelled.__cause__ is None:  # it was written to the end
+                    self._applied(leased, extra)
+                else:
+                    self._reception.torn()
+                raise
+            except BaseException:
+                self._reception.torn()
+                raise
+            self._applied(leased, extra)
+            return time.monotonic() - begun
+
+    def _write(self, leased: Leased, extra: Mapping[Path, Any]) -> None:
+        if places := self._destination.places:
+            leased.reader.register(self._registrar, min(places, key=str))
+        self._destination.write(leased.views, extra)
+
+    def _applied(self, leased: Leased, extra: Mapping[Path, Any]) -> None:
+        self._reception.applied(leased.header.version)
+        self.extra = extra
+        if self._maps:
+            self._leases.keep(leased.reader)

@@ -1,0 +1,66 @@
+"""What the weights need of GPUs; CUDA's, unless something else is to take its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import torch
+
+from rlinf_async.data.device_memory import Handle
+
+Marks: TypeAlias = Mapping[torch.device, Any]
+"""Of some GPUs, a point in the work of the stream that was the caller's."""
+
+
+class Gpus(Protocol):
+    """The GPUs of this process.
+
+    In a process that uses none, ``places`` and ``mark`` find that out without bringing anything up, and nothing else is
+    called.
+
+    Raises, in all other methods:
+        RuntimeError: the driver refuses, or there is no memory left.
+    """
+
+    def places(self, tensors: Iterable[torch.Tensor]) -> set[torch.device]:
+        """The GPUs that some of them are on."""
+
+    def only_place(self, tensors: Sequence[torch.Tensor]) -> torch.device | None:
+        """The GPU that all of them are on."""
+
+    def mark(self, devices: Iterable[torch.device]) -> Marks:
+        """How far the caller's current streams have come on these."""
+
+    def copy(
+        self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], after: Marks | None = None
+    ) -> None:
+        """Copies each source to its target, as ``copy_tensors``; done when it returns.
+
+        Args:
+            after: what the copies wait for on each GPU; where it says nothing, for all that was begun there.
+        """
+
+    def settle(self, device: torch.device) -> None:
+        """Waits until all that was begun there is done."""
+
+    def register(self, address: int, nbytes: int, device: torch.device, *, read_only: bool) -> None:
+        """Memory of the CPU that is copied from and to at full speed until ``unregister``."""
+
+    def unregister(self, address: int, device: torch.device) -> None: ...
+
+    def uuid(self, device: torch.device) -> str:
+        """What tells this GPU from all others; empty where its memory is not to be shared."""
+
+    def allocate(self, nbytes: int, device: torch.device) -> torch.Tensor:
+        """Flat bytes that can be exported; they stay until ``free``, whatever becomes of the tensor."""
+
+    def free(self, memory: torch.Tensor) -> None: ...
+
+    def export(self, memory: torch.Tensor) -> Handle:
+        """What other processes of the machine, and this one, can ``open``."""
+
+    def open(self, handle: Handle, device: torch.device) -> torch.Tensor:
+        """Exported memory as flat bytes, until ``shut``."""
+
+    def shut(self, handle: Handle, device: torch.device) -> None: ...
