@@ -86,7 +86,8 @@ class Applying:
             return time.monotonic() - begun
 
     def _write(self, leased: Leased, extra: Mapping[Path, Any]) -> None:
-        if places := self._destination.places:
+        assert leased.views is not None
+        if (places := self._destination.places) and not leased.is_on_gpu:
             leased.reader.register(self._registrar, min(places, key=str))
         self._destination.write(leased.views, extra)
 
@@ -94,4 +95,4 @@ class Applying:
         self._reception.applied(leased.header.version)
         self.extra = extra
         if self._maps:
-            self._leases.keep(leased.reader)
+            self._leases.keep(None if self._destination.is_copied else leased.reader)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
@@ -22,7 +23,9 @@ class Aside:
 
     def __init__(self, label: str) -> None:
         self._label = label
+        self._lock = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
+        self._is_closed = False
 
     async def do(self, function: Callable[..., T], *args: Any, nbytes: int | None) -> T:
         """Calls a function, in the thread if it copies so much that the loop should go on meanwhile.
@@ -37,15 +40,23 @@ class Aside:
         """
         if nbytes is not None and nbytes <= _AT_ONCE:
             return function(*args)
-        future = asyncio.get_running_loop().run_in_executor(self._thread(), function, *args)
+        with self._lock:
+            thread = self._thread()
+        future = asyncio.get_running_loop().run_in_executor(thread, function, *args)
         return await finish_in_thread(future)
 
-    def start(self, function: Callable[..., None], *args: Any, nbytes: int) -> None:
-        """Has something done that nobody waits for, and that raises nothing."""
-        if nbytes <= _AT_ONCE:
+    def start(self, function: Callable[..., None], *args: Any, nbytes: int | None) -> None:
+        """Has something done that nobody waits for, and that raises nothing; from any thread.  Not once it is closed.
+
+        Args:
+            nbytes: as of ``do``.
+        """
+        if nbytes is not None and nbytes <= _AT_ONCE:
             function(*args)
-        else:
-            self._thread().submit(function, *args)
+            return
+        with self._lock:
+            if not self._is_closed:
+                self._thread().submit(function, *args)
 
     def _thread(self) -> ThreadPoolExecutor:
         if self._executor is None:
@@ -54,7 +65,8 @@ class Aside:
 
     def close(self) -> None:
         """Waits for the end of what is being done."""
-        executor, self._executor = self._executor, None
+        with self._lock:
+            executor, self._executor, self._is_closed = self._executor, None, True
         if executor is not None:
             executor.shutdown()
 

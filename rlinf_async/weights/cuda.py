@@ -18,6 +18,9 @@ _PORTABLE: Final = 1
 _READ_ONLY: Final = 8
 """``cudaHostRegisterPortable`` and ``cudaHostRegisterReadOnly``."""
 
+_PAGE: Final = 2 << 20
+"""Bytes below which CUDA puts several allocations into one, and exports them together."""
+
 _cuda: Any = torch.cuda  # which has few annotations
 
 
@@ -77,7 +80,9 @@ class Cuda:
         if after is None or device not in after:
             torch.cuda.synchronize(device)
         else:
-            stream.wait_event(after[device])
+            stream.wait_stream(torch.cuda.current_stream(device))  # of this thread, which may have made some of them
+            if after[device] is not None:
+                stream.wait_event(after[device])
         try:
             with torch.cuda.stream(stream), torch.no_grad():
                 torch._foreach_copy_(list(targets), list(sources), non_blocking=True)
@@ -107,16 +112,16 @@ class Cuda:
     def uuid(self, device: torch.device) -> str:
         if os.environ.get(SWITCH) == "0":
             return ""
-        return str(torch.cuda.get_device_properties(device).uuid)
+        return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
 
     def allocate(self, nbytes: int, device: torch.device) -> torch.Tensor:
         """Of CUDA itself and not of torch, whose expandable segments have no handles and whose others have tenants."""
-        pointer = ctypes.c_void_p()
+        pointer, size = ctypes.c_void_p(), ctypes.c_size_t(-(-nbytes // _PAGE) * _PAGE)
         with torch.cuda.device(device):
-            if cuda_runtime().cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(nbytes)):
+            if cuda_runtime().cudaMalloc(ctypes.byref(pointer), size):
                 forget_error()
                 torch.cuda.empty_cache()  # what torch keeps in store nobody else gets
-                _check(cuda_runtime().cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(nbytes)), "cudaMalloc")
+                _check(cuda_runtime().cudaMalloc(ctypes.byref(pointer), size), "cudaMalloc")
         address = pointer.value or 0
         self._allocated[address] = None, device
         return torch.as_tensor(DeviceRegion(address, nbytes), device=device)

@@ -28,7 +28,10 @@ from rlinf_async.weights.leaf_memory import LeafMemory
 from rlinf_async.weights.manifest import ALIGNMENT, Manifest, dtype_of
 
 PIECE: Final = 2 << 20
-"""Bytes of a piece on a CPU, where both versions of it should stay in the cache; a GPU wants 64 MiB."""
+"""Bytes of a piece on a CPU, where both versions of it should stay in the cache."""
+
+GPU_PIECE: Final = 64 << 20
+"""Bytes of a piece on a GPU, which every call costs as much as to compare some megabytes."""
 
 _SMALL: Final = 64 << 10  # leaves below this many bytes share a piece
 _SAME, _GAPS, _BITMAP, _DENSE = range(4)
@@ -135,7 +138,8 @@ def encode(
         snapshot: becomes the new version on the way, while it is in the cache; may be the base.
 
     Returns:
-        A delta, of the same bytes whatever the device.  It has its own memory.
+        A delta; its head and its body are the same bytes whatever the device, where the pieces are of one size.  Where
+        they are not, both turn the base into the same new version.  It has its own memory.
     """
     table, sections = bytearray(), []
     for part in _pieces(manifest, piece):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import starmap
 from typing import Any, Protocol
 
@@ -18,6 +19,8 @@ from rlinf_async.weights.manifest import Manifest
 from rlinf_async.weights.param_tree import ParamTree, Path, name_of
 from rlinf_async.weights.source import put_extra
 
+logger = logging.getLogger(__name__)
+
 Views = Mapping[Path, torch.Tensor]
 
 
@@ -26,9 +29,13 @@ class Destination(Protocol):
 
     Attributes:
         places: the GPUs that some of it is on, once it is checked.
+        device: the GPU that all of it is on.
+        is_copied: the last version was copied, whether it was to be mapped or not.
     """
 
     places: set[torch.device]
+    device: torch.device | None
+    is_copied: bool
 
     def check(self, manifest: Manifest) -> None:
         """
@@ -54,6 +61,8 @@ class Function:
     def __init__(self, function: Callable[[Views], Any] | None) -> None:
         self._function = function
         self.places: set[torch.device] = set()
+        self.device: torch.device | None = None
+        self.is_copied = False
 
     def check(self, manifest: Manifest) -> None:
         pass
@@ -71,13 +80,18 @@ class Tensors:
 
     Args:
         maps: they come to stand in the sender's memory, instead of being overwritten.
+        also_on_gpu: that memory may be a GPU's; where it is not, tensors of a GPU are overwritten all the same.
     """
 
-    def __init__(self, holder: Any, *, maps: bool, gpus: Gpus = CUDA) -> None:
+    def __init__(self, holder: Any, *, maps: bool, gpus: Gpus = CUDA, also_on_gpu: bool = False) -> None:
         self._holder = holder
         self._maps = maps
         self._gpus = gpus
+        self._also_on_gpu = also_on_gpu
+        self._is_told = False
         self.places: set[torch.device] = set()
+        self.device: torch.device | None = None
+        self.is_copied = True
         self._manifest: Manifest | None = None
         self._places: list[tuple[Any, list[str], list[torch.Tensor]]] = []
         """Who has which tensors, by what names."""
@@ -91,6 +105,8 @@ class Tensors:
         wanted: dict[Path, Path] = {leaf.path: leaf.path for leaf in manifest.leaves}
         wanted.update(manifest.aliases)
         leaves = {leaf.path: leaf for leaf in manifest.leaves}
+        those = [found[path][2] for path in wanted if path in found]
+        self.places, self.device = self._gpus.places(those), self._gpus.only_place(those)
         places: dict[int, tuple[Any, list[str], list[torch.Tensor]]] = {}
         targets = {}
         for path, source in wanted.items():
@@ -104,7 +120,6 @@ class Tensors:
             targets[id(tensor)] = (tensor, source)  # those that are tied here too are written once
         self._places = list(places.values())
         self._targets = [tensor for tensor, _ in targets.values()]
-        self.places = self._gpus.places(self._targets)
         indices = {path: index for index, path in enumerate(leaves)}
         self._sources = [indices[source] for _, source in targets.values()]
 
@@ -124,7 +139,8 @@ class Tensors:
                 f"{name_of(path)!r} is {leaf.dtype} at the sender, travels as {leaf.transport_dtype}, and is {dtype} "
                 "here"
             )
-        if self._maps and tensor.device.type != "cpu":
+        may_be_there = self._also_on_gpu and self.device is not None
+        if self._maps and tensor.device.type != "cpu" and not may_be_there:
             raise WeightMismatch(f'{name_of(path)!r} is on {tensor.device}, which cannot be mapped: use apply="copy"')
 
     def write(self, views: Views, extra: Mapping[Path, Any]) -> None:
@@ -135,24 +151,46 @@ class Tensors:
         leaves = list(views.values())
         sources = [leaves[index] for index in self._sources]
         if self._maps:
-            for target, source in zip(self._targets, sources, strict=True):
-                target.data = source
+            self._map(sources)
         elif self.places:
             self._gpus.copy(self._targets, sources)  # after all that readers have begun
         else:
             copy_tensors(self._targets, sources)
 
+    def _map(self, sources: Sequence[torch.Tensor]) -> None:
+        if self.device is not None and self._gpus.only_place(sources) != self.device:
+            if not self._is_told:
+                self._is_told = True
+                logger.warning("weights are copied to %s and not mapped: the sender has them elsewhere", self.device)
+            if not self.is_copied:
+                self._let_go(torch.empty_like)
+            self._gpus.copy(self._targets, sources)
+            return
+        if self.device is not None:
+            self._gpus.settle(self.device)  # what readers have begun looks at the memory before
+        for target, source in zip(self._targets, sources, strict=True):
+            target.data = source
+        self.is_copied = False
+
+    def _let_go(self, room: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        for target in self._targets:
+            target.data = room(target.data)
+        self.is_copied = True
+
     def detach(self) -> None:
         """Gives mapped tensors memory of their own, with what they show."""
-        if self._maps:
-            for target in self._targets:
-                target.data = target.data.clone()
+        if not self.is_copied:
+            self._let_go(torch.clone)
+            if self.device is not None:
+                self._gpus.settle(self.device)
 
 
 def destination_of(wanted: Any, *, maps: bool, gpus: Gpus) -> Destination:
     """What a user has named: tensors, a function, or None."""
     is_function = callable(wanted) and not isinstance(wanted, nn.Module) and not hasattr(wanted, "items")
-    return Function(wanted) if wanted is None or is_function else Tensors(wanted, maps=maps, gpus=gpus)
+    return (
+        Function(wanted) if wanted is None or is_function else Tensors(wanted, maps=maps, gpus=gpus, also_on_gpu=True)
+    )
 
 
 def take_over(model: Any, weights: Any) -> None:

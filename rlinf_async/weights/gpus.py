@@ -10,7 +10,7 @@ import torch
 from rlinf_async.data.device_memory import Handle
 
 Marks: TypeAlias = Mapping[torch.device, Any]
-"""Of some GPUs, a point in the work of the stream that was the caller's."""
+"""Of some GPUs, a point in the work of the stream that was the caller's; None: its beginning."""
 
 
 class Gpus(Protocol):
@@ -38,7 +38,8 @@ class Gpus(Protocol):
         """Copies each source to its target, as ``copy_tensors``; done when it returns.
 
         Args:
-            after: what the copies wait for on each GPU; where it says nothing, for all that was begun there.
+            after: what the copies wait for on each GPU, besides what this thread has begun; None for nothing more,
+                and where it does not say, for all that was begun there.
         """
 
     def settle(self, device: torch.device) -> None:
@@ -64,3 +65,8 @@ class Gpus(Protocol):
         """Exported memory as flat bytes, until ``shut``."""
 
     def shut(self, handle: Handle, device: torch.device) -> None: ...
+
+
+def copy_settled(gpus: Gpus, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copies what nobody is writing: there is nothing to wait for."""
+    gpus.copy(targets, sources, dict.fromkeys(gpus.places([*targets, *sources])))

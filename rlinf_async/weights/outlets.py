@@ -28,6 +28,7 @@ class Outlet:
     Attributes:
         is_greeted: it was told what comes.
         is_ready: it has said that it fits.
+        gpu: the uuid of the GPU on which it reads leaves; empty if none.
         refusal: why it does not.
     """
 
@@ -36,6 +37,7 @@ class Outlet:
         self.link = link
         self.is_greeted = False
         self.is_ready = False
+        self.gpu = ""
         self.refusal: Exception | None = None
         self._outlets = outlets
 
@@ -65,17 +67,27 @@ class Outlets:
     Args:
         complete: called with a version that all have answered.
         changed: called when something has changed at all.
+        fill: called when somebody needs the latest version where it is not yet: in its slot; then ``filled``.
 
     Attributes:
         seconds: that receivers have for the version under way.
     """
 
-    def __init__(self, model_id: str, complete: Callable[[int], None], changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        model_id: str,
+        complete: Callable[[int], None],
+        changed: Callable[[], None],
+        fill: Callable[[], None],
+    ) -> None:
         self.ledger = Ledger()
         self.seconds = 60.0
         self._model_id = model_id
         self._complete = complete
         self._changed = changed
+        self._fill = fill
+        self._lacking: list[Outlet] = []
+        """Those that wait for that, having been told of the version."""
         self._lock = threading.RLock()
         """Held while words are said too: they leave in the order in which they were decided on."""
         self._outlets: dict[Hashable, Outlet] = {}
@@ -158,11 +170,14 @@ class Outlets:
             with self._lock:
                 if outlet.is_greeted or not outlet.link.opened.done() or outlet.link.error is not None:
                     continue
+                latest = store.latest
+                if latest is not None and not latest.is_in_slot:
+                    self._fill()  # what it is greeted with, everybody can read
+                    continue
                 outlet.is_greeted = True
                 if outlet.link.node is not None:
                     self._far.greet(outlet, store)
                     continue
-                latest = store.latest
                 memory, version = (None, 0) if latest is None else (list(latest.name), latest.version)
                 manifest, extra = store.manifest.to_bytes(), store.extra
                 try:
@@ -176,6 +191,32 @@ class Outlets:
             self._far.close()
         for outlet in outlets:
             outlet.link.close()
+
+    # -- on a GPU -----------------------------------------------------------------------------------------------
+
+    def demand(self, gpu: str) -> tuple[bool, bool]:
+        """Whether anybody reads leaves on that GPU, and whether anybody needs them in the slot."""
+        with self._lock:
+            here = [outlet for outlet in self._outlets.values() if outlet.refusal is None]
+            there = [outlet for outlet in here if outlet.gpu == gpu]
+        return bool(there), len(there) < len(here)
+
+    def filled(self, store: Store, error: Exception | None) -> None:
+        """The latest version is in its slot; or why it is not."""
+        complete: list[int] = []
+        with self._lock:
+            lacking, self._lacking = self._lacking, []
+            latest = store.latest
+            for outlet in lacking:
+                if latest is None or self._outlets.get(outlet.name) is not outlet:
+                    continue
+                if error is not None:
+                    complete += self._failed(outlet, latest.version, error)
+                else:
+                    complete += self._tell(outlet, latest.version, list(latest.name), None)
+        self._finish(complete)
+        if error is None:
+            self.greet(store)
 
     # -- publishing ---------------------------------------------------------------------------------------------
 
@@ -207,9 +248,11 @@ class Outlets:
                 error = outlet.refusal or outlet.link.error
                 if error is not None:
                     complete += self._failed(outlet, version, error)
+                elif not outlet.is_greeted:
+                    pass  # it hears of it with the greeting
                 elif outlet.link.node is not None:
                     far.append(outlet)
-                elif outlet.is_greeted:  # or else it hears of it with the greeting
+                else:
                     complete += self._tell(outlet, version, list(writer.name), time.monotonic())
         self._finish(complete)
         return far
@@ -260,7 +303,11 @@ class Outlets:
             if self._outlets.get(outlet.name) is not outlet:
                 return
             if what == say.READY:
-                outlet.is_ready = True
+                outlet.is_ready, outlet.gpu = True, facts[1]
+            elif what == say.LACK:
+                outlet.gpu = ""
+                self._lacking.append(outlet)
+                self._fill()
             elif what == say.REFUSE:
                 outlet.refusal = say.unpack_error(facts[0])
                 complete = self._gone(outlet, outlet.refusal)

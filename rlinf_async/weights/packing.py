@@ -6,11 +6,12 @@ import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
+import torch
+
 from rlinf_async.weights.comparing import Comparing
 from rlinf_async.weights.copying import Copy, copy_in_order, copy_tensors
-from rlinf_async.weights.gpus import Gpus, Marks
+from rlinf_async.weights.gpus import Gpus, Marks, copy_settled
 from rlinf_async.weights.param_tree import ParamTree
-from rlinf_async.weights.registered import Registrar
 from rlinf_async.weights.slab import SlotWriter
 from rlinf_async.weights.source import Source
 from rlinf_async.weights.store import Store
@@ -22,6 +23,8 @@ class Readers(Protocol):
     def begin(self, version: int, names: Sequence[Hashable], store: Store, writer: SlotWriter) -> bool: ...
 
     def packed(self, version: int, nbytes: int) -> None: ...
+
+    def demand(self, gpu: str) -> tuple[bool, bool]: ...
 
 
 class Packing:
@@ -51,7 +54,6 @@ class Packing:
         self._comparing = comparing
         self._gpus = gpus
         self._with_checksum = with_checksum
-        self._registrar = Registrar(gpus, read_only=False)
         self._places = gpus.places(tree.tensors.values())
 
     @property
@@ -78,22 +80,49 @@ class Packing:
             self._taker.gather((), tensors, given)
             return None
         slot = store.take()
-        copy: Copy = copy_tensors
+        how: dict[str, Any] = {"extra": extra, "with_checksum": self._with_checksum}
         if self._taker.is_sharded:
-            copy = functools.partial(self._taker.gather, given=given)
+            how["copy"] = functools.partial(self._taker.gather, given=given)
         else:
-            if places := self._gpus.places(tensors):
-                store.writer(slot).register(self._registrar, min(places, key=str))
-                copy = functools.partial(self._gpus.copy, after=marks)
-            if given is None and self._leaves_at_once(version, names, store, slot):
-                copy = self._in_order(version, copy)
-        return store.pack(slot, version, tensors, given, extra=extra, with_checksum=self._with_checksum, copy=copy)
+            places = self._gpus.places(tensors)
+            at_once = given is None and self._leaves_at_once(version, names, store, slot)
+            if places:
+                how |= self._from_gpu(store, slot, version, tensors, min(places, key=str), marks, at_once=at_once)
+            elif at_once:
+                how["copy"] = self._in_order(version, self._ends, copy_tensors)
+        return store.pack(slot, version, tensors, given, **how)
+
+    def _from_gpu(
+        self,
+        store: Store,
+        slot: int,
+        version: int,
+        tensors: Sequence[torch.Tensor],
+        device: torch.device,
+        marks: Marks,
+        *,
+        at_once: bool,
+    ) -> dict[str, Any]:
+        """How a version is packed of which some is on that GPU: there, if all is and somebody reads it there."""
+        copy: Copy = functools.partial(self._gpus.copy, after=marks)
+        gpu = self._gpus.uuid(device) if not self._with_checksum and self._gpus.only_place(tensors) == device else ""
+        is_read_there, is_read_here = self._readers.demand(gpu) if gpu else (False, True)
+        if is_read_there and store.make_room(slot, device):
+            fill: Copy | None = functools.partial(copy_settled, self._gpus) if is_read_here or at_once else None
+            if fill is not None and at_once:
+                fill = self._in_order(version, [store.manifest.nbytes], fill)
+            return {"copy": copy, "on_gpu": True, "fill": fill}
+        store.register(slot, device)
+        return {"copy": self._in_order(version, self._ends, copy) if at_once else copy}
 
     def _leaves_at_once(self, version: int, names: Sequence[Hashable], store: Store, slot: int) -> bool:
         """Whether it goes to other machines while it is packed; what has changed is known only afterwards."""
         return not self._comparing.is_due(version) and self._readers.begin(version, names, store, store.writer(slot))
 
-    def _in_order(self, version: int, copy: Copy) -> Copy:
+    @property
+    def _ends(self) -> list[int]:
+        return [leaf.offset + leaf.nbytes for leaf in self._taker.manifest.leaves]
+
+    def _in_order(self, version: int, ends: Sequence[int], copy: Copy) -> Copy:
         packed: Callable[[int], None] = functools.partial(self._readers.packed, version)
-        ends = [leaf.offset + leaf.nbytes for leaf in self._taker.manifest.leaves]
         return functools.partial(copy_in_order, ends=ends, copied=packed, copy=copy)

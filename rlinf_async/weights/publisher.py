@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection, Hashable, Sequence
 from typing import Any
@@ -22,6 +23,8 @@ from rlinf_async.weights.slab import SlotWriter
 from rlinf_async.weights.source import Source, pack_extra
 from rlinf_async.weights.store import Store, select_leaves
 from rlinf_async.weights.sync_handle import SyncHandle
+
+logger = logging.getLogger(__name__)
 
 
 class Publisher:
@@ -83,7 +86,7 @@ class Publisher:
         self._with_checksum = verify == "crc"
         self._select = select
         self._changes = Changes()
-        self._outlets = Outlets(model_id, self._complete, self._changes.notify)
+        self._outlets = Outlets(model_id, self._complete, self._changes.notify, self._fill)
         self._store: Store | None = None
         self._taker: Source | None = None
         self._packing: Packing | None = None
@@ -258,7 +261,7 @@ class Publisher:
             extra = len(pack_extra(tree))
 
             def make() -> Store:
-                return Store(taker.manifest, self._slots, extra, self._model_id)
+                return Store(taker.manifest, self._slots, extra, self._model_id, self._gpus)
 
             self._store = await self._aside.do(make, nbytes=taker.manifest.nbytes)
         self._packing = Packing(
@@ -275,6 +278,21 @@ class Publisher:
 
     def _bring(self, version: int, far: list[Outlet], store: Store, writer: SlotWriter) -> None:
         self._outlets.bring(version, far, store, writer, self._comparing.compare(store, version))
+
+    def _fill(self) -> None:
+        """Somebody needs in its slot what is on a GPU only; packing goes on afterwards.  From any thread."""
+        self._aside.start(self._fill_now, nbytes=None)
+
+    def _fill_now(self) -> None:
+        store, failure = self._store, None
+        if store is None:
+            return
+        try:
+            store.fill()
+        except Exception as error:
+            logger.exception("version %d of '%s' could not be got from its GPU", self.version, self._model_id)
+            failure = error
+        self._outlets.filled(store, failure)
 
     # -- what becomes of it -------------------------------------------------------------------------------------
 

@@ -7,26 +7,35 @@ while it is read, and the lease of a process that has been killed is gone with t
     sender    SlotWriter ── claim, begin, pack, finish ──┐
                                                       /proc/<pid>/fd/<n>
     receiver  SlotReader ── lease, read, release ────────┘
+
+Its leaves may also be in the memory of a GPU, with which everything else stays as it is: header and leases are here.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
+import functools
+import logging
 import mmap
 import os
-import struct
 import zlib
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import numpy
 import torch
 
 from rlinf_async.core.segment import allocate_segment, seal_segment
+from rlinf_async.data.device_memory import Handle
 from rlinf_async.errors import TransferFailed
+from rlinf_async.weights.device_leaves import RETIRED, DeviceLeaves
+from rlinf_async.weights.gpus import Gpus
+from rlinf_async.weights.locks import NONE, OPENED, READ, WRITE, lock
 from rlinf_async.weights.registered import Registrar, Registration
-from rlinf_async.weights.slab_layout import HEADER_BYTES, SlotHeader, SlotLayout
+from rlinf_async.weights.slab_layout import HEADER_BYTES, IN_SLOT, ON_GPU, SlotHeader, SlotLayout
+
+logger = logging.getLogger(__name__)
 
 _POPULATE_READ: Final = 22
 _POPULATE_WRITE: Final = 23
@@ -39,11 +48,13 @@ class MemoryName(NamedTuple):
     Attributes:
         path: of the writer's descriptor.
         inode: of the memory: a descriptor's number is used again.
+        on_gpu: where the leaves are besides: a GPU's uuid and a ``Handle``; None where they are in the slot only.
     """
 
     path: str
     inode: int
     size: int
+    on_gpu: list[Any] | None = None
 
 
 class SlotWriter:
@@ -62,14 +73,15 @@ class SlotWriter:
         with contextlib.suppress(OSError):  # before Linux 5.14
             self._map.madvise(_POPULATE_WRITE)
         self._set()
-        inode = os.fstat(self._fd).st_ino
-        self.name = MemoryName(f"/proc/{os.getpid()}/fd/{self._fd}", inode, layout.size)
+        self._name = MemoryName(f"/proc/{os.getpid()}/fd/{self._fd}", os.fstat(self._fd).st_ino, layout.size)
         self.leaves: torch.Tensor = (
             torch.frombuffer(self._map, dtype=torch.uint8, offset=HEADER_BYTES, count=layout.leaves)
             if layout.leaves
             else torch.empty(0, dtype=torch.uint8)
         )
         """Where the leaves are packed to: bytes."""
+        self.device_leaves: DeviceLeaves | None = None
+        """Where they can be packed to besides, from when it is set."""
         self._registration: Registration | None = None
 
     def __repr__(self) -> str:
@@ -77,8 +89,23 @@ class SlotWriter:
         return f"<SlotWriter version {self.version} [{self._layout.size >> 20} MiB, {state}]>"
 
     @property
+    def name(self) -> MemoryName:
+        on_gpu = self.device_leaves.name if self.device_leaves is not None and self.is_on_gpu else None
+        return self._name._replace(on_gpu=on_gpu)
+
+    @property
     def version(self) -> int:
         return self._header.version
+
+    @property
+    def is_in_slot(self) -> bool:
+        """Whether the leaves of its version are in the slot itself."""
+        return bool(self._header.places & IN_SLOT)
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether they are in its device leaves."""
+        return bool(self._header.places & ON_GPU)
 
     @property
     def extra(self) -> bytes:
@@ -91,17 +118,20 @@ class SlotWriter:
 
     def claim(self) -> bool:
         """Keeps readers out until ``give_back``.  False if somebody reads it."""
-        return _lock(self._fd, fcntl.F_WRLCK)
+        return lock(self._fd, WRITE)
 
     def give_back(self) -> None:
-        _lock(self._fd, fcntl.F_UNLCK)
+        lock(self._fd, NONE)
 
     def begin(self) -> None:
         """What is in the slot is no version from now on.  It has been claimed."""
         self._set(sequence=self._header.sequence | 1)
 
-    def finish(self, version: int, extra: bytes = b"", checksum: int = 0) -> None:
+    def finish(self, version: int, extra: bytes = b"", checksum: int = 0, places: int = IN_SLOT) -> None:
         """The slot holds a whole version.
+
+        Args:
+            places: where its leaves are, ``IN_SLOT``, ``ON_GPU`` or both.
 
         Raises:
             ValueError: the extra is longer than there is room.
@@ -114,7 +144,12 @@ class SlotWriter:
             )
         start = self._layout.extra_offset
         self._map[start : start + len(extra)] = extra
-        self._set(sequence=self._header.sequence + 1, version=version, extra=len(extra), checksum=checksum)
+        sequence = self._header.sequence + 1
+        self._set(sequence=sequence, version=version, extra=len(extra), checksum=checksum, places=places)
+
+    def filled(self) -> None:
+        """The leaves, which were only on a GPU, are in the slot too; whoever reads them there goes on."""
+        self._set(places=IN_SLOT | ON_GPU)
 
     def register(self, registrar: Registrar, device: torch.device) -> None:
         """A GPU copies from and to it at full speed from now on."""
@@ -128,9 +163,12 @@ class SlotWriter:
         self._map[: len(packed)] = packed
 
     def close(self) -> None:
-        """Lets go of it; who reads it goes on.  Idempotent."""
+        """Lets go of it; who reads it goes on, also on a GPU.  Idempotent."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
+            if self.device_leaves is not None:
+                self._set(places=self._header.places & ~ON_GPU)  # nobody opens them from here on
+                RETIRED.add(fd, self.device_leaves)
             os.close(fd)
             self.leaves = torch.empty(0, dtype=torch.uint8)
             if self._registration is not None:
@@ -170,6 +208,7 @@ class SlotReader:
         """The packed leaves: bytes.  To be looked at under a lease only."""
         self.is_leased = False
         self._registration: Registration | None = None
+        self._shut: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
         return f"<SlotReader {self.name.path} [{'leased' if self.is_leased else 'free'}]>"
@@ -180,11 +219,11 @@ class SlotReader:
         Returns:
             What is in the slot; None where nothing is, or is being written: then there is no lease.
         """
-        if not _lock(self._fd, fcntl.F_RDLCK):
+        if not lock(self._fd, READ):
             return None
         header = SlotHeader.unpack(self._view(0, HEADER_BYTES))
         if not header.is_whole:
-            _lock(self._fd, fcntl.F_UNLCK)
+            lock(self._fd, NONE)
             return None
         self.is_leased = True
         return header
@@ -192,7 +231,7 @@ class SlotReader:
     def release(self) -> None:
         if self.is_leased:
             self.is_leased = False
-            _lock(self._fd, fcntl.F_UNLCK)
+            lock(self._fd, NONE)
 
     def extra(self, header: SlotHeader) -> bytes:
         return bytes(self._view(self._layout.extra_offset, header.extra))
@@ -213,14 +252,50 @@ class SlotReader:
         if self._registration is None:
             self._registration = registrar.register(ctypes.addressof(self._memory), self.name.size, device)
 
+    def open(self, gpus: Gpus, on_gpu: list[Any], device: torch.device) -> torch.Tensor | None:
+        """Opens the leaves that are on a GPU, until ``close``.  They too are to be looked at under a lease only.
+
+        Returns:
+            Them, as bytes; None where there are none any more.
+
+        Raises:
+            Exception: they cannot be opened here.
+        """
+        _, *facts = on_gpu
+        handle = Handle(*facts)
+        if handle.nbytes != self._layout.leaves:
+            raise TransferFailed(
+                f"{handle.nbytes} bytes on {device} are not the memory that their sender has announced"
+            )
+        if not lock(self._fd, READ, OPENED):
+            return None
+        try:
+            if not SlotHeader.unpack(self._view(0, HEADER_BYTES)).places & ON_GPU:
+                lock(self._fd, NONE, OPENED)
+                return None
+            memory = gpus.open(handle, device)
+        except BaseException:
+            lock(self._fd, NONE, OPENED)
+            raise
+        self._shut = functools.partial(gpus.shut, handle, device)
+        return memory
+
     def _view(self, offset: int, nbytes: int) -> memoryview:
         return memoryview(self._memory).cast("B")[offset : offset + nbytes]
 
     def close(self) -> None:
-        """Gives the lease back; the memory is unmapped with the last tensor that stands in it.  Idempotent."""
+        """Gives the lease back; the memory is unmapped with the last tensor that stands in it.  Idempotent.
+
+        That of a GPU is closed at once: no tensor may stand in it any more.
+        """
         self.release()
         fd, self._fd = self._fd, -1
         if fd >= 0:
+            if self._shut is not None:
+                try:
+                    self._shut()
+                except Exception as error:  # the driver has gone away
+                    logger.info("memory of the sender's GPU could not be let go of: %s", error)
             os.close(fd)
             if self._registration is not None:
                 self._registration.end()
@@ -243,12 +318,3 @@ def checksum_of(leaves: torch.Tensor, extra: bytes) -> int:
     """Never 0, which says that there is none."""
     array: Any = leaves.numpy()
     return zlib.crc32(extra, zlib.crc32(array)) or 1
-
-
-def _lock(fd: int, kind: int) -> bool:
-    """Takes or gives back the lock on a descriptor's memory, without waiting.  False if another one is in the way."""
-    try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 1, 0))
-    except BlockingIOError:
-        return False
-    return True

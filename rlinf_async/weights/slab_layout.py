@@ -4,7 +4,7 @@ A *slab* is a few slots, each of them one piece of shared memory: a header, the 
 what a model has beside its tensors::
 
     slot    header │ leaf │ leaf │ … │ extra │ up to a multiple of 2 MiB
-    header  magic, manifest digest, sequence, version, number of bytes of extra, checksum
+    header  magic, manifest digest, sequence, version, number of bytes of extra, checksum, where the leaves are
 
 The sequence is odd while the slot is being written: what a sender that died has left half written is recognised by it.
 """
@@ -22,9 +22,13 @@ HEADER_BYTES: Final = 4096
 _ROUNDING: Final = 2 << 20
 _ALIGNMENT: Final = 256
 _LEAST_EXTRA: Final = 4096
-_MAGIC: Final = b"RLAslab1"
+_MAGIC: Final = b"RLAslab2"
 _DIGEST_BYTES: Final = 32
-_HEADER: Final = struct.Struct("<8s32sQQQI")
+_HEADER: Final = struct.Struct("<8s32sQQQIB")
+
+IN_SLOT: Final = 1
+ON_GPU: Final = 2
+"""Where the leaves of a version are: in the slot itself, in the memory of a GPU that goes with it, or in both."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class SlotHeader:
         version: of the weights.
         extra: bytes of what the model has beside its tensors.
         checksum: CRC-32 of the leaves and the extra; 0 where none was asked for.
+        places: of the leaves, ``IN_SLOT`` and ``ON_GPU``.
     """
 
     digest: bytes
@@ -44,6 +49,7 @@ class SlotHeader:
     version: int = 0
     extra: int = 0
     checksum: int = 0
+    places: int = IN_SLOT
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "digest", self.digest.ljust(_DIGEST_BYTES, b"\0"))
@@ -54,7 +60,8 @@ class SlotHeader:
         return self.sequence > 0 and self.sequence % 2 == 0
 
     def pack(self) -> bytes:
-        return _HEADER.pack(_MAGIC, self.digest, self.sequence, self.version, self.extra, self.checksum)
+        facts = (self.sequence, self.version, self.extra, self.checksum, self.places)
+        return _HEADER.pack(_MAGIC, self.digest, *facts)
 
     @classmethod
     def unpack(cls, memory: bytes | bytearray | memoryview) -> SlotHeader:
@@ -62,10 +69,10 @@ class SlotHeader:
         Raises:
             ValueError: this is no slot.
         """
-        magic, digest, sequence, version, extra, checksum = _HEADER.unpack_from(memory)
+        magic, digest, *facts = _HEADER.unpack_from(memory)
         if magic != _MAGIC:
             raise ValueError(f"memory that begins with {magic!r} is no slot of weights")
-        return cls(digest, sequence, version, extra, checksum)
+        return cls(digest, *facts)
 
 
 @dataclass(frozen=True)

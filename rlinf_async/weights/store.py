@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import threading
 from collections.abc import Collection, Sequence
 from typing import Any, Final
@@ -9,11 +11,17 @@ from typing import Any, Final
 import torch
 
 from rlinf_async.weights.copying import Copy, copy_tensors
-from rlinf_async.weights.delta import Delta, encode
+from rlinf_async.weights.cuda import CUDA
+from rlinf_async.weights.delta import GPU_PIECE, Delta, encode
+from rlinf_async.weights.device_leaves import RETIRED, DeviceLeaves
+from rlinf_async.weights.gpus import Gpus, copy_settled
 from rlinf_async.weights.manifest import Manifest
 from rlinf_async.weights.param_tree import name_of, path_of
+from rlinf_async.weights.registered import Registrar
 from rlinf_async.weights.slab import SlotWriter, checksum_of
-from rlinf_async.weights.slab_layout import SlotBook, SlotLayout
+from rlinf_async.weights.slab_layout import IN_SLOT, ON_GPU, SlotBook, SlotLayout
+
+logger = logging.getLogger(__name__)
 
 _EVERY_LEAF: Final = None
 
@@ -25,19 +33,31 @@ class Store:
     A slot that somebody still reads when its turn comes is left to them, and another piece of memory takes its place:
     a reader that is stopped holds up nobody.  The kernel frees what was left once its last reader lets go of it.
 
+    Of a source on a GPU, the leaves of a version may lie there, in the slot, or in both places; ``fill`` brings them
+    into the slot when somebody needs them there.  Memory of the GPU is taken when the first version comes to lie there.
+
     Args:
         extra: bytes of what the model has beside its tensors at first.
+        gpus: in the place of CUDA's.
 
     Raises:
         MemoryError, OSError: there is not enough memory, or no file descriptor, for it.
     """
 
-    def __init__(self, manifest: Manifest, slots: int, extra: int = 0, label: str = "weights") -> None:
+    def __init__(
+        self, manifest: Manifest, slots: int, extra: int = 0, label: str = "weights", gpus: Gpus = CUDA
+    ) -> None:
         self.manifest = manifest
         self.extra = extra
         self.slots = slots
         self.layout = SlotLayout(manifest.nbytes, extra)
         self._label = label
+        self._gpus = gpus
+        self._registrar = Registrar(gpus, read_only=False)
+        self._copy_settled: Copy = functools.partial(copy_settled, gpus)
+        self._device: torch.device | None = None
+        """The GPU on which versions lie."""
+        self._is_refused = manifest.nbytes == 0
         self._book = SlotBook(slots, len(manifest.leaves))
         self._views: list[list[torch.Tensor]] = []
         self._slots: list[SlotWriter] = []
@@ -75,6 +95,7 @@ class Store:
         Raises:
             MemoryError, OSError: as the constructor.
         """
+        RETIRED.sweep()
         candidates = self._book.candidates()
         for slot in candidates:
             if not self._in_use[slot] and self._slots[slot].claim():
@@ -106,6 +127,25 @@ class Store:
         """A slot that was taken, and into which nothing is packed after all."""
         self._slots[slot].give_back()
 
+    def register(self, slot: int, device: torch.device) -> None:
+        """A GPU will copy to it."""
+        self._slots[slot].register(self._registrar, device)
+
+    def make_room(self, slot: int, device: torch.device) -> bool:
+        """Whether a slot that was taken can be packed on that GPU.  What was tried once in vain is not tried again."""
+        if self._is_refused or self._device not in (None, device):
+            return False
+        writer = self._slots[slot]
+        if writer.device_leaves is None:
+            try:
+                writer.device_leaves = DeviceLeaves(self._gpus, self.manifest, device)
+            except Exception as error:
+                self._is_refused = True
+                logger.warning("weights of '%s' go by way of the CPU, not of %s: %s", self._label, device, error)
+                return False
+        self._device = device
+        return True
+
     def pack(
         self,
         slot: int,
@@ -116,6 +156,8 @@ class Store:
         extra: bytes | None = None,
         with_checksum: bool = False,
         copy: Copy = copy_tensors,
+        on_gpu: bool = False,
+        fill: Copy | None = None,
     ) -> SlotWriter:
         """Copies a version into a slot that was taken, in the dtypes in which it travels; one pass over the memory.
 
@@ -124,29 +166,59 @@ class Store:
             given: indices of the leaves that are new; the others are those of the latest version.  None: all.
             extra: what the model has beside its tensors; None: as in the latest version.
             copy: what is called with their places and these tensors.
+            on_gpu: their places are on the GPU, for which there is room.
+            fill: what copies all that is there into the slot, if it should.
 
         Raises:
             ValueError: it does not fit.
         """
-        writer, views = self._slots[slot], self._views[slot]
-        latest = self._book.latest
+        writer, latest = self._slots[slot], self._book.latest
+        views = self._places(slot, on_gpu=on_gpu)
         try:
+            if not (writer.is_on_gpu if on_gpu else writer.is_in_slot):
+                self._book.replace(slot)  # what is known of it is in the other place
             missing = self._book.missing(slot, given)
+            if missing and not on_gpu:
+                self.fill()
             self._book.begin(slot)
             writer.begin()
             if extra is None:
                 extra = b"" if latest is None else self._slots[latest].extra
             copy(views if given is None else [views[leaf] for leaf in given], tensors)
             if missing and latest is not None:
-                before = self._views[latest]
-                copy_tensors([views[leaf] for leaf in missing], [before[leaf] for leaf in missing])
+                before = self._places(latest, on_gpu=on_gpu and self._slots[latest].is_on_gpu)
+                copy_missing = self._copy_settled if on_gpu else copy_tensors
+                copy_missing([views[leaf] for leaf in missing], [before[leaf] for leaf in missing])
+            if on_gpu and fill is not None:
+                self._fill(writer, fill)
             checksum = checksum_of(writer.leaves, extra) if with_checksum else 0
-            writer.finish(version, extra, checksum)
+            places = (ON_GPU | IN_SLOT if fill is not None else ON_GPU) if on_gpu else IN_SLOT
+            writer.finish(version, extra, checksum, places)
             self._book.finish(slot, version, given)
             self._before = latest
         finally:
             writer.give_back()
         return writer
+
+    def _places(self, slot: int, *, on_gpu: bool) -> list[torch.Tensor]:
+        leaves = self._slots[slot].device_leaves
+        return leaves.views if on_gpu and leaves is not None else self._views[slot]
+
+    def fill(self) -> None:
+        """The latest version is in its slot too from here on; not while another one is packed.
+
+        Raises:
+            RuntimeError: the GPU does not give it.
+        """
+        latest = self.latest
+        if latest is not None and not latest.is_in_slot:
+            self._fill(latest, self._copy_settled)
+            latest.filled()
+
+    def _fill(self, writer: SlotWriter, copy: Copy) -> None:
+        assert writer.device_leaves is not None
+        writer.register(self._registrar, writer.device_leaves.device)
+        copy([writer.leaves], [writer.device_leaves.memory])
 
     def withdraw(self, version: int) -> None:
         """A version that may have been packed is not published: the one before it is the latest again."""
@@ -179,6 +251,13 @@ class Store:
         if latest is None or self._before is None:
             return None
         before = self._slots[self._before]
+        if before.is_on_gpu and latest.is_on_gpu:
+            assert before.device_leaves is not None
+            assert latest.device_leaves is not None
+            found = encode(self.manifest, before.device_leaves.memory, latest.device_leaves.memory, GPU_PIECE)
+            return before.version, Delta(found.head, found.body.cpu())
+        if not (before.is_in_slot and latest.is_in_slot):
+            return None
         return before.version, encode(self.manifest, before.leaves, latest.leaves)
 
     def received(self, slot: int, version: int, extra: bytes, checksum: int) -> SlotWriter:

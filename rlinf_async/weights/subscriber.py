@@ -68,9 +68,9 @@ class Subscriber:
     ) -> None:
         self._link = link
         self._model_id = model_id
-        self._maps = apply == "map"
+        self._verifies = verify == "crc"
         self._skips = policy == "latest"
-        self._destination = destination_of(destination, maps=self._maps, gpus=gpus)
+        self._destination = destination_of(destination, maps=apply == "map", gpus=gpus)
         self._reception = Reception()
         self._gate = ReadingGate(self._look)
         self._changes = Changes()
@@ -78,7 +78,7 @@ class Subscriber:
         self._owed: list[int] = []
         """Versions that were passed over and are acknowledged with the next one."""
         self._end: Exception | None = None
-        self._leases = Leases()
+        self._leases = Leases(gpus)
         self._host: Host | None = None
         self._aside = Aside(f"weights of {model_id}")
         self._applying = Applying(
@@ -88,8 +88,8 @@ class Subscriber:
             self._leases,
             self._aside,
             gpus,
-            maps=self._maps,
-            verifies=verify == "crc",
+            maps=apply == "map",
+            verifies=self._verifies,
             patience=ack_timeout,
         )
         self._is_taking = False
@@ -286,20 +286,27 @@ class Subscriber:
         try:
             manifest = Manifest.from_bytes(packed)
             self._destination.check(manifest)
-            self._leases.expect(manifest, extra, slots)
+            self._leases.expect(manifest, extra, slots, None if self._verifies else self._destination.device)
             if version:
                 self._reception.heard(version)
                 await self._apply([version], memory, None)
         except Exception as error:
             self._say(say.REFUSE, say.pack_error(error))
             raise
-        self._say(say.READY, self.version)
+        self._say(say.READY, self.version, self._leases.gpu)
 
     async def _apply(self, versions: list[int], memory: Any, sent: float | None) -> None:
         """Applies what is in that memory, and answers for all of these versions."""
         received = time.monotonic()
+        name = MemoryName(*memory)
         try:
-            leased = self._leases.take(MemoryName(*memory))
+            if self._leases.may_open(name):
+                await self._aside.do(self._leases.open, name, nbytes=None)
+            leased = self._leases.take(name)
+            if leased is not None and leased.views is None:  # it is told of it once more, when it is in the slot
+                self._owed += versions
+                self._say(say.LACK, leased.header.version)
+                return
             if leased is None:  # it is being written again: that version comes next
                 self._owed += versions
                 return
@@ -318,7 +325,7 @@ class Subscriber:
 
     def _acknowledge(self, versions: list[int], failure: bytes | None, late: float, apply: float, pause: float) -> None:
         owed, self._owed = self._owed, []
-        for version in (*owed, *versions):
+        for version in dict.fromkeys((*owed, *versions)):
             self._say(say.ACK, version, failure, late, apply, pause)
 
     def _say(self, *words: Any) -> None:
@@ -375,9 +382,9 @@ class Subscriber:
         self._link.close()
         if self._host is not None:
             self._host.close()
-        self._aside.close()  # nothing is copied from there any more
         if self._leases.keeps_one:
-            self._destination.detach()
+            await self._aside.do(self._destination.detach, nbytes=None if self._destination.places else 0)
+        self._aside.close()  # nothing is copied from there any more
         self._leases.close()
         self._changes.notify()
 

@@ -12,9 +12,11 @@
       PASS     version, receiver, line                     that version goes on to another machine's, on that line
       KEEP     line                                        nobody waits for anything on that line any more
     receiver -> sender
-      READY    version                                     what was announced fits; this version is applied
+      READY    version, gpu                                what was announced fits; this version is applied; the uuid
+                                                           of the GPU on which leaves can be read, or nothing
       REFUSE   failure                                     it does not
       ACK      version, failure, t_recv, t_apply, t_pause  what has become of a version
+      LACK     version                                     its leaves are on a GPU only, and cannot be read there
       ROOM     version, line                               the tensors of a version that is to be brought may come
       LANDED   version, failure, memory, line              a version that was brought is in memory, and where
       STUCK    line, failure                               what was to go on along that line does not
@@ -41,6 +43,7 @@ KEEP: Final = "keep"
 READY: Final = "ready"
 REFUSE: Final = "refuse"
 ACK: Final = "ack"
+LACK: Final = "lack"
 ROOM: Final = "room"
 LANDED: Final = "landed"
 STUCK: Final = "stuck"

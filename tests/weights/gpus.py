@@ -12,6 +12,7 @@ import torch
 
 from rlinf_async.data.device_memory import Handle
 from rlinf_async.weights.copying import copy_tensors
+from rlinf_async.weights.cuda import Cuda
 from rlinf_async.weights.gpus import Marks
 
 GPU = torch.device("cuda", 0)
@@ -38,12 +39,13 @@ class FakeGpus:
         self.registered: dict[int, tuple[int, bool]] = {}
         self.room: dict[int, int] = {}
         self.opened: dict[bytes, int] = {}
-        self._on_gpu: dict[int, torch.Tensor] = {}
+        self._on_gpu: dict[int, Any] = {}
+        self._at: dict[bytes, list[int]] = {}
 
     def put(self, weights: Any) -> Any:
         """These tensors are on the GPU from now on."""
         for tensor in weights.values() if isinstance(weights, dict) else weights.state_dict(keep_vars=True).values():
-            self._on_gpu[tensor.untyped_storage().data_ptr()] = tensor
+            self._on_gpu[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
         return weights
 
     def done(self, name: str) -> list[tuple[Any, ...]]:
@@ -120,14 +122,23 @@ class FakeGpus:
             os.close(fd)
         self.put({"": memory})
         self.opened[handle.allocation] = self.opened.get(handle.allocation, 0) + 1
+        self._at.setdefault(handle.allocation, []).append(memory.data_ptr())
         return memory
 
     def shut(self, handle: Handle, device: torch.device) -> None:
         self.opened[handle.allocation] -= 1
+        del self._on_gpu[self._at[handle.allocation].pop()]
 
 
 class NoGpus:
     """Of a process that does not use CUDA: nothing may be asked of it but where tensors are."""
+
+    def put(self, weights: Any) -> Any:
+        """They stay where they are."""
+        return weights
+
+    def only_place(self, tensors: Sequence[torch.Tensor]) -> torch.device | None:
+        return None
 
     def places(self, tensors: Iterable[torch.Tensor]) -> set[torch.device]:
         return set()
@@ -138,6 +149,13 @@ class NoGpus:
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"{name} brings CUDA up")
+
+
+class OnCuda(Cuda):
+    """A real GPU, for roles that are also played on one that is not."""
+
+    def put(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: tensor.cuda() for name, tensor in weights.items()}
 
 
 def _map(fd: int, nbytes: int) -> torch.Tensor:

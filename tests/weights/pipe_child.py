@@ -18,6 +18,7 @@ from rlinf_async.errors import PeerLost
 from rlinf_async.weights.pipe_link import PipeLink
 from rlinf_async.weights.publisher import Publisher
 from rlinf_async.weights.subscriber import Subscriber
+from tests.weights.gpus import FakeGpus, NoGpus, OnCuda
 
 SHAPES = {"a": (1000,), "b": (300, 40), "c": (1,), "d.e": (70_000,), "d.f": (256, 256)}
 
@@ -32,6 +33,13 @@ def values_of(weights: dict[str, torch.Tensor]) -> set[float]:
     return {float(bound) for tensor in weights.values() for bound in (tensor.min(), tensor.max())}
 
 
+def gpus_of(facts: dict[str, Any]) -> Any:
+    """What stands in for CUDA where the role is played on a GPU; or CUDA's."""
+    if facts.get("cuda"):
+        return OnCuda()
+    return FakeGpus() if facts.get("gpu") else NoGpus()
+
+
 def say(word: str) -> None:
     sys.stdout.write(word + "\n")
     sys.stdout.flush()
@@ -39,10 +47,11 @@ def say(word: str) -> None:
 
 async def read(pipe: Any, facts: dict[str, Any]) -> None:
     """Reads again and again, and looks at every leaf each time, until the sender has closed the link."""
-    weights = model(0, facts.get("scale", 1))
+    gpus = gpus_of(facts)
+    weights = gpus.put(model(0, facts.get("scale", 1)))
     seen: dict[int, int] = {}
     torn: list[str] = []
-    async with Subscriber(PipeLink(pipe), weights, apply=facts["apply"]) as subscriber:
+    async with Subscriber(PipeLink(pipe), weights, apply=facts["apply"], gpus=gpus) as subscriber:
         await subscriber.connect()
         task = subscriber.serve()
         say("connected")
@@ -84,13 +93,14 @@ async def hang(pipe: Any, facts: dict[str, Any]) -> None:
 
 async def send(pipe: Any, facts: dict[str, Any]) -> None:
     """Publishes for ever."""
-    publisher = Publisher(model(0, facts["scale"]))
+    gpus = gpus_of(facts)
+    publisher = Publisher(gpus.put(model(0, facts["scale"])), gpus=gpus)
     publisher.add(0, PipeLink(pipe))
     await publisher.connect()
     version = 0
     while True:
         version += 1
-        await (await publisher.publish(model(version, facts["scale"])))
+        await (await publisher.publish(gpus.put(model(version, facts["scale"]))))
 
 
 async def send_once(pipe: Any, facts: dict[str, Any]) -> None:

@@ -191,29 +191,3 @@ def test_a_bitmap_with_a_bit_too_many_is_refused() -> None:
     with pytest.raises(WeightMismatch, match="do not hold what it says"):
         delta.apply(manifest, region)
     assert not region.any()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_a_gpu_makes_the_same_delta_and_applies_it() -> None:
-    generator = torch.Generator().manual_seed(1)
-    leaves = {
-        f"l{i}": torch.zeros(size, dtype=dtype)
-        for i, (size, dtype) in enumerate(
-            zip(
-                [100, 1_000_000, 77_777, 500_001],
-                [torch.float32, torch.bfloat16, torch.int8, torch.float32],
-                strict=True,
-            )
-        )
-    }
-    manifest = Manifest.of(ParamTree.of(leaves))
-    base = torch.randint(0, 256, (manifest.nbytes,), dtype=torch.uint8, generator=generator)
-    for share in (0, 0.001, 0.1, 0.9):
-        new = torch.where(torch.rand(manifest.nbytes, generator=generator) < share, base ^ 0x42, base)
-        on_cpu, on_gpu = encode(manifest, base, new), encode(manifest, base.cuda(), new.cuda())
-        assert on_cpu.head == on_gpu.head
-        assert torch.equal(on_cpu.body, on_gpu.body.cpu())
-        region = base.cuda()
-        on_gpu.apply(manifest, region)
-        assert torch.equal(region.cpu(), new)

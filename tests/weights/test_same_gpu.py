@@ -1,0 +1,315 @@
+"""Weights that stay on their GPU: receivers of the same one read them there, with a stand-in for CUDA."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import torch
+
+from rlinf_async.errors import PeerLost
+from rlinf_async.weights.device_leaves import RETIRED
+from rlinf_async.weights.local_link import LocalLink
+from rlinf_async.weights.pipe_link import PipeLink
+from rlinf_async.weights.publisher import Publisher
+from rlinf_async.weights.slab_layout import IN_SLOT, ON_GPU
+from rlinf_async.weights.subscriber import Subscriber
+from tests.weights.children import child
+from tests.weights.gpus import GPU, FakeGpus
+from tests.weights.pipe_child import model, values_of
+from tests.weights.test_publisher import pair
+
+Weights = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def gpus() -> FakeGpus:
+    return FakeGpus()
+
+
+async def publish(publisher: Publisher, source: Weights, value: float, **options: Any) -> None:
+    """Publishes one value everywhere, which is gone from the source as soon as it is staged."""
+    for tensor in source.values():
+        tensor.fill_(value)
+    handle = await publisher.publish(source, **options)
+    for tensor in source.values():
+        tensor.fill_(-1)
+    await handle
+
+
+def places(publisher: Publisher) -> int:
+    """Where the latest version is."""
+    store = publisher._store
+    assert store is not None
+    assert store.latest is not None
+    return store.latest._header.places
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@contextlib.asynccontextmanager
+async def joined(publisher: Publisher, name: str, destination: Weights, **options: Any) -> AsyncIterator[Subscriber]:
+    """A late receiver, which has been connected and serves."""
+    to_receiver, to_sender = LocalLink.pair()
+    publisher.add(name, to_receiver)
+    async with Subscriber(to_sender, destination, **options) as subscriber:
+        await subscriber.connect(5)
+        subscriber.serve()
+        yield subscriber
+
+
+# -- what stays there -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("apply", "slots"), [("copy", 2), ("map", 3)])
+async def test_weights_of_one_gpu_never_leave_it_and_its_memory_is_exported_and_opened_once(
+    gpus: FakeGpus, apply: str, slots: int
+) -> None:
+    source, destination = gpus.put(model(0)), gpus.put(model(0))
+    async with pair(source, destination, gpus=gpus, apply=apply) as (publisher, (subscriber,)):
+        for version in range(1, 8):
+            await publish(publisher, source, version)
+            async with subscriber.reading() as read:
+                assert (read, values_of(destination)) == (version, {version})
+            assert places(publisher) == ON_GPU
+        copies = [way for way, _ in gpus.done("copy")]
+        assert copies == ["D2D"] * (7 if apply == "map" else 14)
+        assert gpus.done("copy")[0][1] == {GPU: "mark"}, "what the caller has begun comes first"
+        assert [len(gpus.done(what)) for what in ("allocate", "export", "open")] == [slots] * 3
+        assert len(gpus.done("settle")) == (7 if apply == "map" else 0)
+        stands_there = {tensor.untyped_storage().data_ptr() for tensor in destination.values()}
+        assert (len(stands_there) == 1) is (apply == "map")
+        assert gpus.registered == {}
+    assert values_of(destination) == {7}, "closing leaves the last version"
+    destination["a"].fill_(9)
+    RETIRED.sweep()
+    assert (gpus.room, set(gpus.opened.values())) == ({}, {0})
+
+
+@pytest.mark.parametrize("apply", ["copy", "map"])
+async def test_what_a_receiver_reads_is_not_written_and_nobody_waits_for_it(gpus: FakeGpus, apply: str) -> None:
+    source, first, other = gpus.put(model(0)), gpus.put(model(0)), gpus.put(model(0))
+    async with (
+        pair(source, first, gpus=gpus, apply=apply) as (publisher, (slow,)),
+        joined(publisher, "other", other, gpus=gpus, apply=apply),
+    ):
+        await publish(publisher, source, 1)
+        async with slow.reading():
+            for version in range(2, 7):
+                await publish(publisher, source, version, worker_ids=["other"])
+                assert (values_of(first), values_of(other)) == ({1}, {version})
+        await publish(publisher, source, 7)
+        assert (values_of(first), values_of(other)) == ({7}, {7})
+
+
+async def test_leaves_that_are_not_given_come_from_wherever_the_version_before_is(gpus: FakeGpus) -> None:
+    source, destination = gpus.put(model(0)), gpus.put(model(0))
+    async with pair(source, destination, gpus=gpus) as (publisher, _):
+        expected = dict.fromkeys(source, 1.0)
+        await publish(publisher, source, 1)
+        for version, key, there in [(2, "a", True), (3, "b", False), (4, "a", False), (5, "c", True), (6, "d", True)]:
+            if not there:  # somebody reads there no more
+                publisher._outlets._outlets[0].gpu = ""
+            else:
+                publisher._outlets._outlets[0].gpu = "one GPU"
+            await publish(publisher, source, version, keys=[key])
+            assert places(publisher) == (ON_GPU if there else IN_SLOT)
+            expected |= {name: float(version) for name in source if name.split(".")[0] == key}
+            assert {name: float(tensor.max()) for name, tensor in destination.items()} == expected
+            assert {name: float(tensor.min()) for name, tensor in destination.items()} == expected
+
+
+async def test_a_receiver_of_the_cpu_beside_one_of_the_gpu_has_every_version_too(gpus: FakeGpus) -> None:
+    source, there, here = gpus.put(model(0)), gpus.put(model(0)), model(0)
+    async with pair(source, there, here, gpus=gpus) as (publisher, _):
+        for version in range(1, 4):
+            await publish(publisher, source, version)
+            assert (values_of(there), values_of(here)) == ({version}, {version})
+            assert places(publisher) == ON_GPU | IN_SLOT
+        assert sorted({way for way, _ in gpus.done("copy")}) == ["D2D", "D2H"]
+        publisher.remove(1)
+        await publish(publisher, source, 4)
+        assert places(publisher) == ON_GPU
+
+
+async def test_a_late_receiver_of_the_cpu_starts_with_the_version_that_was_on_the_gpu_only(gpus: FakeGpus) -> None:
+    source, there, here = gpus.put(model(0)), gpus.put(model(0)), model(0)
+    async with pair(source, there, gpus=gpus) as (publisher, _):
+        await publish(publisher, source, 1)
+        await publish(publisher, source, 2)
+        assert places(publisher) == ON_GPU
+        async with joined(publisher, "late", here, gpus=gpus) as late:
+            assert (late.version, values_of(here)) == (2, {2})
+            await publish(publisher, source, 3)
+            assert (values_of(there), values_of(here)) == ({3}, {3})
+
+
+async def test_checksums_are_of_what_everybody_can_read(gpus: FakeGpus) -> None:
+    source, destination = gpus.put(model(0)), gpus.put(model(0))
+    async with pair(source, destination, gpus=gpus, verify="crc") as (publisher, _):
+        await publish(publisher, source, 1)
+        assert values_of(destination) == {1}
+        assert places(publisher) == IN_SLOT
+
+
+async def test_a_receiver_on_another_gpu_reads_in_the_memory_of_the_cpu(gpus: FakeGpus) -> None:
+    other = FakeGpus(name="another GPU")
+    source, destination = gpus.put(model(0)), other.put(model(0))
+    async with pair(source, gpus=gpus) as (publisher, _), joined(publisher, "it", destination, gpus=other):
+        await publish(publisher, source, 1)
+        assert values_of(destination) == {1}
+        assert places(publisher) == IN_SLOT
+        assert other.done("open") == []
+
+
+# -- what CUDA refuses ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("apply", ["copy", "map"])
+async def test_a_receiver_that_cannot_open_the_memory_says_so_once_and_misses_no_version(
+    apply: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpus, theirs = FakeGpus(), FakeGpus("open")
+    source, destination = gpus.put(model(0)), theirs.put(model(0))
+    async with (
+        pair(source, gpus=gpus, apply=apply) as (publisher, _),
+        joined(publisher, "it", destination, gpus=theirs, apply=apply) as it,
+    ):
+        for version in range(1, 6):
+            await publish(publisher, source, version)
+            assert (it.version, values_of(destination)) == (version, {version})
+        assert len(theirs.done("open")) == 1
+        assert places(publisher) == IN_SLOT, "nobody reads it there"
+    told = ["the memory of the sender's GPU cannot be opened; its weights come by way of the CPU: open is refused"]
+    if apply == "map":
+        told.append("weights are copied to cuda:0 and not mapped: the sender has them elsewhere")
+    assert warnings(caplog) == told
+
+
+@pytest.mark.parametrize("refused", ["allocate", "export"])
+@pytest.mark.parametrize("apply", ["copy", "map"])
+async def test_a_sender_that_cannot_share_its_memory_says_so_once_and_goes_by_way_of_the_cpu(
+    refused: str, apply: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpus = FakeGpus(refused)
+    source, destination = gpus.put(model(0)), gpus.put(model(0))
+    async with pair(source, destination, gpus=gpus, apply=apply) as (publisher, _):
+        for version in range(1, 6):
+            await publish(publisher, source, version)
+            assert values_of(destination) == {version}
+        assert gpus.room == {}
+        assert len(gpus.done(refused)) == 1
+    told = f"weights of 'policy' go by way of the CPU, not of cuda:0: {refused} is refused"
+    assert warnings(caplog)[0] == told
+    assert len(warnings(caplog)) == (2 if apply == "map" else 1)
+
+
+async def test_weights_that_were_mapped_on_the_gpu_are_copied_into_memory_of_their_own_when_they_come_elsewhere(
+    gpus: FakeGpus,
+) -> None:
+    source, destination = gpus.put(model(0)), gpus.put(model(0))
+    async with pair(source, destination, gpus=gpus, apply="map") as (publisher, _):
+        await publish(publisher, source, 1)
+        publisher._outlets._outlets[0].gpu = ""
+        for version in (2, 3, 4, 5):
+            await publish(publisher, source, version)
+            assert values_of(destination) == {version}
+        publisher._outlets._outlets[0].gpu = "one GPU"
+        for version in (6, 7, 8, 9):
+            await publish(publisher, source, version)
+            assert values_of(destination) == {version}
+    assert values_of(destination) == {9}
+
+
+async def test_a_gpu_that_does_not_give_a_version_is_an_error_of_those_that_need_it_elsewhere(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gpus, theirs = FakeGpus(), FakeGpus("open")
+    source, destination = gpus.put(model(0)), theirs.put(model(0))
+    async with (
+        pair(source, gpus=gpus) as (publisher, _),
+        joined(publisher, "it", destination, gpus=theirs),
+    ):
+        store_fill = publisher._store.fill  # type: ignore[union-attr]
+        publisher._store.fill = lambda: gpus._do("fill")  # type: ignore[union-attr,method-assign]
+        gpus.refuses.add("fill")
+        with pytest.raises(RuntimeError, match="fill is refused"):
+            await publish(publisher, source, 1)
+        assert values_of(destination) == {0}
+        publisher._store.fill = store_fill  # type: ignore[union-attr,method-assign]
+        await publish(publisher, source, 2)
+        assert values_of(destination) == {2}
+    assert "could not be got from its GPU" in caplog.text
+
+
+# -- between processes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("apply", ["copy", "map"])
+async def test_readers_on_the_gpu_in_other_processes_never_see_two_versions(gpus: FakeGpus, apply: str) -> None:
+    source = gpus.put(model(0))
+    async with contextlib.AsyncExitStack() as stack:
+        readers = [await stack.enter_async_context(child("read", apply=apply, gpu=gpu)) for gpu in (True, True, False)]
+        publisher = await stack.enter_async_context(Publisher(source, apply=apply, gpus=gpus))
+        for number, reader in enumerate(readers):
+            publisher.add(number, PipeLink(reader.pipe, f"pid {reader.pid}"))
+        await publisher.connect(60)
+        for version in range(1, 61):
+            await publish(publisher, source, version)
+        await publisher.close()
+        for reader in readers:
+            assert await reader.word() == "connected"
+            story = await reader.story()
+            assert story["torn"] == []
+            assert (story["last"], story["after"]) == (60, [60])
+            assert await reader.ended() == 0
+    RETIRED.sweep()
+    assert gpus.room == {}
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_memory_that_a_stopped_receiver_has_open_stays_until_it_is_gone(
+    gpus: FakeGpus, how: signal.Signals
+) -> None:
+    source = gpus.put(model(0))
+    async with child("read", apply="map", gpu=True) as bad:
+        async with Publisher(source, gpus=gpus, slots=2) as publisher:
+            publisher.add("bad", PipeLink(bad.pipe, f"pid {bad.pid}"))
+            await publisher.connect(60)
+            for version in (1, 2, 3):
+                await publish(publisher, source, version)
+            bad.signal(signal.SIGSTOP)
+            for version in (4, 5, 6, 7):
+                await publish(publisher, source, version, worker_ids=[])
+            assert len(gpus.room) == 3, "two slots, and what the stopped one looks at"
+            assert len(RETIRED) == 1
+            if how == signal.SIGKILL:
+                bad.signal(how)
+                await bad.ended()
+                await publish(publisher, source, 8, worker_ids=[])
+                assert len(gpus.room) == 2
+        assert len(gpus.room) == (0 if how == signal.SIGKILL else 2)
+    RETIRED.sweep()
+    assert gpus.room == {}
+
+
+async def test_a_receiver_whose_sender_is_killed_keeps_its_last_whole_version(gpus: FakeGpus) -> None:
+    weights = gpus.put(model(0))
+    async with (
+        child("send", scale=1, gpu=True) as sender,
+        Subscriber(PipeLink(sender.pipe), weights, gpus=gpus) as subscriber,
+    ):
+        await subscriber.connect()
+        await subscriber.wait_version(3, 60)
+        assert gpus.done("open")
+        sender.signal(signal.SIGKILL)
+        with pytest.raises(PeerLost):
+            await subscriber.wait_version(1 << 40, 30)
+        async with subscriber.reading() as version:
+            assert values_of(weights) == {version}
