@@ -4,6 +4,7 @@
     python -m benches.bench_weights --only llm_1GiB_4
     python -m benches.bench_weights --only two_nodes --only two_hosts    # nodes of this machine; network namespaces
     python -m benches.bench_weights --only narrow_hosts                  # three hosts pass them on to each other
+    python -m benches.bench_weights --only one_gpu                       # trainer, receiver or both on a GPU
 
 Every version is verified at every receiver before the next one is sent.
 """
@@ -22,7 +23,7 @@ from .contestant import ContestantError
 from .exchange import GIBI, KIBI, MEBI, Hosts, in_words
 from .measure import BEST, ITSELF, LIMIT, OURS, Case, Round, Target
 from .options import Options, parse
-from .session import Job, Standing
+from .session import Job, Measurement, Standing
 
 BENCH: Final = "weights"
 RECEIVERS: Final = (1, 2, 4)
@@ -162,6 +163,27 @@ def families(quick: bool) -> list[list[Sync]]:
     return [*(large(quick, *pair) for pair in pairs), *(small(*pair) for pair in pairs)]
 
 
+ON_GPU: Final = {
+    "d2h": ("d2h", 1, "until the trainer's weights, on the GPU, may change; the receiver's are on the CPU"),
+    "h2d": ("h2d", 1, "for which a receiver on the GPU could not use its own; the trainer's are on the CPU"),
+    "copy": ("d2d", 2, "until the receiver, on the trainer's GPU, has answered; packed and copied there"),
+    "map": ("d2d", 1, "until the receiver, on the trainer's GPU, has answered; packed there"),
+}
+"""By way: the copy of CUDA's that it is set beside, how often, and what is measured."""
+
+
+def one_gpu(quick: bool) -> list[Measurement]:
+    """To one receiver, from or to a GPU, or both on one."""
+    found = []
+    size, count = (64 * MEBI, 2) if quick else (GIBI, 5)
+    for way, (copy, times, note) in ON_GPU.items():
+        limit = f"cudaMemcpy of as many bytes, {copy}" + (", twice" if times > 1 else "")
+        case = Case(BENCH, f"one_gpu_{way}_{in_words(size)}", "ms", 1e3, limit=limit, note=note)
+        job = ("gpu_copy", {"way": copy, "size": size, "times": times, "count": count})
+        found.append(Measurement(case, "sync_on_gpu", {"way": way, "size": size, "count": count}, job, peers=()))
+    return found
+
+
 class Session:
     """Ours, a peer or none, and the limits: what each of them has measured.
 
@@ -295,6 +317,7 @@ def main(arguments: list[str] | None = None) -> None:
         run_hosts(wanted(alone, [far(options.quick, TWO_HOSTS, apply) for apply in APPLY]), alone, _FAR_OPENING)
         opening = ("start", {"receivers": NARROW_RECEIVERS})
         run_hosts(wanted(alone, [narrow(options.quick)]), alone, opening, 1 + NARROW_RECEIVERS, RATE)
+        run_gpu(alone)
     except ContestantError as error:
         sys.exit(str(error))
 
@@ -312,6 +335,24 @@ def run_hosts(
         return
     with hosts:
         run(asked, options, lambda name: hosts.start(name, opening, "weights_ours.py"))
+
+
+def run_gpu(options: Options) -> None:
+    asked = [each for each in one_gpu(options.quick) if options.wants(each.case.name)]
+    if not asked:
+        return
+    with contestant.limits() as limits:
+        if not limits.ask("gpus")[0]:
+            print("no rows of one GPU: torch finds none on this machine", file=sys.stderr)
+            return
+
+    def starting(name: str) -> Standing:
+        if name == LIMIT:
+            return Standing(contestant.limits)
+        ours = functools.partial(contestant.ours, "--gpu", "--loop", options.loop, script="weights_ours.py")
+        return Standing(ours, ("start", {"receivers": 1}))
+
+    session.print_rows(asked, session.beside_each_peer(asked, starting, options), options)
 
 
 if __name__ == "__main__":

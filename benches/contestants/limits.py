@@ -158,6 +158,23 @@ class Limits:
             samples.append(size / (time.perf_counter() - began))
         return samples
 
+    async def gpu_copy(self, way: str, size: int, times: int, count: int) -> works.Samples:
+        """Seconds of copies from a GPU to pinned memory (``"d2h"``), back (``"h2d"``), or within it (``"d2d"``)."""
+        import torch
+
+        source = torch.ones(size // 4, device="cuda" if way != "h2d" else "cpu", pin_memory=way == "h2d")
+        target = torch.zeros(size // 4, device="cuda" if way != "d2h" else "cpu", pin_memory=way == "d2h")
+        samples = []
+        for index in range(count + 1):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            for _ in range(times):
+                target.copy_(source, non_blocking=True)
+            torch.cuda.synchronize()
+            if index:  # the first one meets memory that is new
+                samples.append(time.perf_counter() - began)
+        return samples
+
     async def gpus(self) -> works.Samples:
         """How many there are."""
         import torch

@@ -48,21 +48,26 @@ def leaves(shape: str, size: int) -> dict[str, int]:
     return found
 
 
-def model(shape: str, size: int) -> Any:
-    """A module with these parameters, whose memory is not there yet."""
+def model(shape: str, size: int, device: str = "cpu") -> Any:
+    """A module with these parameters, whose memory is not there yet on a CPU."""
     import torch
 
     # The C library keeps what the last one was in: gigabytes in every process, and this machine may not have so many.
     ctypes.CDLL(None).malloc_trim(0)
     found = torch.nn.Module()
     for name, elements in leaves(shape, size).items():
-        found.register_parameter(name, torch.nn.Parameter(torch.empty(elements), requires_grad=False))
+        found.register_parameter(name, torch.nn.Parameter(torch.empty(elements, device=device), requires_grad=False))
     return found
 
 
 def fill(module: Any, version: int) -> None:
+    """On a GPU it has been done, and not only begun."""
+    import torch
+
     for parameter in module.parameters():
         parameter.fill_(version)
+    if any(parameter.is_cuda for parameter in module.parameters()):
+        torch.cuda.synchronize()
 
 
 def fill_with_pattern(module: Any) -> list[int]:
@@ -71,7 +76,8 @@ def fill_with_pattern(module: Any) -> list[int]:
 
     first = 0
     for parameter in module.parameters():
-        torch.arange(first, first + parameter.numel(), dtype=torch.float32, out=parameter.data)
+        last, device = first + parameter.numel(), parameter.device
+        torch.arange(first, last, dtype=torch.float32, device=device, out=parameter.data)
         first += 7919
     return sums(module)
 

@@ -12,7 +12,7 @@ import weighing
 import works
 from works import Samples
 
-from rlinf_async import Cluster, NodePlacementStrategy, Worker
+from rlinf_async import Cluster, NodePlacementStrategy, PackedPlacementStrategy, PlacementStrategy, Worker
 from rlinf_async.weights import far_nodes
 from rlinf_async.weights.chain import CHAIN_FROM
 from rlinf_async.weights.publisher import Publisher
@@ -21,9 +21,11 @@ from rlinf_async.weights.worker_link import WorkerLink
 
 
 class Trainer(Worker):
-    async def open(self, line: str, shape: str, size: int, receivers: int, apply: str, chain_from: int) -> None:
+    async def open(
+        self, line: str, shape: str, size: int, receivers: int, apply: str, device: str, chain_from: int
+    ) -> None:
         far_nodes.CHAIN_FROM = chain_from
-        self._model = weighing.model(shape, size)
+        self._model = weighing.model(shape, size, device)
         self._publisher = Publisher(self._model, apply=apply)
         for rank in range(receivers):
             self._publisher.add(rank, WorkerLink("rollout", rank, line))
@@ -64,8 +66,8 @@ class Trainer(Worker):
 
 
 class Rollout(Worker):
-    async def open(self, line: str, shape: str, size: int, apply: str) -> None:
-        self._model = weighing.model(shape, size)
+    async def open(self, line: str, shape: str, size: int, apply: str, device: str) -> None:
+        self._model = weighing.model(shape, size, device)
         self._subscriber = Subscriber(WorkerLink("trainer", 0, line), self._model, apply=apply)
         await self._subscriber.connect()
         self._subscriber.serve()
@@ -96,23 +98,30 @@ class Ours(weighing.Weights):
     Args:
         num_nodes: the nodes of the run that there is, under ``rlinf-launch``.
         local_nodes: nodes that this machine plays.
+        gpu: all workers share the first GPU.
 
     Attributes:
         chain_from: bytes from which on receivers pass weights on to each other.
+        devices: of the trainer's model and the receivers'.
     """
 
-    def __init__(self, num_nodes: int, local_nodes: int | None) -> None:
+    def __init__(self, num_nodes: int, local_nodes: int | None, gpu: bool) -> None:
         self._num_nodes = num_nodes
         self._local_nodes = local_nodes
+        self._gpu = gpu
         self._lines = 0
         self.chain_from = CHAIN_FROM
+        self.devices = ("cpu", "cpu")
 
     async def start(self, receivers: int) -> None:
         self._cluster = await Cluster(num_nodes=self._num_nodes, local_nodes=self._local_nodes)
-        others = list(range(1, self._num_nodes)) or [0]
-        placement = NodePlacementStrategy([others[rank % len(others)] for rank in range(receivers)])
-        self._trainer = Trainer.create_group().launch(self._cluster, NodePlacementStrategy([0]), name="trainer")
-        self._rollout = Rollout.create_group().launch(self._cluster, placement, name="rollout")
+        nodes = list(range(1, self._num_nodes)) or [0]
+        first: PlacementStrategy = NodePlacementStrategy([0])
+        others: PlacementStrategy = NodePlacementStrategy([nodes[rank % len(nodes)] for rank in range(receivers)])
+        if self._gpu:
+            first = others = PackedPlacementStrategy(0, 0)
+        self._trainer = Trainer.create_group().launch(self._cluster, first, name="trainer")
+        self._rollout = Rollout.create_group().launch(self._cluster, others, name="rollout")
         await self._trainer
         await self._rollout
 
@@ -123,8 +132,9 @@ class Ours(weighing.Weights):
         self._lines += 1
         line = f"bench {self._lines}"
         self._receiving: Any = self._rollout.execute_on(*range(receivers))
-        opening = self._receiving.open(line, shape, size, apply)
-        await self._trainer.open(line, shape, size, receivers, apply, self.chain_from)
+        trainers, others = self.devices
+        opening = self._receiving.open(line, shape, size, apply, others)
+        await self._trainer.open(line, shape, size, receivers, apply, trainers, self.chain_from)
         await opening
 
     async def sync(self, version: int) -> Sequence[float]:
@@ -149,6 +159,15 @@ class Ours(weighing.Weights):
         return list(samples)
 
 
+ON_GPU = {
+    "d2h": ("cuda", "cpu", "map", "staged"),
+    "h2d": ("cpu", "cuda", "copy", "pause"),
+    "copy": ("cuda", "cuda", "copy", "total"),
+    "map": ("cuda", "cuda", "map", "total"),
+}
+"""By way: where the trainer's model and the receiver's are, what is done with it, and what counts."""
+
+
 class OurWeighing(weighing.Weighing):
     """The work of all frameworks, and some of our own."""
 
@@ -168,14 +187,22 @@ class OurWeighing(weighing.Weighing):
         finally:
             self._ours.chain_from = before
 
+    async def sync_on_gpu(self, way: str, size: int, count: int) -> Samples:
+        """Seconds of what counts, to one receiver."""
+        trainers, receivers, apply, what = ON_GPU[way]
+        self._ours.devices = trainers, receivers
+        found = await self.sync("llm", size, 1, apply, count)
+        return found[what]
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--loop", choices=("asyncio", "uvloop"), default="asyncio")
     parser.add_argument("--num-nodes", type=int, default=1)
     parser.add_argument("--local-nodes", type=int)
+    parser.add_argument("--gpu", action="store_true")
     options = parser.parse_args()
-    serving = works.serve(OurWeighing(Ours(options.num_nodes, options.local_nodes)))
+    serving = works.serve(OurWeighing(Ours(options.num_nodes, options.local_nodes, options.gpu)))
     if options.loop == "asyncio":
         asyncio.run(serving)
     else:

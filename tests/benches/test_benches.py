@@ -39,6 +39,7 @@ def test_every_case_has_a_name_of_its_own() -> None:
             *bench_send.two_nodes("two_nodes", False),
             *bench_send.two_nodes("two_hosts", False),
             *bench_send.one_gpu(False),
+            *bench_weights.one_gpu(False),
             *bench_channel.same_node(False),
             *bench_channel.many_keys(False),
             *bench_channel.many_workers(False),
