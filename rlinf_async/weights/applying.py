@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,8 @@ from rlinf_async.weights.param_tree import Path
 from rlinf_async.weights.registered import Registrar
 from rlinf_async.weights.source import unpack_extra
 from rlinf_async.weights.versions import Reception, Verdict
+
+logger = logging.getLogger(__name__)
 
 
 class Applying:
@@ -84,6 +87,22 @@ class Applying:
                 raise
             self._applied(leased, extra)
             return time.monotonic() - begun
+
+    async def move_out(self) -> None:
+        """The sender is gone, and sooner or later its GPU's memory: tensors that stand there get some of their own.
+
+        Readers who stay too long keep them from it, and so does that memory, if it is gone already.
+        """
+        destination = self._destination
+        if destination.device is None or destination.is_copied:
+            return
+        try:
+            async with self._gate.writing(self._patience):
+                await self._aside.do(destination.detach, nbytes=None)
+        except Exception as error:
+            logger.warning("weights stay in the memory of a sender that is gone: %s", error)
+        else:
+            self._leases.keep(None)
 
     def _write(self, leased: Leased, extra: Mapping[Path, Any]) -> None:
         assert leased.views is not None

@@ -248,6 +248,7 @@ class Subscriber:
         if not self._news:
             self._check_open()
             assert self._end is not None
+            await self._applying.move_out()
             raise self._end.with_traceback(None)
         before = self.version
         self._is_taking = True

@@ -94,7 +94,7 @@ async def hang(pipe: Any, facts: dict[str, Any]) -> None:
 async def send(pipe: Any, facts: dict[str, Any]) -> None:
     """Publishes for ever."""
     gpus = gpus_of(facts)
-    publisher = Publisher(gpus.put(model(0, facts["scale"])), gpus=gpus)
+    publisher = Publisher(gpus.put(model(0, facts["scale"])), gpus=gpus, apply=facts.get("apply", "copy"))
     publisher.add(0, PipeLink(pipe))
     await publisher.connect()
     version = 0

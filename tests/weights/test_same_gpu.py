@@ -299,11 +299,14 @@ async def test_memory_that_a_stopped_receiver_has_open_stays_until_it_is_gone(
     assert gpus.room == {}
 
 
-async def test_a_receiver_whose_sender_is_killed_keeps_its_last_whole_version(gpus: FakeGpus) -> None:
+@pytest.mark.parametrize("apply", ["copy", "map"])
+async def test_a_receiver_whose_sender_is_killed_has_its_last_whole_version_in_memory_of_its_own(
+    gpus: FakeGpus, apply: str
+) -> None:
     weights = gpus.put(model(0))
     async with (
-        child("send", scale=1, gpu=True) as sender,
-        Subscriber(PipeLink(sender.pipe), weights, gpus=gpus) as subscriber,
+        child("send", scale=1, gpu=True, apply=apply) as sender,
+        Subscriber(PipeLink(sender.pipe), weights, gpus=gpus, apply=apply) as subscriber,
     ):
         await subscriber.connect()
         await subscriber.wait_version(3, 60)
@@ -313,3 +316,4 @@ async def test_a_receiver_whose_sender_is_killed_keeps_its_last_whole_version(gp
             await subscriber.wait_version(1 << 40, 30)
         async with subscriber.reading() as version:
             assert values_of(weights) == {version}
+        assert len({tensor.untyped_storage().data_ptr() for tensor in weights.values()}) == len(weights)
