@@ -214,12 +214,15 @@ async def test_weights_that_were_mapped_on_the_gpu_are_copied_into_memory_of_the
     gpus: FakeGpus,
 ) -> None:
     source, destination = gpus.put(model(0)), gpus.put(model(0))
-    async with pair(source, destination, gpus=gpus, apply="map") as (publisher, _):
+    async with pair(source, destination, gpus=gpus, apply="map") as (publisher, (subscriber,)):
         await publish(publisher, source, 1)
+        assert subscriber._leases.keeps_one
         publisher._outlets._outlets[0].gpu = ""
         for version in (2, 3, 4, 5):
             await publish(publisher, source, version)
             assert values_of(destination) == {version}
+            assert len({tensor.untyped_storage().data_ptr() for tensor in destination.values()}) == len(destination)
+            assert not subscriber._leases.keeps_one
         publisher._outlets._outlets[0].gpu = "one GPU"
         for version in (6, 7, 8, 9):
             await publish(publisher, source, version)
