@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,7 +53,9 @@ def model(shape: str, size: int, device: str = "cpu") -> Any:
     """A module with these parameters, whose memory is not there yet on a CPU."""
     import torch
 
-    # The C library keeps what the last one was in: gigabytes in every process, and this machine may not have so many.
+    # Python and the C library keep what the last one was in: gigabytes in every process, and this machine may not have
+    # so many.
+    gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     found = torch.nn.Module()
     for name, elements in leaves(shape, size).items():

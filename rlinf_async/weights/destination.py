@@ -54,6 +54,9 @@ class Destination(Protocol):
     def detach(self) -> None:
         """The memory of the last version is going away."""
 
+    def forget(self) -> None:
+        """Nothing is written any more: it keeps nobody's tensors alive."""
+
 
 class Function:
     """Calls the user's own function, if there is one, with ``{path: tensor}``, which it must not keep."""
@@ -73,6 +76,9 @@ class Function:
 
     def detach(self) -> None:
         pass
+
+    def forget(self) -> None:
+        self._function = None
 
 
 class Tensors:
@@ -183,6 +189,10 @@ class Tensors:
             self._let_go(torch.clone)
             if self.device is not None:
                 self._gpus.settle(self.device)
+
+    def forget(self) -> None:
+        self._holder = None
+        self._places, self._targets = [], []
 
 
 def destination_of(wanted: Any, *, maps: bool, gpus: Gpus) -> Destination:

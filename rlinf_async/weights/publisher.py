@@ -330,6 +330,7 @@ class Publisher:
         if self._store is not None:
             self._store.close()
             self._store = None
+        self._source = self._taker = self._packing = None  # gigabytes, for which a cycle would have to be found
 
     async def __aenter__(self) -> Publisher:
         return self

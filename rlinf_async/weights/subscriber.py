@@ -387,6 +387,7 @@ class Subscriber:
             await self._aside.do(self._destination.detach, nbytes=None if self._destination.places else 0)
         self._aside.close()  # nothing is copied from there any more
         self._leases.close()
+        self._destination.forget()
         self._changes.notify()
 
     async def __aenter__(self) -> Subscriber:

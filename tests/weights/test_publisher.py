@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -428,3 +430,19 @@ def test_a_publisher_works_in_one_loop_after_another() -> None:
     assert float(destination["a"].min()) == 4.0
     asyncio.run(publisher.close())
     asyncio.run(subscriber.close())
+
+
+@pytest.mark.parametrize("apply", ["copy", "map"])
+async def test_who_is_closed_keeps_no_weights_alive(apply: str) -> None:
+    source, mine = filled(1), Net()
+    left = [weakref.ref(tensor) for net in (source, mine) for tensor in (*net.parameters(), *net.buffers())]
+    gc.collect()
+    gc.disable()
+    try:
+        async with pair(source, mine, apply=apply) as (publisher, subscribers):
+            await (await publisher.publish())
+        del source, mine
+        assert [reference for reference in left if reference() is not None] == []
+    finally:
+        gc.enable()
+    assert subscribers[0].version == publisher.version == 1
