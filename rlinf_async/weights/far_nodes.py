@@ -166,7 +166,6 @@ class FarNodes:
         outgoing = self._outgoing
         if outgoing is not None and outgoing.version == version and outgoing.facts is None:
             self._outgoing = None
-            self._chain.plan((), time.monotonic())
             for node in list(self._nodes.values()):
                 if node.coming is not None and node.expects(version):
                     waiting = node.coming.waiting

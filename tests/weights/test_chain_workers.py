@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psutil
 import pytest
 
 from rlinf_async import Cluster, NodePlacementStrategy, Worker
@@ -45,6 +47,14 @@ def begin(trainer: Any, rollout: Any, size: int, **options: Any) -> None:
     beginning = rollout.begin("trainer", **({"apply": options["apply"]} if "apply" in options else {}))
     trainer.begin([("rollout", rank) for rank in range(size)], **options).wait(60)
     beginning.wait(60)
+
+
+def wait_stopped(pid: int) -> None:
+    """It stops itself; a SIGCONT that came before would be lost."""
+    deadline = time.monotonic() + 60
+    while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)  # nobody is told but its parent
 
 
 @pytest.mark.parametrize("apply", ["copy", "map"])
@@ -182,6 +192,7 @@ def test_both_ends_are_closed_while_a_version_is_half_way(launch: Launch, first:
     pid = rollout.pid().wait(10)[1]
     rollout.execute_on(1).stop_when_something_comes().wait(10)
     trainer.publish_and_stop_waiting(2).wait(60)
+    wait_stopped(pid)
     try:
         if first == "trainer":
             trainer.end().wait(10)

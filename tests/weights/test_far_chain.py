@@ -113,6 +113,37 @@ def test_if_one_dies_the_next_follows_the_one_before_it_and_the_machine_of_the_d
     assert one.said[-1] == (say.PASS, 1, ["rollout", 3], three.line)
 
 
+def test_if_one_dies_who_gets_it_from_one_that_has_it_goes_on(sender: Sender) -> None:
+    one, two, three = outlets = hosts_of(sender, 1, 2, 3)
+    slot, writer = sender.begin(1, *outlets)
+    sender.pack(slot, 1)
+    sender.nodes.bring(1, outlets, sender.store, writer)
+    sender.answer(two, 1, None, "there")
+    heard = list(three.said)
+    sender.nodes.forget(one)
+    assert three.said == heard
+    sender.nodes.forget(two)
+    assert since_told(three)[0] == (say.BRING, 1, SIZES, 0, b""), "the one that had it passes it on no more"
+
+
+@pytest.mark.parametrize("how", ["is not sent", "does not land"])
+def test_if_the_first_cannot_have_it_the_others_have_it_all_the_same(sender: Sender, how: str) -> None:
+    one, two, three = outlets = hosts_of(sender, 1, 2, 3)
+    slot, writer = sender.begin(1, *outlets)
+    sender.room(one, 1)
+    sender.pack(slot, 1)
+    sender.nodes.bring(1, outlets, sender.store, writer)
+    if how == "is not sent":
+        one.link.tensors[0][2]._settle(error=TransferFailed("no way"))
+    else:
+        sender.answer(one, 1, say.pack_error(MemoryError("no room")), None)
+    ((failed, _, _, why),) = sender.landed
+    assert failed == [one]
+    assert why == ("TransferFailed" if how == "is not sent" else "MemoryError")
+    assert since_told(two)[0] == (say.BRING, 1, SIZES, 0, b"")
+    assert since_told(three)[0][-2] == ["rollout", 2]
+
+
 @pytest.mark.parametrize("who", ["source", "receiver"])
 def test_if_there_is_no_way_between_two_those_behind_get_it_directly_with_one_warning(
     sender: Sender, caplog: pytest.LogCaptureFixture, who: str
