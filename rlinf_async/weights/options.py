@@ -23,7 +23,8 @@ class SyncOptions:
     """
     Args:
         apply: ``"copy"``: a receiver's tensors are overwritten.  ``"map"``: they come to stand in the memory that the
-            sender has written; nothing is copied, and to write into them then is a fault.  With
+            sender has written; nothing is copied, and to write into them then is a fault, or, on a GPU, seen by
+            other receivers.  A model on another GPU than the sender's is copied to all the same.  With
             ``DistributedWeightSyncScheme`` that is the memory in which the weights have arrived.  Weights that come as
             the argument of a call are always copied.
         slots: versions that the memory has room for; by default 2 for ``"copy"``, 3 for ``"map"``.

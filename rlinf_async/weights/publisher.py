@@ -32,7 +32,7 @@ class Publisher:
 
     A version is packed into shared memory and then published; receivers of the same machine read it there, and on each
     other machine one receiver gets it for all.  So nobody ever sees a version that is not whole, and the source may
-    change as soon as ``publish`` returns, and is copied as it is once the caller's current streams have come so far::
+    change as soon as ``publish`` returns::
 
         async with Publisher(model) as publisher:
             publisher.add(0, link)
@@ -42,6 +42,10 @@ class Publisher:
             report = await handle                        # every receiver has applied it
 
     Methods may be called from any loop, one at a time.
+
+    Weights of a GPU are packed once the caller's current streams have come as far as they were when ``publish`` was
+    called: there, if receivers of this machine have theirs on the same GPU, and in shared memory for everybody else.
+    What CUDA refuses is logged once, and goes by way of the CPU.
 
     Of weights that are sharded (FSDP, DTensor) every rank has a publisher, that of rank 0 all receivers.  They publish
     together: shards go straight to their places in rank 0's shared memory, and no other rank ever has them whole.  A

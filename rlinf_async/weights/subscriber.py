@@ -47,7 +47,7 @@ class Subscriber:
         destination: a module, nested dicts of tensors, or a TensorDict, whose tensors get the weights; or a function
             that is called with ``{path: tensor}`` and must not keep them; None: the weights are only looked at.
         apply: ``"copy"``: the tensors are overwritten.  ``"map"``: they come to stand in the sender's memory, and to
-            write to them then is a fault that ends the process.
+            write to them then is a fault that ends the process; on a GPU it is none, and other receivers see it.
         policy: ``"latest"``: versions that are late are skipped.  ``"all"``: every one is applied.
         verify: ``"crc"``: checksums are checked, where the sender makes them.
         ack_timeout: seconds that readers have to leave when a version is to be applied.

@@ -73,6 +73,8 @@ class FakeGpus:
     ) -> None:
         ways = {(bool(self.places([to])), bool(self.places([of]))) for to, of in zip(targets, sources, strict=True)}
         names = {(True, True): "D2D", (True, False): "H2D", (False, True): "D2H", (False, False): "H2H"}
+        if not ways:
+            return
         self._do("copy", "+".join(sorted(names[way] for way in ways)), dict(after or {}))
         copy_tensors(targets, sources)
 

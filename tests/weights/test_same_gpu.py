@@ -12,11 +12,16 @@ import pytest
 import torch
 
 from rlinf_async.errors import PeerLost
+from rlinf_async.weights.copying import Copy, copy_tensors
 from rlinf_async.weights.device_leaves import RETIRED
 from rlinf_async.weights.local_link import LocalLink
+from rlinf_async.weights.manifest import Manifest
+from rlinf_async.weights.param_tree import ParamTree
 from rlinf_async.weights.pipe_link import PipeLink
 from rlinf_async.weights.publisher import Publisher
+from rlinf_async.weights.slab import SlotWriter
 from rlinf_async.weights.slab_layout import IN_SLOT, ON_GPU
+from rlinf_async.weights.store import Store
 from rlinf_async.weights.subscriber import Subscriber
 from tests.weights.children import child
 from tests.weights.gpus import GPU, FakeGpus
@@ -166,6 +171,34 @@ async def test_a_receiver_on_another_gpu_reads_in_the_memory_of_the_cpu(gpus: Fa
         assert values_of(destination) == {1}
         assert places(publisher) == IN_SLOT
         assert other.done("open") == []
+
+
+def test_what_has_changed_is_found_where_both_versions_are(gpus: FakeGpus) -> None:
+    manifest = Manifest.of(ParamTree.of(model(0)))
+    store = Store(manifest, 2, gpus=gpus)
+
+    def pack(value: float, *, there: bool) -> SlotWriter:
+        slot, tensors = store.take(), list(ParamTree.of(model(value)).tensors.values())
+        assert store.make_room(slot, GPU)
+        copy: Copy = gpus.copy if there else copy_tensors
+        return store.pack(slot, int(value), tensors, copy=copy, on_gpu=there)
+
+    pack(1, there=True)
+    pack(2, there=True)
+    found = store.delta()
+    assert found is not None
+    assert found[0] == 1
+    region = torch.zeros(manifest.nbytes, dtype=torch.uint8)
+    for view in manifest.views(region).values():
+        view.fill_(1)
+    found[1].apply(manifest, region)
+    assert {float(view.min()) for view in manifest.views(region).values()} == {2}
+    pack(3, there=False)
+    assert store.delta() is None, "one is here, and one there"
+    pack(4, there=False)
+    assert store.delta() is not None
+    store.close()
+    assert gpus.room == {}
 
 
 # -- what CUDA refuses ----------------------------------------------------------------------------------------------
