@@ -82,6 +82,8 @@ class Packing:
         slot = store.take()
         how: dict[str, Any] = {"extra": extra, "with_checksum": self._with_checksum}
         if self._taker.is_sharded:
+            for device in self._places:
+                store.register(slot, device)
             how["copy"] = functools.partial(self._taker.gather, given=given)
         else:
             places = self._gpus.places(tensors)

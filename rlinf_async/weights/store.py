@@ -135,14 +135,20 @@ class Store:
         """Whether a slot that was taken can be packed on that GPU.  What was tried once in vain is not tried again."""
         if self._is_refused or self._device not in (None, device):
             return False
-        writer = self._slots[slot]
-        if writer.device_leaves is None:
+        if self._slots[slot].device_leaves is None:
+            lacking = [writer for writer in self._slots if writer.device_leaves is None]
+            made: list[DeviceLeaves] = []
             try:
-                writer.device_leaves = DeviceLeaves(self._gpus, self.manifest, device)
+                for _ in lacking:  # all at once: room for one version alone is of no use
+                    made.append(DeviceLeaves(self._gpus, self.manifest, device))
             except Exception as error:
+                for leaves in made:
+                    leaves.free()
                 self._is_refused = True
                 logger.warning("weights of '%s' go by way of the CPU, not of %s: %s", self._label, device, error)
                 return False
+            for writer, leaves in zip(lacking, made, strict=True):
+                writer.device_leaves = leaves
         self._device = device
         return True
 

@@ -24,6 +24,7 @@ class FakeGpus:
     Args:
         refuses: methods that raise.
         name: of the GPU.
+        limit: pieces of memory that it has.
 
     Attributes:
         calls: name and facts of what was done, in order.
@@ -32,7 +33,8 @@ class FakeGpus:
         opened: how often each handle is open.
     """
 
-    def __init__(self, *refuses: str, name: str = "one GPU") -> None:
+    def __init__(self, *refuses: str, name: str = "one GPU", limit: int = 100) -> None:
+        self.limit = limit
         self.refuses = set(refuses)
         self.name = name
         self.calls: list[tuple[Any, ...]] = []
@@ -96,6 +98,8 @@ class FakeGpus:
 
     def allocate(self, nbytes: int, device: torch.device) -> torch.Tensor:
         self._do("allocate", nbytes)
+        if len(self.room) == self.limit:
+            raise RuntimeError("there is no memory left")
         fd = os.memfd_create("stands in for a GPU's memory", os.MFD_CLOEXEC)
         os.truncate(fd, nbytes)
         memory = _map(fd, nbytes)

@@ -243,6 +243,19 @@ async def test_a_sender_that_cannot_share_its_memory_says_so_once_and_goes_by_wa
     assert len(warnings(caplog)) == (2 if apply == "map" else 1)
 
 
+async def test_a_gpu_that_has_room_for_some_of_the_versions_only_is_left_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gpus = FakeGpus(limit=1)
+    source, destination = gpus.put(model(0)), gpus.put(model(0))
+    async with pair(source, destination, gpus=gpus) as (publisher, _):
+        for version in range(1, 4):
+            await publish(publisher, source, version)
+            assert (values_of(destination), places(publisher)) == ({version}, IN_SLOT)
+            assert gpus.room == {}
+    assert warnings(caplog) == ["weights of 'policy' go by way of the CPU, not of cuda:0: there is no memory left"]
+
+
 async def test_weights_that_were_mapped_on_the_gpu_are_copied_into_memory_of_their_own_when_they_come_elsewhere(
     gpus: FakeGpus,
 ) -> None:
