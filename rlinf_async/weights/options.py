@@ -34,7 +34,8 @@ class SyncOptions:
         policy: ``"latest"``: a receiver that is late may skip versions.  ``"all"``: it gets every one.
         ack_timeout: seconds that a receiver has to apply an update.
         verify: ``"crc"``: checksums over everything.
-        select: ``"all"``, ``"trainable"``, or a function of (name, tensor).
+        select: ``"all"``; ``"trainable"``: without parameters that require no gradient; or a function of (name,
+            tensor), which gets a module's parameters themselves.
     """
 
     apply: str = "copy"

@@ -15,7 +15,7 @@ from rlinf_async.weights.options import SyncOptions
 from rlinf_async.weights.receiver import WeightReceiver
 from rlinf_async.weights.resolve import _resolve_model
 from rlinf_async.weights.sender import WeightSender
-from rlinf_async.weights.strategy import WeightStrategy
+from rlinf_async.weights.strategy import WeightStrategy, _get_strategy
 from rlinf_async.weights.transport import TransportBackend
 from rlinf_async.work import Work
 
@@ -142,6 +142,8 @@ class WeightSyncScheme(metaclass=abc.ABCMeta):
         if context is not None:
             sender._set_context(context, model_id)
         sender._source_model = source_model
+        if self.options.select != "all":  # which is judged by the parameters themselves
+            sender._strategy = _get_strategy(self.strategy, keep_vars=True)  # type: ignore[arg-type]  # it is checked
         self._sender = sender
         self._initialized_on_sender = True
 

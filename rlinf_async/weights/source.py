@@ -10,13 +10,14 @@ import torch
 from torch import nn
 
 from rlinf_async.core import codec
-from rlinf_async.errors import WeightMismatch
+from rlinf_async.errors import ConfigError, WeightMismatch
 from rlinf_async.weights.gather import gather_into, is_sharded
 from rlinf_async.weights.manifest import Manifest, TransportDtype, dtype_of
 from rlinf_async.weights.param_tree import EXTRA_STATE, ParamTree, Select, memory_of, name_of
 
 _dtype: Final = attrgetter("dtype")
 _shape: Final = attrgetter("shape")
+_requires_grad: Final = attrgetter("requires_grad")
 
 
 class Source:
@@ -24,9 +25,18 @@ class Source:
 
     Args:
         tree: the first weights.
+
+    Raises:
+        ConfigError: what is trained is selected, and the weights do not tell what that is.
     """
 
     def __init__(self, tree: ParamTree, select: Select, transport_dtype: TransportDtype) -> None:
+        if select == "trainable" and tree.tensors and not any(map(_requires_grad, tree.tensors.values())):
+            raise ConfigError(
+                f"select='trainable' has nothing to go by: none of the {len(tree)} tensors ({_first(tree)!r} …) "
+                "requires a gradient. What state_dict() and .data give is detached: send the module, or "
+                "state_dict(keep_vars=True)"
+            )
         self.manifest = Manifest.of(tree, transport_dtype)
         self._select = select
         self._transport_dtype = transport_dtype
@@ -98,6 +108,10 @@ class Source:
         paths = [leaf.path for leaf in (leaves if given is None else [leaves[index] for index in given])]
         with torch.no_grad():
             gather_into(dict(zip(paths, targets, strict=False)), ParamTree(dict(zip(paths, tensors, strict=True))))
+
+
+def _first(tree: ParamTree) -> str:
+    return name_of(next(iter(tree.tensors)))
 
 
 def pack_extra(tree: ParamTree) -> bytes:

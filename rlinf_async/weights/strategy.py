@@ -17,15 +17,20 @@ class WeightStrategy:
     Args:
         extract_as: ``"tensordict"`` or ``"state_dict"``; what ``apply_weights`` takes is seen from the weights.
             tensordict need not be installed: without it, nested dicts take its place.
+        keep_vars: as of torch's ``state_dict``: the parameters themselves are in it, which know whether they are
+            trained, in the place of detached tensors.
 
     Raises:
         ValueError: it is neither.
     """
 
-    def __init__(self, extract_as: Literal["tensordict", "state_dict"] = "tensordict") -> None:
+    def __init__(
+        self, extract_as: Literal["tensordict", "state_dict"] = "tensordict", *, keep_vars: bool = False
+    ) -> None:
         if extract_as not in ("tensordict", "state_dict"):
             raise ValueError(f"extract_as must be 'tensordict' or 'state_dict', got {extract_as}")
         self.extract_as: str = extract_as
+        self._keep_vars = keep_vars
 
     def __repr__(self) -> str:
         return f"WeightStrategy({self.extract_as!r})"
@@ -52,7 +57,7 @@ class WeightStrategy:
         if is_tensordict(source):
             return source.to_dict()
         if isinstance(source, nn.Module):
-            return source.state_dict()
+            return source.state_dict(keep_vars=True) if self._keep_vars else source.state_dict()
         if isinstance(source, dict):
             return source
         raise ValueError(f"Unsupported source type for state_dict extraction: {type(source)}")
@@ -74,14 +79,14 @@ class WeightStrategy:
         plan_update(destination, weights).write()
 
 
-def _get_strategy(strategy: Literal["tensordict", "state_dict"]) -> WeightStrategy:
+def _get_strategy(strategy: Literal["tensordict", "state_dict"], *, keep_vars: bool = False) -> WeightStrategy:
     """
     Raises:
         ValueError: there is none of that name.
     """
     if strategy not in ("tensordict", "state_dict"):
         raise ValueError(f"Unknown strategy: {strategy}. Must be 'tensordict' or 'state_dict'.")
-    return WeightStrategy(extract_as=strategy)
+    return WeightStrategy(extract_as=strategy, keep_vars=keep_vars)
 
 
 def _as_tensordict(source: Any) -> Any:

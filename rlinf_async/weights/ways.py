@@ -187,7 +187,7 @@ class PublisherWay:
             manifest = None if store is None else store.manifest
             if manifest is None or update.keys is not None or isinstance(update.weights, nn.Module):
                 raise
-            tree, keys = fitted(ParamTree.of(update.weights), manifest)
+            tree, keys = fitted(ParamTree.of(update.weights, self._publisher._select), manifest)
             self._handle = await self._publish(update, tree, keys)
 
     async def _publish(self, update: Update, weights: Any, keys: Any) -> SyncHandle:
