@@ -13,7 +13,8 @@ from rlinf_async.core import codec
 from rlinf_async.errors import ConfigError, WeightMismatch
 from rlinf_async.weights.gather import gather_into, is_sharded
 from rlinf_async.weights.manifest import Manifest, TransportDtype, dtype_of
-from rlinf_async.weights.param_tree import EXTRA_STATE, ParamTree, Select, memory_of, name_of
+from rlinf_async.weights.param_tree import EXTRA_STATE, ParamTree, Path, Select, memory_of, name_of
+from rlinf_async.weights.update import are_equal
 
 _dtype: Final = attrgetter("dtype")
 _shape: Final = attrgetter("shape")
@@ -45,6 +46,10 @@ class Source:
         self._shapes = [shape for shape, _ in self._expected]
         self._dtypes = [dtype for _, dtype in self._expected]
         self._ties = [(name_of(path), name_of(owner)) for path, owner in self.manifest.aliases.items()]
+        self._tied: dict[Path, list[Path]] = {}
+        """By the path of a leaf: its other names."""
+        for path, owner in self.manifest.aliases.items():
+            self._tied.setdefault(owner, []).append(path)
         self._has_extra = bool(tree.extra)
         self.is_sharded = any(map(is_sharded, tree.tensors.values()))
         """Every rank has only a part of them."""
@@ -66,9 +71,7 @@ class Source:
         tensors = []
         for index in indices:
             path = self.manifest.leaves[index].path
-            if path not in tree:
-                raise WeightMismatch(f"the weights lack {name_of(path)!r}, of which the receivers were told")
-            tensor = tree[path]
+            tensor = tree[path] if path not in self._tied and path in tree else self._tied_tensor(tree, path)
             shape, dtype = self._expected[index]
             if tensor.shape != shape or tensor.dtype is not dtype:
                 raise WeightMismatch(
@@ -77,6 +80,24 @@ class Source:
                 )
             tensors.append(tensor)
         return tensors, pack_extra(tree) if given is None else None
+
+    def _tied_tensor(self, tree: ParamTree, owner: Path) -> torch.Tensor:
+        """The one value of a tensor that has several names, of which some may be missing.
+
+        Raises:
+            WeightMismatch: it has several values, or none.
+        """
+        there = [path for path in (owner, *self._tied.get(owner, ())) if path in tree]
+        if not there:
+            raise WeightMismatch(f"the weights lack {name_of(owner)!r}, of which the receivers were told")
+        first, *others = (tree[path] for path in there)
+        for path, other in zip(there[1:], others, strict=True):
+            if memory_of(other) != memory_of(first) and (is_sharded(other) or not are_equal(other, first)):
+                raise WeightMismatch(
+                    f"{name_of(path)!r} was tied to {name_of(there[0])!r} when the receivers were told of it, and has "
+                    "a value of its own now: tie them again, or close both sides and connect again"
+                )
+        return first
 
     def _take_quickly(self, source: Any) -> list[torch.Tensor] | None:
         """Of a module or a flat dict with tensors only; None where something is not as it was, for whatever reason."""

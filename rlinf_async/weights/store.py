@@ -297,16 +297,22 @@ class Store:
 def select_leaves(manifest: Manifest, keys: Collection[Any] | None) -> list[int] | None:
     """The indices of the leaves that ``keys`` names: paths, or names with dots; a prefix names all below it.
 
+    A tensor that is tied is named by each of its names.
+
     Raises:
         KeyError: a key names nothing.
     """
     if keys is None:
         return None
     wanted = [path_of(key) if isinstance(key, str) else tuple(key) for key in keys]
+    index_of = {leaf.path: index for index, leaf in enumerate(manifest.leaves)}
+    index_of |= {path: index_of[owner] for path, owner in manifest.aliases.items()}
     found: set[int] = set()
     for path in wanted:
-        aliased = manifest.aliases.get(path, path)
-        indices = [index for index, leaf in enumerate(manifest.leaves) if leaf.path[: len(aliased)] == aliased]
+        if path in index_of:  # nothing is below a tensor
+            found.add(index_of[path])
+            continue
+        indices = [index for known, index in index_of.items() if known[: len(path)] == path]
         if not indices:
             raise KeyError(f"keys= names {name_of(path)!r}, which the weights do not have")
         found.update(indices)

@@ -191,6 +191,12 @@ def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
     return not torch.equal(as_bytes(one), as_bytes(other))
 
 
+def are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether they hold the same, bit by bit, in the same form and on the same device."""
+    forms = ((each.shape, each.dtype, each.device) for each in (one, other))
+    return len(set(forms)) == 1 and torch.equal(as_bytes(one), as_bytes(other))
+
+
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Its bytes in row-major order, one dimension; a view where it is contiguous."""
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
