@@ -14,7 +14,7 @@ import works
 from talking import Talking, key_of, ones
 from works import Samples, ticks
 
-from rlinf_async import Channel, Cluster, NodePlacementStrategy, PackedPlacementStrategy, Work, Worker
+from rlinf_async import Channel, Cluster, FlexiblePlacementStrategy, NodePlacementStrategy, Work, Worker
 
 
 class Bench(Talking, Worker):
@@ -115,7 +115,7 @@ class Ours(exchanges.Exchange):
         if self._device == "cpu":
             self._group = spec.launch(self._cluster, NodePlacementStrategy(nodes), name="bench")
         else:
-            self._group = spec.launch(self._cluster, PackedPlacementStrategy(0, 0), name="bench")
+            self._group = spec.launch(self._cluster, FlexiblePlacementStrategy([[0]] * workers), name="bench")
         await self._group
         self._channel = await Channel.create("items", cluster=self._cluster)
 
