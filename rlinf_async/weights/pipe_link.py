@@ -1,7 +1,8 @@
 """A link over one end of a ``multiprocessing.Pipe``.
 
-One thread reads it, because ``Connection.recv_bytes`` waits in the middle of a message for the rest of it.  The pipe
-itself stays its owner's: closing the link says good-bye over it and leaves it open.
+One thread reads it, because ``Connection.recv_bytes`` waits in the middle of a message for the rest of it; nobody waits
+until the other side reads.  The pipe itself stays its owner's: closing the link says good-bye over it and leaves it
+open.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ import select
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-import msgpack
-
 from rlinf_async.errors import ConfigError, PeerLost, TransferFailed
 from rlinf_async.weights.links import Link, Words
+from rlinf_async.weights.outbox import Outbox
+from rlinf_async.weights.pieces import Joining
 from rlinf_async.weights.wake import Wake
 
 if TYPE_CHECKING:
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 
 _PATIENCE: Final = 1.0
 """Seconds that the other side, stopped in the middle of a word, can hold up the closing of the link."""
-
-_MOMENT: Final = 100
-"""Milliseconds for which a full pipe is waited for: it holds some dozens of words, and who reads it is quick."""
 
 _GOOD_BYE: Final[Words] = ["good-bye"]
 
@@ -43,7 +41,9 @@ class PipeLink(Link):
         if not (pipe.readable and pipe.writable):
             raise ConfigError("the pipe goes one way only, and acknowledgements go the other: multiprocessing.Pipe()")
         self._pipe = pipe
-        self._writing = threading.Lock()
+        self._outbox = Outbox.of(pipe)
+        self._outbox.join()
+        self._joining = Joining()
         self._wake = Wake()
         self._thread: threading.Thread | None = threading.Thread(
             target=self._run, name=f"weights from {label}", daemon=True
@@ -52,15 +52,7 @@ class PipeLink(Link):
         self.opened._settle()
 
     def _send(self, words: Words) -> None:
-        with self._writing:
-            try:
-                writable = select.poll()
-                writable.register(self._pipe.fileno(), select.POLLOUT)
-                if not any(happened & select.POLLOUT for _, happened in writable.poll(_MOMENT)):
-                    raise TransferFailed(f"{self.label} does not read what it is sent: the pipe is full")
-                self._pipe.send_bytes(msgpack.packb(words))
-            except OSError as error:
-                raise PeerLost(f"{self.label} is gone: {error.strerror or error}") from error
+        self._outbox.say(words, self.label)
 
     def _run(self) -> None:
         try:
@@ -77,17 +69,18 @@ class PipeLink(Link):
             if self._wake.fd in ready:
                 return
             try:
-                words = msgpack.unpackb(self._pipe.recv_bytes())
+                whole = self._joining.take(self._pipe.recv_bytes())
             except (EOFError, OSError):
                 self._end(PeerLost(f"{self.label} is gone: its end of the pipe is closed"))
                 return
             except ValueError as error:
                 self._end(TransferFailed(f"what {self.label} sends is no message of a link: {error}"))
                 return
-            if words == _GOOD_BYE:
-                self._end(PeerLost(f"{self.label} has closed its end of the link"))
-                return
-            self._arrive(words)
+            for words in whole:
+                if words == _GOOD_BYE:
+                    self._end(PeerLost(f"{self.label} has closed its end of the link"))
+                    return
+                self._arrive(words)
 
     def _close(self) -> None:
         thread, self._thread = self._thread, None
@@ -97,5 +90,6 @@ class PipeLink(Link):
             self._send(_GOOD_BYE)
         except (PeerLost, TransferFailed):
             pass  # it knows, or never will
+        self._outbox.leave()
         self._wake.write(b"\0")
         self._wake.leave(thread, _PATIENCE)

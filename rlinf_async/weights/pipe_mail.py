@@ -12,8 +12,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from rlinf_async.errors import ConfigError, DeadlineExceeded, PeerLost
+from rlinf_async.errors import ConfigError, PeerLost
 from rlinf_async.weights.aside import Aside
+from rlinf_async.weights.outbox import Outbox
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -53,18 +54,12 @@ class PipeMail:
             PeerLost: it is gone.
         """
         body = _MARK + pickle.dumps(message, protocol=5)[2:]
-        header = _LENGTH.pack(len(body)) if len(body) <= 0x7FFFFFFF else _LENGTH.pack(-1) + struct.pack("!Q", len(body))
-        rest = memoryview(header + body)
-        end = None if timeout is None else time.monotonic() + timeout
-        with self._socket() as sock:
-            while rest:
-                try:
-                    rest = rest[sock.send(rest, socket.MSG_DONTWAIT) :]
-                except BlockingIOError:
-                    if not await _ready(sock.fileno(), select.POLLOUT, end):
-                        raise DeadlineExceeded(f"the other end of the pipe has not read within {timeout:g} s") from None
-                except OSError as error:
-                    raise PeerLost(f"the other end of the pipe is gone: {error.strerror}") from error
+        outbox = Outbox.of(self._pipe)
+        outbox.join()
+        try:
+            await outbox.send(body, timeout)
+        finally:
+            outbox.leave()
 
     async def receive(self, timeout: float | None, text: str, *, bare: bool = False) -> tuple[Any, str] | None:
         """The next message, if that is its text, or ``bare`` and it carries nothing but a text; any other stays in the
@@ -91,7 +86,7 @@ class PipeMail:
     async def wait(self, timeout: float | None) -> bool:
         """Whether something is there to be read within ``timeout`` seconds, or the other side is gone."""
         end = None if timeout is None else time.monotonic() + timeout
-        return await _ready(self._pipe.fileno(), select.POLLIN, end)
+        return await _readable(self._pipe.fileno(), end)
 
     def speaks_words(self) -> bool:
         """Whether what comes next is a word of a link."""
@@ -134,10 +129,10 @@ class PipeMail:
         return socket.socket(fileno=os.dup(self._pipe.fileno()))
 
 
-async def _ready(fd: int, event: int, end: float | None) -> bool:
-    """Whether that has become possible before ``end``."""
+async def _readable(fd: int, end: float | None) -> bool:
+    """Whether it has become so before ``end``."""
     waiting = select.poll()
-    waiting.register(fd, event)
+    waiting.register(fd, select.POLLIN)
     if waiting.poll(0):
         return True
     remaining = None if end is None else end - time.monotonic()
@@ -146,16 +141,13 @@ async def _ready(fd: int, event: int, end: float | None) -> bool:
     loop = asyncio.get_running_loop()
     changed = loop.create_future()
     own = os.dup(fd)  # the loop watches a file once
-    watch, unwatch = (
-        (loop.add_reader, loop.remove_reader) if event == select.POLLIN else (loop.add_writer, loop.remove_writer)
-    )
-    watch(own, lambda: None if changed.done() else changed.set_result(None))
+    loop.add_reader(own, lambda: None if changed.done() else changed.set_result(None))
     try:
         async with asyncio.timeout(remaining):
             await changed
     except TimeoutError:
         return False
     finally:
-        unwatch(own)
+        loop.remove_reader(own)
         os.close(own)
     return True

@@ -1,7 +1,7 @@
 """Links over a pipe that others use too: one for each model, and whatever else its owner sends over it.
 
 One thread reads the words of all links of a pipe.  It looks before it reads: what is no word stays in the pipe for
-whoever calls ``recv``, and words behind that wait until it has been taken.
+whoever calls ``recv``, and words behind that wait until it has been taken.  Nobody waits until the other side reads.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import select
 import threading
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
-
-import msgpack
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from rlinf_async.errors import PeerLost, TransferFailed
 from rlinf_async.weights.links import Link, Words
+from rlinf_async.weights.outbox import Outbox
+from rlinf_async.weights.pieces import Joining
 from rlinf_async.weights.pipe_mail import PipeMail
 from rlinf_async.weights.wake import Wake
 
@@ -62,8 +62,8 @@ class SharedPipeLink(Link):
 class _Line:
     """A pipe with its links, and the thread that reads for them."""
 
-    _lines: Final[weakref.WeakKeyDictionary[Any, _Line]] = weakref.WeakKeyDictionary()
-    _lock: Final = threading.RLock()
+    _lines: ClassVar[weakref.WeakKeyDictionary[Any, _Line]] = weakref.WeakKeyDictionary()
+    _lock = threading.RLock()
 
     def __init__(self, pipe: Connection[Any, Any]) -> None:
         self._pipe = pipe
@@ -72,7 +72,9 @@ class _Line:
         self._early: dict[str, deque[Words | None]] = {}
         """Words for models that nobody here has asked for yet."""
         self._error: Exception | None = None
-        self._writing = threading.Lock()
+        self._outbox = Outbox.of(pipe)
+        self._outbox.join()
+        self._joining = Joining()
         self._wake = Wake()
         self._thread = threading.Thread(target=self._run, name="weights from a pipe", daemon=True)
         self._thread.start()
@@ -104,6 +106,7 @@ class _Line:
             if self._links:
                 return
             self._lines.pop(self._pipe, None)
+        self._outbox.leave()
         self._wake.write(_CLOSE)
         self._wake.leave(self._thread, _PATIENCE)
 
@@ -111,15 +114,7 @@ class _Line:
         self._wake.write(_LOOK)
 
     def say(self, name: str, words: Words | None) -> None:
-        with self._writing:
-            try:
-                writable = select.poll()
-                writable.register(self._pipe.fileno(), select.POLLOUT)
-                if not any(happened & select.POLLOUT for _, happened in writable.poll(0)):
-                    raise TransferFailed("the other end of the pipe does not read what it is sent: the pipe is full")
-                self._pipe.send_bytes(msgpack.packb([name, words]))
-            except OSError as error:
-                raise PeerLost(f"the other end of the pipe is gone: {error.strerror or error}") from error
+        self._outbox.say([name, words], "the other end of the pipe")
 
     # -- the thread ---------------------------------------------------------------------------------------------
 
@@ -149,21 +144,33 @@ class _Line:
         """All words up to the first message of somebody else; why there will be no more."""
         try:
             while self._mail.speaks_words():
-                name, words = msgpack.unpackb(self._pipe.recv_bytes())
-                with self._lock:
-                    link = self._links.get(name)
-                    if link is None:
-                        self._early.setdefault(name, deque()).append(words)
-                        continue
-                self._hand(link, words)
+                for name, words in self._joining.take(self._pipe.recv_bytes()):
+                    self._deliver(name, words)
         except (EOFError, OSError, PeerLost):
             return PeerLost("the other end of the pipe is closed")
         except (ValueError, TypeError) as error:
             return TransferFailed(f"what has come over the pipe is no word of a link: {error}")
         return None
 
+    def _deliver(self, name: str, words: Words | None) -> None:
+        with self._lock:
+            link = self._links.get(name)
+            if link is None:
+                self._early.setdefault(name, deque()).append(words)
+                return
+        self._hand(link, words)
+
     def _hand(self, link: SharedPipeLink, words: Words | None) -> None:
         if words is None:
             link._end(PeerLost(f"{link.label} has closed its end of the link"))
         else:
             link._arrive(words)
+
+    @classmethod
+    def forget(cls) -> None:
+        """In a process that was forked: the threads are its parent's."""
+        cls._lines = weakref.WeakKeyDictionary()
+        cls._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_Line.forget)

@@ -1,0 +1,64 @@
+"""Models of so many tensors that what is said of them does not fit into a pipe, and workers that read it late."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+from typing import Any
+
+import pytest
+import torch
+
+from rlinf_async import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
+from rlinf_async.errors import DeadlineExceeded
+
+SCHEMES = pytest.mark.parametrize("scheme", [MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme])
+
+
+def model(value: float) -> dict[str, Any]:
+    return {f"layers.{index}.a_rather_long_name_of_a_weight": torch.full((1,), value) for index in range(5000)}
+
+
+@SCHEMES
+async def test_a_worker_that_never_reads_is_named_at_the_deadline_and_the_loop_goes_on_until_then(scheme: Any) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    sender = scheme(ack_timeout=1.0)
+    sender.init_on_sender("policy", pipes=[ours], source_model=model(1.0))
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        loop = asyncio.get_running_loop()
+        while True:
+            turn = loop.create_future()
+            loop.call_later(0.01, turn.set_result, None)
+            await turn
+            turns += 1
+
+    counting = asyncio.create_task(count())
+    with pytest.raises(DeadlineExceeded, match="receiver 0"):
+        await sender.connect(timeout=1.0)
+    await sender.close()
+    counting.cancel()
+    await asyncio.wait([counting])
+    assert turns > 5
+    ours.close()
+    theirs.close()
+
+
+@SCHEMES
+async def test_a_worker_that_reads_late_but_in_time_has_the_weights(scheme: Any) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    sender, worker = scheme(), scheme()
+    sender.init_on_sender("policy", pipes=[ours], source_model=model(1.0))
+    late = model(0.0)
+    connecting = sender.connect(timeout=60.0)
+    assert await asyncio.to_thread(theirs.poll, 60)
+    worker.init_on_worker("policy", pipe=theirs, model=late)
+    await worker.connect(timeout=60.0)
+    await connecting
+    assert all(float(tensor) == 1.0 for tensor in late.values())
+    await worker.close()
+    await sender.close()
+    ours.close()
+    theirs.close()
