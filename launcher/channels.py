@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from rlinf_async.core import frames
 from rlinf_async.core.ahead import Call
@@ -106,9 +106,11 @@ class Channels:
         elif type(body) is Segment:
             carried, size = body, body.size
         else:
-            carried, size = None, body  # announced
-        if type(key) is not bytes or type(weight) is not int or size < 0:
-            raise TypeError(f"a put with key {key!r}, weight {weight!r} and {size!r} bytes")
+            carried, size = None, body if type(body) is int else -1  # announced
+        if type(key) is not bytes or type(weight) is not int or weight < 0 or size < 0:
+            paid = cost(size) if mode == frames.CREDITED and size >= 0 else 0
+            what = f"a put with key {key!r}, weight {weight!r} and {size} bytes"
+            self._turn_down(hosted, source, number, what, paid)
         queue = hosted.queue
         if mode == frames.SUPPLY:
             steps = queue.supply(source, number, carried)
@@ -119,17 +121,28 @@ class Channels:
         if steps:
             self._follow(hosted, steps)
 
-    def _get(self, hosted: Hosted, source: int, number: int, key: bytes, target: int | None) -> None:
-        if type(key) is not bytes or (target is not None and type(target) is not int):
-            raise TypeError(f"a get with key {key!r} and target {target!r}")
-        if target == frames.NOW:
-            steps = hosted.queue.get(source, number, key, None, True)
+    def _get(self, hosted: Hosted, source: int, number: int, key: bytes, target: Any) -> None:
+        if type(key) is not bytes:
+            self._turn_down(hosted, source, number, f"a get with key {key!r}")
+        if target is None:
+            steps = hosted.queue.get(source, number, key)
         elif target == frames.AHEAD:
             steps = hosted.queue.get(source, number, key, ahead=True)
         else:
-            steps = hosted.queue.get(source, number, key, target)
+            try:
+                weight, nowait = frames.wanted(target)
+            except TypeError as error:
+                self._turn_down(hosted, source, number, str(error))
+            steps = hosted.queue.get(source, number, key, weight, nowait)
         if steps:
             self._follow(hosted, steps)
+
+    def _turn_down(self, hosted: Hosted, source: int, number: int, what: str, paid: int = 0) -> NoReturn:
+        """It makes no sense: whoever waits for it need not, nor does what its party asks after it."""
+        self._follow(hosted, hosted.queue.skip(source, number, paid))
+        text = f"channel '{hosted.name}' can make nothing of {what}"
+        self._teller.say(source, hosted.number, "failed", [number, "ValueError", text])
+        raise TypeError(text)
 
     def _taken(self, hosted: Hosted, source: int, numbers: Sequence[int]) -> None:
         steps = hosted.queue.taken(source, numbers)
@@ -140,11 +153,16 @@ class Channels:
         queue = hosted.queue
         if what == "wishes":
             puts, gets, taken = facts
-            for put in puts:
-                self._put(hosted, source, *put)
-            for get in gets:
-                self._get(hosted, source, *get)
+            nonsense: TypeError | None = None
+            for ask, wishes in ((self._put, puts), (self._get, gets)):
+                for wish in wishes:
+                    try:
+                        ask(hosted, source, *wish)
+                    except TypeError as error:
+                        nonsense = nonsense or error  # the others are none the worse for it
             self._taken(hosted, source, taken)
+            if nonsense is not None:
+                raise nonsense
         elif what == "taken":
             self._taken(hosted, source, facts)
         elif what == "returned":
@@ -361,7 +379,7 @@ class Channels:
 def _is_question(frame: list[Any]) -> bool:
     """Whether it asks what a queue holds."""
     if frame[0] == frames.GET:
-        return bool(frame[7] == frames.NOW)
+        return frame[7] == frames.NOW or type(frame[7]) is list
     return frame[0] == frames.QUEUE and frame[5] in ("size", "peek")
 
 

@@ -11,14 +11,12 @@ from typing import Any, Final, Protocol
 
 from rlinf_async import far_links, registry, seats, tracing
 from rlinf_async.client import NodeClient
-from rlinf_async.core import codec
-from rlinf_async.core.frames import NOW, NOWAIT, WAIT
-from rlinf_async.core.keys import canonical_key
 from rlinf_async.errors import ClosedError, EndOfChannel
 from rlinf_async.gate import may_wait
 from rlinf_async.local_queue import LocalQueue
 from rlinf_async.replicas import Replicas
-from rlinf_async.wish import Get, Put, Question, Wish
+from rlinf_async.wish import Get, Put, Wish
+from rlinf_async.wishes import MOST, Wishes, seconds, whole_number
 from rlinf_async.work import Work, blocking
 
 DEFAULT_KEY: Final = "default_queue"
@@ -78,7 +76,7 @@ class Channel:
         self._replicas: Replicas | None = None
         self._opening: Work[None] | None = None
         self._closing: Work[None] | None = None
-        self._keys: dict[Any, bytes] = {}
+        self._wishes = Wishes(name, None if local is None else local.max_bytes)
 
     def __repr__(self) -> str:
         if self._local is not None:
@@ -135,10 +133,10 @@ class Channel:
         Raises:
             RuntimeError: no ``cluster=`` was given, and not exactly one is open in this process.
             ConfigError: there is no such node.
+            TypeError, ValueError: a size is no whole number, or is negative.
         """
-        if max_bytes < 0:
-            raise ValueError(f"max_bytes must not be negative, got {max_bytes}")
-        maxsize = max(0, maxsize)
+        maxsize = max(0, whole_number(maxsize, "maxsize", f"channel '{name}'", -MOST))
+        max_bytes = whole_number(max_bytes, "max_bytes", f"channel '{name}'")
         if local:
             return _local_again(uuid.uuid4().hex, name, maxsize, max_bytes)
         client = seats.only_taken() if cluster is None else cluster.client
@@ -163,12 +161,15 @@ class Channel:
         Args:
             current_worker: RLinf's; a process knows which worker it is.
             cluster: as in ``create``.
-            timeout: seconds.
+            timeout: seconds; 0 finds a channel that exists.
 
         Raises:
             DeadlineExceeded: there was no such channel in time; lists those that there are.
             RuntimeError: as in ``create``.
+            ValueError: the timeout is negative.
         """
+        if timeout is not None:
+            timeout = seconds(timeout, f"connect() to channel '{name}'")
         client = seats.only_taken() if cluster is None else cluster.client
         channel = cls(name, 0, client)
         channel._open(registry.find(client, name, timeout))
@@ -249,10 +250,10 @@ class Channel:
         """Puts an item behind what is queued under its key, and waits while there is no room for it.
 
         Args:
-            weight: counted by ``get_batch``.
+            weight: counted by ``get_batch``: a whole number, not negative.
             key: anything hashable; each has a queue of its own.
             async_op: return a ``Work`` where the call would block.
-            timeout: seconds; then the item is withdrawn.
+            timeout: seconds; then the item is withdrawn.  With 0 it goes in only if there is room at once.
 
         Returns:
             None once the item is accepted, in a coroutine or with ``async_op`` a ``Work`` of it.
@@ -261,24 +262,15 @@ class Channel:
             DeadlineExceeded: it was full for ``timeout`` seconds.
             ClosedError: the channel is closed.
             NodeLost: its node is gone; whether the item was accepted is not known.
-            ValueError: the item alone is larger than ``max_bytes``.
             SerializationError: the item cannot travel.
+            ValueError: the item alone is larger than ``max_bytes``; at once, the weight or the timeout is negative.
+            TypeError: at once, the weight is no whole number, the timeout no number or the key not hashable.
         """
-        return _finish(self._start(self._make_put(item, weight, key, WAIT, timeout)), async_op)
+        return _finish(self._start(self._wishes.put(item, weight, key, timeout)), async_op)
 
     def put_nowait(self, item: Any, weight: int = 0, key: Any = DEFAULT_KEY) -> Any:
         """As ``put``, but where there is no room at once it raises ``asyncio.QueueFull``; in a coroutine, awaited."""
-        return _finish(self._start(self._make_put(item, weight, key, NOWAIT, None)), False)
-
-    def _make_put(self, item: Any, weight: int, key: Any, mode: int, timeout: float | None) -> Put:
-        if self._local is not None:
-            nbytes = codec.encode(item).nbytes if self._local.max_bytes else 0
-            return Put(self._name, key, self._key(key), weight, item, nbytes, mode, timeout)
-        plain = codec.encode_plain(item)
-        if plain is not None:
-            return Put(self._name, key, self._key(key), weight, plain, len(plain), mode, timeout)
-        encoded = codec.encode(item, describe=f"an item for channel '{self._name}'", root="item")
-        return Put(self._name, key, self._key(key), weight, encoded, encoded.nbytes, mode, timeout)
+        return _finish(self._start(self._wishes.put(item, weight, key, None, nowait=True)), False)
 
     # -- out ----------------------------------------------------------------------------------------------------
 
@@ -287,7 +279,7 @@ class Channel:
 
         Args:
             async_op: return a ``Work`` where the call would block.
-            timeout: seconds; an item that comes later stays in the channel.
+            timeout: seconds; an item that comes later stays in the channel.  With 0 an item that is there is taken.
 
         Returns:
             The item, in a coroutine or with ``async_op`` a ``Work`` of it.
@@ -296,12 +288,13 @@ class Channel:
             DeadlineExceeded: there was none for ``timeout`` seconds.
             EndOfChannel: the channel is closed, and nothing is left under this key.
             NodeLost: its node is gone, and the contents with it.
+            TypeError, ValueError: at once, the timeout is no number or negative, or the key not hashable.
         """
-        return _finish(self._start(self._make_get("get() from", key, None, timeout)), async_op)
+        return _finish(self._start(self._wishes.get(key, timeout)), async_op)
 
     def get_nowait(self, key: Any = DEFAULT_KEY) -> Any:
         """As ``get``, but where there is nothing it raises ``asyncio.QueueEmpty``; in a coroutine, awaited."""
-        return _finish(self._start(self._make_get("get_nowait() from", key, NOW, None)), False)
+        return _finish(self._start(self._wishes.get_nowait(key)), False)
 
     def get_batch(
         self,
@@ -316,20 +309,22 @@ class Channel:
         It takes one at least, and waits for more as long as it has less; at the end of the channel it takes what
         there is.
 
+        Args:
+            target_weight: a whole number, not negative.
+            async_op: return a ``Work`` where the call would block.
+            timeout: seconds; what had been gathered by then stays in the channel.  With 0 a batch is taken that can be
+                had at once.
+
         Returns:
             A list, in a coroutine or with ``async_op`` a ``Work`` of it.
 
         Raises:
             ValueError: the next item alone weighs more than ``target_weight``, or what it has gathered fills
                 ``max_bytes``.  The items stay in the channel.
+            TypeError, ValueError: at once, the weight is no whole number, or is negative.
             Exception: as ``get``.
         """
-        if target_weight < 0:
-            raise ValueError(f"target_weight must not be negative, got {target_weight}")
-        return _finish(self._start(self._make_get("get_batch() from", key, target_weight, timeout)), async_op)
-
-    def _make_get(self, verb: str, key: Any, target: int | None, timeout: float | None) -> Get[Any]:
-        return Get(verb, self._name, key, self._key(key), target, timeout)
+        return _finish(self._start(self._wishes.get_batch(target_weight, key, timeout)), async_op)
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         """The items of the default key, until the channel is closed and empty."""
@@ -358,9 +353,7 @@ class Channel:
         return self._ask("peek_all()", key, "peek", _show)
 
     def _ask(self, verb: str, key: Any, word: str, show: Callable[[Any], Any]) -> Any:
-        question = Question(f"{verb} of", self._name, key, self._key(key), word, show)
-        self._start(question)
-        return _finish(question, False)
+        return _finish(self._start(self._wishes.question(verb, key, word, show)), False)
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -419,15 +412,6 @@ class Channel:
         return self._client
 
     # -- inside -------------------------------------------------------------------------------------------------
-
-    def _key(self, key: Any) -> bytes:
-        try:
-            return self._keys[key]
-        except KeyError:
-            if len(self._keys) >= 4096:
-                self._keys.clear()
-            packed = self._keys[key] = canonical_key(key)
-            return packed
 
     def _start(self, wish: Any) -> Any:
         if tracing.recorder is not None:

@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from typing import Any, Final
 
-from rlinf_async.core.frames import NOW, NOWAIT
+from rlinf_async.core.frames import NOWAIT, wanted
 from rlinf_async.core.queue import Queue
 from rlinf_async.core.refusals import refusal
 from rlinf_async.core.steps import ACCEPTED, DELIVER, Step
@@ -60,8 +60,9 @@ class LocalQueue:
                 )  # fmt: skip
             else:
                 assert isinstance(wish, Get)
-                number, now = self._enter(wish), wish.target == NOW
-                steps = queue.get(_ME, number, wish.key, target=None if now else wish.target, nowait=now)
+                number = self._enter(wish)
+                target, nowait = wanted(wish.target)
+                steps = queue.get(_ME, number, wish.key, target=target, nowait=nowait)
         if isinstance(wish, Question):
             wish._settle(found)
         self._follow(steps)
@@ -117,7 +118,7 @@ class LocalQueue:
                 for item in what.items:
                     wish.deliver(item.body, [], item is not what.items[-1], item.redelivered)
             else:
-                wish._settle(error=error_of(*refusal(act, what, self.name, self._queue.max_bytes)))
+                wish.turn_down(error_of(*refusal(act, what, self.name, self._queue.max_bytes)))
         if self._given_back:
             numbers = list(self._given_back)
             self._given_back.clear()

@@ -310,7 +310,7 @@ class RemoteQueue:
             refused: Wish[Any] | None = self._pop_put(number)
             wish = self._ahead.ended(number) if refused is None else refused
             if wish is not None:
-                wish._settle(error=error_of(kind, text))
+                wish.turn_down(error_of(kind, text))
         elif what == "size":
             self._answer(facts[0], tuple(facts[1:]))
         elif what == "peeked" and facts[0] in self._asked:

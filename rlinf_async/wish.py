@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Generator
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from rlinf_async.core import frames
 from rlinf_async.core.segment import close_fds
@@ -16,6 +16,9 @@ from rlinf_async.work import Work
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+ANSWER: Final = 10.0
+"""Seconds for the queue's answer to what is not to wait there, with ``timeout=0``."""
 
 
 class Door(Protocol):
@@ -54,7 +57,10 @@ class Wish(Work[T]):
     awaited = False
 
     def __init__(self, verb: str, channel: str, name: Any, key: bytes, timeout: float | None) -> None:
-        """``verb`` with its preposition, ``channel`` and ``name``, which the key goes by, are for messages."""
+        """``verb`` with its preposition, ``channel`` and ``name``, which the key goes by, are for messages.
+
+        With a ``timeout`` of 0 its queue is told not to let it wait.
+        """
         super().__init__()
         self.door: Door | None = None
         self.number = 0
@@ -80,7 +86,7 @@ class Wish(Work[T]):
     # -- deadlines ----------------------------------------------------------------------------------------------
 
     def _remaining(self) -> float | None:
-        return None if self._timeout is None else max(0.0, self.since + self._timeout - time.monotonic())
+        return None if self._timeout is None else max(0.0, self.since + (self._timeout or ANSWER) - time.monotonic())
 
     def done(self) -> bool:
         if self._timeout is not None and not self._done and self._remaining() == 0.0:
@@ -114,6 +120,12 @@ class Wish(Work[T]):
     def expire(self) -> None:
         """Its time is over."""
         self.give_up(self._late(self._timeout))
+
+    def turn_down(self, error: Exception) -> None:
+        """Its queue does not do it; where it was not to wait there, and would have to, its time is over."""
+        if self._timeout == 0 and isinstance(error, (asyncio.QueueFull, asyncio.QueueEmpty)):
+            error = self._late(self._timeout)
+        self._settle(error=error)
 
     def give_up(self, error: Exception) -> None:
         """Ends it with an error, unless it is done, and withdraws it from where it waits."""
@@ -183,7 +195,8 @@ class Get(Wish[T]):
     or all forget it, it goes back to its place in the queue.
 
     Attributes:
-        target: the weight of a batch, ``NOW`` for what is there at once, None for one item.
+        target: as in a GET frame: the weight of a batch, in a list if it must be there at once; None for one item,
+            ``NOW`` for one that is there.
         redelivered: what arrived, or some of it, had been handed to a consumer before who gave it back or died.
         pauses: as of a ``Put``.
     """
@@ -194,7 +207,7 @@ class Get(Wish[T]):
     pauses = False
 
     def __init__(
-        self, verb: str, channel: str, name: Any, key: bytes, target: int | None, timeout: float | None
+        self, verb: str, channel: str, name: Any, key: bytes, target: int | list[int] | None, timeout: float | None
     ) -> None:
         super().__init__(verb, channel, name, key, timeout)
         self.target = target

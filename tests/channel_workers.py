@@ -10,6 +10,10 @@ import time
 from typing import Any
 
 from rlinf_async import Channel, ClosedError, Cluster, NodePlacementStrategy, Work, Worker
+from rlinf_async.core import codec
+from rlinf_async.core.frames import WAIT
+from rlinf_async.core.keys import canonical_key
+from rlinf_async.wish import Put
 
 
 class User(Worker):
@@ -55,6 +59,34 @@ class User(Worker):
 
     def connect(self, *args: Any, **kwargs: Any) -> Any:
         return self.connect_channel(*args, **kwargs).get()
+
+    def put_unchecked(self, channel: Channel, item: str, weights: list[Any]) -> list[str]:
+        """What becomes of puts that this process should not have let through."""
+        plain = codec.encode_plain(item)
+        assert plain is not None
+        key = canonical_key("default_queue")
+        works = [
+            channel._start(Put(channel.name, "default_queue", key, weight, plain, len(plain), WAIT, 60))
+            for weight in weights
+        ]
+        return [_told(work) for work in works]
+
+    async def put_unchecked_together(self, channel: Channel, item: str, weights: list[Any]) -> list[str]:
+        """The same in one frame."""
+        plain = codec.encode_plain(item)
+        assert plain is not None
+        key = canonical_key("default_queue")
+        await channel.qsize()
+        assert channel._replicas is not None
+        queue = channel._replicas._only
+        assert queue is not None
+        queue._company._crowded_until = time.monotonic() + 60
+        works = [Put(channel.name, "default_queue", key, weight, plain, len(plain), WAIT, 60) for weight in weights]
+        for work in works:
+            channel._start(work)
+        assert len(queue._company.puts) == len(works)
+        await asyncio.wait([asyncio.ensure_future(work) for work in works])
+        return [_told(work) for work in works]
 
     # -- what is asked and not waited for -----------------------------------------------------------------------
 
@@ -221,6 +253,14 @@ class User(Worker):
         async with asyncio.TaskGroup() as tasks:
             for _ in range(in_flight):
                 tasks.create_task(one())
+
+
+def _told(put: Put) -> str:
+    try:
+        put.wait()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "accepted"
 
 
 def launch_mortal(cluster: Cluster, ranks: list[int], name: str = "mortal") -> Any:

@@ -38,7 +38,7 @@ STOREYS = (
     "trace",
     "tracing",
     "tracer far_links",
-    "ahead_gets company queue_errors",
+    "ahead_gets company queue_errors wishes",
     "registry remote_queue",
     "queues local_queue",
     "replicas",

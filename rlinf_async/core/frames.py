@@ -40,8 +40,8 @@ of descriptors arrives with a str for its body, which says so.
 A channel's queue lives in one daemon (``core/queue.py``); a *party* is a process that puts there or gets.  ``queue``
 is that daemon's endpoint id, ``number`` counts what the party has asked of it.  Of what a PUT carries, ``mode`` says
 whether it waits for room, or has been promised it; without a descriptor a body that is an int is only announced, and
-pulled when there is room.  ``target`` of a GET is a batch's weight, None for one item, -1 for one that is there now, -2
-for one that nobody has asked the party for yet (``core/ahead.py``).
+pulled when there is room.  ``target`` of a GET is a batch's weight, ``[weight]`` of one that is there now, None for one
+item, -1 for one that is there now, -2 for one that nobody has asked the party for yet (``core/ahead.py``).
 """
 
 from __future__ import annotations
@@ -173,6 +173,24 @@ def route_to(targets: Sequence[int], slots: Iterable[int] | None = None) -> list
         target = targets[slot]
         nodes.setdefault(node_of(target), []).extend((number_of(target), slot))
     return [[node, slots] for node, slots in nodes.items()]
+
+
+def wanted(target: Any) -> tuple[int | None, bool]:
+    """What a GET that is not ``AHEAD`` wants: the weight of a batch, or None for one item; whether it must be there.
+
+    Raises:
+        TypeError: it is nothing that a GET can want.
+    """
+    if target is None:
+        return None, False
+    if type(target) is int:
+        if target >= 0:
+            return target, False
+        if target == NOW:
+            return None, True
+    elif type(target) is list and len(target) == 1 and type(target[0]) is int and target[0] >= 0:
+        return target[0], True
+    raise TypeError(f"a get with target {target!r}")
 
 
 def new_packer() -> msgpack.Packer:

@@ -34,10 +34,9 @@ class Outlet(Intake):
         lane.gets[get] = None
         self._run(lane, steps)
         if get.nowait and get in lane.gets:
-            self._strike(lane, get)
             del party.gets[get.number]
             steps.append((Act.EMPTY, get))
-            self._settle(lane, steps)
+            steps += self._withdraw([], [get])
 
     def _run(self, lane: Lane, steps: list[Step]) -> None:
         """Gets meet items, and waiting puts take their places, until nothing moves any more."""

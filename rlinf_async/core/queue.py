@@ -101,6 +101,11 @@ class Queue(Ahead):
         """
         return self._hear(consumer, number, Get(consumer, number, key, target, nowait, ahead))
 
+    def skip(self, who: int, number: int, paid: int = 0) -> list[Step]:
+        """What a party has asked makes no sense: it counts as given up.  ``paid`` is the credit that it has cost."""
+        steps = self.cancel(who, number)
+        return steps + self._hear(who, number, Item(who, number, b"", 0, 0, None, True, paid))
+
     def taken(self, consumer: int, numbers: Iterable[int]) -> list[Step]:
         """The consumer has what these gets delivered: their leases end."""
         steps: list[Step] = []

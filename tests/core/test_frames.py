@@ -30,6 +30,15 @@ def test_a_route_names_every_target_once_with_its_slot(targets: list[tuple[int, 
     assert len({node for node, _ in route_to(ids)}) == len(route_to(ids))
 
 
+def test_what_a_get_wants_is_read_or_refused() -> None:
+    for target, meaning in [(None, (None, False)), (frames.NOW, (None, True)), (0, (0, False)), (7, (7, False))]:
+        assert frames.wanted(target) == meaning
+        assert type(target) is not int or target < 0 or frames.wanted([target]) == (target, True)
+    for nonsense in (frames.AHEAD, -3, True, 1.5, "7", [], [-1], [1.5], [1, 2], {"weight": 1}):
+        with pytest.raises(TypeError, match="a get with target"):
+            frames.wanted(nonsense)
+
+
 @given(st.lists(st.sampled_from([CALL, CANCEL]), max_size=10), st.integers(1, 50))
 def test_a_stream_cut_anywhere_gives_the_same_frames(sent: list[tuple[object, ...]], size: int) -> None:
     data = b"".join(frames.pack(frame) for frame in sent)

@@ -73,6 +73,30 @@ def test_get_nowait_on_an_empty_key_is_refused_and_leaves_nothing() -> None:
     assert queue.used == []
 
 
+def test_a_batch_that_must_be_there_is_or_everything_stays_at_its_place() -> None:
+    queue = Queue(maxsize=2)
+    for number in (1, 2, 3):
+        queue.put(P, number, K, weight=1, body=number)  # the third waits
+    assert acts(queue.get(C, 1, K, 4, nowait=True)) == [(Act.ACCEPTED, 3), (Act.EMPTY, 1)]
+    assert [(item.body, item.redelivered) for item in queue.peek(K)] == [(1, False), (2, False), (3, False)]
+    assert given(queue.get(D, 1, K)) == [(D, [1])]
+    assert given(queue.get(C, 2, K, 2, nowait=True)) == [(C, [2, 3])]
+    assert acts(queue.get(C, 3, K, 0, nowait=True)) == [(Act.EMPTY, 3)]
+    queue.taken(C, [2])
+    queue.taken(D, [1])
+    assert queue.used == []
+    assert queue._gathered == 0
+
+
+def test_what_makes_no_sense_holds_up_nothing_that_is_asked_after_it() -> None:
+    queue = filled("a")
+    assert queue.get(C, 3, K) == queue.skip(C, 2) == []  # before its turn
+    assert given(queue.get(C, 1, K)) == [(C, ["a"])]
+    assert given(queue.put(P, 2, K, body="b")) == [(C, ["b"])]
+    assert queue.skip(P, 3) == []
+    assert acts(queue.put(P, 4, K, body="c")) == [(Act.ACCEPTED, 4)]
+
+
 def test_the_state_of_a_key_is_gone_when_it_is_empty_and_unused() -> None:
     queue = filled("a")
     queue.get(C, 1, K)

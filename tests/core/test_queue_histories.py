@@ -13,6 +13,8 @@ from rlinf_async.core.queue import Queue
 from rlinf_async.core.steps import Act, Step
 
 HOW = ["wait", "wait", "announced", "nowait"]
+BATCHES = [(None, False), (None, False), (None, False), (None, True), (1, False), (3, False), (3, True)]
+"""What a get wants, and whether it must be there."""
 WIRED = st.booleans()
 
 
@@ -72,13 +74,12 @@ class Histories(RuleBasedStateMachine):
         body = None if how == "announced" else (process.number, process.said)
         self.send(process, wired, "put", process.said, (key, weight, nbytes, body, how == "nowait"))
 
-    @rule(who=who, key=keys, batch=st.sampled_from([None, None, None, "nowait", 1, 3]), wired=WIRED)
-    def get(self, who: int, key: bytes, batch: Any, wired: bool) -> None:
+    @rule(who=who, key=keys, batch=st.sampled_from(BATCHES), wired=WIRED)
+    def get(self, who: int, key: bytes, batch: tuple[int | None, bool], wired: bool) -> None:
         process = self.process(who)
         process.said += 1
         process.gets.add(process.said)
-        nowait = batch == "nowait"
-        self.send(process, wired, "get", process.said, (key, None if nowait else batch, nowait))
+        self.send(process, wired, "get", process.said, (key, *batch))
 
     @rule(who=who, which=st.integers(0, 20), wired=WIRED)
     def take(self, who: int, which: int, wired: bool) -> None:

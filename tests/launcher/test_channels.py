@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +72,11 @@ class Process:
     def say(self, frame: list[Any], fds: list[int] | None = None) -> None:
         self._daemon.router.from_endpoint(self.endpoint, frame, fds or [])
 
-    def put(self, body: Any, mode: int = frames.WAIT, fds: list[int] | None = None, key: Any = b"k") -> int:
+    def put(
+        self, body: Any, mode: int = frames.WAIT, fds: list[int] | None = None, key: Any = b"k", weight: Any = 0
+    ) -> int:
         self._said += 1
-        self.say([frames.PUT, len(fds or ()), 0, 0, NUMBER, self._said, key, 0, mode, body], fds)
+        self.say([frames.PUT, len(fds or ()), 0, 0, NUMBER, self._said, key, weight, mode, body], fds)
         return self._said
 
     def put_large(self) -> int:
@@ -384,7 +387,11 @@ async def test_nonsense_is_refused_and_harms_nobody_else(daemon: Daemon) -> None
     for attempt in (
         lambda: wild.get(target="much"),
         lambda: wild.get(key=["k"]),
+        lambda: wild.get(target=-3),
+        lambda: wild.get(target=[1.5]),
         lambda: wild.put(-1),
+        lambda: wild.put(b"x", weight=1.5),
+        lambda: wild.put(b"x", weight=-1),
         lambda: wild.tell("cancel", 7),
     ):
         with pytest.raises(TypeError):
@@ -399,6 +406,61 @@ async def test_nonsense_is_refused_and_harms_nobody_else(daemon: Daemon) -> None
     process.get()
     await turn()
     assert process.heard() == [("news", [[1], [(2, False, False, b"x")]])]
+
+
+async def test_whoever_asks_nonsense_hears_so_and_what_it_asks_next_is_done(daemon: Daemon) -> None:
+    process = Process(daemon)
+    await daemon.host(process.id)
+    nonsenses: list[Callable[[], int]] = [lambda: process.put(b"x", weight="3"), lambda: process.get(target=True)]
+    for nonsense in nonsenses:
+        with pytest.raises(TypeError, match="channel 'obs' can make nothing of a"):
+            nonsense()
+    process.put(b"x")
+    process.get()
+    await turn()
+    failed, also_failed, news = process.heard()
+    for number, (word, (refused, kind, text)) in enumerate((failed, also_failed), 1):
+        assert (word, refused, kind) == ("failed", number, "ValueError")
+        assert text.startswith("channel 'obs' can make nothing of a ")
+    assert news == ("news", [[3], [(4, False, False, b"x")]])
+
+
+async def test_of_what_is_asked_together_only_the_nonsense_is_refused(daemon: Daemon) -> None:
+    process = Process(daemon)
+    await daemon.host(process.id)
+    puts = [(1, b"k", 0, frames.WAIT, b"a"), (2, b"k", 1.5, frames.WAIT, b"b"), (3, b"k", 0, frames.WAIT, b"c")]
+    with pytest.raises(TypeError, match=r"weight 1\.5 and 1 bytes"):
+        process.tell("wishes", [puts, [(4, b"k", "much"), (5, b"k", None)], []])
+    await turn()
+    heard = process.heard()
+    assert [facts[0] for word, facts in heard if word == "failed"] == [2, 4]
+    assert heard[-1] == ("news", [[1, 3], [(5, False, False, b"a")]])
+
+
+async def test_credit_that_was_paid_for_nonsense_is_not_missed(daemon: Daemon) -> None:
+    process = Process(daemon)
+    await daemon.host(process.id)
+    process.put(b"x")
+    await turn()
+    process.heard()
+    assert process.credit
+    with pytest.raises(TypeError):
+        process.put(b"y", frames.CREDITED, weight=-1)
+    process.tell("returned", [process.credit - cost(1), False])
+    assert await daemon.close(process) is True  # at once: none is outstanding
+
+
+async def test_a_batch_that_is_there_is_given_and_one_that_is_not_is_refused(daemon: Daemon) -> None:
+    process = Process(daemon)
+    await daemon.host(process.id)
+    process.put(b"a", weight=2)
+    process.get(target=[3])
+    await turn()
+    assert [word for word, _ in process.heard()] == ["failed", "news"]
+    process.put(b"b", weight=1)
+    get = process.get(target=[3])
+    await turn()
+    assert [(number, body) for word, number, body in process.heard()[-2:]] == [(get, b"a"), (get, b"b")]
 
 
 async def test_what_only_daemons_say_does_not_come_from_a_process(
