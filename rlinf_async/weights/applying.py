@@ -71,6 +71,8 @@ class Applying:
         if self._verifies:
             await self._aside.do(leased.reader.check, leased.header, nbytes=nbytes)
         extra = unpack_extra(leased.reader.extra(leased.header))
+        assert leased.views is not None
+        await self._aside.do(self._destination.compare, leased.views, nbytes=nbytes)
         cost = 0 if self._maps else nbytes
         async with self._gate.writing(self._patience):
             begun = time.monotonic()
@@ -80,10 +82,10 @@ class Applying:
                 if cancelled.__cause__ is None:  # it was written to the end
                     self._applied(leased, extra)
                 else:
-                    self._reception.torn()
+                    self._broken()
                 raise
             except BaseException:
-                self._reception.torn()
+                self._broken()
                 raise
             self._applied(leased, extra)
             return time.monotonic() - begun
@@ -109,6 +111,10 @@ class Applying:
         if (places := self._destination.places) and not leased.is_on_gpu:
             leased.reader.register(self._registrar, min(places, key=str))
         self._destination.write(leased.views, extra)
+
+    def _broken(self) -> None:
+        if not self._destination.is_whole:
+            self._reception.torn()
 
     def _applied(self, leased: Leased, extra: Mapping[Path, Any]) -> None:
         self._reception.applied(leased.header.version)

@@ -6,7 +6,7 @@ import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from itertools import starmap
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import nn
@@ -16,12 +16,16 @@ from rlinf_async.weights.copying import copy_tensors
 from rlinf_async.weights.cuda import CUDA
 from rlinf_async.weights.gpus import Gpus
 from rlinf_async.weights.manifest import Manifest
-from rlinf_async.weights.param_tree import ParamTree, Path, name_of
-from rlinf_async.weights.source import put_extra
+from rlinf_async.weights.param_tree import ParamTree, Path, memory_of, name_of
+from rlinf_async.weights.source import put_extras
+from rlinf_async.weights.update import are_equal
+from rlinf_async.weights.writable import why_unwritable
 
 logger = logging.getLogger(__name__)
 
 Views = Mapping[Path, torch.Tensor]
+
+_FORM: Final = (operator.attrgetter("shape"), operator.attrgetter("dtype"), operator.attrgetter("device"))
 
 
 class Destination(Protocol):
@@ -31,16 +35,25 @@ class Destination(Protocol):
         places: the GPUs that some of it is on, once it is checked.
         device: the GPU that all of it is on.
         is_copied: the last version was copied, whether it was to be mapped or not.
+        is_whole: no write has broken off half way since one has ended.
     """
 
     places: set[torch.device]
     device: torch.device | None
     is_copied: bool
+    is_whole: bool
 
     def check(self, manifest: Manifest) -> None:
         """
         Raises:
             WeightMismatch: they will not fit; nothing was written.
+        """
+
+    def compare(self, views: Views) -> None:
+        """Before a version is written, while others still read: whether it fits what the destination is by now.
+
+        Raises:
+            WeightMismatch: it does not; nothing was written.
         """
 
     def write(self, views: Views, extra: Mapping[Path, Any]) -> None:
@@ -49,6 +62,9 @@ class Destination(Protocol):
         Args:
             views: of all leaves, in the order of the manifest.
             extra: what there is beside tensors.
+
+        Raises:
+            Exception: what a function of the user's raises, or ``set_extra_state``, after which nothing is written.
         """
 
     def detach(self) -> None:
@@ -66,13 +82,19 @@ class Function:
         self.places: set[torch.device] = set()
         self.device: torch.device | None = None
         self.is_copied = False
+        self.is_whole = True
 
     def check(self, manifest: Manifest) -> None:
         pass
 
+    def compare(self, views: Views) -> None:
+        pass
+
     def write(self, views: Views, extra: Mapping[Path, Any]) -> None:
         if self._function is not None:
+            self.is_whole = False
             self._function(views)
+            self.is_whole = True
 
     def detach(self) -> None:
         pass
@@ -98,12 +120,17 @@ class Tensors:
         self.places: set[torch.device] = set()
         self.device: torch.device | None = None
         self.is_copied = True
+        self.is_whole = True
         self._manifest: Manifest | None = None
         self._places: list[tuple[Any, list[str], list[torch.Tensor]]] = []
         """Who has which tensors, by what names."""
         self._targets: list[torch.Tensor] = []
         self._sources: list[int] = []
         """Of each target, which leaf it gets."""
+        self._forms: list[list[Any]] = []
+        """Shapes, dtypes and devices of the targets, which somebody may change in place."""
+        self._tied: list[tuple[tuple[Path, Path], tuple[Path, Path]]] = []
+        """Of two names that are one tensor here and two at the sender: the name, and the leaf that it gets."""
 
     def check(self, manifest: Manifest) -> None:
         self._manifest = manifest
@@ -115,6 +142,8 @@ class Tensors:
         self.places, self.device = self._gpus.places(those), self._gpus.only_place(those)
         places: dict[int, tuple[Any, list[str], list[torch.Tensor]]] = {}
         targets = {}
+        owners: dict[Any, tuple[Path, Path]] = {}
+        tied = []
         for path, source in wanted.items():
             if path not in found:
                 raise WeightMismatch(f"the sender has {name_of(path)!r}, and the receiver's weights do not")
@@ -124,12 +153,19 @@ class Tensors:
             names.append(name)
             tensors.append(tensor)
             targets[id(tensor)] = (tensor, source)  # those that are tied here too are written once
+            first = owners.setdefault(id(tensor) if self._maps else memory_of(tensor), (path, source))
+            if first[1] != source:
+                tied.append((first, (path, source)))
+        self._tied = tied
         self._places = list(places.values())
         self._targets = [tensor for tensor, _ in targets.values()]
         indices = {path: index for index, path in enumerate(leaves)}
         self._sources = [indices[source] for _, source in targets.values()]
+        self._forms = _forms(self._targets)
 
     def _check(self, path: Path, tensor: torch.Tensor, leaf: Any) -> None:
+        if problem := why_unwritable(tensor, replaced=self._maps):
+            raise WeightMismatch(f"{name_of(path)!r} {problem}")
         if tuple(tensor.shape) != tuple(leaf.shape):
             raise WeightMismatch(
                 f"{name_of(path)!r} has shape {tuple(leaf.shape)} at the sender and {tuple(tensor.shape)} here"
@@ -149,11 +185,26 @@ class Tensors:
         if self._maps and tensor.device.type != "cpu" and not may_be_there:
             raise WeightMismatch(f'{name_of(path)!r} is on {tensor.device}, which cannot be mapped: use apply="copy"')
 
+    def compare(self, views: Views) -> None:
+        is_as_it_was = all(starmap(_are_still_there, self._places)) and _forms(self._targets) == self._forms
+        if self._manifest is not None and not is_as_it_was:
+            self.check(self._manifest)
+        for (one, leaf), (other, other_leaf) in self._tied:
+            if not are_equal(views[leaf], views[other_leaf]):
+                raise WeightMismatch(
+                    f"{name_of(one)!r} and {name_of(other)!r} are tied here and not at the sender, and their values "
+                    "differ: tie them there, or give each memory of its own here"
+                )
+
     def write(self, views: Views, extra: Mapping[Path, Any]) -> None:
-        for path, value in extra.items():
-            put_extra(self._holder, path, value)
         if self._manifest is not None and not all(starmap(_are_still_there, self._places)):
-            self.check(self._manifest)  # somebody has replaced some of them
+            self.compare(views)  # somebody has replaced some of them just now
+        put_extras(self._holder, extra)
+        self.is_whole = False
+        self._write_tensors(views)
+        self.is_whole = True
+
+    def _write_tensors(self, views: Views) -> None:
         leaves = list(views.values())
         sources = [leaves[index] for index in self._sources]
         if self._maps:
@@ -212,11 +263,16 @@ def take_over(model: Any, weights: Any) -> None:
     tree = ParamTree.of(weights)
     tensors = Tensors(model, maps=True)
     tensors.check(Manifest.of(tree))
+    tensors.compare(tree.tensors)
     tensors.write(tree.tensors, tree.extra)
 
 
 def _are_still_there(owner: Any, names: list[str], tensors: list[torch.Tensor]) -> bool:
     return all(map(operator.is_, map(owner.get, names), tensors))
+
+
+def _forms(tensors: Sequence[torch.Tensor]) -> list[list[Any]]:
+    return [list(map(attribute, tensors)) for attribute in _FORM]
 
 
 def _places(holder: Any, path: Path = ()) -> Any:

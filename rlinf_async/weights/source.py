@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
@@ -152,20 +153,36 @@ def unpack_extra(packed: bytes) -> Mapping[Any, Any]:
     return found
 
 
-def put_extra(holder: Any, path: tuple[str, ...], value: Any) -> None:
-    """Gives a module's extra state, or a dict's value, to its owner.
+def put_extras(holder: Any, extra: Mapping[Path, Any]) -> None:
+    """Gives modules their extra state, and dicts their values, or raises and has taken back what it has given.
 
     Raises:
-        WeightMismatch: there is no owner.
+        WeightMismatch: there is nobody to give it to.
+        Exception: what ``set_extra_state`` raises.
     """
+    places = [(*_place_of_extra(holder, path), value) for path, value in extra.items()]
+    given: list[tuple[Callable[[Any], None], Any]] = []
+    try:
+        for get, put, value in places:
+            given.append((put, get()))
+            put(value)
+    except Exception:
+        for put, before in reversed(given):
+            with contextlib.suppress(Exception):  # the one that has failed may fail again
+                put(before)
+        raise
+
+
+def _place_of_extra(holder: Any, path: Path) -> tuple[Callable[[], Any], Callable[[Any], None]]:
     owner = holder
     for part in path[:-1]:
         owner = getattr(owner, part, None) if isinstance(owner, nn.Module) else owner.get(part)
         if owner is None:
             raise WeightMismatch(f"the sender has {name_of(path)!r}, and the receiver's weights do not")
-    if isinstance(owner, nn.Module):
-        if path[-1] != EXTRA_STATE:
-            raise WeightMismatch(f"{name_of(path)!r} is no tensor at the sender, and the receiver has a module there")
-        owner.set_extra_state(value)
-    else:
-        owner[path[-1]] = value
+    name = path[-1]
+    if not isinstance(owner, nn.Module):
+        return lambda: owner.get(name), lambda value: owner.__setitem__(name, value)
+    if name != EXTRA_STATE:
+        raise WeightMismatch(f"{name_of(path)!r} is no tensor at the sender, and the receiver has a module there")
+    has_state = type(owner).get_extra_state is not nn.Module.get_extra_state
+    return owner.get_extra_state if has_state else lambda: None, owner.set_extra_state
