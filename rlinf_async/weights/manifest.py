@@ -69,13 +69,17 @@ class Manifest:
                 (dotted name, dtype), where None leaves it as it is.  Integers and booleans are never cast.
 
         Raises:
-            WeightMismatch: a tensor has no dense form in memory, such as a sparse one.
+            WeightMismatch: a tensor has no dense form in memory, such as a sparse one, or no memory at all.
             ValueError: there is no such dtype.
         """
         rows = []
         for path, tensor in tree.tensors.items():
             if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
                 raise WeightMismatch(f"{name_of(path)!r} is {tensor.layout} and not dense: it cannot be synchronised")
+            if tensor.is_meta:
+                raise WeightMismatch(
+                    f"{name_of(path)!r} is on the meta device and has no values: give it some before it is synchronised"
+                )
             dtype = dtype_name(tensor.dtype)
             rows.append((path, dtype, _transported(path, tensor.dtype, transport_dtype), tuple(tensor.shape)))
         return _laid_out(rows, tree.aliases)

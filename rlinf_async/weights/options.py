@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from rlinf_async.errors import ConfigError
 
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -28,8 +30,8 @@ class SyncOptions:
             ``DistributedWeightSyncScheme`` that is the memory in which the weights have arrived.  Weights that come as
             the argument of a call are always copied.
         slots: versions that the memory has room for; by default 2 for ``"copy"``, 3 for ``"map"``.
-        transport_dtype: what floating-point tensors travel as: a dtype, or a function of (name, dtype); None: as
-            they are.
+        transport_dtype: what floating-point tensors travel as: a dtype, its name, or a function of (name, dtype);
+            None: as they are.
         delta: whether between machines only what has changed travels; ``"auto"``: where that is less.
         policy: ``"latest"``: a receiver that is late may skip versions.  ``"all"``: it gets every one.
         ack_timeout: seconds that a receiver has to apply an update.
@@ -58,6 +60,22 @@ class SyncOptions:
             raise ConfigError(f"ack_timeout= takes seconds, more than 0; got {self.ack_timeout!r}")
         if not callable(self.select) and self.select not in ("all", "trainable"):
             raise ConfigError(f"select= is 'all', 'trainable' or a function of (name, tensor); got {self.select!r}")
+
+        self._check_transport_dtype()
+
+    def _check_transport_dtype(self) -> None:
+        wish = self.transport_dtype
+        if wish is None or (callable(wish) and not isinstance(wish, torch.dtype)):
+            return
+        found = getattr(torch, wish.removeprefix("torch."), None) if isinstance(wish, str) else wish
+        if not isinstance(found, torch.dtype) or not found.is_floating_point:
+            names = [name for name in dir(torch) if isinstance(getattr(torch, name), torch.dtype)]
+            floating = [name for name in names if getattr(torch, name).is_floating_point]
+            like = difflib.get_close_matches(wish, floating, 1, 0.4) if isinstance(wish, str) else []
+            raise ConfigError(
+                f"transport_dtype= is a floating-point dtype, its name, or a function of (name, dtype); got {wish!r}"
+                f"{f': {like[0]!r}, perhaps?' if like else ''}"
+            )
 
     @classmethod
     def of(cls, options: Mapping[str, Any], owner: str) -> SyncOptions:

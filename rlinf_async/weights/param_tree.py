@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 Path: TypeAlias = tuple[str, ...]
 Select: TypeAlias = Literal["all", "trainable"] | Callable[[str, Any], bool]
@@ -55,7 +56,7 @@ class ParamTree:
                 function of (dotted name, value).
 
         Raises:
-            ValueError: the source is of another type.
+            ValueError: the source is of another type; a lazy layer has no shape yet; torch cannot take an array.
             KeyError: a key is not a string, or two keys mean the same path, or one path goes on where another ends.
         """
         if isinstance(source, ParamTree):
@@ -172,15 +173,26 @@ def _walk(source: Any, above: Path = ()) -> Iterator[tuple[Path, Any]]:
             if isinstance(value, (Mapping, nn.Module)) or is_tensordict(value):
                 yield from _walk(value, path)
                 continue
-            value = _plain(value)
+            value = _plain(value, path)
         yield path, value
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, path: Path) -> Any:
     if isinstance(value, (bool, int, float, complex, numpy.number, numpy.bool_)):
         return torch.as_tensor(value)
     if isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc":
-        return torch.from_numpy(value)
+        try:
+            return torch.from_numpy(value)
+        except (TypeError, ValueError) as error:  # of the other byte order, with negative strides, of 80 bits
+            raise ValueError(
+                f"{name_of(path)!r} is an array of {value.dtype.str!r} that torch cannot take: {error} "
+                "Make it numpy.ascontiguousarray(array, dtype=numpy.float32), or another dtype of torch's"
+            ) from None
+    if isinstance(value, torch.Tensor) and is_lazy(value):
+        raise ValueError(
+            f"{name_of(path)!r} is not initialised and has no shape yet: run the model once before it is sent, which "
+            "gives lazy layers theirs"
+        )
     library = sys.modules.get("tensordict")
     return value.data if library is not None and library.is_non_tensor(value) else value
 

@@ -52,6 +52,7 @@ class WeightSyncScheme(metaclass=abc.ABCMeta):
 
     Raises:
         ConfigError: an option is not known, or has a value that it cannot have.
+        ValueError: there is no such strategy.
     """
 
     needs_weights: ClassVar[bool] = True
@@ -61,7 +62,7 @@ class WeightSyncScheme(metaclass=abc.ABCMeta):
     """Whether the weights are packed once, for all workers."""
 
     def __init__(self, strategy: Literal["state_dict", "tensordict"] = "state_dict", **options: Any) -> None:
-        self.strategy: str = strategy
+        self.strategy: str = _get_strategy(strategy).extract_as
         self.options = SyncOptions.of(options, type(self).__name__)
         self._sender: WeightSender | None = None
         self._receiver: WeightReceiver | None = None

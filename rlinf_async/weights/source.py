@@ -19,6 +19,7 @@ from rlinf_async.weights.update import are_equal
 
 _dtype: Final = attrgetter("dtype")
 _shape: Final = attrgetter("shape")
+_is_meta: Final = attrgetter("is_meta")
 _requires_grad: Final = attrgetter("requires_grad")
 
 
@@ -74,6 +75,8 @@ class Source:
             path = self.manifest.leaves[index].path
             tensor = tree[path] if path not in self._tied and path in tree else self._tied_tensor(tree, path)
             shape, dtype = self._expected[index]
+            if tensor.is_meta:
+                raise WeightMismatch(f"{name_of(path)!r} has gone to the meta device and has no values any more")
             if tensor.shape != shape or tensor.dtype is not dtype:
                 raise WeightMismatch(
                     f"{name_of(path)!r} has become {tensor.dtype} of shape {tuple(tensor.shape)}; the receivers were "
@@ -112,6 +115,8 @@ class Source:
         if not all(issubclass(kind, torch.Tensor) for kind in set(map(type, found))):
             return None
         if list(map(_dtype, found)) != self._dtypes or list(map(_shape, found)) != self._shapes:
+            return None
+        if any(map(_is_meta, found)):
             return None
         for name, owner in self._ties:
             tied, tensor = source.get(name), source[owner]
