@@ -73,7 +73,7 @@ class Applying:
         extra = unpack_extra(leased.reader.extra(leased.header))
         assert leased.views is not None
         await self._aside.do(self._destination.compare, leased.views, nbytes=nbytes)
-        cost = 0 if self._maps else nbytes
+        cost = 0 if self._maps and not self._destination.is_copied else nbytes  # memory of its own is freed
         async with self._gate.writing(self._patience):
             begun = time.monotonic()
             try:
@@ -105,6 +105,12 @@ class Applying:
             logger.warning("weights stay in the memory of a sender that is gone: %s", error)
         else:
             self._leases.keep(None)
+
+    def close(self) -> None:
+        """Tensors that are mapped get memory of their own, and the slots are given back; in a thread."""
+        if self._leases.keeps_one:
+            self._destination.detach()
+        self._leases.close()
 
     def _write(self, leased: Leased, extra: Mapping[Path, Any]) -> None:
         assert leased.views is not None

@@ -45,6 +45,14 @@ class Aside:
         future = asyncio.get_running_loop().run_in_executor(thread, function, *args)
         return await finish_in_thread(future)
 
+    async def wait(self) -> None:
+        """Waits for the end of what is being done and what is to be done."""
+        with self._lock:
+            executor = self._executor
+            last = None if executor is None else executor.submit(_nothing)
+        if last is not None:
+            await finish_in_thread(asyncio.wrap_future(last))
+
     def start(self, function: Callable[..., None], *args: Any, nbytes: int | None) -> None:
         """Has something done that nobody waits for, and that raises nothing; from any thread.  Not once it is closed.
 
@@ -69,6 +77,10 @@ class Aside:
             executor, self._executor, self._is_closed = self._executor, None, True
         if executor is not None:
             executor.shutdown()
+
+
+def _nothing() -> None:
+    pass
 
 
 async def finish_in_thread(future: asyncio.Future[T]) -> T:

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
-from rlinf_async.errors import TransferFailed
+from rlinf_async.errors import ClosedError, TransferFailed
 from rlinf_async.weights.gpus import Gpus
 from rlinf_async.weights.manifest import Manifest
 from rlinf_async.weights.param_tree import Path
@@ -63,6 +63,7 @@ class Leases:
         self._known: dict[int, _Known] = {}
         """By inode, that which was used last at the end."""
         self._kept: SlotReader | None = None
+        self._is_closed = False
 
     def __repr__(self) -> str:
         return f"<Leases of {len(self._known)} slots>"
@@ -87,6 +88,18 @@ class Leases:
     def _refuse(self, error: Exception) -> None:
         self.gpu, self._is_refused = "", True
         logger.warning("the memory of the sender's GPU cannot be opened; its weights come by way of the CPU: %s", error)
+
+    def may_map(self, name: MemoryName) -> bool:
+        """Whether to ``map`` it, in a thread, before it is taken."""
+        return name.inode not in self._known
+
+    def map(self, name: MemoryName) -> None:
+        """Maps a slot, and unmaps those that the sender has left.
+
+        Raises:
+            TransferFailed: as ``take``.
+        """
+        self._find(name)
 
     def may_open(self, name: MemoryName) -> bool:
         """Whether to ``open`` it, in a thread, before it is taken."""
@@ -119,6 +132,7 @@ class Leases:
 
         Raises:
             TransferFailed: it cannot be read here, or is not what the sender has said.
+            ClosedError: they have been given back.
         """
         known = self._find(name)
         reader = known.reader
@@ -137,6 +151,8 @@ class Leases:
 
     def _find(self, name: MemoryName) -> _Known:
         """The slot of that name, which is mapped now if it was not."""
+        if self._is_closed:
+            raise ClosedError("the receiver of the weights is closed")
         if self.manifest is None:
             raise TransferFailed("a version was published before it was said what comes")
         known = self._known.pop(name.inode, None)
@@ -161,7 +177,8 @@ class Leases:
             before.release()
 
     def close(self) -> None:
-        """Gives all of them back.  Idempotent."""
+        """Gives all of them back; of much memory in a thread.  Idempotent."""
+        self._is_closed = True
         known, self._known, self._kept = self._known, {}, None
         for each in known.values():
             each.reader.close()

@@ -329,12 +329,15 @@ class Publisher:
         handle, self._handle = self._handle, None
         if handle is not None and not handle.done():
             handle.cancel()
-        self._aside.close()
-        self._outlets.close()
-        if self._store is not None:
-            self._store.close()
-            self._store = None
-        self._source = self._taker = self._packing = None  # gigabytes, for which a cycle would have to be found
+        store, self._store = self._store, None
+        try:
+            await self._aside.wait()
+            self._outlets.close()
+            if store is not None:  # nothing is packed there, or sent from there, any more
+                await self._aside.do(store.close, nbytes=store.layout.size)
+        finally:
+            self._aside.close()
+            self._source = self._taker = self._packing = None  # gigabytes, for which a cycle would have to be found
 
     async def __aenter__(self) -> Publisher:
         return self

@@ -13,17 +13,14 @@ Its leaves may also be in the memory of a GPU, with which everything else stays 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import logging
-import mmap
 import os
 import zlib
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
-import numpy
 import torch
 
 from rlinf_async.core.segment import allocate_segment, seal_segment
@@ -32,14 +29,11 @@ from rlinf_async.errors import TransferFailed
 from rlinf_async.weights.device_leaves import RETIRED, DeviceLeaves
 from rlinf_async.weights.gpus import Gpus
 from rlinf_async.weights.locks import NONE, OPENED, READ, WRITE, lock
+from rlinf_async.weights.mapping import map_memory
 from rlinf_async.weights.registered import Registrar, Registration
 from rlinf_async.weights.slab_layout import HEADER_BYTES, IN_SLOT, ON_GPU, SlotHeader, SlotLayout
 
 logger = logging.getLogger(__name__)
-
-_POPULATE_READ: Final = 22
-_POPULATE_WRITE: Final = 23
-"""``MADV_POPULATE_READ`` and ``MADV_POPULATE_WRITE``, which Python's mmap does not name."""
 
 
 class MemoryName(NamedTuple):
@@ -69,13 +63,15 @@ class SlotWriter:
         self._header = SlotHeader(digest)
         self._fd = allocate_segment(layout.size, f"rlinf-{label}"[:200])
         seal_segment(self._fd)
-        self._map = mmap.mmap(self._fd, layout.size)
-        with contextlib.suppress(OSError):  # before Linux 5.14
-            self._map.madvise(_POPULATE_WRITE)
+        try:
+            self._memory = map_memory(self._fd, layout.size, writable=True)
+        except BaseException:
+            os.close(self._fd)
+            raise
         self._set()
         self._name = MemoryName(f"/proc/{os.getpid()}/fd/{self._fd}", os.fstat(self._fd).st_ino, layout.size)
         self.leaves: torch.Tensor = (
-            torch.frombuffer(self._map, dtype=torch.uint8, offset=HEADER_BYTES, count=layout.leaves)
+            torch.frombuffer(self._memory, dtype=torch.uint8, offset=HEADER_BYTES, count=layout.leaves)
             if layout.leaves
             else torch.empty(0, dtype=torch.uint8)
         )
@@ -110,7 +106,7 @@ class SlotWriter:
     @property
     def extra(self) -> bytes:
         start = self._layout.extra_offset
-        return self._map[start : start + self._header.extra]
+        return bytes(self._view(start, self._header.extra))
 
     @property
     def checksum(self) -> int:
@@ -143,7 +139,7 @@ class SlotWriter:
                 "close both sides and connect again"
             )
         start = self._layout.extra_offset
-        self._map[start : start + len(extra)] = extra
+        self._view(start, len(extra))[:] = extra
         sequence = self._header.sequence + 1
         self._set(sequence=sequence, version=version, extra=len(extra), checksum=checksum, places=places)
 
@@ -160,10 +156,16 @@ class SlotWriter:
     def _set(self, **fields: int) -> None:
         self._header = SlotHeader(**{**self._header.__dict__, **fields})
         packed = self._header.pack()
-        self._map[: len(packed)] = packed
+        self._view(0, len(packed))[:] = packed
+
+    def _view(self, offset: int, nbytes: int) -> memoryview:
+        return memoryview(self._memory).cast("B")[offset : offset + nbytes]
 
     def close(self) -> None:
-        """Lets go of it; who reads it goes on, also on a GPU.  Idempotent."""
+        """Lets go of it; who reads it goes on, also on a GPU.  Idempotent.
+
+        Of much memory in a thread: it is unmapped now, or with the last tensor that is sent from it.
+        """
         fd, self._fd = self._fd, -1
         if fd >= 0:
             if self.device_leaves is not None:
@@ -173,8 +175,7 @@ class SlotWriter:
             self.leaves = torch.empty(0, dtype=torch.uint8)
             if self._registration is not None:
                 self._registration.end()
-            with contextlib.suppress(BufferError):  # somebody sends from it: freed with the last view
-                self._map.close()
+            self._memory = (ctypes.c_ubyte * 0)()
 
 
 class SlotReader:
@@ -196,7 +197,7 @@ class SlotReader:
             status = os.fstat(self._fd)
             if (status.st_ino, status.st_size) != (name.inode, name.size) or name.size != layout.size:
                 raise TransferFailed(f"{name.path} is not the memory that its sender has announced")
-            self._memory = _map_read_only(self._fd, name.size)
+            self._memory = map_memory(self._fd, name.size, writable=False)
         except BaseException:
             os.close(self._fd)
             raise
@@ -301,17 +302,6 @@ class SlotReader:
                 self._registration.end()
             self.leaves = torch.empty(0, dtype=torch.uint8)
             self._memory = (ctypes.c_ubyte * 0)()
-
-
-def _map_read_only(fd: int, size: int) -> Any:
-    """Memory that torch takes for writable, because it has no tensors that are not; the kernel knows better."""
-    mapped = mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-    with contextlib.suppress(OSError):
-        mapped.madvise(_POPULATE_READ)
-    held = numpy.frombuffer(mapped, dtype=numpy.uint8)
-    memory: Any = (ctypes.c_ubyte * size).from_address(held.ctypes.data)
-    memory._held = held  # which holds the mapping, as long as any tensor is made from this
-    return memory
 
 
 def checksum_of(leaves: torch.Tensor, extra: bytes) -> int:

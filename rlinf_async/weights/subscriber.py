@@ -301,6 +301,8 @@ class Subscriber:
         received = time.monotonic()
         name = MemoryName(*memory)
         try:
+            if self._leases.may_map(name):
+                await self._aside.do(self._leases.map, name, nbytes=name.size)
             if self._leases.may_open(name):
                 await self._aside.do(self._leases.open, name, nbytes=None)
             leased = self._leases.take(name)
@@ -381,14 +383,14 @@ class Subscriber:
             server.cancel()
             await asyncio.wait([server])
         self._link.close()
-        if self._host is not None:
-            self._host.close()
-        if self._leases.keeps_one:
-            await self._aside.do(self._destination.detach, nbytes=None if self._destination.places else 0)
-        self._aside.close()  # nothing is copied from there any more
-        self._leases.close()
-        self._destination.forget()
-        self._changes.notify()
+        try:
+            if self._host is not None:
+                await self._aside.do(self._host.close, nbytes=None)
+            await self._aside.do(self._applying.close, nbytes=None)  # behind whatever is copied from there
+        finally:
+            self._aside.close()
+            self._destination.forget()
+            self._changes.notify()
 
     async def __aenter__(self) -> Subscriber:
         return self
