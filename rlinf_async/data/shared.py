@@ -125,6 +125,11 @@ def budget() -> int:
     return int(match[1]) << (10 * " KMGT".index(match[2] or " "))
 
 
+def available() -> int:
+    """Bytes of memory that this machine, or this container, has left."""
+    return _usage()[1]
+
+
 def _usage() -> tuple[int, int, int]:
     """Bytes of shared memory in use, of memory that is available, and of memory altogether."""
     machine = _machine()

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -19,6 +19,9 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "verify": ("off", "crc"),
 }
 
+MOST_SLOTS: Final = 64
+"""Each is a file, and as much memory as the weights; more than there are receivers that are late are never used."""
+
 
 @dataclass(frozen=True)
 class SyncOptions:
@@ -29,7 +32,7 @@ class SyncOptions:
             other receivers.  A model on another GPU than the sender's is copied to all the same.  With
             ``DistributedWeightSyncScheme`` that is the memory in which the weights have arrived.  Weights that come as
             the argument of a call are always copied.
-        slots: versions that the memory has room for; by default 2 for ``"copy"``, 3 for ``"map"``.
+        slots: versions that the memory has room for, at most 64; by default 2 for ``"copy"``, 3 for ``"map"``.
         transport_dtype: what floating-point tensors travel as: a dtype, its name, or a function of (name, dtype);
             None: as they are.
         delta: whether between machines only what has changed travels; ``"auto"``: where that is less.
@@ -54,8 +57,11 @@ class SyncOptions:
             value = getattr(self, name)
             if value not in choices:
                 raise ConfigError(f"{name}= is one of {', '.join(map(repr, choices))}; got {value!r}")
-        if self.slots is not None and not (isinstance(self.slots, int) and self.slots >= 2):
-            raise ConfigError(f"slots= is at least 2: one is read while the other is written; got {self.slots!r}")
+        if self.slots is not None and not (isinstance(self.slots, int) and 2 <= self.slots <= MOST_SLOTS):
+            raise ConfigError(
+                f"slots= is at least 2, because one is read while the other is written, and at most {MOST_SLOTS}; each "
+                f"takes as much memory as the weights; got {self.slots!r}"
+            )
         if not self.ack_timeout > 0:
             raise ConfigError(f"ack_timeout= takes seconds, more than 0; got {self.ack_timeout!r}")
         if not callable(self.select) and self.select not in ("all", "trainable"):

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 
+from rlinf_async.data.shared import available
 from rlinf_async.weights.copying import Copy, copy_tensors
 from rlinf_async.weights.cuda import CUDA
 from rlinf_async.weights.delta import GPU_PIECE, Delta, encode
@@ -64,6 +65,11 @@ class Store:
         self._in_use = [0] * slots
         self._counting = threading.Lock()
         """Held where those counts change: what is sent is let go of in other threads."""
+        if slots * self.layout.size > (left := available()):
+            raise MemoryError(
+                f"weights of '{label}' take {slots} slots of {self.layout.size / (1 << 20):.0f} MiB, and "
+                f"{left / (1 << 20):.0f} MiB of memory are available: take fewer slots="
+            )
         self._before: int | None = None
         """The slot with the version before the latest, as long as nothing else is in it."""
         try:
