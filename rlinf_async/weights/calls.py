@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from asyncio import _get_running_loop as running_loop
 from collections.abc import Awaitable
 from typing import Any, Final
 
@@ -34,6 +35,8 @@ class CallTransport:
         self.timeout = timeout
         self._bridge = Bridge()
         self._pending: Any = _NONE
+        self._open: Work[Any] | None = None
+        """The last call, whether somebody waits for its end or not."""
         self._patience = timeout
 
     @property
@@ -55,7 +58,11 @@ class CallTransport:
         self._patience = self.timeout if timeout is None else timeout
         if callee is None:
             return None
-        return self.call(callee, detached(weights) if isinstance(callee, WorkerGroup) else weights, version)
+        made = self.call(callee, detached(weights) if isinstance(callee, WorkerGroup) else weights, version)
+        if inspect.iscoroutine(made) and running_loop() is not None:
+            made = self._bridge.run(made, self._describe())  # begun, whoever waits for it
+        self._open = made if isinstance(made, Work) else None
+        return made
 
     def _describe(self) -> str:
         return "an update of weights"
@@ -103,17 +110,21 @@ class CallTransport:
         """Whether there is somebody to call, who has neither died nor been closed."""
         return is_reachable(self.callee)
 
+    def give_up(self) -> None:
+        """Cancels the call that may be open."""
+        self._pending = _NONE
+        if self._open is not None:
+            cancel(self._open)
+
     def close(self) -> None:
-        pending, self._pending = self._pending, _NONE
-        if isinstance(pending, Work) and not pending.done():
-            cancel(pending)
+        self.give_up()
         self._bridge.release()
 
     async def _finish(self, result: Any) -> None:
         await finish(result, self._patience, self._describe())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_bridge": None, "_pending": None}
+        return {**self.__dict__, "_bridge": None, "_pending": None, "_open": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

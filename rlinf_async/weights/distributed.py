@@ -128,13 +128,15 @@ class DistributedTransport:
         return self._bridge.run(self._wait_ack(), f"the answer of {self!r}")
 
     async def _wait_ack(self) -> None:
-        if self._is_idle or self._sent is None:
+        sent = self._sent
+        if self._is_idle or sent is None:
             return
         try:
-            number = await asyncio.wrap_future(self._sent)
+            number = await asyncio.wrap_future(sent)
             answer = await self._in_thread(self._opened(True).wait_answer, number, self._patience)
         except asyncio.CancelledError:
-            self._interrupt()  # or the next one would have to wait for this one's time to be over
+            if self._sent is sent:
+                self.give_up()
             raise
         if answer.startswith(_FAILED):
             failure = failures.unpack(answer[len(_FAILED) :])
@@ -143,12 +145,14 @@ class DistributedTransport:
             raise WrongAcknowledgement(f"Expected 'updated' but got status {answer!r}.")
         self._sent = None
 
-    def _interrupt(self) -> None:
-        """Nobody waits any more for what the thread does."""
+    def give_up(self) -> None:
+        """Nobody waits for the answer any more: the next message need not wait until this one's time is over."""
         sent, self._sent = self._sent, None
-        self._given_up.set()
-        if sent is not None and self._mail is not None:
-            self._mail.interrupt()
+        if sent is not None:
+            self._given_up.set()
+            if self._mail is not None:
+                self._mail.interrupt()
+                self._executor.submit(self._mail.withdraw)
 
     # -- the receiver -------------------------------------------------------------------------------------------
 
@@ -254,7 +258,7 @@ class DistributedTransport:
                 if not self._coming.done():
                     self._mail.wake()
             elif self._sent is not None:
-                self._interrupt()
+                self.give_up()
             elif self._taking is not None:
                 self._given_up.set()
                 self._mail.interrupt()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlinf_async.weights.bridge import Bridge, begin_after
@@ -14,6 +15,7 @@ from rlinf_async.weights.held import held
 from rlinf_async.weights.link_transport import LinkTransport
 from rlinf_async.weights.publisher import Publisher
 from rlinf_async.weights.report import SyncReport
+from rlinf_async.weights.roster import Roster
 from rlinf_async.weights.sharded import Gathering, are_sharded, only_helps
 from rlinf_async.weights.staged import Staged, give_up
 from rlinf_async.weights.strategy import _get_strategy
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 _PENDING = "while an async send is pending. Call wait_async() first."
 
 
-class WeightSender:
+class WeightSender(Roster):
     """Sends one model's weights to workers; made by a scheme's ``init_on_sender``.
 
     ``send``, ``send_async``, ``wait_async`` and ``connect`` start at once and return a ``Work`` in a coroutine, and
@@ -43,18 +45,14 @@ class WeightSender:
         report = await sender.wait_async()
     """
 
-    _transport: TransportBackend | None
-    _transports: dict[int, TransportBackend]
-
     def __init__(self, scheme: WeightSyncScheme) -> None:
-        self._scheme = scheme
-        self._transports = {}
-        self._transport = None
-        self._model_id = "policy"
+        super().__init__(scheme)
         self._strategy = _get_strategy(scheme.strategy)  # type: ignore[arg-type]  # it checks it
         self._context_ref: Callable[[], Any] | None = None
         self._source_model: Any = None
         self._version = 0
+        self._gave_up = False
+        """Whether the last send was, so that nobody knows who has it."""
         self._forget()
 
     def _forget(self) -> None:
@@ -74,40 +72,10 @@ class WeightSender:
         """Of the weights that were sent last; 0 before the first."""
         return self._version
 
-    @property
-    def worker_ids(self) -> list[int]:
-        return list(self._transports)
-
-    # -- registering --------------------------------------------------------------------------------------------
-
     def _set_context(self, context: Any, model_id: str | None = None) -> None:
         self._context_ref = held(context)
         if model_id is not None:
             self._model_id = model_id
-
-    def _register_worker(self, worker_idx: int, pipe_or_context: Any) -> None:
-        if worker_idx not in self._transports:
-            self._transports[worker_idx] = self._scheme.create_transport(pipe_or_context)
-
-    def _iterate_transports(self, worker_ids: int | Sequence[int] | None = None) -> Iterator[TransportBackend]:
-        yield from self._targets(worker_ids).values()
-
-    def _targets(self, worker_ids: int | Sequence[int] | None) -> dict[int, TransportBackend]:
-        if worker_ids is None:
-            if self._transports:
-                return dict(self._transports)
-            if self._transport is None:
-                raise RuntimeError(
-                    f"no worker is registered for '{self._model_id}' of {type(self._scheme).__name__}: "
-                    "init_on_sender() is told who they are"
-                )
-            return {0: self._transport}
-        targets = {}
-        for worker_id in [worker_ids] if isinstance(worker_ids, int) else worker_ids:
-            if worker_id not in self._transports:
-                raise ValueError(f"Worker {worker_id} not registered")
-            targets[worker_id] = self._transports[worker_id]
-        return targets
 
     # -- sending ------------------------------------------------------------------------------------------------
 
@@ -224,13 +192,9 @@ class WeightSender:
                 f"nothing to send for '{self._model_id}': no weights were given, and neither a context nor "
                 "source_model= of init_on_sender() has them"
             )
-        if version is None:
-            version = self._version + 1
-        elif version <= self._version:
-            raise ValueError(f"version {version} is not after version {self._version}, which was sent last")
         if timeout is None:
             timeout = self._scheme.options.ack_timeout
-        update = Update(self._model_id, prepared, version, keys, timeout)
+        update = Update(self._model_id, prepared, self._next(version) if version is not None else 0, keys, timeout)
         if helps and self._publishes:
             return update, [PublisherWay(self._published_to({}), {})]
         return update, self._ways(targets)
@@ -291,14 +255,31 @@ class WeightSender:
         await self._find_workers(self._scheme.options.ack_timeout if timeout is None else timeout)
         return await send(*self._prepare(*wanted))
 
+    def _next(self, version: int | None) -> int:
+        """The number of what is sent next."""
+        if version is None:
+            return self._version + 1
+        if version <= self._version:
+            raise ValueError(f"version {version} is not after version {self._version}, which was sent last")
+        return version
+
     async def _stage(self, update: Update, ways: list[Way]) -> Staged:
+        # Only here is it known what became of the send before this one, if that was cancelled.
+        update = dataclasses.replace(update, version=self._next(update.version or None))
         since = time.perf_counter()
         if not self._publishes and are_sharded(update.weights):
             update = await self._gathering.whole(update)
         staged = Staged(update, ways, since)
-        await asyncio.gather(*(way.stage(update) for way in ways))
+        try:
+            found = await asyncio.gather(*(way.stage(update) for way in ways), return_exceptions=True)
+        finally:  # also where whoever waits was cancelled: a number that a worker has heard is never another version's
+            if not ways or any(way.has_begun for way in ways):
+                self._version = update.version
+        for error in found:
+            if error is not None:
+                raise error
         staged.t_stage = time.perf_counter() - staged.since
-        self._version = update.version
+        self._gave_up = False
         return staged
 
     async def _send(self, update: Update, ways: list[Way]) -> SyncReport:
@@ -306,19 +287,23 @@ class WeightSender:
             staged = await self._stage(update, ways)
             report = await staged.report()
         except BaseException:
-            give_up(ways)
+            self._give_up(ways)
             raise
         report.raise_failures()
         return report
 
     async def _send_async(self, update: Update, ways: list[Way]) -> int:
         try:
-            self._pending = await self._stage(update, ways)
+            self._pending = staged = await self._stage(update, ways)
         except BaseException:
-            give_up(ways)
+            self._give_up(ways)
             raise
         self._pending_async = True
-        return update.version
+        return staged.update.version
+
+    def _give_up(self, ways: list[Way]) -> None:
+        self._gave_up = True
+        give_up(ways)
 
     async def _wait_async(self, timeout: float | None) -> SyncReport:
         pending = self._pending
@@ -343,7 +328,8 @@ class WeightSender:
             ValueError: there are neither, and the workers have to be told what comes.
             DeadlineExceeded: somebody did not come, or did not apply them; the notes name who.
         """
-        if weights is not None or (not self._version and self._weights(None) is not None):
+        is_first = self._gave_up or not self._version
+        if weights is not None or (is_first and self._weights(None) is not None):
             return self.send(weights, timeout=timeout)
         return self._bridge.run(self._connect(timeout), f"the workers of '{self._model_id}'")
 

@@ -163,6 +163,7 @@ class _BufferWay:
     worker_ids = ()
     can_stage = True
     nbytes = 0
+    has_begun = False
 
     def __init__(self, write: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._write = write

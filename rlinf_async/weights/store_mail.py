@@ -131,6 +131,12 @@ class StoreMail:
         self._store.set(self._key("in", number), _VOID)
         self._store.set(f"{self._name}_count", str(number))
 
+    def withdraw(self) -> None:
+        """After ``interrupt``, when nobody waits for the last message any more: the receiver is not to take it."""
+        self.part()
+        if self._number:
+            self._avoid(self._number)
+
     def wait_answer(self, number: int, timeout: float) -> bytes:
         """
         Raises:

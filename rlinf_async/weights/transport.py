@@ -23,6 +23,8 @@ class TransportBackend(Protocol):
     ``carries_version``
         True: ``send_weights`` and ``send_weights_async`` take the version and the seconds that there are for it as
         further arguments, and the receiver's transport has it as ``version``.  Else the receiver counts.
+    ``give_up()``
+        Nobody waits for the end of what was sent last; called from within a loop, and does not wait.
     ``check_connection() -> bool``
         Whether the other side can be reached, as far as that is known.
     ``close()``

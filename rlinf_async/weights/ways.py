@@ -27,6 +27,7 @@ class Update:
     """What is sent.
 
     Attributes:
+        version: of the weights; 0 until it is known which comes next.
         keys: which of the weights; None: all.
         timeout: seconds that the receivers have; None: as long as it takes.
     """
@@ -51,6 +52,10 @@ class Way(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes of the weights as they travelled; 0: not known."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a worker may have heard of the version, or may hear of it yet, so that its number is given away."""
 
     async def stage(self, update: Update) -> None:
         """Finished when the weights may change.
@@ -79,6 +84,7 @@ class OneWay:
         self._bridge = Bridge()
         self._error: Exception | None = None
         self._waiting: Any = None
+        self.has_begun = False
 
     nbytes = 0
 
@@ -95,7 +101,9 @@ class OneWay:
         send = transport.send_weights_async if self.can_stage else transport.send_weights
         facts = (update.version, update.timeout) if getattr(transport, "carries_version", False) else ()
         try:
-            await self._within(update, send, update.model_id, chosen(update), *facts)
+            weights = chosen(update)
+            self.has_begun = True
+            await self._within(update, send, update.model_id, weights, *facts)
         except Exception as error:
             self._error = error
 
@@ -116,6 +124,9 @@ class OneWay:
     def give_up(self) -> None:
         if self._waiting is not None:
             cancel(self._waiting)
+        give_up = getattr(self._transport, "give_up", None)
+        if self.has_begun and give_up is not None:
+            give_up()
 
     async def _within(self, update: Update, function: Any, *args: Any) -> None:
         what = f"version {update.version} at worker {self.worker_ids[0]} ({self._transport!r})"
@@ -140,6 +151,10 @@ class GroupWay:
         self._group: WorkerGroup = groups[0].execute_on(*(group._ranks[0] for group in groups))
         self._handle: Any = None
         self._parts: list[Any] = []
+
+    @property
+    def has_begun(self) -> bool:
+        return self._handle is not None
 
     async def stage(self, update: Update) -> None:
         self._handle = self._call.call(self._group, chosen(update), update.version)
@@ -178,6 +193,10 @@ class PublisherWay:
         self._publisher = publisher
         self._transports = tuple(transports.values())
         self._handle: SyncHandle | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        return self._handle is not None
 
     async def stage(self, update: Update) -> None:
         try:

@@ -1,0 +1,59 @@
+"""The workers of one sender, by their ids, and what leads to each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlinf_async.weights.transport import TransportBackend
+
+if TYPE_CHECKING:
+    from rlinf_async.weights.scheme import WeightSyncScheme
+
+
+class Roster:
+    """What a ``WeightSender`` knows of its workers."""
+
+    _transport: TransportBackend | None
+    """Leads to all of them, where they have none of their own."""
+
+    _transports: dict[int, TransportBackend]
+
+    def __init__(self, scheme: WeightSyncScheme) -> None:
+        self._scheme = scheme
+        self._transports = {}
+        self._transport = None
+        self._model_id = "policy"
+
+    @property
+    def worker_ids(self) -> list[int]:
+        return list(self._transports)
+
+    def _register_worker(self, worker_idx: int, pipe_or_context: Any) -> None:
+        if worker_idx not in self._transports:
+            self._transports[worker_idx] = self._scheme.create_transport(pipe_or_context)
+
+    def _iterate_transports(self, worker_ids: int | Sequence[int] | None = None) -> Iterator[TransportBackend]:
+        yield from self._targets(worker_ids).values()
+
+    def _targets(self, worker_ids: int | Sequence[int] | None) -> dict[int, TransportBackend]:
+        """
+        Raises:
+            RuntimeError: there are no workers.
+            ValueError: one of these is not registered.
+        """
+        if worker_ids is None:
+            if self._transports:
+                return dict(self._transports)
+            if self._transport is None:
+                raise RuntimeError(
+                    f"no worker is registered for '{self._model_id}' of {type(self._scheme).__name__}: "
+                    "init_on_sender() is told who they are"
+                )
+            return {0: self._transport}
+        targets = {}
+        for worker_id in [worker_ids] if isinstance(worker_ids, int) else worker_ids:
+            if worker_id not in self._transports:
+                raise ValueError(f"Worker {worker_id} not registered")
+            targets[worker_id] = self._transports[worker_id]
+        return targets
