@@ -62,7 +62,7 @@ class SyncOptions:
                 f"slots= is at least 2, because one is read while the other is written, and at most {MOST_SLOTS}; each "
                 f"takes as much memory as the weights; got {self.slots!r}"
             )
-        if not self.ack_timeout > 0:
+        if not isinstance(self.ack_timeout, (int, float)) or not self.ack_timeout > 0:
             raise ConfigError(f"ack_timeout= takes seconds, more than 0; got {self.ack_timeout!r}")
         if not callable(self.select) and self.select not in ("all", "trainable"):
             raise ConfigError(f"select= is 'all', 'trainable' or a function of (name, tensor); got {self.select!r}")

@@ -8,6 +8,7 @@ from collections.abc import Collection, Hashable, Sequence
 from typing import Any
 
 from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded
+from rlinf_async.weights.arguments import keys_of
 from rlinf_async.weights.aside import Aside
 from rlinf_async.weights.changes import Changes
 from rlinf_async.weights.comparing import Comparing
@@ -254,7 +255,7 @@ class Publisher:
         assert packing is not None
         if self._store is None:
             self._refuse_receivers()
-        given = select_leaves(taker.manifest, keys)
+        given = select_leaves(taker.manifest, keys_of(keys))
         return await self._aside.do(packing.pack, source, version, given, names, packing.marks(), nbytes=packing.nbytes)
 
     async def _make_store(self, source: Any) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rlinf_async.weights.arguments import check_seconds, keys_of, number_of
 from rlinf_async.weights.bridge import Bridge, begin_after
 from rlinf_async.weights.calls import finish
 from rlinf_async.weights.held import held
@@ -103,7 +104,9 @@ class WeightSender(Roster):
 
         Raises:
             RuntimeError: an earlier send is not over.
-            ValueError: a worker is not registered, or there is nothing to send.  Nothing was sent to anyone.
+            ValueError: a worker is not registered, there is nothing to send, or a number is out of range.  Nothing was
+                sent to anyone.
+            TypeError: a version, or a timeout, that is no number.
             DeadlineExceeded, PeerLost, Exception: what went wrong at a worker; the notes name which.
         """
         if self._pending_async:
@@ -165,6 +168,7 @@ class WeightSender(Roster):
         """
         if not self._pending_async:
             raise RuntimeError("No async send is pending. Call send_async() first.")
+        check_seconds(timeout)
         return self._bridge.run(self._wait_async(timeout), f"an async send of '{self._model_id}'")
 
     def update_weights(self, weights: Any) -> Any:
@@ -184,6 +188,8 @@ class WeightSender(Roster):
         keys: Any,
         timeout: float | None,
     ) -> tuple[Update, list[Way]]:
+        check_seconds(timeout)
+        number = 0 if version is None else self._next(number_of(version))
         prepared = self._weights(weights)
         helps = self._scheme.needs_weights and only_helps(prepared)
         targets = {} if helps else self._targets(worker_ids)
@@ -194,7 +200,7 @@ class WeightSender(Roster):
             )
         if timeout is None:
             timeout = self._scheme.options.ack_timeout
-        update = Update(self._model_id, prepared, self._next(version) if version is not None else 0, keys, timeout)
+        update = Update(self._model_id, prepared, number, keys_of(keys), timeout)
         if helps and self._publishes:
             return update, [PublisherWay(self._published_to({}), {})]
         return update, self._ways(targets)
@@ -258,7 +264,7 @@ class WeightSender(Roster):
     def _next(self, version: int | None) -> int:
         """The number of what is sent next."""
         if version is None:
-            return self._version + 1
+            return number_of(self._version + 1)
         if version <= self._version:
             raise ValueError(f"version {version} is not after version {self._version}, which was sent last")
         return version
@@ -328,10 +334,19 @@ class WeightSender(Roster):
             ValueError: there are neither, and the workers have to be told what comes.
             DeadlineExceeded: somebody did not come, or did not apply them; the notes name who.
         """
+        check_seconds(timeout)
+        current = self._current
+        if current is not None and not current.done() and current._cancelled:
+            return self._start(lambda: self._connect_after_all(weights, timeout), "a connection")
         is_first = self._gave_up or not self._version
         if weights is not None or (is_first and self._weights(None) is not None):
             return self.send(weights, timeout=timeout)
         return self._bridge.run(self._connect(timeout), f"the workers of '{self._model_id}'")
+
+    async def _connect_after_all(self, weights: Any, timeout: float | None) -> None:
+        """Once it is known what has become of a send that was cancelled."""
+        self._current = None
+        await self.connect(weights, timeout=timeout)
 
     async def _connect(self, timeout: float | None) -> None:
         if only_helps(self._weights(None)):

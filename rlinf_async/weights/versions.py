@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
+from rlinf_async.weights.arguments import number_of
+
 
 class Verdict(Enum):
     """What a receiver does with a version that it hears of."""
@@ -116,10 +118,12 @@ class Ledger:
         """The number of the next version.
 
         Raises:
-            ValueError: it is not after the last one.
+            ValueError: it is not after the last one, or too large to travel.
+            TypeError: it is no whole number.
         """
         if version is None:
-            return self.version + 1
+            return number_of(self.version + 1)
+        version = number_of(version)
         if version <= self.version:
             raise ValueError(f"version {version} is not after version {self.version}, which was published last")
         return version
