@@ -338,7 +338,7 @@ class WeightSender(Roster):
         current = self._current
         if current is not None and not current.done() and current._cancelled:
             return self._start(lambda: self._connect_after_all(weights, timeout), "a connection")
-        is_first = self._gave_up or not self._version
+        is_first = not self._version or (self._gave_up and not self._publishes)
         if weights is not None or (is_first and self._weights(None) is not None):
             return self.send(weights, timeout=timeout)
         return self._bridge.run(self._connect(timeout), f"the workers of '{self._model_id}'")
