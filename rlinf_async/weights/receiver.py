@@ -7,7 +7,7 @@ import contextlib
 import inspect
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded, PeerLost
@@ -251,10 +251,12 @@ class WeightReceiver:
     def wait_version(self, version: int, timeout: float | None = None) -> Any:
         """Waits until the model has this version or a later one; somebody must ``receive`` or ``serve`` meanwhile.
 
+        In blocking code that may be another thread.
+
         Raises:
             DeadlineExceeded: it has not come within ``timeout`` seconds.
         """
-        return self._bridge.run(self._standing.wait_version(version, timeout), f"version {version}")
+        return self._wait(self._standing.wait_version(version, timeout), f"version {version}")
 
     def wait_fresh(self, max_lag: int, timeout: float | None = None) -> Any:
         """Waits until the model is at most ``max_lag`` versions behind what was published.
@@ -262,7 +264,11 @@ class WeightReceiver:
         Raises:
             DeadlineExceeded: that was not so within ``timeout`` seconds.
         """
-        return self._bridge.run(self._standing.wait_fresh(max_lag, timeout), "fresh weights")
+        return self._wait(self._standing.wait_fresh(max_lag, timeout), "fresh weights")
+
+    def _wait(self, waiting: Coroutine[Any, Any, None], what: str) -> Any:
+        only_waits = isinstance(self._standing, Applied)  # a subscriber receives meanwhile
+        return self._bridge.wait(waiting, what) if only_waits else self._bridge.run(waiting, what)
 
     # -- life ---------------------------------------------------------------------------------------------------
 
