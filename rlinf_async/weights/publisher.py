@@ -213,6 +213,7 @@ class Publisher:
         self._is_packing = True
         try:
             writer = await self._stage(source, number, keys, names)
+            self._check_open()  # it may have been closed meanwhile
         except BaseException:  # also where whoever waited was cancelled, and all is packed
             self._outlets.abandon(number)
             if self._store is not None:
@@ -250,6 +251,7 @@ class Publisher:
         """Packs a version; None where that is done on another rank."""
         if self._taker is None:
             await self._make_store(source)
+            self._check_open()
         taker, packing = self._taker, self._packing
         assert taker is not None
         assert packing is not None
@@ -268,7 +270,11 @@ class Publisher:
             def make() -> Store:
                 return Store(taker.manifest, self._slots, extra, self._model_id, self._gpus)
 
-            self._store = await self._aside.do(make, nbytes=taker.manifest.nbytes)
+            store = await self._aside.do(make, nbytes=taker.manifest.nbytes)
+            if self._is_closed:
+                store.close()
+                self._check_open()
+            self._store = store
         self._packing = Packing(
             taker, tree, self._store, self._outlets, self._comparing, self._gpus, with_checksum=self._with_checksum
         )

@@ -1,0 +1,41 @@
+"""A sender that is closed while it sends says so, by the model's name."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from rlinf_async import MultiProcessWeightSyncScheme
+from rlinf_async.errors import ClosedError
+from rlinf_async.weights.store import Store
+
+
+def test_a_sender_that_is_closed_while_it_packs_says_that_it_is_closed() -> None:
+    async def main(name: str) -> None:
+        packs, goes_on = threading.Event(), threading.Event()
+        before: Any = getattr(Store, name)
+
+        def held_up(*args: Any, **kwargs: Any) -> Any:
+            packs.set()
+            goes_on.wait(10)
+            return before(*args, **kwargs)
+
+        ours, theirs = multiprocessing.Pipe()
+        scheme = MultiProcessWeightSyncScheme()
+        scheme.init_on_sender("policy", pipes=[ours], source_model={"w": torch.ones(2_000_000)})
+        with pytest.MonkeyPatch.context() as patch, ours, theirs:
+            patch.setattr(Store, name, held_up)
+            sending = asyncio.ensure_future(scheme.get_sender().send(timeout=10))
+            assert await asyncio.to_thread(packs.wait, 10)
+            threading.Timer(0.1, goes_on.set).start()
+            await scheme.close()
+            with pytest.raises(ClosedError, match="'policy' is closed"):
+                await sending
+
+    for name in ("pack", "__init__"):
+        asyncio.run(main(name))
