@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rlinf_async.weights.calls import finish
 from rlinf_async.weights.transport import TransportBackend
 
 if TYPE_CHECKING:
@@ -29,9 +31,27 @@ class Roster:
     def worker_ids(self) -> list[int]:
         return list(self._transports)
 
+    @property
+    def _is_complete(self) -> bool:
+        """Whether it is known who the workers are."""
+        return True
+
+    async def _find_workers(self, timeout: float | None) -> None:
+        """Makes that so.
+
+        Raises:
+            DeadlineExceeded: they are not there within ``timeout`` seconds.
+        """
+
     def _register_worker(self, worker_idx: int, pipe_or_context: Any) -> None:
         if worker_idx not in self._transports:
             self._transports[worker_idx] = self._scheme.create_transport(pipe_or_context)
+
+    def _replaced(self, worker_id: int, pipe_or_context: Any) -> TransportBackend:
+        """Another way to a worker takes the place of the one that is returned."""
+        old = self._targets(worker_id)[worker_id]
+        self._transports[worker_id] = self._scheme.create_transport(pipe_or_context)
+        return old
 
     def _iterate_transports(self, worker_ids: int | Sequence[int] | None = None) -> Iterator[TransportBackend]:
         yield from self._targets(worker_ids).values()
@@ -57,3 +77,12 @@ class Roster:
                 raise ValueError(f"Worker {worker_id} not registered")
             targets[worker_id] = self._transports[worker_id]
         return targets
+
+
+async def close_all(transports: Iterable[TransportBackend]) -> None:
+    """Those that can be closed."""
+    for transport in transports:
+        close = getattr(transport, "close", None)
+        if close is not None:
+            with contextlib.suppress(OSError):
+                await finish(close(), None, f"the closing of {transport!r}")

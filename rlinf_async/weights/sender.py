@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -16,7 +15,7 @@ from rlinf_async.weights.held import held
 from rlinf_async.weights.link_transport import LinkTransport
 from rlinf_async.weights.publisher import Publisher
 from rlinf_async.weights.report import SyncReport
-from rlinf_async.weights.roster import Roster
+from rlinf_async.weights.roster import Roster, close_all
 from rlinf_async.weights.sharded import Gathering, are_sharded, only_helps
 from rlinf_async.weights.staged import Staged, give_up
 from rlinf_async.weights.strategy import _get_strategy
@@ -213,13 +212,8 @@ class WeightSender(Roster):
         return prepared
 
     def _ways(self, targets: dict[int, TransportBackend]) -> list[Way]:
-        linked: dict[int, LinkTransport] = {}
-        others: dict[int, TransportBackend] = {}
-        for worker_id, transport in targets.items():
-            if isinstance(transport, LinkTransport):
-                linked[worker_id] = transport
-            else:
-                others[worker_id] = transport
+        linked = {each: transport for each, transport in targets.items() if isinstance(transport, LinkTransport)}
+        others = {each: transport for each, transport in targets.items() if each not in linked}
         ways = ways_to(others)
         return [PublisherWay(self._published_to(linked), linked), *ways] if linked else ways
 
@@ -243,18 +237,6 @@ class WeightSender(Roster):
     def _publishes(self) -> bool:
         """Whether all workers have links to one publisher."""
         return self._scheme.publishes
-
-    @property
-    def _is_complete(self) -> bool:
-        """Whether it is known who the workers are."""
-        return True
-
-    async def _find_workers(self, timeout: float | None) -> None:
-        """Makes that so.
-
-        Raises:
-            DeadlineExceeded: they are not there within ``timeout`` seconds.
-        """
 
     async def _once_complete(self, send: Callable[..., Coroutine[Any, Any, Any]], wanted: tuple[Any, ...]) -> Any:
         timeout = wanted[-1]
@@ -343,6 +325,29 @@ class WeightSender(Roster):
             return self.send(weights, timeout=timeout)
         return self._bridge.run(self._connect(timeout), f"the workers of '{self._model_id}'")
 
+    def replace(self, worker_id: int, pipe_or_worker: Any) -> Any:
+        """A worker that has ended is there again, at the other end of this; in a coroutine a ``Work``.
+
+        Where weights are published, it gets the latest version as soon as it connects, receives or serves.
+
+        Args:
+            pipe_or_worker: what ``init_on_sender`` was told of it: a new pipe, or its group and rank.
+
+        Raises:
+            ValueError: there is no worker of that id.
+        """
+        old = self._replaced(worker_id, pipe_or_worker)
+        new = self._transports[worker_id]
+        return self._bridge.run(self._replace(worker_id, old, new), f"worker {worker_id} of '{self._model_id}'")
+
+    async def _replace(self, worker_id: int, old: TransportBackend, new: TransportBackend) -> None:
+        publisher = self._publisher
+        if publisher is not None and worker_id in publisher.worker_ids:
+            publisher.remove(worker_id)
+        await close_all([old])
+        if publisher is not None and isinstance(new, LinkTransport):
+            publisher.add(worker_id, new.open_link(self._model_id))
+
     async def _connect_after_all(self, weights: Any, timeout: float | None) -> None:
         """Once it is known what has become of a send that was cancelled."""
         self._current = None
@@ -378,11 +383,7 @@ class WeightSender(Roster):
         publisher, self._publisher = self._publisher, None
         if publisher is not None:
             await publisher.close()
-        for transport in (*self._transports.values(), *([self._transport] if self._transport else [])):
-            close = getattr(transport, "close", None)
-            if close is not None:
-                with contextlib.suppress(OSError):
-                    await finish(close(), None, f"the closing of {transport!r}")
+        await close_all([*self._transports.values(), *([self._transport] if self._transport else [])])
 
     # -- pickling -----------------------------------------------------------------------------------------------
 

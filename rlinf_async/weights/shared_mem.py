@@ -142,6 +142,14 @@ class _SharedSender(WeightSender):
     def _targets(self, worker_ids: Any) -> dict[int, TransportBackend]:
         return {} if worker_ids is None and not self._transports else super()._targets(worker_ids)
 
+    def _replaced(self, worker_id: int, pipe_or_context: Any) -> TransportBackend:
+        old = self._targets(worker_id)[worker_id]
+        scheme = self._scheme
+        assert isinstance(scheme, SharedMemWeightSyncScheme)
+        scheme.transport.register_pipe(pipe_or_context)
+        self._transports[worker_id] = MPTransport(pipe_or_context, timeout=scheme.options.ack_timeout)
+        return old
+
     def _prepare(self, weights: Any, *others: Any) -> tuple[Update, list[Way]]:
         update, ways = super()._prepare(weights, *others)
         scheme = self._scheme
