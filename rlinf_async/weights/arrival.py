@@ -141,6 +141,8 @@ class Arrival:
         """Another version comes: nobody waits for this one."""
         for line in list(self._relays):
             self.keep(line)
+        with self._changed:
+            self._pieces = []  # which keep the memory
 
     def give_up(self, error: Exception) -> None:
         """It is not wanted here any more, nor can it be had here."""

@@ -206,6 +206,7 @@ def host(link: Any) -> Iterator[Host]:
     host = Host(link, manifest.to_bytes(), 0, 2, 7, "test")
     yield host
     host.close()
+    link.received.clear()  # which keeps the memory
 
 
 def receive(host: Host, link: Link, version: int) -> Any:
