@@ -84,14 +84,14 @@ class Coming:
         self.is_asked = False
         self.is_told = False
         self.sent: list[Work[None]] = []
-        self._whole = outgoing.writer.leaves if delta is None else delta.body
+        self._whole: torch.Tensor | None = outgoing.writer.leaves if delta is None else delta.body
         self._is_there = delta is not None
-        self.sizes = outgoing.sizes if delta is None else piece_sizes(len(self._whole))
+        self.sizes = outgoing.sizes if delta is None else piece_sizes(len(delta.body))
         outgoing.store.hold(outgoing.writer)  # until ``end``: no other version comes into that memory
 
     def next_piece(self) -> torch.Tensor | None:
         """None where there is no more, or it is not packed yet."""
-        if len(self.sent) == len(self.sizes):
+        if self._whole is None or len(self.sent) == len(self.sizes):
             return None
         start = sum(self.sizes[: len(self.sent)])
         end = start + self.sizes[len(self.sent)]
@@ -99,6 +99,7 @@ class Coming:
 
     def end(self, *, given_up: bool = False) -> None:
         """It has landed, or is not wanted any more; what has left is let go of piece by piece."""
+        self._whole = None  # which keeps the memory
         self.outgoing.store.let_go(self.outgoing.writer)
         for work in self.sent if given_up else ():
             if not work.done():
