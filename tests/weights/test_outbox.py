@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_async.errors import DeadlineExceeded, PeerLost
+from rlinf_async.weights import outbox
 from rlinf_async.weights.outbox import Outbox
 from rlinf_async.weights.pieces import MOST, Joining, pieces_of
 from rlinf_async.weights.pipe_mail import PipeMail
@@ -110,7 +111,8 @@ def test_closing_waits_for_nobody_who_does_not_read_and_leaves_no_thread() -> No
         end.close()
 
 
-def test_what_was_said_before_the_closing_still_leaves_if_it_is_read() -> None:
+def test_what_was_said_before_the_closing_still_leaves_if_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "_PATIENCE", 60.0)
     ours, theirs = multiprocessing.Pipe()
     link, ear = SharedPipeLink(ours, "policy"), Ear()
     link.send(["long", LONG])
