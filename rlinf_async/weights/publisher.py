@@ -335,7 +335,8 @@ class Publisher:
         self._is_closed = True
         handle, self._handle = self._handle, None
         if handle is not None and not handle.done():
-            handle.cancel()
+            self._outlets.forget(handle.version)
+            handle._settle(error=ClosedError(f"the publisher of '{self._model_id}' is closed"))
         store, self._store = self._store, None
         try:
             await self._aside.wait()

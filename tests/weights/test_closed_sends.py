@@ -39,3 +39,16 @@ def test_a_sender_that_is_closed_while_it_packs_says_that_it_is_closed() -> None
 
     for name in ("pack", "__init__"):
         asyncio.run(main(name))
+
+
+async def test_a_sender_that_is_closed_while_it_waits_for_its_workers_says_so() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    scheme = MultiProcessWeightSyncScheme()
+    with ours, theirs:
+        scheme.init_on_sender("policy", pipes=[ours], source_model={"w": torch.ones(2)})
+        sending = asyncio.ensure_future(scheme.get_sender().send(timeout=20))
+        while not scheme.get_sender().version:
+            await asyncio.sleep(0)
+        await scheme.close()
+        with pytest.raises(ClosedError, match="'policy' is closed"):
+            await sending
