@@ -75,7 +75,7 @@ async def test_a_number_that_a_worker_may_have_heard_is_never_given_away_again(k
 
 
 @pytest.mark.parametrize("turns", range(TURNS))
-@pytest.mark.parametrize("kind", ["multiprocess", "shared memory"])
+@pytest.mark.parametrize("kind", ["multiprocess", "shared memory", "distributed"])
 async def test_who_was_cancelled_while_connecting_connects_again(kind: str, turns: int) -> None:
     async with both(kind) as ends:
         first = asyncio.ensure_future(ends.schemes[0].connect(timeout=40))
