@@ -178,10 +178,10 @@ def test_the_order_of_the_entries_does_not_matter(make_cluster, rules, random):
 @pytest.mark.parametrize(("gpus", "rule"), [(8, "all"), (0, "0-1249:0-9999")])
 def test_ten_thousand_ranks_are_planned_within_a_second(make_cluster, gpus, rule):
     cluster = make_cluster(*[gpus] * 1250)
-    began = time.perf_counter()
+    began = time.process_time()
 
     placement = place({"rollout": rule}, cluster)
     planned = placement.get_strategy("rollout").get_placement(cluster)
 
     assert len(planned) == placement.get_world_size("rollout") == 10_000
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1

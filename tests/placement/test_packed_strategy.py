@@ -216,9 +216,9 @@ def test_packing_takes_the_lowest_free_accelerator_each_once(
 @pytest.mark.parametrize("isolate", [True, False])
 def test_ten_thousand_ranks_are_planned_within_a_second(make_cluster, isolate):
     cluster = make_cluster(*[8] * 1250)
-    began = time.perf_counter()
+    began = time.process_time()
 
     placements = PackedPlacementStrategy(0, 9_999).get_placement(cluster, isolate)
 
     assert len(placements) == 10_000
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
