@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
 import pytest
 
-from rlinf_async import Cluster, NodePlacementStrategy, Worker
-from tests.weights.weight_workers import Rollout, Trainer
+from rlinf_async import Cluster
+from tests.weights.weight_workers import Launch, Rollout, Trainer
+from tests.weights.weight_workers import begin as begin_weights
 
 pytestmark = pytest.mark.shared_cluster
 
@@ -25,28 +26,9 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
-Launch = Callable[..., Any]
-
-
-@pytest.fixture
-def launch(cluster: Cluster) -> Iterator[Launch]:
-    groups: list[Any] = []
-
-    def launch(kind: type[Worker], name: str, *nodes: int) -> Any:
-        group = kind.create_group().launch(cluster, name=name, placement=NodePlacementStrategy(list(nodes)))
-        groups.append(group)
-        return group.wait_ready()
-
-    yield launch
-    for group in groups:
-        group.close()
-
-
 def begin(trainer: Any, rollout: Any, size: int, **options: Any) -> None:
     trainer.make_chains().wait(10)
-    beginning = rollout.begin("trainer", **({"apply": options["apply"]} if "apply" in options else {}))
-    trainer.begin([("rollout", rank) for rank in range(size)], **options).wait(60)
-    beginning.wait(60)
+    begin_weights(trainer, rollout, size, **options)
 
 
 def wait_stopped(pid: int) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
-from rlinf_async import Cluster, NodePlacementStrategy, Worker
-from tests.weights.weight_workers import Rollout, Trainer
+from rlinf_async import Cluster
+from tests.weights.weight_workers import Launch, Rollout, Trainer, begin
 
 pytestmark = pytest.mark.shared_cluster
 
@@ -19,29 +18,6 @@ pytestmark = pytest.mark.shared_cluster
 def cluster() -> Iterator[Cluster]:
     with Cluster(num_nodes=2, local_nodes=2, log_to_driver=False) as cluster:
         yield cluster
-
-
-Launch = Callable[..., Any]
-
-
-@pytest.fixture
-def launch(cluster: Cluster) -> Iterator[Launch]:
-    groups: list[Any] = []
-
-    def launch(kind: type[Worker], name: str, *nodes: int) -> Any:
-        group = kind.create_group().launch(cluster, name=name, placement=NodePlacementStrategy(list(nodes)))
-        groups.append(group)
-        return group.wait_ready()
-
-    yield launch
-    for group in groups:
-        group.close()
-
-
-def begin(trainer: Any, rollout: Any, size: int, **options: Any) -> None:
-    beginning = rollout.begin("trainer", **({"apply": options["apply"]} if "apply" in options else {}))
-    trainer.begin([("rollout", rank) for rank in range(size)], **options).wait(60)
-    beginning.wait(60)
 
 
 @pytest.mark.parametrize("apply", ["copy", "map"])

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -254,3 +255,13 @@ class Rollout(Worker):
 
     async def end(self) -> None:
         await self._subscriber.close()
+
+
+Launch = Callable[..., Any]
+"""The fixture's."""
+
+
+def begin(trainer: Any, rollout: Any, size: int, **options: Any) -> None:
+    beginning = rollout.begin("trainer", **({"apply": options["apply"]} if "apply" in options else {}))
+    trainer.begin([("rollout", rank) for rank in range(size)], **options).wait(60)
+    beginning.wait(60)

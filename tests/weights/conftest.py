@@ -1,0 +1,26 @@
+"""What tests of weights between workers share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rlinf_async import Cluster, NodePlacementStrategy, Worker
+from tests.weights.weight_workers import Launch
+
+
+@pytest.fixture
+def launch(cluster: Cluster) -> Iterator[Launch]:
+    """Launches groups on the cluster of the file, and closes them."""
+    groups: list[Any] = []
+
+    def launch(kind: type[Worker], name: str, *nodes: int) -> Any:
+        group = kind.create_group().launch(cluster, name=name, placement=NodePlacementStrategy(list(nodes)))
+        groups.append(group)
+        return group.wait_ready()
+
+    yield launch
+    for group in groups:
+        group.close()
