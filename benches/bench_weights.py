@@ -43,7 +43,7 @@ STAGED: Final = "staged"
 TOTAL: Final = "total"
 REST: Final = "rest"
 PAUSE: Final = "pause"
-
+ALONE: Final = "one receiver"
 
 GLOO: Final = "a bare Gloo broadcast to one process"
 TWO_NODES: Final = "two_nodes"
@@ -110,7 +110,9 @@ class Sync:
         beside = {CONTROL: "a few bytes to each receiver and back, by send and recv"}
         return {
             STAGED: case(f"{self.name}_{STAGED}"),
-            TOTAL: case(f"{self.name}_{TOTAL}", limit=echo, beside=beside, targets=[Target(3, CONTROL)]),
+            TOTAL: case(
+                f"{self.name}_{TOTAL}", limit=echo, beside=beside, targets=[Target(3, CONTROL), Target(1, BEST)]
+            ),
             PAUSE: case(f"{self.name}_{PAUSE}", targets=[Target(1e-3, ITSELF)] if self.apply == "map" else []),
         }
 
@@ -131,7 +133,8 @@ class Sync:
         if self.apply == "map":
             bound = Target(2e-3 + 5e-6 * LARGE[self.shape], ITSELF)
             note = "from then on until the last receiver has answered; the target is in seconds"
-            found[REST] = case(f"{self.name}_{REST}", targets=[bound], note=note)
+            beside = {ALONE: "the same weights to one receiver, earlier in the session"} if self.receivers > 1 else {}
+            found[REST] = case(f"{self.name}_{REST}", beside=beside, targets=[bound], note=note)
         pause = [Target(1e-3, ITSELF)] if self.apply == "map" and self.shape == "llm" else []
         note = "the longest of the receivers; the target is in seconds" if pause else "the longest of the receivers"
         found[PAUSE] = case(f"{self.name}_{PAUSE}", targets=pause, note=note)
@@ -195,6 +198,8 @@ class Session:
         self._standing = standing
         self._quick = quick
         self._failed: set[tuple[str, Sync]] = set()
+        self._rests: dict[tuple[str, str], list[float]] = {}
+        """What one receiver has taken, by shape and ``apply``."""
 
     def round(self, family: Sequence[Sync], *, backwards: bool) -> dict[str, Round]:
         """One round of those that share it, by the names of their cases."""
@@ -202,6 +207,9 @@ class Session:
         found = {pair: self._sync(*pair) for pair in (asked[::-1] if backwards else asked)}
         limits = self._limits(family[0])
         one = next((found[OURS, sync] for sync in family if sync.shape == "one"), {})
+        for sync in family:
+            if sync.receivers == 1 and not sync.where:
+                self._rests.setdefault((sync.shape, sync.apply), []).extend(found[OURS, sync].get(REST, ()))
         rounds: dict[str, Round] = {}
         for sync in family:
             for what, case in sync.cases().items():
@@ -209,6 +217,8 @@ class Session:
                 taken |= limits.get(what, {})
                 if ONE in case.beside:
                     taken[ONE] = one.get(what)
+                if ALONE in case.beside:
+                    taken[ALONE] = self._rests.get((sync.shape, sync.apply))
                 rounds[case.name] = {who: samples for who, samples in taken.items() if samples}
         return rounds
 
@@ -282,27 +292,34 @@ def wanted(options: Options, among: Sequence[list[Sync]]) -> list[list[Sync]]:
 
 
 def run(asked: Sequence[Sequence[Sync]], options: Options, starting: Callable[[str], Standing]) -> None:
-    """Measures everything, in one session per peer, or in one with none, and prints what has been measured in all."""
+    """Measures everything, in one session per peer, or in one with none, and prints what has been measured in all;
+    where it is ended before, what there is.
+    """
     if not asked:
         return
     rounds: dict[str, list[Round]] = {}
     peers = options.peers or [None]
-    for peer in peers:
-        names = [OURS, LIMIT] if peer is None else [OURS, peer, LIMIT]
-        with ExitStack() as stack:
-            standing = {name: stack.enter_context(starting(name)) for name in names}
-            measuring = Session(standing, options.quick)
-            for family in asked:
-                for index in range(options.rounds):
-                    for name, measured in measuring.round(family, backwards=index % 2 == 1).items():
-                        rounds.setdefault(name, []).append(measured)
-                if peer == peers[-1]:
-                    print_rows(family, rounds, options)
+    unprinted = list(asked)
+    try:
+        for peer in peers:
+            names = [OURS, LIMIT] if peer is None else [OURS, peer, LIMIT]
+            with contestant.ended_in_order(), ExitStack() as stack:
+                standing = {name: stack.enter_context(starting(name)) for name in names}
+                measuring = Session(standing, options.quick)
+                for family in asked:
+                    for index in range(options.rounds):
+                        for name, measured in measuring.round(family, backwards=index % 2 == 1).items():
+                            rounds.setdefault(name, []).append(measured)
+                    if peer == peers[-1]:
+                        print_rows(unprinted.pop(0), rounds, options)
+    finally:
+        for family in unprinted:
+            print_rows(family, rounds, options)
 
 
 def print_rows(family: Sequence[Sync], rounds: Mapping[str, list[Round]], options: Options) -> None:
     for case in (case for sync in family for case in sync.cases().values()):
-        if options.wants(case.name):
+        if options.wants(case.name) and case.name in rounds:
             measure.print_row({**case.row(rounds[case.name]), "loop": options.loop})
 
 

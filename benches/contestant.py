@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -72,7 +73,7 @@ class Contestant:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
+        self.close(at_once=error is not None)
 
     def ask(self, work: str, **arguments: Any) -> Any:
         """Has a work done and returns its samples.
@@ -100,20 +101,27 @@ class Contestant:
             raise ContestantError(f"{self.name} failed at {work}:\n{answer['error']}{self._said()}")
         return answer["samples"]
 
-    def close(self) -> None:
-        """Ends the process in order, or after a while by force."""
+    def close(self, *, at_once: bool = False) -> None:
+        """Ends the process in order, or after a while by force.
+
+        Args:
+            at_once: it may be in the middle of a work, the end of which nobody waits for.
+        """
+        assert self._process.stdin is not None
         try:
-            if self._process.poll() is None:
-                self.ask("close")
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-            self._process.wait(20)
+            if not at_once:
+                if self._process.poll() is None:
+                    self.ask("close")
+                self._process.stdin.close()
+                self._process.wait(20)
         except (ContestantError, BrokenPipeError, subprocess.TimeoutExpired):
             pass
         finally:
             self._kill()
             assert self._process.stdout is not None
             self._process.stdout.close()
+            with suppress(BrokenPipeError):  # of an order that was not taken
+                self._process.stdin.close()
             self._log.close()
 
     def _kill(self) -> None:
@@ -131,6 +139,16 @@ class Contestant:
     def _said(self) -> str:
         self._log.seek(0)
         return "".join(self._log.readlines()[-20:])
+
+
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """In here SIGTERM ends the bench as Ctrl-C does: with its contestants."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def ours(*args: str, script: str = "ours.py", launch: Sequence[str] | None = None) -> Contestant:

@@ -73,7 +73,7 @@ class Standing:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
+        self.close(at_once=error is not None)
 
     def ask(self, work: str, **arguments: Any) -> Any:
         """Has a work done and returns its samples.
@@ -103,9 +103,9 @@ class Standing:
             self.close()
             raise
 
-    def close(self) -> None:
+    def close(self, *, at_once: bool = False) -> None:
         if self._contestant is not None:
-            self._contestant.close()
+            self._contestant.close(at_once=at_once)
             self._contestant = None
 
 
@@ -162,7 +162,7 @@ def beside_each_peer(
     rounds: dict[str, list[Round]] = {measurement.case.name: [] for measurement in measurements}
     for peer in options.peers or [None]:
         names = [OURS, LIMIT] if peer is None else [OURS, peer, LIMIT]
-        with ExitStack() as stack:
+        with contestant.ended_in_order(), ExitStack() as stack:
             standing = {name: stack.enter_context(start(name)) for name in names}
             for case, measured in run(measurements, standing, options).items():
                 rounds[case] += measured

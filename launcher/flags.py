@@ -44,8 +44,8 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag(
             "hosts",
             "FILE|-|a,b:8",
-            "hosts file, '-' for stdin, or a list. Without it: $RLINF_HOSTS, the Slurm, PBS or LSF allocation, "
-            "else this machine.",
+            "hosts file, '-' for stdin, or a list. Without it: $RLINF_HOSTS, the Slurm, PBS or LSF allocation, an MPI "
+            "operator's hosts file, else this machine.",
             short="H",
             aliases=("--hostfile", "--machinefile"),
             has_twin=False,  # $RLINF_HOSTS is a source of its own, below --hosts
@@ -161,5 +161,6 @@ def help_text() -> str:
     out += ["RLINF_<FLAG> (RLINF_LOG_DIR=logs, RLINF_JSON=1); the flag wins.", ""]
     out += ["These variables of your shell reach every node, where they are set:"]
     out += textwrap.wrap(" ".join(EXPORTED), 92, initial_indent="  ", subsequent_indent="  ")
-    out += ["", "exit code: the script's own; 2 wrong usage; 124 after --timeout; 130 after Ctrl-C; 255 no nodes."]
+    out += ["", "exit code: the script's own; 1 also when a rank's failure went unnoticed; 2 wrong usage;"]
+    out += ["124 after --timeout; 130 after Ctrl-C; 255 no nodes."]
     return "\n".join(out)

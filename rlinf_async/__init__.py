@@ -2,26 +2,30 @@
 
 # The house.  Imports run down this list only; tests/test_layers.py holds it so.
 #
-#   errors      every exception          address    frozen names for things
+#   errors, gate  every exception; where a thread waits       address  frozen names for things
 #   core/       plain state: frames, codec, calls, failures, directory, segments; no IO
 #   hardware/   accelerators by their makers, robots, what users register of their own; no torch
 #   configuration/  the cluster section: node groups, variables, interpreters; read and checked
+#   profiling/  a worker under a profiler: what is asked for, and the command
 #   placement/  (configuration, cluster shape) -> one place per rank
 #   routing/    which rows of a batch go from which rank to which
 #   wire/       frames over a connection: UNIX sockets, gRPC, a daemon's stdin; credentials
 #   work, each  one thing to wait for; per-rank arguments   loop_thread  where there is no loop
-#   client      this process's seat at its node; direct_calls, asks, tasks, events, sink, unheard are its
-#               parts, seats lists those that are taken
+#   seat/       this process's seat at its node: one socket to the daemon, and everything that is said over it
 #   trace, tracing, tracer               what is done when: spans of this process, to one file of the run
 #   far_links                            what is sent to workers that seem to be far away
-#   channel                              queues; wish, queues, replicas, local_queue, remote_queue, ahead_gets, registry
-#                                        are its parts
+#   queues/, channel                     what is asked of a queue, near or far; what users hold of it
 #   outcome, handle, stream              one call on many ranks
 #   data/       tensors                  worker/    inside a worker process
 #   members, group, settings, launch     many workers as one object
 #   nodes, own_nodes, output, sys_variables, cluster   the way into a run
 #
 #   weights/    a trainer's weights at its rollout workers; loaded when one of its names is asked for
+#     state/, waiting/   versions, reports, words; threads, conditions and gates
+#     model/             the tensors of a model: found, laid out, gathered, compared, written
+#     gpu/, slots/       CUDA's part; the memory that versions lie in
+#     links/, plane/     words between processes; Publisher and Subscriber, on one machine and over many
+#     transports/        TorchRL's carriers      schemes/, syncers/   TorchRL's and RLinf's interfaces
 #
 # launcher/ is the other package: how processes come to exist and stop.  Nothing here imports it.
 # Importing this page imports neither torch nor grpc.
@@ -46,6 +50,7 @@ from rlinf_async.errors import (
     RemoteError,
     RLinfAsyncError,
     SerializationError,
+    StaleVersion,
     TransferFailed,
     VersionMismatch,
     WeightMismatch,
@@ -264,6 +269,7 @@ __all__ = [
     "SerializationError",
     "SharedMemTransport",
     "SharedMemWeightSyncScheme",
+    "StaleVersion",
     "Stream",
     "SyncHandle",
     "SyncReport",

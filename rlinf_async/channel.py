@@ -9,14 +9,16 @@ from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from rlinf_async import far_links, registry, seats, tracing
-from rlinf_async.client import NodeClient
+from rlinf_async import far_links, tracing
 from rlinf_async.errors import ClosedError, EndOfChannel
 from rlinf_async.gate import may_wait
-from rlinf_async.local_queue import LocalQueue
-from rlinf_async.replicas import Replicas
-from rlinf_async.wish import Get, Put, Wish
-from rlinf_async.wishes import MOST, Wishes, seconds, whole_number
+from rlinf_async.queues import registry
+from rlinf_async.queues.local_queue import LocalQueue
+from rlinf_async.queues.replicas import Replicas
+from rlinf_async.queues.wish import Get, Put, Wish
+from rlinf_async.queues.wishes import MOST, Wishes, seconds, whole_number
+from rlinf_async.seat import seats
+from rlinf_async.seat.client import NodeClient
 from rlinf_async.work import Work, blocking
 
 DEFAULT_KEY: Final = "default_queue"
@@ -62,7 +64,7 @@ class Channel:
         channel = Channel.create("obs", maxsize=8)
         group.run(channel)                       # as an argument, or Channel.connect("obs") in the worker
 
-        await channel.put(obs, key=rank)         # in a worker's coroutine
+        await channel.put(obs)                   # in a worker's coroutine; with key=rank: get(key=rank) takes it
         async for obs in channel: ...            # until somebody calls channel.close() and it is empty
     """
 

@@ -11,10 +11,8 @@ import sys
 from collections.abc import Generator, Sequence
 from typing import Any, Final
 
-from rlinf_async import seats, tracing
+from rlinf_async import tracing
 from rlinf_async.address import NodeInfo, WorkerAddress
-from rlinf_async.asks import HERE
-from rlinf_async.client import NodeClient
 from rlinf_async.configuration import ClusterConfig, NodeGroup, get_path_env_merge_mode, merge_worker_env_vars
 from rlinf_async.core import codec
 from rlinf_async.core.frames import PROTOCOL
@@ -30,6 +28,9 @@ from rlinf_async.output import show_output
 from rlinf_async.own_nodes import declared_gpus, start_own_nodes
 from rlinf_async.placement import default_strategy
 from rlinf_async.profiling import ProfileConfig, get_profiling_env_vars_for_worker, modify_profile_context
+from rlinf_async.seat import seats
+from rlinf_async.seat.asks import HERE
+from rlinf_async.seat.client import NodeClient
 from rlinf_async.settings import groups_of, hardware_for, read_config, setting_for, trace_wanted, wanted_nodes
 from rlinf_async.sys_variables import ClusterEnvVar, get_full_env_var_name, get_sys_env_var
 from rlinf_async.wire.lifeline import Lifeline

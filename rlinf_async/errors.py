@@ -11,6 +11,7 @@ worker.  What stands here is the framework's own word::
       WrongAcknowledgement     (RuntimeError) a receiver of weights has said something else than was expected
       WeightMismatch           (KeyError) weights that do not fit: keys, shapes or dtypes; nothing was written
       WrongBase                (RuntimeError) a patch of weights for another version than the one that is there
+      StaleVersion             (ValueError) weights that were not sent after those that are there; nothing was written
       DeadlineExceeded         (TimeoutError) the user's own deadline passed; says what was awaited, from whom
       LaunchError              nodes or workers could not be started; lists every failed host
       ConfigError              (ValueError, AssertionError) bad configuration or arguments
@@ -126,6 +127,35 @@ class WrongBase(RLinfAsyncError, RuntimeError):
     def of(cls, base: int, version: int) -> WrongBase:
         error = cls(f"the patch is for version {base} of the weights, and version {version} is here: send all of them")
         error.base, error.version = base, version
+        return error
+
+
+class StaleVersion(RLinfAsyncError, ValueError):
+    """Weights that are late, doubled, or have an old number: not sent after what is there; nothing was written.
+
+    Attributes:
+        version: of the weights.
+        latest: the version of those that they would have to be sent after; the same one, if they are doubled or late
+            and a version has been sent more than once.
+    """
+
+    version: int = -1
+    latest: int = -1
+
+    @classmethod
+    def of(cls, version: int, latest: int, what: str) -> StaleVersion:
+        """
+        Args:
+            what: of the latest one: ``"which is here"``.
+        """
+        if version < latest:
+            error = cls(f"version {version} of the weights is before version {latest}, {what}: nothing was written")
+        else:
+            error = cls(
+                f"this sending of version {version} of the weights is not after the one {what}: it is late or doubled, "
+                "and nothing was written"
+            )
+        error.version, error.latest = version, latest
         return error
 
 

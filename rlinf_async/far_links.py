@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final
 
-from rlinf_async.client import NodeClient
 from rlinf_async.configuration import worker_key
 from rlinf_async.core.net_emulation import Crossing, NetEmulation
+from rlinf_async.seat.client import NodeClient
 from rlinf_async.work import Work
 
 _EARLY: Final = 1e-4

@@ -11,9 +11,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from rlinf_async import seats
 from rlinf_async.address import WorkerInfo
-from rlinf_async.client import NodeClient
 from rlinf_async.core import codec, frames
 from rlinf_async.core.root_cause import fold_ranks
 from rlinf_async.core.worker_facts import read_worker
@@ -21,6 +19,8 @@ from rlinf_async.each import per_rank
 from rlinf_async.errors import ClosedError, DeadlineExceeded, NodeLost
 from rlinf_async.handle import Handle
 from rlinf_async.members import Members
+from rlinf_async.seat import seats
+from rlinf_async.seat.client import NodeClient
 from rlinf_async.stream import Stream
 from rlinf_async.work import Work, blocking
 

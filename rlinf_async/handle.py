@@ -292,11 +292,11 @@ class Handle(Work[list[Any]]):
                 raise outcome.error
             yield outcome.rank, outcome.value
 
-    def outcomes(self, timeout: float | None = None) -> Work[list[Outcome]]:
+    def outcomes(self) -> Work[list[Outcome]]:
         """Every rank's result or error; one rank's failure does not cancel the others when this is asked for first.
 
         Returns:
-            A work: ``await`` it, or ``.wait()`` for it.
+            A work: ``await`` it, or ``.wait(timeout)`` for it.
         """
         self._keep_going = True
         self._mark_retrieved()

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlinf_async.address import NodeInfo, WorkerAddress
-from rlinf_async.client import NodeClient
 from rlinf_async.core import frames
 from rlinf_async.core.worker_facts import pack_hardware
 from rlinf_async.errors import ClosedError, NodeLost
@@ -23,6 +22,7 @@ from rlinf_async.members import Members
 from rlinf_async.placement import Placement, worker_environment
 from rlinf_async.profiling import INTERPRETER, ProfileConfig, window_plan, wrap_interpreter
 from rlinf_async.profiling.windows import SECTION
+from rlinf_async.seat.client import NodeClient
 from rlinf_async.settings import Setting
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,6 @@ from typing import Any
 
 from rlinf_async import tracing
 from rlinf_async.address import WorkerInfo
-from rlinf_async.client import NodeClient
 from rlinf_async.core import frames
 from rlinf_async.core.body import pack_body
 from rlinf_async.core.encoded import Encoded
@@ -18,8 +17,9 @@ from rlinf_async.core.segment import close_fds
 from rlinf_async.errors import ClosedError
 from rlinf_async.handle import WINDOW, Handle
 from rlinf_async.outcome import death_key
+from rlinf_async.seat.client import NodeClient
+from rlinf_async.seat.tasks import Task
 from rlinf_async.stream import Stream
-from rlinf_async.tasks import Task
 from rlinf_async.work import Work
 
 logger = logging.getLogger(__name__)

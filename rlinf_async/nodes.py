@@ -10,11 +10,11 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from rlinf_async.address import NodeInfo
-from rlinf_async.client import NodeClient
 from rlinf_async.configuration import ClusterConfig
 from rlinf_async.core import codec
 from rlinf_async.errors import ConfigError
 from rlinf_async.hardware import EXTENSION, Accelerator
+from rlinf_async.seat.client import NodeClient
 
 logger = logging.getLogger(__name__)
 

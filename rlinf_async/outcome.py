@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rlinf_async.client import NodeClient
 from rlinf_async.core import failures, frames
 from rlinf_async.core.body import Body
 from rlinf_async.core.frames import Status
 from rlinf_async.core.root_cause import choose_root_cause
 from rlinf_async.errors import ClosedError, NodeLost, WorkerDied
+from rlinf_async.seat.client import NodeClient
 
 
 class Callee(Protocol):

@@ -9,9 +9,9 @@ from asyncio import current_task
 from asyncio.events import _get_running_loop
 from typing import Any, Final
 
-from rlinf_async.client import NodeClient
 from rlinf_async.core import frames
 from rlinf_async.core.spans import ENOUGH, Recorder
+from rlinf_async.seat.client import NodeClient
 from rlinf_async.work import Work
 
 MOMENT: Final = 200_000_000

@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, cast
 
-from rlinf_async import seats, tracing
-from rlinf_async.client import NodeClient
+from rlinf_async import tracing
 from rlinf_async.core.spans import Recorder, Span, plain, text
+from rlinf_async.seat import seats
+from rlinf_async.seat.client import NodeClient
 from rlinf_async.work import blocking
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -19,9 +19,9 @@ import secrets
 import time
 from typing import Any, Final, Protocol
 
-from rlinf_async.client import NodeClient
 from rlinf_async.core.spans import Recorder, Span
 from rlinf_async.errors import DeadlineExceeded, NodeLost, RLinfAsyncError
+from rlinf_async.seat.client import NodeClient
 from rlinf_async.trace import Trace
 from rlinf_async.work import Work
 

@@ -13,7 +13,7 @@ from rlinf_async import Channel, ClosedError, Cluster, NodePlacementStrategy, Wo
 from rlinf_async.core import codec
 from rlinf_async.core.frames import WAIT
 from rlinf_async.core.keys import canonical_key
-from rlinf_async.wish import Put
+from rlinf_async.queues.wish import Put
 
 
 class User(Worker):

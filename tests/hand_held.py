@@ -12,8 +12,8 @@ from launcher.channels import Channels
 from launcher.endpoint import Endpoint
 from launcher.router import Router
 from rlinf_async.core import codec, frames, read_ahead
-from rlinf_async.remote_queue import RemoteQueue
-from rlinf_async.wish import Get, Put, Question
+from rlinf_async.queues.remote_queue import RemoteQueue
+from rlinf_async.queues.wish import Get, Put, Question
 
 NUMBER = 5
 """Of the one channel."""

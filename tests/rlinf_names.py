@@ -1,4 +1,4 @@
-"""The public names of RLinf's scheduler (0.4), which the porting guide has to tell about."""
+"""The public names of RLinf's scheduler (0.4) and of its weight syncers, which the porting guide has to tell about."""
 
 from __future__ import annotations
 
@@ -41,6 +41,10 @@ MEMBERS: Final = {
         use_wait_before_last_iter_policy enable output_file node_group placement type configs
         enabled symmetric crossdc_pairs src dst delay_ms bandwidth_groups members bandwidth_mbps NetEmulationConfig
         backend worker_groups steps output_dir options flags args env
+        WeightSyncer BucketWeightSyncer PatchWeightSyncer iter_named_tensor_buckets collect_param_names_need_sync
+        WeightPatch EmptyWeightPatch CompressedWeightPatch PatchBuilder CPUSnapshotPatchBuilder GPUSnapshotPatchBuilder
+        as_coo_2d_view downscale_nonnegative_indices nvcomp_lz4 use_ring_sync nccl_max_ctas nccl_min_ctas
+        total_buckets syncer_version ordered_keys original_shapes receiver_dtypes
         """,
     "Worker": """
         PID current_worker logger accelerator_type torch_platform torch_device_type __init__
@@ -125,6 +129,16 @@ MEMBERS: Final = {
     "NetEmulationConfig": "from_cfg",
     "NetEmulationManager": "reserve reserve_broadcast",
     "DistributedRayLogCollector": "start stop register_worker",
+    "WeightSyncer": """
+        create comm_options init_sender init_receiver sync apply sender_initialized receiver_initialized
+        """,
+    "PatchBuilder": "delta_encode delta_decode",
     "ProfileConfig": "profiles_worker_group should_profile_step check",
     "NsightConfig": "to_cli_tokens",
 }
+
+SYNCERS: Final = """
+    WeightSyncer BucketWeightSyncer PatchWeightSyncer iter_named_tensor_buckets collect_param_names_need_sync
+    WeightPatch EmptyWeightPatch CompressedWeightPatch
+    """
+"""What users of RLinf's weight syncers import."""

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-import rlinf_async
-from tests.rlinf_names import EXPORTS, MEMBERS, ROBOTS
+import rlinf_async.weights
+from tests.rlinf_names import EXPORTS, MEMBERS, ROBOTS, SYNCERS
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 GUIDE = CHECKOUT / "docs" / "porting-from-rlinf.md"
@@ -222,6 +222,13 @@ def test_what_rlinf_exports_is_exported_here(name: str) -> None:
         assert row.path == f"rlinf_async.{name}"
         assert hasattr(rlinf_async, name)
         assert name in rlinf_async.__all__
+
+
+@pytest.mark.parametrize("name", SYNCERS.split())
+def test_what_users_of_rlinfs_syncers_import_is_exported_with_the_weights(name: str) -> None:
+    assert f"rlinf_async.weights.{name}" in {row.path for row in ROWS if row.name == name}
+    assert name in rlinf_async.weights.__all__
+    assert hasattr(rlinf_async.weights, name)
 
 
 @by_name(THERE)

@@ -13,11 +13,11 @@ import works
 from works import Samples
 
 from rlinf_async import Cluster, NodePlacementStrategy, PackedPlacementStrategy, PlacementStrategy, Worker
-from rlinf_async.weights import far_nodes
-from rlinf_async.weights.chain import CHAIN_FROM
-from rlinf_async.weights.publisher import Publisher
-from rlinf_async.weights.subscriber import Subscriber
-from rlinf_async.weights.worker_link import WorkerLink
+from rlinf_async.weights.links.worker_link import WorkerLink
+from rlinf_async.weights.plane import far_nodes
+from rlinf_async.weights.plane.publisher import Publisher
+from rlinf_async.weights.plane.subscriber import Subscriber
+from rlinf_async.weights.state.chain import CHAIN_FROM
 
 
 class Trainer(Worker):

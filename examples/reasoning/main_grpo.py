@@ -4,7 +4,7 @@
     python main_grpo.py --config two_terms_collocated        a file in config/math/, or a path to one
     python main_grpo.py runner.seed=1 algorithm.group_size=16          overrides, by their dotted names
     rlinf-launch --hosts nodes.txt main_grpo.py cluster.num_nodes=2 cluster.fake_gpus=null \
-        cluster.component_placement.actor=0-7 cluster.component_placement.rollout=8-15
+        cluster.component_placement.actor=0-7 cluster.component_placement.rollout=8-15 rollout.batch_size=8
 
 Three groups of workers share the work: the model answers problems (``rollout``), a verifier judges the answers
 (``reward``), and the model learns (``actor``).  ``cluster.component_placement`` says where they run.

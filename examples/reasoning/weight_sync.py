@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from rlinf_async.weights import WorkerWeightSyncScheme
 
-_MODEL = "policy"
+_MODEL: Final = "policy"
+_PATIENCE: Final = 120.0
+"""Seconds for a version that has been sent: twice those for which the sender waits."""
 
 
 class WeightSource:
@@ -44,9 +46,10 @@ class WeightSink:
         return self._receiver.reading()
 
     async def receive(self, version: int) -> None:
-        """Waits until the model has these weights.
+        """Waits until the model has these weights, which are on their way.
 
         Raises:
+            DeadlineExceeded: they have not come in time.
             WorkerDied: the actor has died before.
         """
-        await self._receiver.wait_version(version)
+        await self._receiver.wait_version(version, _PATIENCE)

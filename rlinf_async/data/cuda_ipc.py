@@ -14,6 +14,7 @@ from rlinf_async.data.device_link import DeviceLink
 from rlinf_async.data.device_memory import CudaMemory, DeviceMemory, Handle
 from rlinf_async.data.lane import Lane
 from rlinf_async.data.link import Post
+from rlinf_async.data.side_stream import SideStream
 from rlinf_async.data.transfer import Transfer
 from rlinf_async.errors import TransferFailed
 from rlinf_async.work import Work
@@ -32,12 +33,13 @@ class _Offer(Transfer[None]):
 class CudaIpcLink(DeviceLink):
     """The sender tells handles, the receiver copies, on the device, into memory of its own.
 
-    Nothing is shared for longer than that: **the sender keeps its tensors alive until its send is done**, and a
-    receiver that dies gives everything back.  The receiver's copy waits for the sender's stream, not for the sender; it
-    counts once the sender has said that the memory was still what it had sent::
+    Nothing is shared for longer than that: **the sender keeps its tensors alive until its send is done**, the receiver
+    has let go of them before it says that it has them, and one that dies gives everything back.  The receiver's copy
+    waits for the sender's stream, not for the sender, nor for what else either GPU has to do; it counts once the sender
+    has said that the memory was still what it had sent::
 
-        sender    "offer", 7, handles ──►           ──► "kept", 7    send(7) is done
-        receiver              copies, "received", 7 ──►              receive(7) is done
+        sender    "offer", 7, handles ──►                      ──► "kept", 7    send(7) is done
+        receiver       opens, copies, closes, "received", 7 ──►                 receive(7) is done
 
     Args:
         post, first, address: as for every link.
@@ -52,6 +54,7 @@ class CudaIpcLink(DeviceLink):
         self._device = device
         self._memory = memory or CudaMemory()
         self._lane = Lane("rlinf-cuda-ipc")
+        self._stream = SideStream(device)
         self._agenda = Agenda()
         self._offers: dict[int, _Offer] = {}
         self._asked: dict[int, Transfer[list[torch.Tensor]]] = {}
@@ -124,14 +127,6 @@ class CudaIpcLink(DeviceLink):
             if received or sent:
                 self._fail(received, sent, error)
                 self._tell("broken", received, sent, f"{type(error).__name__}: {error}")
-            self._lane.submit(self._close)
-
-    def _close(self) -> None:
-        """In the link's thread, which goes on if CUDA does not want to."""
-        try:
-            self._memory.close()
-        except Exception as error:
-            logger.warning("memory of a peer's GPU could not be let go of: %s", error)
 
     def _tell(self, *facts: Any) -> None:
         self._agenda.add(lambda: self._post(facts))
@@ -176,10 +171,19 @@ class CudaIpcLink(DeviceLink):
     def _copies(self, sizes: Sequence[int], handles: list[Handle], mark: bytes) -> list[torch.Tensor]:
         if [size for size in sizes if size] != [handle.nbytes for handle in handles]:
             raise TransferFailed(f"buffers of {list(sizes)} bytes were to be received, and {handles} are offered")
-        self._memory.wait(mark, self._device)
-        tensors = [torch.empty(size, dtype=torch.uint8, device=self._device) for size in sizes]
-        for tensor, handle in zip([tensor for tensor in tensors if tensor.nbytes], handles, strict=True):
-            tensor.copy_(self._memory.open(handle, self._device), non_blocking=True)
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
+        try:
+            with self._stream.until_done():
+                self._memory.wait(mark, self._device)
+                tensors = [torch.empty(size, dtype=torch.uint8, device=self._device) for size in sizes]
+                for tensor, handle in zip([tensor for tensor in tensors if tensor.nbytes], handles, strict=True):
+                    tensor.copy_(self._memory.open(handle, self._device), non_blocking=True)
+        finally:
+            self._close()  # once the sender hears that it has arrived, the memory may be anything
         return tensors
+
+    def _close(self) -> None:
+        """What was copied counts all the same if CUDA does not want to."""
+        try:
+            self._memory.close()
+        except Exception as error:
+            logger.warning("memory of a peer's GPU could not be let go of: %s", error)

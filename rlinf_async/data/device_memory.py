@@ -43,18 +43,20 @@ class DeviceMemory(Protocol):
         """The current stream goes on after that point."""
 
     def close(self) -> None:
-        """Lets go of whatever was opened."""
+        """Lets go of whatever was opened, all of which has been copied."""
 
 
 class CudaMemory:
-    """Each handle is opened once.  None is kept where it is exported: what is allocated at an address may change.
+    """Each handle is opened once until all are closed.
+
+    None is kept where it is exported: what is allocated at an address may change.
 
     Raises, in all methods:
         RuntimeError: CUDA refuses; for memory of expandable segments it has no handles.
     """
 
     def __init__(self) -> None:
-        self._opened: dict[bytes, int] = {}
+        self._opened: dict[bytes, tuple[int, torch.device]] = {}
 
     def export(self, tensor: torch.Tensor) -> Handle:
         base, address, handle = ctypes.c_uint64(), ctypes.c_uint64(tensor.data_ptr()), _MemoryHandle()
@@ -69,8 +71,8 @@ class CudaMemory:
             handle_ = _MemoryHandle.from_buffer_copy(handle.allocation)
             with torch.cuda.device(device):
                 _check(cuda_runtime().cudaIpcOpenMemHandle(ctypes.byref(base), handle_, _PEER_ACCESS), "open it")
-            self._opened[handle.allocation] = base.value or 0
-        region = DeviceRegion(self._opened[handle.allocation] + handle.offset, handle.nbytes)
+            self._opened[handle.allocation] = base.value or 0, device
+        region = DeviceRegion(self._opened[handle.allocation][0] + handle.offset, handle.nbytes)
         return torch.as_tensor(region, device=device)
 
     def mark(self, device: torch.device) -> tuple[Any, bytes]:
@@ -83,8 +85,11 @@ class CudaMemory:
 
     def close(self) -> None:
         opened, self._opened = self._opened, {}
-        for base in opened.values():
-            _check(cuda_runtime().cudaIpcCloseMemHandle(ctypes.c_void_p(base)), "close it")
+        failures = []
+        for base, device in opened.values():
+            with torch.cuda.device(device):
+                failures.append(cuda_runtime().cudaIpcCloseMemHandle(ctypes.c_void_p(base)))
+        _check(max(failures, default=0), "close it")
 
 
 class _MemoryHandle(ctypes.Structure):

@@ -16,6 +16,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 from rlinf_async.data.connection import Address
 from rlinf_async.data.lane import Lane
 from rlinf_async.data.pair import Owner, Pair
+from rlinf_async.data.side_stream import SideStream
 from rlinf_async.data.store import PeerStore
 from rlinf_async.data.transfer import Receiving, Sending
 from rlinf_async.errors import TransferFailed
@@ -39,7 +40,8 @@ class NcclPair(Pair):
 
     NCCL finds together at the first operation, over the same store, and its operations occupy the GPU while they wait.
     So neither side enters one before the other is about to: the receiver waits for the word that it is coming, the
-    sender for the word that the receiver is ready.
+    sender for the word that the receiver is ready.  For the same reason each direction has a stream of its own: what
+    the GPU has to do in a stream waits for the operation that was entered there before.
 
     Args:
         owner: who hears of it.
@@ -108,7 +110,8 @@ class NcclPair(Pair):
         try:
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)
-            run()
+            with SideStream(self._device).entered():
+                run()
         except Exception as error:
             if isinstance(error, RuntimeError):
                 error = TransferFailed(f"NCCL: {error}")

@@ -12,6 +12,7 @@ from rlinf_async.data.gloo_pair import GlooPair
 from rlinf_async.data.link import Post
 from rlinf_async.data.pair import Pair
 from rlinf_async.data.paired import PairedLink
+from rlinf_async.data.side_stream import SideStream
 from rlinf_async.data.transfer import MemorySending, Receiving, make_room
 
 
@@ -45,9 +46,10 @@ class _StagedSending(MemorySending):
 
 
 class _StagedReceiving(Receiving[torch.Tensor]):
-    def __init__(self, number: int, sizes: Sequence[int], device: torch.device) -> None:
+    def __init__(self, number: int, sizes: Sequence[int], device: torch.device, stream: SideStream) -> None:
         super().__init__(number, sizes)
         self._device = device
+        self._stream = stream
         self._views: list[memoryview] = []
 
     def allocate(self) -> None:
@@ -56,7 +58,8 @@ class _StagedReceiving(Receiving[torch.Tensor]):
     def complete(self) -> None:
         views, self._views, self.parcels = self._views, [], []
         try:
-            tensors = [_flat(view).to(self._device, copy=True) for view in views]
+            with self._stream.until_done():
+                tensors = [_flat(view).to(self._device, copy=True) for view in views]
         except Exception as error:  # no memory left on the GPU
             self.fail(error)
         else:
@@ -78,6 +81,7 @@ class StagedLink(PairedLink[torch.Tensor], DeviceLink):
     def __init__(self, post: Post, first: bool, address: str, device: torch.device) -> None:
         super().__init__(post, first, address)
         self._device = device
+        self._stream = SideStream(device)
 
     def _make_pair(self) -> Pair:
         return GlooPair(self, self._first, self._address)
@@ -86,4 +90,4 @@ class StagedLink(PairedLink[torch.Tensor], DeviceLink):
         return _StagedSending(number, buffers)
 
     def _make_receiving(self, number: int, sizes: Sequence[int]) -> _StagedReceiving:
-        return _StagedReceiving(number, sizes, self._device)
+        return _StagedReceiving(number, sizes, self._device, self._stream)

@@ -129,10 +129,8 @@ def _take_over(flat: torch.Tensor) -> torch.Tensor:
     """What a link has brought, as if it had been made here: on the current device, in the current stream."""
     if not flat.is_cuda:
         return flat
-    if flat.device.index != torch.cuda.current_device():
-        return flat.cuda()
-    flat.record_stream(torch.cuda.current_stream())
-    return flat
+    flat.record_stream(torch.cuda.current_stream(flat.device))  # it was made in the link's
+    return flat if flat.device.index == torch.cuda.current_device() else flat.cuda()
 
 
 def _rebuild_tensor(

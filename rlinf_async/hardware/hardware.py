@@ -124,8 +124,8 @@ class Hardware(ABC):
                 return HardwareResource("Arm", tuple(ArmInfo("Arm", "v2", str(port)) for port in ports))
 
     A kind that is described in the cluster's configuration registers a ``HardwareConfig`` too, with
-    ``NodeHardwareConfig.register_hardware_config``.  A module that does both is named by ``RLINF_EXT_MODULE``, and is
-    imported on every node.
+    ``NodeHardwareConfig.register_hardware_config``.  ``RLINF_EXT_MODULE`` names a module that does
+    both in its function ``register()``; it is imported, and that is called, on every node.
     """
 
     HW_TYPE: ClassVar[str]

@@ -10,81 +10,95 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from rlinf_async.weights.actor import WorkerActorTransport as RayActorTransport
-    from rlinf_async.weights.actor import WorkerActorTransport as WorkerActorTransport
-    from rlinf_async.weights.bucket_syncer import BucketWeightSyncer as BucketWeightSyncer
-    from rlinf_async.weights.distributed import DistributedTransport as DistributedTransport
-    from rlinf_async.weights.distributed_scheme import DistributedWeightSyncScheme as DistributedWeightSyncScheme
-    from rlinf_async.weights.manifest import Manifest as Manifest
-    from rlinf_async.weights.module_transform import WorkerModuleTransformReceiver as ModuleTransformReceiver
-    from rlinf_async.weights.module_transform import WorkerModuleTransformReceiver as RayModuleTransformReceiver
-    from rlinf_async.weights.module_transform import WorkerModuleTransformReceiver as WorkerModuleTransformReceiver
-    from rlinf_async.weights.module_transform import WorkerModuleTransformScheme as ModuleTransformScheme
-    from rlinf_async.weights.module_transform import WorkerModuleTransformScheme as RayModuleTransformScheme
-    from rlinf_async.weights.module_transform import WorkerModuleTransformScheme as WorkerModuleTransformScheme
-    from rlinf_async.weights.module_transform import WorkerModuleTransformSender as ModuleTransformSender
-    from rlinf_async.weights.module_transform import WorkerModuleTransformSender as RayModuleTransformSender
-    from rlinf_async.weights.module_transform import WorkerModuleTransformSender as WorkerModuleTransformSender
-    from rlinf_async.weights.mp import MPTransport as MPTransport
-    from rlinf_async.weights.multi_process import MultiProcessWeightSyncScheme as MultiProcessWeightSyncScheme
-    from rlinf_async.weights.none import NoTransport as NoTransport
-    from rlinf_async.weights.none import NoWeightSyncScheme as NoWeightSyncScheme
-    from rlinf_async.weights.param_tree import ParamTree as ParamTree
-    from rlinf_async.weights.patch_syncer import PatchWeightSyncer as PatchWeightSyncer
-    from rlinf_async.weights.publisher import Publisher as Publisher
-    from rlinf_async.weights.receiver import WeightReceiver as WeightReceiver
-    from rlinf_async.weights.report import Ack as Ack
-    from rlinf_async.weights.report import SyncReport as SyncReport
-    from rlinf_async.weights.rpc import RPCTransport as RPCTransport
-    from rlinf_async.weights.rpc import RPCWeightSyncScheme as RPCWeightSyncScheme
-    from rlinf_async.weights.scheme import WeightSyncScheme as WeightSyncScheme
-    from rlinf_async.weights.scheme import register_weight_sync_backend as register_weight_sync_backend
-    from rlinf_async.weights.sender import WeightSender as WeightSender
-    from rlinf_async.weights.shared_mem import SharedMemTransport as SharedMemTransport
-    from rlinf_async.weights.shared_mem import SharedMemWeightSyncScheme as SharedMemWeightSyncScheme
-    from rlinf_async.weights.strategy import WeightStrategy as WeightStrategy
-    from rlinf_async.weights.subscriber import Subscriber as Subscriber
-    from rlinf_async.weights.sync_handle import SyncHandle as SyncHandle
-    from rlinf_async.weights.syncer import WeightSyncer as WeightSyncer
-    from rlinf_async.weights.transport import TransportBackend as TransportBackend
-    from rlinf_async.weights.worker import WorkerTransport as RayTransport
-    from rlinf_async.weights.worker import WorkerTransport as WorkerTransport
-    from rlinf_async.weights.worker_scheme import WorkerWeightSyncScheme as RayWeightSyncScheme
-    from rlinf_async.weights.worker_scheme import WorkerWeightSyncScheme as WorkerWeightSyncScheme
+    from rlinf_async.weights.model.manifest import Manifest as Manifest
+    from rlinf_async.weights.model.param_tree import ParamTree as ParamTree
+    from rlinf_async.weights.plane.publisher import Publisher as Publisher
+    from rlinf_async.weights.plane.subscriber import Subscriber as Subscriber
+    from rlinf_async.weights.plane.sync_handle import SyncHandle as SyncHandle
+    from rlinf_async.weights.schemes.distributed_scheme import (
+        DistributedWeightSyncScheme as DistributedWeightSyncScheme,
+    )
+    from rlinf_async.weights.schemes.module_transform import WorkerModuleTransformReceiver as ModuleTransformReceiver
+    from rlinf_async.weights.schemes.module_transform import WorkerModuleTransformReceiver as RayModuleTransformReceiver
+    from rlinf_async.weights.schemes.module_transform import (
+        WorkerModuleTransformReceiver as WorkerModuleTransformReceiver,
+    )
+    from rlinf_async.weights.schemes.module_transform import WorkerModuleTransformScheme as ModuleTransformScheme
+    from rlinf_async.weights.schemes.module_transform import WorkerModuleTransformScheme as RayModuleTransformScheme
+    from rlinf_async.weights.schemes.module_transform import WorkerModuleTransformScheme as WorkerModuleTransformScheme
+    from rlinf_async.weights.schemes.module_transform import WorkerModuleTransformSender as ModuleTransformSender
+    from rlinf_async.weights.schemes.module_transform import WorkerModuleTransformSender as RayModuleTransformSender
+    from rlinf_async.weights.schemes.module_transform import WorkerModuleTransformSender as WorkerModuleTransformSender
+    from rlinf_async.weights.schemes.multi_process import MultiProcessWeightSyncScheme as MultiProcessWeightSyncScheme
+    from rlinf_async.weights.schemes.none import NoTransport as NoTransport
+    from rlinf_async.weights.schemes.none import NoWeightSyncScheme as NoWeightSyncScheme
+    from rlinf_async.weights.schemes.receiver import WeightReceiver as WeightReceiver
+    from rlinf_async.weights.schemes.rpc import RPCTransport as RPCTransport
+    from rlinf_async.weights.schemes.rpc import RPCWeightSyncScheme as RPCWeightSyncScheme
+    from rlinf_async.weights.schemes.scheme import WeightSyncScheme as WeightSyncScheme
+    from rlinf_async.weights.schemes.scheme import register_weight_sync_backend as register_weight_sync_backend
+    from rlinf_async.weights.schemes.sender import WeightSender as WeightSender
+    from rlinf_async.weights.schemes.shared_mem import SharedMemTransport as SharedMemTransport
+    from rlinf_async.weights.schemes.shared_mem import SharedMemWeightSyncScheme as SharedMemWeightSyncScheme
+    from rlinf_async.weights.schemes.strategy import WeightStrategy as WeightStrategy
+    from rlinf_async.weights.schemes.worker_scheme import WorkerWeightSyncScheme as RayWeightSyncScheme
+    from rlinf_async.weights.schemes.worker_scheme import WorkerWeightSyncScheme as WorkerWeightSyncScheme
+    from rlinf_async.weights.state.report import Ack as Ack
+    from rlinf_async.weights.state.report import SyncReport as SyncReport
+    from rlinf_async.weights.syncers.bucket_syncer import BucketWeightSyncer as BucketWeightSyncer
+    from rlinf_async.weights.syncers.buckets import iter_named_tensor_buckets as iter_named_tensor_buckets
+    from rlinf_async.weights.syncers.patch import CompressedWeightPatch as CompressedWeightPatch
+    from rlinf_async.weights.syncers.patch import EmptyWeightPatch as EmptyWeightPatch
+    from rlinf_async.weights.syncers.patch import WeightPatch as WeightPatch
+    from rlinf_async.weights.syncers.patch_syncer import PatchWeightSyncer as PatchWeightSyncer
+    from rlinf_async.weights.syncers.syncer import WeightSyncer as WeightSyncer
+    from rlinf_async.weights.syncers.syncer import collect_param_names_need_sync as collect_param_names_need_sync
+    from rlinf_async.weights.transports.actor import WorkerActorTransport as RayActorTransport
+    from rlinf_async.weights.transports.actor import WorkerActorTransport as WorkerActorTransport
+    from rlinf_async.weights.transports.distributed import DistributedTransport as DistributedTransport
+    from rlinf_async.weights.transports.mp import MPTransport as MPTransport
+    from rlinf_async.weights.transports.transport import TransportBackend as TransportBackend
+    from rlinf_async.weights.transports.worker import WorkerTransport as RayTransport
+    from rlinf_async.weights.transports.worker import WorkerTransport as WorkerTransport
 
 _HOMES: Final = {
-    "Ack": "report",
-    "BucketWeightSyncer": "bucket_syncer",
-    "DistributedTransport": "distributed",
-    "DistributedWeightSyncScheme": "distributed_scheme",
-    "MPTransport": "mp",
-    "Manifest": "manifest",
-    "MultiProcessWeightSyncScheme": "multi_process",
-    "NoTransport": "none",
-    "NoWeightSyncScheme": "none",
-    "ParamTree": "param_tree",
-    "PatchWeightSyncer": "patch_syncer",
-    "Publisher": "publisher",
-    "RPCTransport": "rpc",
-    "RPCWeightSyncScheme": "rpc",
-    "SharedMemTransport": "shared_mem",
-    "SharedMemWeightSyncScheme": "shared_mem",
-    "Subscriber": "subscriber",
-    "SyncHandle": "sync_handle",
-    "SyncReport": "report",
-    "TransportBackend": "transport",
-    "WeightReceiver": "receiver",
-    "WeightSender": "sender",
-    "WeightStrategy": "strategy",
-    "WeightSyncScheme": "scheme",
-    "WeightSyncer": "syncer",
-    "WorkerActorTransport": "actor",
-    "WorkerModuleTransformReceiver": "module_transform",
-    "WorkerModuleTransformScheme": "module_transform",
-    "WorkerModuleTransformSender": "module_transform",
-    "WorkerTransport": "worker",
-    "WorkerWeightSyncScheme": "worker_scheme",
-    "register_weight_sync_backend": "scheme",
+    "Ack": "state.report",
+    "BucketWeightSyncer": "syncers.bucket_syncer",
+    "CompressedWeightPatch": "syncers.patch",
+    "DistributedTransport": "transports.distributed",
+    "DistributedWeightSyncScheme": "schemes.distributed_scheme",
+    "EmptyWeightPatch": "syncers.patch",
+    "MPTransport": "transports.mp",
+    "Manifest": "model.manifest",
+    "MultiProcessWeightSyncScheme": "schemes.multi_process",
+    "NoTransport": "schemes.none",
+    "NoWeightSyncScheme": "schemes.none",
+    "ParamTree": "model.param_tree",
+    "PatchWeightSyncer": "syncers.patch_syncer",
+    "Publisher": "plane.publisher",
+    "RPCTransport": "schemes.rpc",
+    "RPCWeightSyncScheme": "schemes.rpc",
+    "SharedMemTransport": "schemes.shared_mem",
+    "SharedMemWeightSyncScheme": "schemes.shared_mem",
+    "Subscriber": "plane.subscriber",
+    "SyncHandle": "plane.sync_handle",
+    "SyncReport": "state.report",
+    "TransportBackend": "transports.transport",
+    "WeightPatch": "syncers.patch",
+    "WeightReceiver": "schemes.receiver",
+    "WeightSender": "schemes.sender",
+    "WeightStrategy": "schemes.strategy",
+    "WeightSyncScheme": "schemes.scheme",
+    "WeightSyncer": "syncers.syncer",
+    "WorkerActorTransport": "transports.actor",
+    "WorkerModuleTransformReceiver": "schemes.module_transform",
+    "WorkerModuleTransformScheme": "schemes.module_transform",
+    "WorkerModuleTransformSender": "schemes.module_transform",
+    "WorkerTransport": "transports.worker",
+    "WorkerWeightSyncScheme": "schemes.worker_scheme",
+    "collect_param_names_need_sync": "syncers.syncer",
+    "iter_named_tensor_buckets": "syncers.buckets",
+    "register_weight_sync_backend": "schemes.scheme",
 }
 """By name: the module that it stands in."""
 
@@ -104,8 +118,10 @@ _OTHER_NAMES: Final = {
 __all__ = [
     "Ack",
     "BucketWeightSyncer",
+    "CompressedWeightPatch",
     "DistributedTransport",
     "DistributedWeightSyncScheme",
+    "EmptyWeightPatch",
     "MPTransport",
     "Manifest",
     "ModuleTransformReceiver",
@@ -131,6 +147,7 @@ __all__ = [
     "SyncHandle",
     "SyncReport",
     "TransportBackend",
+    "WeightPatch",
     "WeightReceiver",
     "WeightSender",
     "WeightStrategy",
@@ -142,6 +159,8 @@ __all__ = [
     "WorkerModuleTransformSender",
     "WorkerTransport",
     "WorkerWeightSyncScheme",
+    "collect_param_names_need_sync",
+    "iter_named_tensor_buckets",
     "register_weight_sync_backend",
 ]
 

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
-from rlinf_async import seats
 from rlinf_async.address import WorkerAddress, WorkerInfo
 from rlinf_async.each import each
 from rlinf_async.hardware import is_rehearsal
+from rlinf_async.seat import seats
 from rlinf_async.work import blocking
 from rlinf_async.worker import here
 from rlinf_async.worker.accelerator_util import AcceleratorUtil

@@ -8,9 +8,9 @@ from collections.abc import Generator, Sequence
 from types import TracebackType
 from typing import Any
 
-from rlinf_async.asks import Ask
-from rlinf_async.client import NodeClient
 from rlinf_async.errors import ClosedError, DeadlineExceeded
+from rlinf_async.seat.asks import Ask
+from rlinf_async.seat.client import NodeClient
 from rlinf_async.work import Work, blocking
 
 

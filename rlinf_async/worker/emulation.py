@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import logging
 
-from rlinf_async.client import NodeClient
 from rlinf_async.configuration import NetEmulationConfig
 from rlinf_async.core.net_emulation import NetEmulation
 from rlinf_async.far_links import FarLinks
+from rlinf_async.seat.client import NodeClient
 from rlinf_async.worker.here import Identity
 
 logger = logging.getLogger(__name__)

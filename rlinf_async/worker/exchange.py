@@ -12,11 +12,11 @@ from typing import Any, Final
 
 from rlinf_async import far_links, tracing
 from rlinf_async.address import WorkerInfo
-from rlinf_async.client import NodeClient
 from rlinf_async.core.matching import Message
 from rlinf_async.core.messages import OBJECT, PAIR, POINT_TO_POINT, TENSOR
 from rlinf_async.data.memory import Place
 from rlinf_async.data.reach import WORTH_A_LINK
+from rlinf_async.seat.client import NodeClient
 from rlinf_async.work import Work
 from rlinf_async.worker.device_payload import DevicePayload, encode_on
 from rlinf_async.worker.mailbox import Mailbox

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rlinf_async.address import WorkerAddress, WorkerInfo
-from rlinf_async.client import NodeClient
+from rlinf_async.seat.client import NodeClient
 from rlinf_async.worker.exchange import Exchange
 
 

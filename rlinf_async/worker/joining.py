@@ -13,13 +13,14 @@ import sys
 from multiprocessing import util
 from typing import Any, Final
 
-from rlinf_async import seats, tracing
+from rlinf_async import tracing
 from rlinf_async.address import WorkerAddress, WorkerInfo
-from rlinf_async.client import NodeClient
 from rlinf_async.core.frames import PROTOCOL
 from rlinf_async.core.worker_facts import read_worker
 from rlinf_async.errors import LaunchError
 from rlinf_async.loop_thread import LoopThread
+from rlinf_async.seat import seats
+from rlinf_async.seat.client import NodeClient
 from rlinf_async.wire.local_socket import connect
 from rlinf_async.worker import here, logs
 from rlinf_async.worker.exchange import Exchange

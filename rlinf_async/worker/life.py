@@ -12,9 +12,10 @@ import sys
 import threading
 from typing import Any
 
-from rlinf_async import far_links, seats, tracing
-from rlinf_async.client import NodeClient
+from rlinf_async import far_links, tracing
 from rlinf_async.gate import LockGate, wait_at
+from rlinf_async.seat import seats
+from rlinf_async.seat.client import NodeClient
 from rlinf_async.wire.idle_reader import IdleReader
 from rlinf_async.wire.selector import SharedSelector
 from rlinf_async.worker import here

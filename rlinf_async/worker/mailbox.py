@@ -11,9 +11,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from rlinf_async.client import NodeClient
 from rlinf_async.core import frames, messages
 from rlinf_async.core.segment import close_fds
+from rlinf_async.seat.client import NodeClient
 from rlinf_async.worker.inbox import Inbox
 from rlinf_async.worker.names import Names
 from rlinf_async.worker.outbox import Outbox

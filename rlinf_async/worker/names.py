@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from rlinf_async.client import NodeClient
 from rlinf_async.core.root_cause import fold_ranks
 from rlinf_async.errors import DeadlineExceeded
+from rlinf_async.seat.client import NodeClient
 
 LOOKUP_TIMEOUT: Final = "RLINF_LOOKUP_TIMEOUT"
 """The variable that says for how many seconds a worker waits for a group that does not exist (120)."""

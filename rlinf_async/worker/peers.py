@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from rlinf_async.client import NodeClient
 from rlinf_async.core import frames, messages
 from rlinf_async.data.choose import make_link
 from rlinf_async.data.reach import WAYS, Gpu
 from rlinf_async.errors import ClosedError, WorkerDied
+from rlinf_async.seat.client import NodeClient
 from rlinf_async.worker.devices import Devices
 from rlinf_async.worker.trust import Trust
 

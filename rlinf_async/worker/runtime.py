@@ -25,12 +25,12 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Final
 
 from rlinf_async import tracing
-from rlinf_async.client import NodeClient
 from rlinf_async.core import codec, failures, frames
 from rlinf_async.core.body import open_body, pack_body
 from rlinf_async.core.frames import Status
 from rlinf_async.core.guilty import ATOMS
 from rlinf_async.core.segment import close_fds
+from rlinf_async.seat.client import NodeClient
 from rlinf_async.wire.unix import Connection
 from rlinf_async.worker import here
 from rlinf_async.worker.call import Call, State

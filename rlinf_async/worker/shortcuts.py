@@ -16,8 +16,8 @@ import socket
 import threading
 from typing import Any, Final, Protocol
 
-from rlinf_async.client import NodeClient
 from rlinf_async.core import frames
+from rlinf_async.seat.client import NodeClient
 from rlinf_async.wire.unix import Connection
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benches import bench_weights
-from benches.bench_weights import CONTROL, DIRECT, LARGE, ONE, Session, Sync
+from benches.bench_weights import ALONE, CONTROL, DIRECT, LARGE, ONE, Session, Sync
 from benches.contestant import HERE, ContestantError
 from benches.exchange import MEBI
 from benches.measure import LIMIT, OURS
@@ -72,9 +72,40 @@ def test_a_map_is_bounded_by_one_copy_and_what_comes_after_it_by_its_tensors() -
     assert rows["many_64MiB_2_map_total"]["met"] is False, "more than 1.5 times as long as one tensor"
 
 
+def test_what_comes_after_staging_is_set_beside_what_one_receiver_takes_if_that_was_measured() -> None:
+    measuring, alone = session(), session()
+    first: Any = [measuring.round(bench_weights.large(True, 1, "map"), backwards=False) for _ in range(2)]
+    assert ALONE not in first[0]["llm_64MiB_1_map_rest"]
+    family = bench_weights.large(True, 4, "map")
+    rounds: Any = measuring.round(family, backwards=False)
+    assert rounds["llm_64MiB_4_map_rest"][ALONE] == [pytest.approx(0.05)] * 2
+    (case,) = [case for sync in family if sync.shape == "llm" for name, case in sync.cases().items() if name == "rest"]
+    row = case.row([rounds[case.name]])
+    assert row["beside"][ALONE]["ratio"] == pytest.approx(1.0)
+    assert row["peers"] == {}
+    assert ALONE not in alone.round(family, backwards=False)["llm_64MiB_4_map_rest"]
+
+
 def test_a_small_policy_is_set_beside_the_messages_that_it_takes() -> None:
     rounds: Any = session().round(bench_weights.small(4, "map"), backwards=False)
     assert rounds["mlp_100KiB_4_map_total"] == {OURS: [pytest.approx(0.15)], LIMIT: [0.0001], CONTROL: [0.001]}
+
+
+@pytest.mark.parametrize("apply", ["copy", "map"])
+def test_a_small_policy_is_to_be_sooner_there_than_with_every_peer(apply: str) -> None:
+    family = bench_weights.small(2, apply)
+    cases = {case.name: case for sync in family for case in sync.cases().values()}
+    name = f"mlp_100KiB_2_{apply}_total"
+
+    def met(**totals: float) -> Any:
+        peers = {peer: Standing(sync={"staged": [0.0], "total": [total]}) for peer, total in totals.items()}
+        ours = Standing(sync={"staged": [0.1], "total": [0.15], "pause": [0.01]}, control=[0.1])
+        standing: Any = {OURS: ours, **peers, LIMIT: limits()}
+        return cases[name].row([Session(standing, quick=True).round(family, backwards=False)[name]])["met"]
+
+    assert met(torchrl=0.2, ray=0.3) is True
+    assert met(torchrl=0.2, ray=0.1) is False
+    assert met() is True, "control counts, which is no peer"
 
 
 def test_what_machines_pass_on_is_set_beside_what_the_trainer_sends_to_each() -> None:

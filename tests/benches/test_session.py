@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from benches import session
-from benches.contestant import Contestant, ContestantError
+from benches import contestant, session
+from benches.contestant import Contestant, ContestantError, ended_in_order
 from benches.measure import LIMIT, OURS, Case
 from benches.options import Options
 from benches.session import Measurement, Standing
@@ -31,8 +34,8 @@ class Fake:
             raise ContestantError(f"no {work}")
         return [float(arguments.get("count", 1))]
 
-    def close(self) -> None:
-        self._log.append("close")
+    def close(self, *, at_once: bool = False) -> None:
+        self._log.append("kill" if at_once else "close")
 
 
 def starting(log: list[str], *fails: str) -> Callable[[], Contestant]:
@@ -46,6 +49,29 @@ def test_a_contestant_starts_when_it_is_first_needed() -> None:
         standing.ask("call")
         standing.ask("call")
     assert log == ["start", "cold", "call", "call", "close"]
+
+
+def test_a_bench_that_is_ended_does_not_wait_for_what_its_contestants_are_at() -> None:
+    log: list[str] = []
+
+    def bench() -> None:
+        with ended_in_order(), Standing(starting(log)) as standing:
+            standing.ask("call")
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit, match="143"):
+        bench()
+    assert log == ["start", "call", "kill"]
+
+
+def test_a_real_one_is_killed_in_the_middle_of_its_work() -> None:
+    limits = contestant.limits()
+    stdin = limits._process.stdin
+    assert stdin is not None
+    stdin.write(json.dumps({"work": "copies", "size": 1 << 20, "processes": 1, "count": 1 << 30}) + "\n")
+    stdin.flush()
+    limits.close(at_once=True)
+    assert limits._process.returncode == -signal.SIGKILL
 
 
 def test_a_contestant_that_failed_at_a_work_starts_anew_for_the_next() -> None:

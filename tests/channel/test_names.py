@@ -11,15 +11,8 @@ from typing import Any
 
 import pytest
 
-from rlinf_async import (
-    Channel,
-    ClosedError,
-    Cluster,
-    ConfigError,
-    DeadlineExceeded,
-    EndOfChannel,
-    queues,
-)
+from rlinf_async import Channel, ClosedError, Cluster, ConfigError, DeadlineExceeded, EndOfChannel
+from rlinf_async.queues import reached, registry
 from tests.channel_workers import launch_mortal
 
 pytestmark = pytest.mark.shared_cluster
@@ -49,6 +42,21 @@ def test_connecting_waits_for_the_name(cluster: Cluster, users: Any) -> None:
         assert users[0].connect(name="to-be", timeout=5).cancel() is None
     with pytest.raises(DeadlineExceeded, match=r"no channel named 'never' within 0.05 s; there are: none"):
         Channel.connect("never", timeout=0.05)
+
+
+def test_connecting_ends_although_the_daemon_that_knows_the_names_is_frozen(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_ANSWERED_WITHIN", 0.1)
+    daemon = cluster.status()["pid"]
+    os.kill(daemon, signal.SIGSTOP)
+    try:
+        with pytest.raises(DeadlineExceeded, match=r"within 0.05 s, and for 0.1 s more node 0 has not said .* daemon"):
+            Channel.connect("never", timeout=0.05)
+    finally:
+        os.kill(daemon, signal.SIGCONT)
+    with Channel.create("known"):
+        assert Channel.connect("known", timeout=5).qsize() == 0
 
 
 def test_a_worker_makes_a_channel_and_passes_it_on(users: Any) -> None:
@@ -158,7 +166,7 @@ async def test_a_local_get_that_is_cancelled_leaves_the_item() -> None:
 async def test_a_coroutine_that_waits_for_long_is_told_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queues, "SLOW", 0.05)
+    monkeypatch.setattr(reached, "SLOW", 0.05)
     async with (
         Cluster(num_nodes=1, log_to_driver=False) as cluster,
         Channel.create("slow", cluster=cluster) as channel,

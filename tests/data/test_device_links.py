@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_async.data import staging
+from rlinf_async.data import cuda_ipc, staging
 from rlinf_async.data.cuda_ipc import CudaIpcLink
 from rlinf_async.data.device_memory import Handle
 from rlinf_async.data.link import Post
@@ -182,8 +182,8 @@ def test_a_mapping_that_cannot_be_let_go_of_does_not_stop_what_follows(monkeypat
     with couple(functools.partial(make_link, "cuda_ipc")) as links, monkeypatch.context() as patch:
         exchange(links, 1)
         patch.setattr(SharedMemory, "close", fail)
-        links.far.discard(TimeoutError("too late"))
         exchange(links, 2)
+        exchange(links, 3)
 
 
 def test_the_receivers_copy_waits_for_the_senders_stream() -> None:
@@ -191,6 +191,79 @@ def test_the_receivers_copy_waits_for_the_senders_stream() -> None:
     with couple(lambda *arguments: CudaIpcLink(*arguments, CPU, memory)) as links:  # type: ignore[arg-type,return-value]
         exchange(links, 1)
     assert memory.marks == [b"mark"] * 2
+
+
+class Recorded(SharedMemory):
+    """Notes what is asked of it."""
+
+    calls: list[str] = []  # noqa: RUF012  # each test's own
+
+    def open(self, handle: Handle, device: torch.device) -> torch.Tensor:
+        self.calls.append("open")
+        return super().open(handle, device)
+
+    def wait(self, mark: bytes, device: torch.device) -> None:
+        self.calls.append("wait")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+    @classmethod
+    def make_link(cls, post: Post, first: bool, address: str) -> Any:
+        def note_and_post(facts: Any) -> None:
+            cls.calls.append(facts[0])
+            post(facts)
+
+        return CudaIpcLink(note_and_post, first, address, CPU, cls())
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """In order, what links say, and what they ask of their memory and streams."""
+    calls: list[str] = []
+
+    class Stream:
+        def __init__(self, device: torch.device) -> None:
+            pass
+
+        @contextlib.contextmanager
+        def until_done(self) -> Iterator[None]:
+            calls.append("enter the stream")
+            try:
+                yield
+            finally:
+                calls.append("all is done")
+
+    monkeypatch.setattr(Recorded, "calls", calls)
+    monkeypatch.setattr(cuda_ipc, "SideStream", Stream)
+    return calls
+
+
+BEGUN = ["offer", "enter the stream", "wait", "open", "open", "all is done", "close"]
+
+
+def test_the_senders_memory_is_open_for_the_copy_only_and_closed_before_the_sender_may_free_it(
+    calls: list[str],
+) -> None:
+    sizes = [MiB, 0, 5]
+    with couple(Recorded.make_link) as links:
+        for number in (1, 2):
+            received = links.far.receive(number, sizes)
+            links.near.send(number, [pattern(size) for size in sizes]).wait(5)  # type: ignore[misc]
+            received.wait(5)
+            assert calls == [*BEGUN, "received", "kept"]
+            calls.clear()
+
+
+def test_memory_is_closed_also_where_some_of_it_cannot_be_opened(calls: list[str]) -> None:
+    with couple(Recorded.make_link) as links:
+        links.to_far.hold()
+        sent = links.near.send(1, [pattern(MiB), pattern(5)])  # type: ignore[list-item]
+        SharedMemory.table.popitem()
+        links.to_far.go_on()
+        assert isinstance(error_of(links.far.receive(1, [MiB, 5]), 5), KeyError)
+        assert isinstance(error_of(sent, 5), TransferFailed)
+        assert calls == [*BEGUN, "broken"]
 
 
 def test_a_copy_counts_only_if_the_sender_had_not_given_up_by_then() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rlinf_async.core import codec
+from rlinf_async.data import tensors as tensors_in_pickles
 from rlinf_async.errors import SerializationError
 
 codec.extend("torch", "rlinf_async.data.tensors")
@@ -310,6 +311,30 @@ def test_other_things_of_torch_travel_as_usual() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(("current", "calls"), [(0, ["record_stream"]), (1, ["record_stream", "cuda"])])
+def test_what_a_links_stream_has_brought_stays_until_the_users_has_read_it(
+    current: int, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    class Brought(torch.Tensor):
+        is_cuda = True
+        device = torch.device("cuda", 0)
+
+        def record_stream(self, stream: Any) -> None:
+            assert stream == "current stream of cuda:0"
+            done.append("record_stream")
+
+        def cuda(self) -> Any:
+            done.append("cuda")
+            return self
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: f"current stream of {device}")
+    tensors_in_pickles._rebuild_region(torch.zeros(3).as_subclass(Brought), True)
+    assert done == calls
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_a_cuda_tensor_arrives_on_cuda_and_shares_there() -> None:
     tensor = torch.arange(100_000.0, device="cuda").reshape(100, 1000)

@@ -88,14 +88,14 @@ class Host:
     def __init__(self, receiver: Any) -> None:
         self._receiver = receiver
 
-    async def update_policy_weights_(self, policy_or_weights: Any) -> None:
-        await self._receiver.apply_weights(policy_or_weights)
+    async def update_policy_weights_(self, policy_or_weights: Any, version: int | None = None) -> None:
+        await self._receiver.apply_weights(policy_or_weights, version)
 
-    async def _update_weights_tensordict(self, params: Any) -> None:
-        await self._receiver.apply_weights(params)
+    async def _update_weights_tensordict(self, params: Any, version: int | None = None) -> None:
+        await self._receiver.apply_weights(params, version)
 
-    async def _update_weights_state_dict(self, state_dict: Any) -> None:
-        await self._receiver.apply_weights(state_dict)
+    async def _update_weights_state_dict(self, state_dict: Any, version: int | None = None) -> None:
+        await self._receiver.apply_weights(state_dict, version)
 
 
 def _over_pipes(kind: Callable[..., Any]) -> Callable[..., Any]:

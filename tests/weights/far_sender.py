@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from rlinf_async.errors import ClosedError
-from rlinf_async.weights import words as say
-from rlinf_async.weights.far_nodes import FarNodes
-from rlinf_async.weights.manifest import Manifest
-from rlinf_async.weights.param_tree import ParamTree
-from rlinf_async.weights.slab import SlotWriter
-from rlinf_async.weights.store import Store
+from rlinf_async.weights.model.manifest import Manifest
+from rlinf_async.weights.model.param_tree import ParamTree
+from rlinf_async.weights.plane.far_nodes import FarNodes
+from rlinf_async.weights.slots.slab import SlotWriter
+from rlinf_async.weights.slots.store import Store
+from rlinf_async.weights.state import words as say
 from rlinf_async.work import Work
 
 TREE = ParamTree.of({"a": torch.ones(256, dtype=torch.float32), "b": torch.ones(512, dtype=torch.float32)})

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from rlinf_async.weights.delta import encode
-from rlinf_async.weights.manifest import Manifest
-from rlinf_async.weights.param_tree import ParamTree
-from rlinf_async.weights.pipe_link import PipeLink
-from rlinf_async.weights.publisher import Publisher
+from rlinf_async.weights.links.pipe_link import PipeLink
+from rlinf_async.weights.model.delta import encode
+from rlinf_async.weights.model.manifest import Manifest
+from rlinf_async.weights.model.param_tree import ParamTree
+from rlinf_async.weights.plane.publisher import Publisher
 from tests.weights.children import child
 from tests.weights.gpus import OnCuda
 from tests.weights.pipe_child import model, say

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import mmap
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from rlinf_async.data.device_memory import Handle
-from rlinf_async.weights.copying import copy_tensors
-from rlinf_async.weights.cuda import Cuda
-from rlinf_async.weights.gpus import Marks
+from rlinf_async.weights.gpu.cuda import Cuda
+from rlinf_async.weights.gpu.gpus import Marks
+from rlinf_async.weights.model.copying import copy_tensors
 
 GPU = torch.device("cuda", 0)
+
+
+class OnGpu(torch.Tensor):
+    """A tensor of the CPU that says that it is on a GPU."""
+
+    is_cuda = True
+    device = GPU
 
 
 class FakeGpus:
@@ -79,6 +87,15 @@ class FakeGpus:
             return
         self._do("copy", "+".join(sorted(names[way] for way in ways)), dict(after or {}))
         copy_tensors(targets, sources)
+
+    def follow(self, marks: Marks) -> None:
+        self._do("follow", dict(marks))
+
+    @contextlib.contextmanager
+    def beside(self, device: torch.device) -> Iterator[None]:
+        self._do("beside")
+        yield
+        self._do("beside no more")
 
     def settle(self, device: torch.device) -> None:
         self._do("settle")

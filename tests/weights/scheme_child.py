@@ -20,7 +20,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from rlinf_async import DistributedWeightSyncScheme, MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
-from rlinf_async.weights.store_mail import StoreMail
+from rlinf_async.weights.links.store_mail import StoreMail
 from tests.weights.fragile import Fragile
 
 SCHEMES: dict[str, Any] = {

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
 from rlinf_async import RPCWeightSyncScheme, Worker, WorkerModuleTransformScheme, WorkerWeightSyncScheme
 from tests.weights.fragile import Fragile
 
@@ -30,16 +28,6 @@ class Trainer(Worker):
         self.scheme = scheme
         scheme.init_on_sender(name, receivers=receivers, source_model=self.model)
         await scheme.connect(timeout=timeout)
-
-    def open_store(self, address: str) -> int:
-        """Where processes of a torch job meet."""
-        self.store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
-        return int(self.store.port)
-
-    async def begin_job(self, scheme: Any, workers: int) -> None:
-        self.scheme = scheme
-        scheme.init_on_sender("policy", store=self.store, num_workers=workers, source_model=self.model)
-        await scheme.connect()
 
     async def send(self, value: float, order: Any = None, **options: Any) -> Any:
         self.model.fill(value)
@@ -74,13 +62,6 @@ class Rollout(Worker):
     async def begin(self, scheme: Any, sender: Any, name: str = "policy") -> None:
         self.scheme = scheme
         scheme.init_on_worker(name, sender=sender, model=self.model)
-        await scheme.connect()
-        self.serving = scheme.get_receiver().serve()
-
-    async def begin_job(self, scheme: Any, address: str, port: int) -> None:
-        self.scheme = scheme
-        store = TCPStore(address, port, is_master=False)
-        scheme.init_on_worker("policy", store=store, rank=self._rank + 1, model=self.model)
         await scheme.connect()
         self.serving = scheme.get_receiver().serve()
 

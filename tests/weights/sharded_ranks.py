@@ -19,11 +19,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from rlinf_async.errors import ConfigError
-from rlinf_async.weights import gather
-from rlinf_async.weights.bucket_syncer import BucketWeightSyncer
-from rlinf_async.weights.gather import gather_buckets
-from rlinf_async.weights.param_tree import ParamTree, name_of
-from rlinf_async.weights.patch_syncer import PatchWeightSyncer
+from rlinf_async.weights.model import gather
+from rlinf_async.weights.model.gather import gather_buckets
+from rlinf_async.weights.model.param_tree import ParamTree, name_of
+from rlinf_async.weights.syncers.bucket_syncer import BucketWeightSyncer
+from rlinf_async.weights.syncers.patch_syncer import PatchWeightSyncer
 
 RANKS = 4
 

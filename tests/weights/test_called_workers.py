@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,6 +69,19 @@ def test_what_tells_nobody_its_parameters_is_called_without() -> None:
     worker = Records()
     worker.update_policy_weights_ = dict  # type: ignore[attr-defined]  # a type without a signature
     WorkerTransport(worker).send_weights("policy", {"w": 1}, 7)
+
+
+async def test_a_worker_whose_method_is_not_told_counts_by_itself() -> None:
+    model, receiving, sending = Tied(), WorkerWeightSyncScheme(), WorkerWeightSyncScheme()
+    receiving.init_on_worker("policy", model=model)
+    receiver = receiving.get_receiver()
+    worker = SimpleNamespace(update_policy_weights_=lambda policy_or_weights: receiver.apply_weights(policy_or_weights))
+    sending.init_on_sender("policy", remote_collectors=[worker], source_model=Tied(2.0))
+    for version in (1, 2):
+        assert (await sending.get_sender().send(version=version * 7)).version == version * 7
+        assert (receiver.version, model.values()) == (version, {2.0})
+    await sending.close()
+    await receiving.close()
 
 
 async def test_of_two_calls_at_once_the_later_version_stays() -> None:

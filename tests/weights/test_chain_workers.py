@@ -107,7 +107,7 @@ def test_a_machine_that_stops_half_way_is_named_alone_and_whole_again_later(laun
     rollout.execute_on(victim).stop_when_something_comes().wait(10)
     others = [rank for rank in range(3) if rank != victim]
     try:
-        (said,) = trainer.publish(2, timeout=10).wait(60)
+        (said,) = trainer.publish(2, timeout=4).wait(60)
         assert said.pop(victim).startswith(f"DeadlineExceeded: receiver {victim} ")
         assert said == dict.fromkeys(others, "applied")
         assert rollout.execute_on(*others).values().wait(60) == [(2, [2])] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import signal
@@ -12,21 +13,21 @@ import pytest
 import torch
 
 from rlinf_async.errors import PeerLost
-from rlinf_async.weights.copying import Copy, copy_tensors
-from rlinf_async.weights.device_leaves import RETIRED
-from rlinf_async.weights.local_link import LocalLink
-from rlinf_async.weights.manifest import Manifest
-from rlinf_async.weights.param_tree import ParamTree
-from rlinf_async.weights.pipe_link import PipeLink
-from rlinf_async.weights.publisher import Publisher
-from rlinf_async.weights.slab import SlotWriter
-from rlinf_async.weights.slab_layout import IN_SLOT, ON_GPU
-from rlinf_async.weights.store import Store
-from rlinf_async.weights.subscriber import Subscriber
+from rlinf_async.weights.links.local_link import LocalLink
+from rlinf_async.weights.links.pipe_link import PipeLink
+from rlinf_async.weights.model.copying import Copy, copy_tensors
+from rlinf_async.weights.model.manifest import Manifest
+from rlinf_async.weights.model.param_tree import ParamTree
+from rlinf_async.weights.plane.publisher import Publisher
+from rlinf_async.weights.plane.subscriber import Subscriber
+from rlinf_async.weights.slots.device_leaves import RETIRED
+from rlinf_async.weights.slots.slab import SlotWriter
+from rlinf_async.weights.slots.slab_layout import IN_SLOT, ON_GPU
+from rlinf_async.weights.slots.store import Store
 from tests.weights.children import child
 from tests.weights.gpus import GPU, FakeGpus
+from tests.weights.pairs import pair
 from tests.weights.pipe_child import model, values_of
-from tests.weights.test_publisher import pair
 
 Weights = dict[str, torch.Tensor]
 
@@ -188,11 +189,15 @@ def test_what_has_changed_is_found_where_both_versions_are(gpus: FakeGpus) -> No
     found = store.delta()
     assert found is not None
     assert found[0] == 1
+    assert found[1] is not None
+    assert [call for call in gpus.calls if "beside" in call[0]] == [("beside",), ("beside no more",)]
     region = torch.zeros(manifest.nbytes, dtype=torch.uint8)
     for view in manifest.views(region).values():
         view.fill_(1)
     found[1].apply(manifest, region)
     assert {float(view.min()) for view in manifest.views(region).values()} == {2}
+    assert store.delta(found[1].nbytes) is not None
+    assert store.delta(found[1].nbytes - 1) == (1, None)
     pack(3, there=False)
     assert store.delta() is None, "one is here, and one there"
     pack(4, there=False)
@@ -276,6 +281,22 @@ async def test_weights_that_were_mapped_on_the_gpu_are_copied_into_memory_of_the
     assert values_of(destination) == {9}
 
 
+async def test_a_mapped_model_that_was_moved_off_the_gpu_gets_its_weights_where_it_is_in_a_thread(
+    gpus: FakeGpus,
+) -> None:
+    source, destination = gpus.put(model(0)), gpus.put(model(0))
+    async with pair(source, destination, gpus=gpus, apply="map") as (publisher, (subscriber,)):
+        await publish(publisher, source, 1)
+        for tensor in destination.values():
+            tensor.data = tensor.data.clone()  # as .to("cpu")
+        assert subscriber._leases.manifest is not None
+        subscriber._destination.check(subscriber._leases.manifest)  # the stand-in's devices do not change
+        gpus.calls.clear()
+        await publish(publisher, source, 2)
+        assert [way for way, _ in gpus.done("copy")] == ["D2D", "D2H"]
+        assert (gpus.places(destination.values()), values_of(destination)) == (set(), {2})
+
+
 async def test_a_gpu_that_does_not_give_a_version_is_an_error_of_those_that_need_it_elsewhere(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -295,6 +316,38 @@ async def test_a_gpu_that_does_not_give_a_version_is_an_error_of_those_that_need
         await publish(publisher, source, 2)
         assert values_of(destination) == {2}
     assert "could not be got from its GPU" in caplog.text
+
+
+@pytest.mark.parametrize("serves", [True, False])
+@pytest.mark.parametrize("apply", ["copy", "map"])
+async def test_a_receiver_gives_back_what_it_has_open_when_it_hears_that_the_sender_is_gone(
+    gpus: FakeGpus, apply: str, serves: bool
+) -> None:
+    source, destination = gpus.put(model(0)), gpus.put(model(0))
+    to_receiver, to_sender = LocalLink.pair()
+    publisher = Publisher(source, gpus=gpus, apply=apply)
+    publisher.add("it", to_receiver)
+    async with Subscriber(to_sender, destination, gpus=gpus, apply=apply) as subscriber:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(publisher.connect(5))
+            tasks.create_task(subscriber.connect(5))
+        server = subscriber.serve()
+        for version in range(1, 4):
+            await publish(publisher, source, version)
+        if not serves:
+            server.cancel()
+            await asyncio.wait([server])
+        await publisher.close()
+        if serves:
+            await asyncio.wait([server])
+        else:
+            with pytest.raises(PeerLost):
+                await subscriber.wait_version(9, 10)
+        assert set(gpus.opened.values()) == {0}
+        assert subscriber._leases._known == {}
+        RETIRED.sweep()
+        assert gpus.room == {}, "it is the sender's again, before the receiver is closed"
+        assert values_of(destination) == {3}
 
 
 # -- between processes ----------------------------------------------------------------------------------------------

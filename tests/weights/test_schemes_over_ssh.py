@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.namespaces import CHECKOUT, FakeHosts
+from tests.weights.contract.claims import APART, CALLS
+from tests.weights.contract.suite import claims_apart, ways_of
 
 pytestmark = pytest.mark.namespaces
 
 
-def test_every_scheme_brings_whole_versions_to_another_host(
-    fake_hosts: Callable[..., FakeHosts], tmp_path: Path
-) -> None:
+def test_every_scheme_keeps_its_promises_to_another_host(fake_hosts: Callable[..., FakeHosts], tmp_path: Path) -> None:
     """One job goes through all of them.  The others are for processes that have pipes to each other."""
     hosts = fake_hosts(2)
     nodes = tmp_path / "nodes.txt"
@@ -25,14 +25,10 @@ def test_every_scheme_brings_whole_versions_to_another_host(
     done = hosts.driver.run(
         [*launch, "-e", f"PYTHONPATH={CHECKOUT}", "--", *script], cwd=CHECKOUT, check=True, timeout=300
     )
-    whole = sorted(line.removeprefix("WHOLE ") for line in done.stdout.splitlines() if line.startswith("WHOLE"))
-    linked = [
-        f"{kind} {apply} {form}"
-        for kind in ("workers", "distributed")
-        for apply in ("copy", "map")
-        for form in ("state_dict", "tensordict")
-    ]
-    called = [
-        f"{kind} copy {form}" for kind in ("worker", "rpc", "module transform") for form in ("state_dict", "tensordict")
-    ]
-    assert whole == sorted(linked + called), done.stdout + done.stderr
+    said = done.stdout.splitlines()
+    kept = [line for line in said if line.startswith("KEPT")]
+    assert kept == [f"KEPT {way} {len(claims_apart(way))}" for way in ways_of(APART)], done.stdout + done.stderr
+    called = [line for line in said if line.startswith("CALLED")]
+    assert called == [f"CALLED {kind} {form}" for kind in CALLS for form in ("state_dict", "tensordict")], (
+        done.stdout + done.stderr
+    )

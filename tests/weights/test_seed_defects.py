@@ -76,8 +76,8 @@ async def test_d2_d3_what_is_sent_between_processes_of_a_job_arrives_in_either_f
     weight = found["layer", "weight"] if form == "tensordict" else found["layer.weight"]
     assert torch.equal(weight, torch.arange(6.0).reshape(2, 3))
     assert torch.equal(found["steps"], torch.tensor([3]))
-    sending.close()
-    receiving.close()
+    await sending.close()
+    await receiving.close()
 
 
 def test_d4_looking_for_weights_ends_when_its_time_is_over() -> None:
@@ -105,8 +105,8 @@ async def test_d5_two_quick_sends_arrive_one_after_the_other_as_they_were(sync: 
         await receiving.send_ack()
     await sending.wait_ack()
     assert [set(each.tolist()) for each in found] == [{1.0}, {2.0}]
-    sending.close()
-    receiving.close()
+    await sending.close()
+    await receiving.close()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 
 from rlinf_async import WeightSyncScheme
 from rlinf_async.errors import ConfigError, DeadlineExceeded
-from rlinf_async.weights import distributed
+from rlinf_async.weights.transports import distributed
 from tests.weights.ends import Tied, both
 
 

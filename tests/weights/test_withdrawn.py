@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_async.weights.local_link import LocalLink
-from rlinf_async.weights.publisher import Publisher
-from rlinf_async.weights.store import Store
-from rlinf_async.weights.subscriber import Subscriber
+from rlinf_async.weights.links.local_link import LocalLink
+from rlinf_async.weights.plane.publisher import Publisher
+from rlinf_async.weights.plane.subscriber import Subscriber
+from rlinf_async.weights.slots.store import Store
 
 LARGE = 300_000
 """Elements for which a thread is asked."""

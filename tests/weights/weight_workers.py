@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from rlinf_async import TransferFailed, Work, Worker
-from rlinf_async.weights import far_nodes
-from rlinf_async.weights.publisher import Publisher
-from rlinf_async.weights.store import Store
-from rlinf_async.weights.subscriber import Subscriber
-from rlinf_async.weights.worker_link import WorkerLink
+from rlinf_async.weights.links.worker_link import WorkerLink
+from rlinf_async.weights.plane import far_nodes
+from rlinf_async.weights.plane.publisher import Publisher
+from rlinf_async.weights.plane.subscriber import Subscriber
+from rlinf_async.weights.slots.store import Store
 
 SHAPES = {"a": (1000,), "b.c": (300, 40), "b.d": (9_000_000,), "e": ()}
 """36 MB: several pieces, so that one can be in the middle."""

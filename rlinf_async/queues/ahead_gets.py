@@ -1,0 +1,202 @@
+"""The gets that this process sends to a queue ahead of its callers."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Protocol
+
+from rlinf_async.core import frames
+from rlinf_async.core.read_ahead import IDLE, Delivery, ReadAhead
+from rlinf_async.core.segment import close_fds
+from rlinf_async.queues.wish import Get
+from rlinf_async.seat.client import NodeClient
+
+_TURN: Final = 1e-3
+"""Seconds for which a coroutine may get and get, and never has to wait, until others have their turn."""
+
+
+class Sender(Protocol):
+    """A queue as this process reaches it."""
+
+    def send_held(self) -> None:
+        """Sends the gets that wait to be sent, and what has been taken."""
+
+    def tell(self, what: str, facts: Any) -> None:
+        """Says something else."""
+
+
+class AheadGets:
+    """Those of one queue.  From any thread.
+
+    What is given back is said under the lock, so that no get that is asked for after it arrives before it.
+
+    Attributes:
+        is_on: whether any may be sent.
+    """
+
+    is_on = True
+
+    def __init__(
+        self,
+        sender: Sender,
+        client: NodeClient,
+        numbers: Iterator[int],
+        gets: dict[int, Get[Any]],
+        held: deque[Any],
+    ) -> None:
+        """``gets`` are those that callers wait for, by number; what is put into ``held`` is sent by ``send_held``."""
+        self._sender = sender
+        self._client = client
+        self._numbers = numbers
+        self._gets = gets
+        self._held = held
+        self._state = ReadAhead()
+        self._forgotten: deque[tuple[bytes, int]] = deque()
+        self._watching = False
+        self._paused_at = 0.0
+
+    def __repr__(self) -> str:
+        return f"<AheadGets [{self._state!r}]>"
+
+    # -- callers ------------------------------------------------------------------------------------------------
+
+    def take(self, get: Get[Any]) -> bool:
+        """Has one of those that were sent ahead be this one; False if there is none.  Of a batch there is none."""
+        key = get.key
+        if key not in self._state.open or self._client.closed is not None:
+            return False
+        with self._state.lock:
+            if key not in self._state.open:
+                return False
+            if get.target is not None or self._state.is_stale(key, get.since):
+                self._give_back(key)
+                return False
+            taken = self._state.take(key, get.since)
+            assert taken is not None
+            number, delivery = taken
+            get.number = number
+            if delivery is None:
+                self._gets[number] = get
+            wanted = self._state.wanted(key)
+            if wanted:
+                self._send(key, wanted)
+        if delivery is None:
+            self._paused_at = get.since
+        else:
+            if get.since - self._paused_at > _TURN:
+                self._paused_at = get.since
+                get.pauses = True
+            body, fds, redelivered = delivery
+            get.deliver(body, fds, False, redelivered)
+        if wanted:
+            self._sender.send_held()
+        return True
+
+    def asked(self, get: Get[Any]) -> None:
+        """It is none of those that were sent ahead."""
+        self._state.asked(get.key, get.number)
+
+    def had(self, get: Get[Any]) -> None:
+        """A caller has what it got: if that goes on, gets are sent ahead."""
+        if not self.is_on or get.target is not None:
+            return
+        if self._state.had(get.key, get.number, get.since):
+            with self._state.lock:
+                if get.key not in self._state.open:
+                    self._send(get.key, self._state.limit(get.key))
+
+    def _send(self, key: bytes, count: int) -> None:
+        numbers = [next(self._numbers) for _ in range(count)]
+        self._state.sent(key, numbers)
+        self._held.extend((number, key, frames.AHEAD) for number in numbers)
+        if not self._watching:
+            self._watching = True
+            self._client.later(IDLE, self._look)
+
+    # -- the queue ----------------------------------------------------------------------------------------------
+
+    def arrived(self, number: int, body: Any, fds: list[int], redelivered: bool) -> bool:
+        """False if nobody has sent such a get, or nobody wants it any more."""
+        with self._state.lock:
+            if self._state.arrived(number, (body, fds, redelivered)):
+                return True
+            get = self._gets.pop(number, None)  # a caller has just taken it
+        if get is not None:
+            get.deliver(body, fds, False, redelivered)
+        return get is not None
+
+    def large(self, key: bytes, nbytes: int) -> None:
+        """What a caller gets has memory of its own."""
+        with self._state.lock:
+            self._state.large(key, nbytes)
+
+    def ended(self, number: int) -> Get[Any] | None:
+        """Nothing will come of it; the caller's that it is, if it is one's."""
+        with self._state.lock:
+            return None if self._state.ended(number) else self._gets.pop(number, None)
+
+    def called_back(self, key: bytes) -> None:
+        """Somebody else asks for something under this key."""
+        with self._state.lock:
+            self._state.be_shy(key, time.monotonic())
+            self._give_back(key)
+
+    # -- back ---------------------------------------------------------------------------------------------------
+
+    def give_back(self, key: bytes, also: Sequence[int] = ()) -> bool:
+        """All of a key, and ``also`` these; False, and nothing is said, if there is none."""
+        if key not in self._state.open or self._client.closed is not None:
+            return False
+        with self._state.lock:
+            if key not in self._state.open:
+                return False
+            self._give_back(key, also)
+            return True
+
+    def cancel(self, key: bytes, number: int) -> None:
+        """A caller does not want its get any more; what was sent ahead comes after that, and goes back with it."""
+        if not self.give_back(key, [number]):
+            self._sender.tell("cancel", [number])
+
+    def cancel_later(self, key: bytes, number: int) -> None:
+        """The same, from a finalizer: without locks."""
+        if self._client.closed is not None:
+            return  # in a forked child, for one: the item is the parent's
+        self._forgotten.append((key, number))
+        try:
+            self._client.loop.call_soon_threadsafe(self._cancel_forgotten)
+        except RuntimeError:
+            pass  # that loop is closed, and with it this process's seat: the daemon takes back everything
+
+    def _cancel_forgotten(self) -> None:
+        while self._forgotten:
+            self.cancel(*self._forgotten.popleft())
+
+    def _give_back(self, key: bytes, also: Sequence[int] = ()) -> None:
+        numbers, arrived = self._state.give_back(key)
+        _close(arrived)
+        self._sender.send_held()
+        self._sender.tell("gave_back", [key, [*also, *numbers]])
+
+    def _look(self) -> None:
+        if self._client.closed is not None:
+            return
+        with self._state.lock:
+            for key in self._state.stale(time.monotonic()):
+                self._give_back(key)
+            self._watching = bool(self._state.open)
+            if self._watching:
+                self._client.later(IDLE, self._look)
+
+    def end(self) -> None:
+        """There is no such queue any more."""
+        with self._state.lock:
+            for key in list(self._state.open):
+                _close(self._state.give_back(key)[1])
+
+
+def _close(arrived: list[Delivery]) -> None:
+    for _, fds, _ in arrived:
+        close_fds(fds)

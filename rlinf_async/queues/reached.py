@@ -1,0 +1,127 @@
+"""The queues in daemons that a process uses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from typing import Any, Final
+
+from rlinf_async.core import frames
+from rlinf_async.core.segment import close_fds
+from rlinf_async.errors import ClosedError
+from rlinf_async.queues.remote_queue import RemoteQueue
+from rlinf_async.seat.client import NodeClient
+
+logger = logging.getLogger(__name__)
+
+SLOW: Final = 60.0
+"""Seconds; beyond them a coroutine that waits without a deadline is worth a warning."""
+
+
+class Queues:
+    """The remote queues of one client, by daemon and channel.
+
+    Example:
+        queue = Queues.of(client).queue(node=0, channel=number, name="obs")
+    """
+
+    def __init__(self, client: NodeClient) -> None:
+        self._client = client
+        self._queues: dict[tuple[int, int], RemoteQueue] = {}
+        self._lock = threading.Lock()
+        self._timer: asyncio.TimerHandle | None = None
+        self._watching = False
+        self._warned: set[RemoteQueue] = set()
+        client.receivers[frames.GIVE] = client.receivers[frames.QUEUE] = self
+        client.events.on("node_lost", self._on_node_lost)
+        client.events.on("closed", self._on_closed)
+
+    def __repr__(self) -> str:
+        return f"<Queues [{len(self._queues)} used by {self._client!r}]>"
+
+    @classmethod
+    def of(cls, client: NodeClient) -> Queues:
+        """The client's own."""
+        with _lock:
+            known = client.receivers.get(frames.GIVE)
+            return known if isinstance(known, Queues) else cls(client)
+
+    def queue(self, node: int, channel: int, name: str, max_bytes: int = 0, maxsize: int = 0) -> RemoteQueue:
+        """The same for everybody who names the same channel."""
+        place = (frames.endpoint(node, 0), channel)
+        with self._lock:
+            queue = self._queues.get(place)
+            if queue is None:
+                queue = self._queues[place] = RemoteQueue(
+                    self._client, self.watch, node, channel, name, max_bytes, maxsize
+                )
+        over = self._client.closed or self._client.lost_nodes.get(node)
+        if over is not None:
+            queue.fail(over)
+        return queue
+
+    def on_frame(self, frame: list[Any], fds: list[int]) -> None:
+        place = (frame[2], frame[4])
+        queue = self._queues.get(place)
+        if frame[0] == frames.QUEUE and frame[5] == "lost":
+            name = "a channel" if queue is None else f"channel '{queue.name}'"
+            logger.error(
+                "%d items that were put into %s are lost: this process had not answered for so long that it was closed "
+                "without them",
+                frame[6],
+                name,
+            )
+        elif queue is None:
+            close_fds(fds)
+        elif frame[0] == frames.GIVE:
+            queue.on_give(frame, fds)
+        elif frame[5] == "gone":
+            del self._queues[place]
+            self._warned.discard(queue)
+            queue.end(frame[6])
+        else:
+            queue.on_word(frame[5], frame[6])
+
+    # -- patience -----------------------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Something waits: if that takes long, it is worth a warning, one for each queue."""
+        if not self._watching:
+            self._watching = True
+            self._client.later(0.0, self._arm)
+
+    def _arm(self) -> None:
+        if self._client.closed is None:
+            self._timer = self._client.loop.call_later(SLOW, self._look)
+
+    def _look(self) -> None:
+        self._watching = False
+        now = time.monotonic()
+        for queue in self._queues.values():
+            wish = queue.oldest()
+            if wish is None or queue in self._warned:
+                continue
+            if now - wish.since < SLOW:
+                self.watch()
+            else:
+                self._warned.add(queue)
+                logger.warning("still waiting after %.0f s for %s", now - wish.since, wish._describe())
+
+    # -- ends ---------------------------------------------------------------------------------------------------
+
+    def _on_node_lost(self, facts: dict[str, Any]) -> None:
+        error = self._client.lost_nodes[facts["node"]]
+        for queue in list(self._queues.values()):
+            if queue.node == facts["node"]:
+                queue.fail(error)
+
+    def _on_closed(self, facts: dict[str, Any]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for queue in list(self._queues.values()):
+            queue.fail(self._client.closed or ClosedError(facts["reason"]))
+
+
+_lock = threading.Lock()

@@ -1,0 +1,83 @@
+"""The seats that this process has taken: a driver's at the nodes of its clusters, a worker's own at its node.
+
+What is made without ``cluster=...`` belongs to the only one that is open::
+
+    seats.take(client)              the cluster is entered, or the worker begins
+    seats.only_taken()              Channel.create(...), Worker.create_group(...).launch(...), Tracer.flush()
+    seats.leave(client)             it has closed, for whatever reason
+
+A child that is forked off has none: what was open is its parent's.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rlinf_async.seat.client import NodeClient
+
+_clients: weakref.WeakSet[NodeClient] = weakref.WeakSet()
+"""All that there are, also those that are not ready yet and those that have closed."""
+
+_taken: list[NodeClient] = []
+
+
+def add(client: NodeClient) -> None:
+    """A client is made; a child that is forked off from now on leaves its socket to the parent."""
+    _clients.add(client)
+
+
+def take(client: NodeClient) -> None:
+    """From here on it may be meant where nobody says which one."""
+    _taken.append(client)
+
+
+def leave(client: NodeClient) -> None:
+    """It has closed."""
+    if client in _taken:
+        _taken.remove(client)
+
+
+def all_closed() -> bool:
+    """Whether nothing can be sent by any of this process's clients any more."""
+    return all(client.closed is not None for client in list(_clients))
+
+
+def any_taken() -> bool:
+    """Whether this process has an open cluster, or is a worker."""
+    return bool(_taken)
+
+
+def only_taken() -> NodeClient:
+    """The client of the only open cluster of this process.
+
+    Raises:
+        RuntimeError: there is none, or there are several.
+    """
+    if len(_taken) == 1:
+        return _taken[0]
+    how_many = f"{len(_taken)} clusters are" if _taken else "no cluster is"
+    raise RuntimeError(f"{how_many} open in this process: say which one is meant with cluster=...")
+
+
+def taken_in(run: str) -> NodeClient:
+    """The client of this process in a run.
+
+    Raises:
+        RuntimeError: it has none there.
+    """
+    for client in _taken:
+        if client.welcome.get("run") == run:
+            return client
+    raise RuntimeError(f"this process has no open cluster of run {run}")
+
+
+def _leave_to_parent() -> None:
+    for client in list(_clients):
+        client.leave_to_parent()
+    _taken.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)

@@ -1,0 +1,185 @@
+"""CUDA's part in the weights: copies that nobody waits for in an event loop, and memory that it knows of."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import torch
+
+from rlinf_async.data.device_memory import CudaMemory, DeviceRegion, Handle, cuda_runtime, forget_error
+from rlinf_async.weights.gpu.gpus import Marks
+from rlinf_async.weights.model.copying import as_integers, copy_tensors
+from rlinf_async.worker.devices import SWITCH
+
+_PORTABLE: Final = 1
+_READ_ONLY: Final = 8
+"""``cudaHostRegisterPortable`` and ``cudaHostRegisterReadOnly``."""
+
+_PAGE: Final = 2 << 20
+"""Bytes below which CUDA puts several allocations into one, and exports them together."""
+
+_cuda: Any = torch.cuda  # which has few annotations
+
+
+class Cuda:
+    """See ``Gpus``."""
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._exported: dict[bytes, torch.Tensor] = {}
+        self._allocated: dict[int, tuple[bytes | None, torch.device]] = {}
+        """By address, the handle of what was allocated here."""
+        self._opened: dict[bytes, tuple[CudaMemory, int]] = {}
+        """By handle, with how often it has been opened: it is closed for everybody in this process."""
+
+    # -- where tensors are --------------------------------------------------------------------------------------
+
+    def places(self, tensors: Iterable[torch.Tensor]) -> set[torch.device]:
+        if not _cuda.is_initialized():
+            return set()
+        return {tensor.device for tensor in tensors if tensor.is_cuda}
+
+    def only_place(self, tensors: Sequence[torch.Tensor]) -> torch.device | None:
+        places = self.places(tensors)
+        return places.pop() if len(places) == 1 and all(tensor.is_cuda for tensor in tensors) else None
+
+    # -- copies -------------------------------------------------------------------------------------------------
+
+    def mark(self, devices: Iterable[torch.device]) -> Marks:
+        return {device: torch.cuda.current_stream(device).record_event() for device in devices}
+
+    def copy(
+        self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], after: Marks | None = None
+    ) -> None:
+        pairs: dict[torch.device, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        for target, source in zip(targets, sources, strict=True):
+            ours, theirs = pairs.setdefault(target.device if target.is_cuda else source.device, ([], []))
+            ours.append(target)
+            theirs.append(source)
+        done = [self._begin(where, *pair, after) for where, pair in pairs.items() if where.type == "cuda"]
+        for where, pair in pairs.items():
+            if where.type != "cuda":
+                copy_tensors(*pair)
+        for event in done:
+            event.synchronize()
+
+    def _begin(
+        self,
+        device: torch.device,
+        targets: Sequence[torch.Tensor],
+        sources: Sequence[torch.Tensor],
+        after: Marks | None,
+    ) -> Any:
+        """Copies in a stream of its own; what is returned is done when they are."""
+        stream, done = self._stream(device), _cuda.Event(blocking=True)
+        if after is None or device not in after:
+            torch.cuda.synchronize(device)
+        elif after[device] is not None:
+            stream.wait_stream(torch.cuda.current_stream(device))  # of this thread, which may have made some of them
+            stream.wait_event(after[device])
+        try:
+            with torch.cuda.stream(stream), torch.no_grad():
+                torch._foreach_copy_(*as_integers(targets, sources), non_blocking=True)
+                done.record(stream)
+        except BaseException:
+            stream.synchronize()  # whoever hears of it may change or free them
+            raise
+        return done
+
+    def _stream(self, device: torch.device) -> torch.cuda.Stream:
+        if device not in self._streams:
+            self._streams[device] = _cuda.Stream(device)
+        return self._streams[device]
+
+    @contextlib.contextmanager
+    def beside(self, device: torch.device) -> Iterator[None]:
+        stream = self._stream(device)
+        with torch.cuda.stream(stream):
+            try:
+                yield
+            finally:
+                stream.synchronize()
+
+    def follow(self, marks: Marks) -> None:
+        for device, mark in marks.items():
+            if mark is not None:
+                torch.cuda.current_stream(device).wait_event(mark)
+
+    def settle(self, device: torch.device) -> None:
+        torch.cuda.synchronize(device)
+
+    # -- memory of the CPU --------------------------------------------------------------------------------------
+
+    def register(self, address: int, nbytes: int, device: torch.device, *, read_only: bool) -> None:
+        flags = _PORTABLE | (_READ_ONLY if read_only else 0)
+        with torch.cuda.device(device):
+            pointer, size = ctypes.c_void_p(address), ctypes.c_size_t(nbytes)
+            _check(cuda_runtime().cudaHostRegister(pointer, size, ctypes.c_uint(flags)), "cudaHostRegister")
+
+    def unregister(self, address: int, device: torch.device) -> None:
+        with torch.cuda.device(device):
+            _check(cuda_runtime().cudaHostUnregister(ctypes.c_void_p(address)), "cudaHostUnregister")
+
+    # -- memory of a GPU ----------------------------------------------------------------------------------------
+
+    def uuid(self, device: torch.device) -> str:
+        if os.environ.get(SWITCH) == "0":
+            return ""
+        return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+
+    def allocate(self, nbytes: int, device: torch.device) -> torch.Tensor:
+        """Of CUDA itself and not of torch, whose expandable segments have no handles and whose others have tenants."""
+        pointer, size = ctypes.c_void_p(), ctypes.c_size_t(-(-nbytes // _PAGE) * _PAGE)
+        with torch.cuda.device(device):
+            if cuda_runtime().cudaMalloc(ctypes.byref(pointer), size):
+                forget_error()
+                torch.cuda.empty_cache()  # what torch keeps in store nobody else gets
+                _check(cuda_runtime().cudaMalloc(ctypes.byref(pointer), size), "cudaMalloc")
+        address = pointer.value or 0
+        self._allocated[address] = None, device
+        return torch.as_tensor(DeviceRegion(address, nbytes), device=device)
+
+    def free(self, memory: torch.Tensor) -> None:
+        address = memory.data_ptr()
+        name, device = self._allocated.pop(address)
+        if name is not None:
+            self._exported.pop(name, None)
+        with torch.cuda.device(device):
+            _check(cuda_runtime().cudaFree(ctypes.c_void_p(address)), "cudaFree")
+
+    def export(self, memory: torch.Tensor) -> Handle:
+        handle = CudaMemory().export(memory)
+        self._allocated[memory.data_ptr()] = handle.allocation, memory.device
+        self._exported[handle.allocation] = memory
+        return handle
+
+    def open(self, handle: Handle, device: torch.device) -> torch.Tensor:
+        if handle.allocation in self._exported:  # CUDA opens no handle in the process that has made it
+            return self._exported[handle.allocation]
+        memory, users = self._opened.get(handle.allocation, (CudaMemory(), 0))
+        opened = memory.open(handle, device)
+        self._opened[handle.allocation] = memory, users + 1
+        return opened
+
+    def shut(self, handle: Handle, device: torch.device) -> None:
+        if handle.allocation not in self._opened:
+            return
+        memory, users = self._opened.pop(handle.allocation)
+        if users > 1:
+            self._opened[handle.allocation] = memory, users - 1
+            return
+        memory.close()
+
+
+CUDA: Final = Cuda()
+"""This process's."""
+
+
+def _check(status: int, what: str) -> None:
+    if status:
+        forget_error()
+        raise RuntimeError(f"{what} failed with code {status}")

@@ -1,0 +1,31 @@
+"""A link within one process."""
+
+from __future__ import annotations
+
+from rlinf_async.errors import PeerLost
+from rlinf_async.weights.links.link import Link, Words
+
+
+class LocalLink(Link):
+    """One end; ``pair`` makes both.  A word is heard in the thread that says it."""
+
+    def __init__(self, label: str) -> None:
+        super().__init__(label)
+        self._other: LocalLink | None = None
+        self.opened._settle()
+
+    @classmethod
+    def pair(cls, sender: str = "the sender", receiver: str = "the receiver") -> tuple[LocalLink, LocalLink]:
+        """The sender's end and the receiver's."""
+        to_receiver, to_sender = cls(receiver), cls(sender)
+        to_receiver._other, to_sender._other = to_sender, to_receiver
+        return to_receiver, to_sender
+
+    def _send(self, words: Words) -> None:
+        assert self._other is not None
+        self._other._arrive(list(words))
+
+    def _close(self) -> None:
+        other, self._other = self._other, None
+        if other is not None and other.error is None:
+            other._end(PeerLost(f"{other.label} has closed its end of the link"))

@@ -1,0 +1,112 @@
+"""Copying many tensors: one call of torch's for all of them, and two threads where torch takes only one itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeAlias
+
+import torch
+
+_UNDIVIDED: Final = 32768
+"""Elements up to which torch copies a tensor by one thread; it divides a larger one among those that it has."""
+
+STEP: Final = 16 << 20
+"""Bytes between two words of how far it is."""
+
+_WORTH: Final = 8 << 20
+"""Bytes of such tensors for which a second thread pays."""
+
+
+INTEGERS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""What elements of so many bytes are moved as, bit for bit."""
+
+Copy: TypeAlias = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
+"""What copies each of the second to its place in the first, as ``copy_tensors``."""
+
+
+def copy_tensors(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copies each source to its target, whose dtype and device it takes on; done when it returns.
+
+    Raises:
+        Exception: torch cannot copy one of them; some have been copied then.
+    """
+    small = [index for index, target in enumerate(targets) if target.numel() <= _UNDIVIDED]
+    if torch.get_num_threads() == 1 or sum(targets[index].nbytes for index in small) < _WORTH:
+        _copy(targets, sources)
+        return
+    large = [index for index, target in enumerate(targets) if target.numel() > _UNDIVIDED]
+    half = len(small) // 2
+    with ThreadPoolExecutor(1, thread_name_prefix="half of the weights") as helper:
+        other = helper.submit(_copy_some, targets, sources, small[:half])
+        _copy_some(targets, sources, small[half:])
+        other.result()
+    _copy_some(targets, sources, large)
+
+
+def copy_in_order(
+    targets: Sequence[torch.Tensor],
+    sources: Sequence[torch.Tensor],
+    ends: Sequence[int],
+    copied: Callable[[int], None],
+    step: int = STEP,
+    copy: Copy = copy_tensors,
+) -> None:
+    """The same from the first to the last, saying how far it is.
+
+    Args:
+        ends: of the targets, in bytes from where the first of them begins, ascending.
+        copied: called now and then with the bytes up to which all are there.
+        step: bytes after which it is called; a larger tensor is copied in parts where that is possible.
+        copy: what copies them, some at a time.
+    """
+    first, before = 0, 0
+    for index, (target, source, end) in enumerate(zip(targets, sources, ends, strict=True)):
+        if target.nbytes > step and target.is_contiguous() and source.is_contiguous() and target.shape == source.shape:
+            copy(targets[first:index], sources[first:index])
+            flat, values, part = target.view(-1), source.detach().view(-1), max(1, step // target.itemsize)
+            for start in range(0, len(flat), part):
+                stop = min(start + part, len(flat))
+                copy([flat[start:stop]], [values[start:stop]])
+                copied(end - (len(flat) - stop) * target.itemsize)
+        elif end - before >= step:
+            copy(targets[first : index + 1], sources[first : index + 1])
+            copied(end)
+        else:
+            continue
+        first, before = index + 1, end
+    copy(targets[first:], sources[first:])
+
+
+def as_integers(
+    targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The same memory, seen as integers where both of a pair have one dtype and are on a GPU: for a copy bit by bit.
+
+    There torch copies many tensors by way of the dtype that it computes in, which makes every NaN the same one, and
+    does not know some of the dtypes that it only stores.
+    """
+    pairs = [
+        (target.view(INTEGERS[target.itemsize]), source.view(INTEGERS[source.itemsize]))
+        if _can_be_integers(target, source)
+        else (target, source)
+        for target, source in zip(targets, sources, strict=True)
+    ]
+    return [target for target, _ in pairs], [source for _, source in pairs]
+
+
+def _can_be_integers(target: torch.Tensor, source: torch.Tensor) -> bool:
+    if not (target.is_cuda and source.is_cuda and target.dtype == source.dtype and target.itemsize in INTEGERS):
+        return False
+    return not (target.is_complex() or target.is_neg() or source.is_neg())
+
+
+def _copy_some(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], which: Sequence[int]) -> None:
+    _copy([targets[index] for index in which], [sources[index] for index in which])
+
+
+def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """One call for all of them: ten thousand small ones cost little more than a large one."""
+    if targets:
+        with torch.no_grad():  # each thread says so for itself
+            torch._foreach_copy_(list(targets), list(sources))

@@ -1,0 +1,242 @@
+"""How the tensors of a model lie in one stretch of memory, so that both sides need to agree only once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any, Final, TypeAlias
+
+import msgpack
+import torch
+
+from rlinf_async.errors import WeightMismatch
+from rlinf_async.weights.model.param_tree import ParamTree, Path, name_of
+
+TransportDtype: TypeAlias = torch.dtype | str | Callable[[str, torch.dtype], torch.dtype | str | None] | None
+
+ALIGNMENT: Final = 256
+"""Bytes; a multiple of every element's size, of cache lines and of what GPUs read at once."""
+
+_FORMAT: Final = 1
+_DIGEST_SIZE: Final = 16
+_NAMED: Final = 5  # keys that an error names
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One tensor of a manifest.
+
+    Attributes:
+        path: its key.
+        dtype, transport_dtype: torch's names, ``"float32"``: at the sender, and as it lies in the memory.
+        shape: of the whole tensor.
+        offset, nbytes: where it lies, contiguous in row-major order; offsets are multiples of 256.
+    """
+
+    path: Path
+    dtype: str
+    transport_dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The leaves of a model in the order of their paths, and where each lies.
+
+    Attributes:
+        leaves: every tensor that has memory of its own.
+        aliases: path → path of a leaf, for tied tensors.
+        nbytes: of the memory that holds all of them, a multiple of 256.
+        digest: 16 bytes that are equal for equal manifests only.
+    """
+
+    leaves: tuple[Leaf, ...]
+    aliases: Mapping[Path, Path]
+    nbytes: int
+    digest: bytes
+
+    @classmethod
+    def of(cls, tree: ParamTree, transport_dtype: TransportDtype = None) -> Manifest:
+        """
+        Args:
+            tree: whose tensors; only their shapes and dtypes are looked at.
+            transport_dtype: what floating-point tensors are cast to on the way: a dtype, its name, or a function of
+                (dotted name, dtype), where None leaves it as it is.  Integers and booleans are never cast.
+
+        Raises:
+            WeightMismatch: a tensor has no dense form in memory, such as a sparse one, or no memory at all.
+            ValueError: there is no such dtype.
+        """
+        rows = []
+        for path, tensor in tree.tensors.items():
+            if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+                raise WeightMismatch(f"{name_of(path)!r} is {tensor.layout} and not dense: it cannot be synchronised")
+            if tensor.is_meta:
+                raise WeightMismatch(
+                    f"{name_of(path)!r} is on the meta device and has no values: give it some before it is synchronised"
+                )
+            dtype = dtype_name(tensor.dtype)
+            rows.append((path, dtype, _transported(path, tensor.dtype, transport_dtype), tuple(tensor.shape)))
+        return _laid_out(rows, tree.aliases)
+
+    def __repr__(self) -> str:
+        return f"<Manifest of {len(self.leaves)} leaves, {self.nbytes} bytes, {self.digest.hex()[:8]}>"
+
+    @cached_property
+    def by_path(self) -> Mapping[Path, Leaf]:
+        """Every leaf by its path; tied ones under each of theirs."""
+        found = {leaf.path: leaf for leaf in self.leaves}
+        return found | {path: found[owner] for path, owner in self.aliases.items()}
+
+    def to_bytes(self) -> bytes:
+        """A form for other processes, the same for equal manifests."""
+        return _encode(self.leaves, self.aliases)
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray | memoryview) -> Manifest:
+        """
+        Raises:
+            WeightMismatch: this is no manifest, or one of another version of the framework.
+        """
+        try:
+            number, rows, aliases = msgpack.unpackb(data)
+            if number != _FORMAT:
+                raise ValueError(f"its format is {number!r}, and this side knows {_FORMAT}")
+            manifest = _laid_out([_checked(*row) for row in rows], {tuple(path): tuple(to) for path, to in aliases})
+            manifest.by_path  # noqa: B018  (a tie to a leaf that is not there is a KeyError)
+        except Exception as error:
+            raise WeightMismatch(f"what arrived is no manifest of weights: {error!r}") from error
+        return manifest
+
+    def nbytes_of(self, indices: Iterable[int] | None) -> int:
+        """Of some of the leaves, each from one place to the next, so that all of them are ``nbytes``; None: all."""
+        if indices is None:
+            return self.nbytes
+        return sum(-(-self.leaves[index].nbytes // ALIGNMENT) * ALIGNMENT for index in indices)
+
+    def check(self, other: Manifest) -> None:
+        """Compares this side's manifest with the other side's.
+
+        Raises:
+            WeightMismatch: they differ; names the first keys that do, and how.
+        """
+        if self.digest == other.digest:
+            return
+        differences: list[str] = []
+        mine, theirs = self.by_path, other.by_path
+        for path in sorted({*mine, *theirs}):
+            if path not in theirs:
+                differences.append(f"{name_of(path)!r} is missing on the other side")
+            elif path not in mine:
+                differences.append(f"{name_of(path)!r} is on the other side only")
+            elif _told(mine[path]) != _told(theirs[path]):
+                differences.append(f"{name_of(path)!r} is {_told(mine[path])} here and {_told(theirs[path])} there")
+            elif self.aliases.get(path) != other.aliases.get(path):
+                differences.append(f"{name_of(path)!r} is tied {_tie(self, path)} here and {_tie(other, path)} there")
+        more = f"; and {len(differences) - _NAMED} more" if len(differences) > _NAMED else ""
+        raise WeightMismatch(f"the two sides have different weights: {'; '.join(differences[:_NAMED])}{more}")
+
+    def views(self, memory: Any) -> dict[Path, torch.Tensor]:
+        """The leaves as tensors in a stretch of memory, without copying; tied ones once.
+
+        Args:
+            memory: at least ``nbytes`` bytes, whose start is a multiple of 16 and that can be written to: a
+                one-dimensional uint8 tensor on any device, or an object with the buffer protocol.
+
+        Raises:
+            ValueError: it is too small, or no memory of bytes, or begins at an odd place.
+        """
+        if not isinstance(memory, torch.Tensor):
+            memory = torch.frombuffer(memory, dtype=torch.uint8) if self.nbytes else torch.empty(0, dtype=torch.uint8)
+        if memory.dtype is not torch.uint8 or memory.dim() != 1 or memory.stride() != (1,):
+            raise ValueError(f"the memory is one dimension of uint8; got {memory.dtype} of shape {tuple(memory.shape)}")
+        if memory.numel() < self.nbytes:
+            raise ValueError(f"the leaves need {self.nbytes} bytes; the memory has {memory.numel()}")
+        if memory.storage_offset() % 16:
+            raise ValueError(f"the memory begins at byte {memory.storage_offset()} of its storage; no multiple of 16")
+        memory = memory[: self.nbytes]
+        typed = {name: memory.view(dtype_of(name)) for name in {leaf.transport_dtype for leaf in self.leaves}}
+        views = {}
+        for leaf in self.leaves:
+            flat = typed[leaf.transport_dtype]
+            begin = flat.storage_offset() + leaf.offset // flat.element_size()
+            views[leaf.path] = flat.as_strided(leaf.shape, _row_major(leaf.shape), begin)
+        return views
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``torch.float32`` → ``"float32"``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """``"float32"`` → ``torch.float32``.
+
+    Raises:
+        ValueError: torch has none of that name.
+    """
+    dtype = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"torch has no dtype {name!r}")
+    return dtype
+
+
+def _transported(path: Path, dtype: torch.dtype, wish: TransportDtype) -> str:
+    if wish is None or not dtype.is_floating_point:
+        return dtype_name(dtype)
+    if not isinstance(wish, (torch.dtype, str)):
+        wish = wish(name_of(path), dtype)
+        if wish is None:
+            return dtype_name(dtype)
+    wished = dtype_of(wish) if isinstance(wish, str) else wish
+    if not wished.is_floating_point:
+        raise ValueError(f"transport_dtype is a floating-point dtype; got {wished} for {name_of(path)!r}")
+    return dtype_name(wished)
+
+
+def _laid_out(rows: Iterable[tuple[Path, str, str, tuple[int, ...]]], aliases: Mapping[Path, Path]) -> Manifest:
+    # Where things lie is computed on both sides, never sent: no manifest can point outside of its memory.
+    leaves, end = [], 0
+    for path, dtype, transport_dtype, shape in rows:
+        nbytes = prod(shape) * dtype_of(transport_dtype).itemsize
+        leaves.append(Leaf(path, dtype, transport_dtype, shape, end, nbytes))
+        end += -(-nbytes // ALIGNMENT) * ALIGNMENT
+    digest = hashlib.blake2b(_encode(leaves, aliases), digest_size=_DIGEST_SIZE)
+    return Manifest(tuple(leaves), dict(aliases), end, digest.digest())
+
+
+def _encode(leaves: Iterable[Leaf], aliases: Mapping[Path, Path]) -> bytes:
+    rows = [(leaf.path, leaf.dtype, leaf.transport_dtype, leaf.shape) for leaf in leaves]
+    packed = msgpack.packb([_FORMAT, rows, list(aliases.items())])
+    assert isinstance(packed, bytes)
+    return packed
+
+
+def _checked(path: Any, dtype: str, transport_dtype: str, shape: Any) -> tuple[Path, str, str, tuple[int, ...]]:
+    dtype_of(dtype)
+    if not all(isinstance(part, str) for part in path) or not all(isinstance(n, int) and n >= 0 for n in shape):
+        raise ValueError(f"{path!r} with shape {shape!r}")
+    return tuple(path), dtype, transport_dtype, tuple(shape)
+
+
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for length in reversed(shape):
+        strides.append(step)
+        step *= max(length, 1)
+    return tuple(reversed(strides))
+
+
+def _told(leaf: Leaf) -> str:
+    cast = f" (sent as {leaf.transport_dtype})" if leaf.transport_dtype != leaf.dtype else ""
+    return f"{leaf.dtype}{list(leaf.shape)}{cast}"
+
+
+def _tie(manifest: Manifest, path: Path) -> str:
+    owner = manifest.aliases.get(path)
+    return f"to {name_of(owner)!r}" if owner is not None else "to nothing"

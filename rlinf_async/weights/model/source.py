@@ -1,0 +1,193 @@
+"""What is published: the tensors of a source in the order of the manifest, found quickly from the second time on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from rlinf_async.core import codec
+from rlinf_async.errors import ConfigError, WeightMismatch
+from rlinf_async.weights.model.gather import gather_into, is_sharded
+from rlinf_async.weights.model.manifest import Manifest, TransportDtype, dtype_of
+from rlinf_async.weights.model.param_tree import EXTRA_STATE, ParamTree, Path, Select, memory_of, name_of
+from rlinf_async.weights.model.update import are_equal
+
+_dtype: Final = attrgetter("dtype")
+_shape: Final = attrgetter("shape")
+_is_meta: Final = attrgetter("is_meta")
+_requires_grad: Final = attrgetter("requires_grad")
+
+
+class Source:
+    """How the weights are got out of whatever is published, which has to stay as it was at first.
+
+    Args:
+        tree: the first weights.
+
+    Raises:
+        ConfigError: what is trained is selected, and the weights do not tell what that is.
+    """
+
+    def __init__(self, tree: ParamTree, select: Select, transport_dtype: TransportDtype) -> None:
+        if select == "trainable" and tree.tensors and not any(map(_requires_grad, tree.tensors.values())):
+            raise ConfigError(
+                f"select='trainable' has nothing to go by: none of the {len(tree)} tensors ({_first(tree)!r} …) "
+                "requires a gradient. What state_dict() and .data give is detached: send the module, or "
+                "state_dict(keep_vars=True)"
+            )
+        self.manifest = Manifest.of(tree, transport_dtype)
+        self._select = select
+        self._transport_dtype = transport_dtype
+        self._names = [name_of(leaf.path) for leaf in self.manifest.leaves]
+        self._expected = [(leaf.shape, dtype_of(leaf.dtype)) for leaf in self.manifest.leaves]
+        self._shapes = [shape for shape, _ in self._expected]
+        self._dtypes = [dtype for _, dtype in self._expected]
+        self._ties = [(name_of(path), name_of(owner)) for path, owner in self.manifest.aliases.items()]
+        self._tied: dict[Path, list[Path]] = {}
+        """By the path of a leaf: its other names."""
+        for path, owner in self.manifest.aliases.items():
+            self._tied.setdefault(owner, []).append(path)
+        self._has_extra = bool(tree.extra)
+        self.is_sharded = any(map(is_sharded, tree.tensors.values()))
+        """Every rank has only a part of them."""
+
+    def take(self, source: Any, given: Sequence[int] | None) -> tuple[list[torch.Tensor], bytes | None]:
+        """The tensors of the given leaves (None: all), and what there is beside tensors (None: as before).
+
+        Raises:
+            WeightMismatch: they are not what the receivers were told of; names the first that differ.
+            SerializationError: something beside the tensors cannot travel.
+        """
+        found = self._take_quickly(source) if given is None else None
+        if found is not None:
+            return found, b""
+        tree = ParamTree.of(source, self._select)
+        indices = range(len(self._names)) if given is None else given
+        if given is None and (len(tree) != len(self._names) or tree.aliases != self.manifest.aliases):
+            self.manifest.check(Manifest.of(tree, self._transport_dtype))
+        tensors = []
+        for index in indices:
+            path = self.manifest.leaves[index].path
+            tensor = tree[path] if path not in self._tied and path in tree else self._tied_tensor(tree, path)
+            shape, dtype = self._expected[index]
+            if tensor.is_meta:
+                raise WeightMismatch(f"{name_of(path)!r} has gone to the meta device and has no values any more")
+            if tensor.shape != shape or tensor.dtype is not dtype:
+                raise WeightMismatch(
+                    f"{name_of(path)!r} has become {tensor.dtype} of shape {tuple(tensor.shape)}; the receivers were "
+                    f"told of {dtype} of shape {shape}: close both sides and connect again"
+                )
+            tensors.append(tensor)
+        return tensors, pack_extra(tree) if given is None else None
+
+    def _tied_tensor(self, tree: ParamTree, owner: Path) -> torch.Tensor:
+        """The one value of a tensor that has several names, of which some may be missing.
+
+        Raises:
+            WeightMismatch: it has several values, or none.
+        """
+        there = [path for path in (owner, *self._tied.get(owner, ())) if path in tree]
+        if not there:
+            raise WeightMismatch(f"the weights lack {name_of(owner)!r}, of which the receivers were told")
+        first, *others = (tree[path] for path in there)
+        for path, other in zip(there[1:], others, strict=True):
+            if memory_of(other) != memory_of(first) and (is_sharded(other) or not are_equal(other, first)):
+                raise WeightMismatch(
+                    f"{name_of(path)!r} was tied to {name_of(there[0])!r} when the receivers were told of it, and has "
+                    "a value of its own now: tie them again, or close both sides and connect again"
+                )
+        return first
+
+    def _take_quickly(self, source: Any) -> list[torch.Tensor] | None:
+        """Of a module or a flat dict with tensors only; None where something is not as it was, for whatever reason."""
+        if self._has_extra or self._select != "all":
+            return None
+        if isinstance(source, nn.Module):
+            source = source.state_dict(keep_vars=True)
+        if not isinstance(source, dict) or len(source) != len(self._names) + len(self._ties):
+            return None
+        found: list[Any] = [source.get(name) for name in self._names]
+        if not all(issubclass(kind, torch.Tensor) for kind in set(map(type, found))):
+            return None
+        if list(map(_dtype, found)) != self._dtypes or list(map(_shape, found)) != self._shapes:
+            return None
+        if any(map(_is_meta, found)):
+            return None
+        for name, owner in self._ties:
+            tied, tensor = source.get(name), source[owner]
+            if not isinstance(tied, torch.Tensor) or (tied is not tensor and memory_of(tied) != memory_of(tensor)):
+                return None
+        return found
+
+    def gather(
+        self, targets: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], given: Sequence[int] | None
+    ) -> None:
+        """Puts sharded tensors whole to where they go on the rank that gathers; on the others there are no targets.
+
+        Collective.
+        """
+        leaves = self.manifest.leaves
+        paths = [leaf.path for leaf in (leaves if given is None else [leaves[index] for index in given])]
+        with torch.no_grad():
+            gather_into(dict(zip(paths, targets, strict=False)), ParamTree(dict(zip(paths, tensors, strict=True))))
+
+
+def _first(tree: ParamTree) -> str:
+    return name_of(next(iter(tree.tensors)))
+
+
+def pack_extra(tree: ParamTree) -> bytes:
+    """What a model has beside its tensors.
+
+    Raises:
+        SerializationError: it cannot travel; says which.
+    """
+    if not tree.extra:
+        return b""
+    return codec.encode(dict(tree.extra), describe="what the weights have beside tensors").to_bytes()
+
+
+def unpack_extra(packed: bytes) -> Mapping[Any, Any]:
+    """What ``pack_extra`` has packed."""
+    found: Mapping[Any, Any] = codec.decode(packed) if packed else {}
+    return found
+
+
+def put_extras(holder: Any, extra: Mapping[Path, Any]) -> None:
+    """Gives modules their extra state, and dicts their values, or raises and has taken back what it has given.
+
+    Raises:
+        WeightMismatch: there is nobody to give it to.
+        Exception: what ``set_extra_state`` raises.
+    """
+    places = [(*_place_of_extra(holder, path), value) for path, value in extra.items()]
+    given: list[tuple[Callable[[Any], None], Any]] = []
+    try:
+        for get, put, value in places:
+            given.append((put, get()))
+            put(value)
+    except Exception:
+        for put, before in reversed(given):
+            with contextlib.suppress(Exception):  # the one that has failed may fail again
+                put(before)
+        raise
+
+
+def _place_of_extra(holder: Any, path: Path) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    owner = holder
+    for part in path[:-1]:
+        owner = getattr(owner, part, None) if isinstance(owner, nn.Module) else owner.get(part)
+        if owner is None:
+            raise WeightMismatch(f"the sender has {name_of(path)!r}, and the receiver's weights do not")
+    name = path[-1]
+    if not isinstance(owner, nn.Module):
+        return lambda: owner.get(name), lambda value: owner.__setitem__(name, value)
+    if name != EXTRA_STATE:
+        raise WeightMismatch(f"{name_of(path)!r} is no tensor at the sender, and the receiver has a module there")
+    has_state = type(owner).get_extra_state is not nn.Module.get_extra_state
+    return owner.get_extra_state if has_state else lambda: None, owner.set_extra_state

@@ -1,0 +1,176 @@
+"""How a version that is leased gets to where it is wanted: judged, checked, and written while nobody reads."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlinf_async.weights.gpu.gpus import Gpus
+from rlinf_async.weights.gpu.registered import Registrar
+from rlinf_async.weights.model.param_tree import Path
+from rlinf_async.weights.model.source import unpack_extra
+from rlinf_async.weights.plane.destination import Destination
+from rlinf_async.weights.slots.leases import Leased, Leases
+from rlinf_async.weights.slots.slab import MemoryName
+from rlinf_async.weights.state.versions import Reception, Verdict
+from rlinf_async.weights.waiting.aside import Aside
+from rlinf_async.weights.waiting.gate import ReadingGate
+
+logger = logging.getLogger(__name__)
+
+
+class Applying:
+    """
+    Args:
+        maps: the destination comes to stand in what is leased.
+        verifies: checksums are checked.
+        patience: seconds that readers have to leave.
+
+    Attributes:
+        extra: what the sender's model has beside its tensors, as of the version that was applied last.
+    """
+
+    def __init__(
+        self,
+        destination: Destination,
+        reception: Reception,
+        gate: ReadingGate,
+        leases: Leases,
+        aside: Aside,
+        gpus: Gpus,
+        *,
+        maps: bool,
+        verifies: bool,
+        patience: float,
+    ) -> None:
+        self._destination = destination
+        self._reception = reception
+        self._gate = gate
+        self._leases = leases
+        self._aside = aside
+        self._registrar = Registrar(gpus, read_only=True)
+        self._maps = maps
+        self._verifies = verifies
+        self._patience = patience
+        self.extra: Mapping[Path, Any] = {}
+
+    async def lease(self, name: MemoryName) -> Leased | None:
+        """What is in a slot, which is mapped first if it was not; see ``Leases.take``."""
+        if self._leases.may_map(name):
+            await self._aside.do(self._leases.map, name, nbytes=name.size)
+        if self._leases.may_open(name):
+            await self._aside.do(self._leases.open, name, nbytes=None)
+        return self._leases.take(name)
+
+    async def apply(self, leased: Leased) -> float:
+        """Applies what is leased, unless it was applied before.
+
+        Returns:
+            The seconds for which nobody could read.
+
+        Raises:
+            Exception: it could not be applied.
+        """
+        nbytes = leased.reader.leaves.nbytes
+        if self._reception.judge(leased.header.version) is Verdict.DUPLICATE:
+            return 0.0
+        if self._verifies:
+            await self._aside.do(leased.reader.check, leased.header, nbytes=nbytes)
+        extra = unpack_extra(leased.reader.extra(leased.header))
+        assert leased.views is not None
+        await self._aside.do(self._destination.compare, leased.views, nbytes=nbytes)
+        if self._destination.places and not leased.is_on_gpu and not leased.reader.is_registered:
+            await self._aside.do(self._register, leased, nbytes=None)  # which takes a while: readers go on meanwhile
+        cost = 0 if self._maps and not self._destination.is_copied else nbytes  # memory of its own is freed
+        on_gpu = leased.is_on_gpu or bool(self._destination.places)
+        async with self._gate.writing(self._patience):
+            begun = time.monotonic()
+            try:
+                await self._aside.do(self._write, leased, extra, nbytes=None if on_gpu else cost)
+            except asyncio.CancelledError as cancelled:
+                if cancelled.__cause__ is None:  # it was written to the end
+                    self._applied(leased, extra)
+                else:
+                    self._broken()
+                raise
+            except BaseException:
+                self._broken()
+                raise
+            self._applied(leased, extra)
+            return time.monotonic() - begun
+
+    async def overwrite(self, write: Callable[[], Any], version: int | None) -> bool:
+        """Has weights written that have come another way, while nobody reads.
+
+        Args:
+            version: that they are; None: that they have none.  It stays then, for the sender counts; before there is a
+                sender, it is the next one.
+
+        Returns:
+            False if that version, or a later one, was applied before: nothing is written.
+
+        Raises:
+            DeadlineExceeded: readers have not left in time.
+            Exception: what ``write`` raises.
+        """
+        reception = self._reception
+        async with self._gate.writing(self._patience):
+            if version is None:
+                version = reception.version + (self._leases.manifest is None)
+            elif version < reception.version or reception.judge(version) is Verdict.DUPLICATE:
+                return False
+            if self._leases.keeps_one:  # what is mapped cannot be written to
+                await self._aside.do(self._destination.detach, nbytes=None)
+                self._leases.keep(None)
+            write()
+            reception.overwritten(version)
+        return True
+
+    async def move_out(self) -> None:
+        """The sender is gone, and its memory is let go of, but for what tensors stand in.
+
+        Sooner or later its GPU's memory is gone: tensors that stand there get some of their own.  Readers who stay too
+        long keep them from it, and so does that memory, if it is gone already.
+        """
+        destination = self._destination
+        if destination.device is None or destination.is_copied:
+            if self._leases.has_unkept:
+                await self._aside.do(self._leases.shed, nbytes=None)
+            return
+        try:
+            async with self._gate.writing(self._patience):
+                await self._aside.do(self._detach, nbytes=None)
+        except Exception as error:
+            logger.warning("weights stay in the memory of a sender that is gone: %s", error)
+
+    def _detach(self) -> None:
+        self._leases.shed()
+        self._destination.detach()
+        self._leases.keep(None)
+        self._leases.shed()
+
+    def close(self) -> None:
+        """Tensors that are mapped get memory of their own, and the slots are given back; in a thread."""
+        if self._leases.keeps_one:
+            self._destination.detach()
+        self._leases.close()
+
+    def _register(self, leased: Leased) -> None:
+        leased.reader.register(self._registrar, min(self._destination.places, key=str))
+
+    def _write(self, leased: Leased, extra: Mapping[Path, Any]) -> None:
+        assert leased.views is not None
+        self._destination.write(leased.views, extra)
+
+    def _broken(self) -> None:
+        if not self._destination.is_whole:
+            self._reception.torn()
+
+    def _applied(self, leased: Leased, extra: Mapping[Path, Any]) -> None:
+        self._reception.applied(leased.header.version)
+        self.extra = extra
+        if self._maps:
+            self._leases.keep(None if self._destination.is_copied else leased.reader)

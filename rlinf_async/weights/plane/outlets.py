@@ -1,0 +1,379 @@
+"""The receivers of one publisher: what each was told, and what it has answered.
+
+add ──► opened ──► HELLO ──► READY          a late one hears of the latest version in the HELLO
+publish ──► PUBLISH to those on this machine; to the others once it has landed on theirs ──► ACK
+HELLO ──► REFUSE          later versions fail at once, and each asks again:  PUBLISH of nothing ──► READY, or REFUSE
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
+
+from rlinf_async.errors import ClosedError, TransferFailed
+from rlinf_async.weights.links.link import Link, Words
+from rlinf_async.weights.model.delta import Delta
+from rlinf_async.weights.plane.far_nodes import FarNodes
+from rlinf_async.weights.plane.outlet import Outlet
+from rlinf_async.weights.slots.slab import SlotWriter
+from rlinf_async.weights.slots.store import Store
+from rlinf_async.weights.state import words as say
+from rlinf_async.weights.state.report import Ack
+from rlinf_async.weights.state.versions import Ledger
+
+
+class Outlets:
+    """All of them.  Links may be heard in any thread.
+
+    Args:
+        complete: called with a version that all have answered.
+        changed: called when something has changed at all.
+        fill: called when somebody needs the latest version where it is not yet: in its slot; then ``filled``.
+
+    Attributes:
+        seconds: that receivers have for the version under way.
+    """
+
+    def __init__(
+        self,
+        model_id: str,
+        complete: Callable[[int], None],
+        changed: Callable[[], None],
+        fill: Callable[[], None],
+    ) -> None:
+        self.ledger = Ledger()
+        self.seconds = 60.0
+        self._model_id = model_id
+        self._complete = complete
+        self._changed = changed
+        self._fill = fill
+        self._lacking: list[Outlet] = []
+        """Those that wait for that, having been told of the version."""
+        self._lock = threading.RLock()
+        """Held while words are said too: they leave in the order in which they were decided on."""
+        self._outlets: dict[Hashable, Outlet] = {}
+        self._store: Store | None = None
+        self._far = FarNodes(self._landed, self._lock)
+
+    @property
+    def names(self) -> list[Hashable]:
+        return list(self._outlets)
+
+    @property
+    def unready(self) -> list[Hashable]:
+        return [name for name, outlet in list(self._outlets.items()) if not outlet.is_ready]
+
+    @property
+    def refusals(self) -> dict[Hashable, Exception]:
+        found = {name: outlet.refusal for name, outlet in list(self._outlets.items())}
+        return {name: error for name, error in found.items() if error is not None}
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether one of them has refused what comes, or has ended, and is not about to say otherwise."""
+        return any(outlet.refusal is not None and not outlet.is_asked for outlet in list(self._outlets.values()))
+
+    @property
+    def quarantined(self) -> dict[Hashable, str]:
+        with self._lock:
+            return {name: target.trouble for name, target in self.ledger.targets.items() if target.trouble is not None}
+
+    def label(self, name: Hashable) -> str:
+        outlet = self._outlets.get(name)
+        return "removed" if outlet is None else outlet.link.label
+
+    def waiting_for(self, version: int) -> list[Any]:
+        """Who has not answered."""
+        with self._lock:
+            return self.ledger.pending.get(version, [])
+
+    def check(self, names: Sequence[Hashable] | None) -> list[Hashable]:
+        """The receivers that are meant.
+
+        Raises:
+            ValueError: there is none of that name.
+        """
+        if names is None:
+            return self.names
+        for name in names:
+            if name not in self._outlets:
+                known = ", ".join(map(repr, self._outlets)) or "none"
+                raise ValueError(f"there is no receiver {name!r} of '{self._model_id}'; there are: {known}")
+        return list(names)
+
+    # -- coming and going ---------------------------------------------------------------------------------------
+
+    def add(self, name: Hashable, link: Link) -> None:
+        if name in self._outlets:
+            self.remove(name)
+        outlet = Outlet(name, link, self)
+        with self._lock:
+            self._outlets[name] = outlet
+            self.ledger.add(name)
+        link.listen(outlet)
+        link.opened._follow(lambda: self._greet([outlet]))
+
+    def remove(self, name: Hashable) -> None:
+        self.check([name])
+        error = ClosedError(f"receiver {name!r} of '{self._model_id}' was removed")
+        with self._lock:
+            outlet = self._outlets.pop(name)
+            complete = self.ledger.remove(name, Ack("failed", self.ledger.version, error))
+            self._far.forget(outlet)
+        outlet.link.close()
+        self._finish(complete)
+
+    def greet(self, store: Store) -> None:
+        """It is known what comes: everybody who is there is told."""
+        self._store = store
+        self._greet(list(self._outlets.values()))
+
+    def _greet(self, outlets: Iterable[Outlet]) -> None:
+        store = self._store
+        if store is None:
+            return
+        for outlet in outlets:
+            with self._lock:
+                if outlet.is_greeted or not outlet.link.opened.done() or outlet.link.error is not None:
+                    continue
+                latest = store.latest
+                if latest is not None and not latest.is_in_slot:
+                    self._fill()  # what it is greeted with, everybody can read
+                    continue
+                outlet.is_greeted = True
+                if outlet.link.node is not None:
+                    self._far.greet(outlet, store)
+                    continue
+                memory, version = (None, 0) if latest is None else (list(latest.name), latest.version)
+                manifest, extra = store.manifest.to_bytes(), store.extra
+                try:
+                    outlet.say(say.HELLO, manifest, extra, store.slots, memory, version)
+                except TransferFailed:
+                    outlet.is_greeted = False  # once more with the next version
+
+    def ask_again(self) -> None:
+        """Asks those who have refused what comes whether it fits by now."""
+        with self._lock:
+            for outlet in list(self._outlets.values()):
+                if outlet.is_behind and outlet.link.error is None:
+                    outlet.is_asked = True
+                    self._ask(outlet, self.ledger.version)
+
+    def close(self) -> None:
+        with self._lock:
+            outlets, self._outlets = list(self._outlets.values()), {}
+            self._far.close()
+        for outlet in outlets:
+            outlet.link.close()
+
+    # -- on a GPU -----------------------------------------------------------------------------------------------
+
+    def demand(self, gpu: str) -> tuple[bool, bool]:
+        """Whether anybody reads leaves on that GPU, and whether anybody needs them in the slot."""
+        with self._lock:
+            here = [outlet for outlet in self._outlets.values() if outlet.refusal is None]
+            there = [outlet for outlet in here if outlet.gpu == gpu]
+        return bool(there), len(there) < len(here)
+
+    def filled(self, store: Store, error: Exception | None) -> None:
+        """The latest version is in its slot; or why it is not."""
+        complete: list[int] = []
+        with self._lock:
+            lacking, self._lacking = self._lacking, []
+            latest = store.latest
+            for outlet in lacking:
+                if latest is None or self._outlets.get(outlet.name) is not outlet:
+                    continue
+                if error is not None:
+                    complete += self._failed(outlet, latest.version, error)
+                else:
+                    complete += self._tell(outlet, latest.version, list(latest.name), None)
+        self._finish(complete)
+        if error is None:
+            self.greet(store)
+
+    # -- publishing ---------------------------------------------------------------------------------------------
+
+    def begin(self, version: int, names: Sequence[Hashable], store: Store, writer: SlotWriter) -> bool:
+        """A version is being packed; whether anybody on another machine gets it as it is, from ``packed`` on."""
+        with self._lock:
+            there = [self._outlets[name] for name in names if name in self._outlets]
+            there = [outlet for outlet in there if outlet.refusal is None and outlet.link.error is None]
+            far = [outlet for outlet in there if outlet.link.node is not None]
+            return bool(far) and self._far.begin(version, far, store, writer, self.seconds)
+
+    def packed(self, version: int, nbytes: int) -> None:
+        """So many bytes of it."""
+        with self._lock:
+            self._far.packed(version, nbytes)
+
+    def abandon(self, version: int) -> None:
+        """It could not be packed."""
+        with self._lock:
+            self._far.abandon(version)
+
+    def publish(self, version: int, names: Sequence[Hashable], store: Store, writer: SlotWriter) -> list[Outlet]:
+        """Tells them of a version that is packed; returns those on other machines, to which it has to be brought."""
+        with self._lock:
+            # Who is greeted with this version may answer at once: not before it is known that an answer is due.
+            complete = [version] if self.ledger.begin(version, names) else []
+            self.greet(store)
+            far = []
+            for name in names:
+                outlet = self._outlets[name]
+                error = outlet.refusal or outlet.link.error
+                if error is not None:
+                    complete += self._failed(outlet, version, error)
+                    self._ask(outlet, version)
+                elif not outlet.is_greeted:
+                    pass  # it hears of it with the greeting
+                elif outlet.link.node is not None:
+                    far.append(outlet)
+                else:
+                    complete += self._tell(outlet, version, list(writer.name), time.monotonic())
+        self._finish(complete)
+        return far
+
+    def pass_over(self, version: int) -> None:
+        """It is published elsewhere."""
+        with self._lock:
+            self.ledger.begin(version, ())
+            self.ledger.finish(version)
+
+    def bring(
+        self,
+        version: int,
+        far: list[Outlet],
+        store: Store,
+        writer: SlotWriter,
+        delta: tuple[int, Delta] | None,
+    ) -> None:
+        """Sends a version to other machines; with a delta only that, where it is enough."""
+        with self._lock:
+            there = [outlet for outlet in far if self._outlets.get(outlet.name) is outlet and outlet.link.error is None]
+            self._far.bring(version, there, store, writer, delta, self.seconds)
+
+    def _ask(self, outlet: Outlet, version: int) -> None:
+        """Whether what it has refused fits by now."""
+        if outlet.is_behind and outlet.link.error is None:
+            self._tell(outlet, version, None, None)
+
+    def _tell(self, outlet: Outlet, version: int, memory: Any, moment: float | None) -> list[int]:
+        try:
+            outlet.say(say.PUBLISH, version, memory, moment)
+        except TransferFailed as error:
+            return self._failed(outlet, version, error)
+        return []
+
+    def _landed(self, outlets: Iterable[Outlet], version: int, memory: Any, error: Exception | None) -> None:
+        """A version is, or will not be, in the memory of another machine."""
+        complete: list[int] = []
+        with self._lock:
+            for outlet in outlets:
+                if error is not None:
+                    complete += self._failed(outlet, version, error)
+                elif outlet.is_greeted:
+                    complete += self._tell(outlet, version, memory, None)
+        self._finish(complete)
+
+    # -- answers ------------------------------------------------------------------------------------------------
+
+    def hear(self, outlet: Outlet, words: Words) -> None:
+        what, *facts = words
+        complete: list[int] = []
+        with self._lock:
+            if self._outlets.get(outlet.name) is not outlet:
+                return
+            if what == say.READY:
+                outlet.is_ready, outlet.is_asked, outlet.gpu = True, False, facts[1]
+                if outlet.is_behind and outlet.link.error is None:
+                    complete = self._catch_up(outlet)
+            elif what == say.LACK:
+                outlet.gpu = ""
+                self._lacking.append(outlet)
+                self._fill()
+            elif what == say.REFUSE:
+                outlet.refusal = say.unpack_error(facts[0])
+                outlet.is_ready, outlet.is_asked, outlet.is_behind = False, False, True
+                complete = self._gone(outlet, outlet.refusal)
+            elif what == say.ACK:
+                complete = self._acked(outlet, *facts)
+            elif what == say.ROOM:
+                self._far.room(outlet, *facts)
+            elif what == say.LANDED:
+                self._far.landed(outlet, *facts)
+            elif what == say.STUCK:
+                self._far.stuck(outlet, *facts)
+        self._finish(complete)
+        self._changed()
+
+    def _catch_up(self, outlet: Outlet) -> list[int]:
+        """What it has refused fits now."""
+        outlet.is_behind, outlet.refusal = False, None
+        store = self._store
+        latest = None if store is None else store.latest
+        if store is None or latest is None or latest.version > self.ledger.version:  # which it hears of with the others
+            return []
+        if outlet.link.node is not None:
+            self._far.catch_up(outlet, store)
+        elif latest.is_in_slot:
+            return self._tell(outlet, latest.version, list(latest.name), None)
+        else:
+            self._lacking.append(outlet)
+            self._fill()
+        return []
+
+    def hear_end(self, outlet: Outlet, error: Exception) -> None:
+        with self._lock:
+            if self._outlets.get(outlet.name) is not outlet:
+                return
+            outlet.is_ready = outlet.is_asked = False
+            if outlet.refusal is None:
+                outlet.refusal = error
+            complete = self._gone(outlet, error)
+            self._far.forget(outlet)
+        self._finish(complete)
+        self._changed()
+
+    def _acked(
+        self, outlet: Outlet, version: int, failure: bytes | None, t_recv: float, t_apply: float, t_pause: float
+    ) -> list[int]:
+        if failure is not None:
+            return self._failed(outlet, version, say.unpack_error(failure))
+        ack = Ack("applied", version, None, t_recv, t_apply, t_pause)
+        return [version] if self.ledger.answer(outlet.name, version, ack) else []
+
+    def _failed(self, outlet: Outlet, version: int, error: Exception) -> list[int]:
+        trouble = f"{type(error).__name__}: {error}"
+        ack = Ack("failed", version, error)
+        return [version] if self.ledger.answer(outlet.name, version, ack, trouble) else []
+
+    def _gone(self, outlet: Outlet, error: Exception) -> list[int]:
+        ack = Ack("failed", self.ledger.version, error)
+        return self.ledger.gone(outlet.name, ack, f"{type(error).__name__}: {error}")
+
+    def fail(self, name: Hashable, version: int, error: Exception) -> None:
+        """Its time is over."""
+        with self._lock:
+            outlet = self._outlets.get(name)
+            complete = []
+            if outlet is not None:
+                complete = self._failed(outlet, version, error)
+                self._far.doubt(outlet)
+        self._finish(complete)
+
+    def forget(self, version: int) -> None:
+        """Nobody waits for that version any more."""
+        with self._lock:
+            self.ledger.forget(version)
+
+    def answers(self, version: int) -> dict[Any, Ack]:
+        """Of a version that is complete."""
+        with self._lock:
+            return dict(self.ledger.finish(version))
+
+    def _finish(self, versions: Iterable[int]) -> None:
+        for version in versions:
+            self._complete(version)

@@ -1,0 +1,134 @@
+"""How a version of a source gets into a slot, from a CPU, a GPU or many ranks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from rlinf_async.weights.gpu.gpus import Gpus, Marks, copy_settled
+from rlinf_async.weights.model.copying import Copy, copy_in_order, copy_tensors
+from rlinf_async.weights.model.param_tree import ParamTree
+from rlinf_async.weights.model.source import Source
+from rlinf_async.weights.plane.comparing import Comparing
+from rlinf_async.weights.slots.slab import SlotWriter
+from rlinf_async.weights.slots.store import Store
+
+
+class Readers(Protocol):
+    """Who is waiting for it, as ``Outlets``."""
+
+    def begin(self, version: int, names: Sequence[Hashable], store: Store, writer: SlotWriter) -> bool: ...
+
+    def packed(self, version: int, nbytes: int) -> None: ...
+
+    def demand(self, gpu: str) -> tuple[bool, bool]: ...
+
+
+class Packing:
+    """
+    Args:
+        taker: gets the tensors.
+        tree: the first of them.
+        store: has the slots; None where another rank has.
+        comparing: what goes to other machines.
+        with_checksum: over everything.
+    """
+
+    def __init__(
+        self,
+        taker: Source,
+        tree: ParamTree,
+        store: Store | None,
+        readers: Readers,
+        comparing: Comparing,
+        gpus: Gpus,
+        *,
+        with_checksum: bool,
+    ) -> None:
+        self._taker = taker
+        self._store = store
+        self._readers = readers
+        self._comparing = comparing
+        self._gpus = gpus
+        self._with_checksum = with_checksum
+        self._places = gpus.places(tree.tensors.values())
+
+    @property
+    def nbytes(self) -> int | None:
+        """That ``pack`` copies; None where it waits for a GPU, or for other ranks."""
+        return None if self._taker.is_sharded or self._places else self._taker.manifest.nbytes
+
+    def marks(self) -> Marks:
+        """In the thread that has made the weights: how far their GPUs have come there."""
+        return self._gpus.mark(self._places)
+
+    def pack(
+        self, source: Any, version: int, given: Sequence[int] | None, names: Sequence[Hashable], marks: Marks
+    ) -> SlotWriter | None:
+        """Packs a version; None where that is done on another rank.
+
+        Args:
+            given: indices of the leaves that are new; None: all.
+            names: of the readers.
+        """
+        if self._taker.is_sharded and self._places:
+            self._gpus.follow(marks)  # shards are put together, and sent, in the streams of this thread
+        tensors, extra = self._taker.take(source, given)
+        store = self._store
+        if store is None:
+            self._taker.gather((), tensors, given)
+            for device in self._places:
+                self._gpus.settle(device)  # what is sent has been enqueued only, and the source may change from here on
+            return None
+        slot = store.take()
+        how: dict[str, Any] = {"extra": extra, "with_checksum": self._with_checksum}
+        if self._taker.is_sharded:
+            for device in self._places:
+                store.register(slot, device)
+            how["copy"] = functools.partial(self._taker.gather, given=given)
+        else:
+            places = self._gpus.places(tensors)
+            at_once = given is None and self._leaves_at_once(version, names, store, slot)
+            if places:
+                how |= self._from_gpu(store, slot, version, tensors, min(places, key=str), marks, at_once=at_once)
+            elif at_once:
+                how["copy"] = self._in_order(version, self._ends, copy_tensors)
+        return store.pack(slot, version, tensors, given, **how)
+
+    def _from_gpu(
+        self,
+        store: Store,
+        slot: int,
+        version: int,
+        tensors: Sequence[torch.Tensor],
+        device: torch.device,
+        marks: Marks,
+        *,
+        at_once: bool,
+    ) -> dict[str, Any]:
+        """How a version is packed of which some is on that GPU: there, if all is and somebody reads it there."""
+        copy: Copy = functools.partial(self._gpus.copy, after=marks)
+        gpu = self._gpus.uuid(device) if not self._with_checksum and self._gpus.only_place(tensors) == device else ""
+        is_read_there, is_read_here = self._readers.demand(gpu) if gpu else (False, True)
+        if is_read_there and store.make_room(slot, device):
+            fill: Copy | None = functools.partial(copy_settled, self._gpus) if is_read_here or at_once else None
+            if fill is not None and at_once:
+                fill = self._in_order(version, [store.manifest.nbytes], fill)
+            return {"copy": copy, "on_gpu": True, "fill": fill}
+        store.register(slot, device)
+        return {"copy": self._in_order(version, self._ends, copy) if at_once else copy}
+
+    def _leaves_at_once(self, version: int, names: Sequence[Hashable], store: Store, slot: int) -> bool:
+        """Whether it goes to other machines while it is packed; what has changed is known only afterwards."""
+        return not self._comparing.is_due(version) and self._readers.begin(version, names, store, store.writer(slot))
+
+    @property
+    def _ends(self) -> list[int]:
+        return [leaf.offset + leaf.nbytes for leaf in self._taker.manifest.leaves]
+
+    def _in_order(self, version: int, ends: Sequence[int], copy: Copy) -> Copy:
+        packed: Callable[[int], None] = functools.partial(self._readers.packed, version)
+        return functools.partial(copy_in_order, ends=ends, copied=packed, copy=copy)

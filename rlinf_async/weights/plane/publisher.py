@@ -1,0 +1,361 @@
+"""``Publisher``: the sender's side of the shared-memory plane."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Hashable, Sequence
+from typing import Any
+
+from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded
+from rlinf_async.weights.gpu.cuda import CUDA
+from rlinf_async.weights.gpu.gpus import Gpus
+from rlinf_async.weights.links.link import Link
+from rlinf_async.weights.model.gather import gathers_here
+from rlinf_async.weights.model.param_tree import ParamTree
+from rlinf_async.weights.model.source import Source, pack_extra
+from rlinf_async.weights.plane.comparing import Comparing
+from rlinf_async.weights.plane.outlet import Outlet
+from rlinf_async.weights.plane.outlets import Outlets
+from rlinf_async.weights.plane.packing import Packing
+from rlinf_async.weights.plane.sync_handle import SyncHandle
+from rlinf_async.weights.slots.slab import SlotWriter
+from rlinf_async.weights.slots.store import Store, select_leaves
+from rlinf_async.weights.state.arguments import keys_of
+from rlinf_async.weights.state.report import SyncReport
+from rlinf_async.weights.waiting.aside import Aside
+from rlinf_async.weights.waiting.changes import Changes
+
+logger = logging.getLogger(__name__)
+
+
+class Publisher:
+    """Sends one model's weights to receivers, each at the other end of a link.
+
+    A version is packed into shared memory and then published; receivers of the same machine read it there, and on each
+    other machine one receiver gets it for all.  So nobody ever sees a version that is not whole, and the source may
+    change as soon as ``publish`` returns::
+
+        async with Publisher(model) as publisher:
+            publisher.add(0, link)
+            await publisher.connect()
+            handle = await publisher.publish(model)      # packed: the model may be trained on
+            optimizer.step()
+            report = await handle                        # every receiver has applied it
+
+    Methods may be called from any loop, one at a time.
+
+    Weights of a GPU are packed once the caller's current streams have come as far as they were when ``publish`` was
+    called: there, if receivers of this machine have theirs on the same GPU, and in shared memory for everybody else.
+    What CUDA refuses is logged once, and goes by way of the CPU.
+
+    Of weights that are sharded (FSDP, DTensor) every rank has a publisher, that of rank 0 all receivers.  They publish
+    together: shards go straight to their places in rank 0's shared memory, and no other rank ever has them whole.  A
+    rank that does not take part keeps the others waiting for as long as torch's process group lets them.
+
+    Args:
+        source: a module, TensorDict or dict whose names, shapes and dtypes the receivers are told; by default that of
+            the first ``publish``.
+        model_id: as errors call it.
+        apply: what the receivers do with it, ``"copy"`` or ``"map"``; decides how many slots there are.
+        slots: versions that there is room for; by default 2 to copy and 3 to map.
+        delta: what goes to other machines: ``"off"``: everything; ``"on"``: what has changed, with a form for each leaf
+            that is never larger than the leaf; ``"auto"``: the same, unless that is nearly everything.
+        transport_dtype: what floating-point tensors travel as: a dtype, or a function of (name, dtype).
+        ack_timeout: seconds that receivers have.
+        verify: ``"crc"``: with a checksum, which the receivers check.
+        select: ``"all"``, ``"trainable"``, or a function of (name, tensor).
+        gpus: in the place of CUDA's.
+    """
+
+    def __init__(
+        self,
+        source: Any = None,
+        *,
+        model_id: str = "policy",
+        apply: str = "copy",
+        slots: int | None = None,
+        transport_dtype: Any = None,
+        delta: str = "off",
+        ack_timeout: float = 60.0,
+        verify: str = "off",
+        select: Any = "all",
+        gpus: Gpus = CUDA,
+    ) -> None:
+        self._source = source
+        self._model_id = model_id
+        self._slots = slots if slots is not None else (3 if apply == "map" else 2)
+        self._transport_dtype = transport_dtype
+        self._ack_timeout = ack_timeout
+        self._comparing = Comparing(delta, model_id)
+        self._gpus = gpus
+        self._with_checksum = verify == "crc"
+        self._select = select
+        self._changes = Changes()
+        self._outlets = Outlets(model_id, self._complete, self._changes.notify, self._fill)
+        self._store: Store | None = None
+        self._taker: Source | None = None
+        self._packing: Packing | None = None
+        self._aside = Aside(f"weights of {model_id}")
+        self._handle: SyncHandle | None = None
+        self._facts: tuple[float, float] = (0.0, 0.0)
+        """Of the version under way: when it was begun, seconds until it was staged."""
+        self._is_packing = False
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<Publisher of '{self._model_id}' version {self.version} to {self.worker_ids}>"
+
+    @property
+    def version(self) -> int:
+        """That was published last; 0 before the first."""
+        return self._outlets.ledger.version
+
+    @property
+    def worker_ids(self) -> list[Hashable]:
+        return self._outlets.names
+
+    @property
+    def quarantined(self) -> dict[Hashable, str]:
+        """Receivers that may lack what was published, and why; the next version is for them too."""
+        return self._outlets.quarantined
+
+    # -- receivers ----------------------------------------------------------------------------------------------
+
+    def add(self, worker_id: Hashable, link: Link) -> None:
+        """A receiver, also a late one: it gets the latest version at once.  One of the same id is replaced."""
+        self._check_open()
+        self._outlets.add(worker_id, link)
+
+    def remove(self, worker_id: Hashable) -> None:
+        """It gets nothing more; its link is closed.
+
+        Raises:
+            ValueError: there is none of that id.
+        """
+        self._outlets.remove(worker_id)
+
+    async def connect(self, timeout: float | None = 60.0, weights: Any = None) -> None:
+        """Waits until every receiver is there and has found that the weights fit; who has refused them looks again.
+
+        Args:
+            weights: what they start with; by default they keep what they have.
+
+        Raises:
+            DeadlineExceeded: somebody has not come within ``timeout`` seconds; names who.
+            WeightMismatch: the weights do not fit somewhere; the note says where.
+            ValueError: there is no source yet.
+            ConfigError: the weights are sharded, and a rank that does not gather them has receivers.
+        """
+        self._check_open()
+        if self._taker is None:
+            source = weights if weights is not None else self._source
+            if source is None:
+                raise ValueError(f"connect() has to tell the receivers of '{self._model_id}' what comes: give a source")
+            await self._make_store(source)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if self._store is None:
+            self._refuse_receivers()
+        else:
+            self._outlets.greet(self._store)
+        self._outlets.ask_again()
+        await self._changes.wait_until(lambda: not self._outlets.unready or self._outlets.is_refused, timeout)
+        for worker_id, error in self._outlets.refusals.items():
+            error.add_note(f"receiver {worker_id!r} of '{self._model_id}' does not take the weights")
+            raise error
+        if missing := self._outlets.unready:
+            raise DeadlineExceeded(
+                f"receivers {', '.join(map(repr, missing))} of '{self._model_id}' did not connect within {timeout:g} s"
+            )
+        if weights is not None:
+            remaining = self._ack_timeout if deadline is None else max(0.0, deadline - time.monotonic())
+            await (await self.publish(weights, timeout=remaining))
+
+    # -- publishing ---------------------------------------------------------------------------------------------
+
+    async def publish(
+        self,
+        source: Any = None,
+        worker_ids: Sequence[Hashable] | None = None,
+        *,
+        version: int | None = None,
+        keys: Collection[Any] | None = None,
+        timeout: float | None = None,
+    ) -> SyncHandle:
+        """Packs a version and publishes it; returns when the source may change.
+
+        Args:
+            source: as in the constructor; by default that one.
+            worker_ids: who is to apply it; by default all.
+            version: higher than the last one; by default the next number.
+            keys: names or paths of what is new; a prefix names all below it.  By default all.  The rest stays as in
+                the version before.
+            timeout: seconds that the receivers have; by default ``ack_timeout``.
+
+        Returns:
+            To be awaited until all have applied it.
+
+        Raises:
+            RuntimeError: another version is under way.
+            ValueError: there is no such receiver, or the version is not after the last one.
+            WeightMismatch: there are other weights, shapes or dtypes than at first.  Nothing was sent to anyone.
+            KeyError: ``keys`` names something that the weights do not have.
+            ConfigError: as ``connect``.
+        """
+        self._check_open()
+        self._refuse_second()
+        begun = time.monotonic()
+        names = self._outlets.check(worker_ids)
+        number = self._outlets.ledger.check(version)
+        if source is None:
+            source = self._source
+        if source is None:
+            raise ValueError(f"there is nothing to publish for '{self._model_id}': give a source")
+        self._outlets.seconds = seconds = self._ack_timeout if timeout is None else timeout
+        self._is_packing = True
+        try:
+            writer, packed = await self._stage(source, number, keys, names)
+            self._check_open()  # it may have been closed meanwhile
+        except BaseException:  # also where whoever waited was cancelled, and all is packed
+            self._outlets.abandon(number)
+            if self._store is not None:
+                self._store.withdraw(number)
+            raise
+        finally:
+            self._is_packing = False
+        self._facts = (begun, time.monotonic() - begun)
+        self._handle = handle = SyncHandle(number, seconds, self._expire, self._outlets.forget)
+        if writer is None:  # another rank publishes it
+            self._outlets.pass_over(number)
+            handle.finish(self._report(handle, {}))
+            return handle
+        assert self._store is not None
+        handle.nbytes = packed
+        far = self._outlets.publish(number, names, self._store, writer)
+        if far:
+            near = packed if len(far) < len(names) else 0
+            self._aside.start(self._bring, handle, far, self._store, writer, near, nbytes=writer.leaves.nbytes)
+        return handle
+
+    def _refuse_second(self) -> None:
+        handle = self._handle
+        if handle is not None and not handle.done() and handle.remaining <= 0:
+            handle.expire()  # nobody has waited for it
+        if self._is_packing or (handle is not None and not handle.done()):
+            version = self.version + 1 if handle is None or handle.done() else handle.version
+            waiting = ", ".join(map(repr, self._outlets.waiting_for(version))) or "the packing"
+            raise RuntimeError(
+                f"version {version} of '{self._model_id}' is pending at {waiting}: await its handle, or cancel it"
+            )
+
+    async def _stage(
+        self, source: Any, version: int, keys: Collection[Any] | None, names: Sequence[Hashable]
+    ) -> tuple[SlotWriter | None, int]:
+        """Packs a version, of which so many bytes are new; None where that is done on another rank."""
+        if self._taker is None:
+            await self._make_store(source)
+            self._check_open()
+        taker, packing = self._taker, self._packing
+        assert taker is not None
+        assert packing is not None
+        if self._store is None:
+            self._refuse_receivers()
+        given = select_leaves(taker.manifest, keys_of(keys))
+        marks = packing.marks()
+        writer = await self._aside.do(packing.pack, source, version, given, names, marks, nbytes=packing.nbytes)
+        return writer, taker.manifest.nbytes_of(given)
+
+    async def _make_store(self, source: Any) -> None:
+        """Says what comes, and makes room for it where it is packed."""
+        tree = ParamTree.of(source, self._select)
+        taker = Source(tree, self._select, self._transport_dtype)
+        if gathers_here() or not taker.is_sharded:
+            extra = len(pack_extra(tree))
+
+            def make() -> Store:
+                return Store(taker.manifest, self._slots, extra, self._model_id, self._gpus)
+
+            store = await self._aside.do(make, nbytes=taker.manifest.nbytes)
+            if self._is_closed:
+                store.close()
+                self._check_open()
+            self._store = store
+        self._packing = Packing(
+            taker, tree, self._store, self._outlets, self._comparing, self._gpus, with_checksum=self._with_checksum
+        )
+        self._taker = taker
+
+    def _refuse_receivers(self) -> None:
+        if self.worker_ids:
+            raise ConfigError(
+                f"the weights of '{self._model_id}' are sharded and gathered on rank 0, and another rank's publisher "
+                f"has receivers {', '.join(map(repr, self.worker_ids))}: add them on rank 0"
+            )
+
+    def _bring(self, handle: SyncHandle, far: list[Outlet], store: Store, writer: SlotWriter, near: int) -> None:
+        changed = self._comparing.compare(store, handle.version)
+        handle.nbytes = max(near, writer.leaves.nbytes if changed is None else changed[1].nbytes)
+        self._outlets.bring(handle.version, far, store, writer, changed)
+
+    def _fill(self) -> None:
+        """Somebody needs in its slot what is on a GPU only; packing goes on afterwards.  From any thread."""
+        self._aside.start(self._fill_now, nbytes=None)
+
+    def _fill_now(self) -> None:
+        store, failure = self._store, None
+        if store is None:
+            return
+        try:
+            store.fill()
+        except Exception as error:
+            logger.exception("version %d of '%s' could not be got from its GPU", self.version, self._model_id)
+            failure = error
+        self._outlets.filled(store, failure)
+
+    # -- what becomes of it -------------------------------------------------------------------------------------
+
+    def _expire(self, version: int) -> None:
+        for name in self._outlets.waiting_for(version):
+            label = self._outlets.label(name)
+            text = f"receiver {name!r} ({label}) has not applied version {version} of '{self._model_id}' in time"
+            self._outlets.fail(name, version, DeadlineExceeded(text))
+
+    def _complete(self, version: int) -> None:
+        """All have answered."""
+        answers = self._outlets.answers(version)
+        handle = self._handle
+        if handle is not None and handle.version == version:
+            handle.finish(self._report(handle, answers))
+
+    def _report(self, handle: SyncHandle, answers: Any) -> SyncReport:
+        begun, staged = self._facts
+        return SyncReport(handle.version, dict(answers), handle.nbytes, staged, time.monotonic() - begun)
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError(f"the publisher of '{self._model_id}' is closed")
+
+    async def close(self) -> None:
+        """Closes the links and gives the memory back; receivers keep their last version.  Idempotent."""
+        self._is_closed = True
+        handle, self._handle = self._handle, None
+        if handle is not None and not handle.done():
+            self._outlets.forget(handle.version)
+            handle._settle(error=ClosedError(f"the publisher of '{self._model_id}' is closed"))
+        store, self._store = self._store, None
+        try:
+            await self._aside.wait()
+            self._outlets.close()
+            if store is not None:  # nothing is packed there, or sent from there, any more
+                await self._aside.do(store.close, nbytes=store.layout.size)
+        finally:
+            self._aside.close()
+            self._source = self._taker = self._packing = None  # gigabytes, for which a cycle would have to be found
+
+    async def __aenter__(self) -> Publisher:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()

@@ -1,0 +1,87 @@
+"""What a sender holds in its hand while the receivers apply what it has sent."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Generator
+from typing import Any
+
+from rlinf_async.errors import ClosedError, DeadlineExceeded
+from rlinf_async.weights.state.report import SyncReport
+from rlinf_async.work import Work
+
+
+class SyncHandle(Work[SyncReport]):
+    """A version that is staged: the source may change.  Awaiting it waits until every receiver has applied it.
+
+    It raises what went wrong at the first receiver that failed; its notes name all of them, and ``report`` says what
+    became of the others.  A receiver that has not answered at the deadline has failed with ``DeadlineExceeded``.  The
+    last waiter to be cancelled gives the wait up; the version is published all the same.
+
+    Attributes:
+        version: of the weights.
+        report: who has it; None until all have answered.
+        nbytes: the largest part of it that goes to a receiver.
+    """
+
+    def __init__(
+        self, version: int, timeout: float, expire: Callable[[int], None], forget: Callable[[int], None]
+    ) -> None:
+        super().__init__()
+        self.version = version
+        self.nbytes = 0
+        self.report: SyncReport | None = None
+        self._deadline = time.monotonic() + timeout
+        self._expire = expire
+        self._forget = forget
+
+    def __repr__(self) -> str:
+        return f"<SyncHandle version {self.version} [{'done' if self.done() else 'pending'}]>"
+
+    def _describe(self) -> str:
+        return f"version {self.version} at its receivers"
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the deadline."""
+        return self._deadline - time.monotonic()
+
+    def expire(self) -> None:
+        """The deadline is over: whoever has not answered has failed."""
+        self._expire(self.version)
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more; the next version may be published."""
+        self._forget(self.version)
+        self._settle(error=ClosedError(f"nobody waited for {self._describe()} any more"))
+
+    def finish(self, report: SyncReport) -> None:
+        """All have answered."""
+        self.report = report
+        try:
+            report.raise_failures()
+        except BaseException as error:
+            self._settle(error=error)
+        else:
+            self._settle(report)
+
+    def _abandon(self) -> None:
+        self.cancel()
+
+    def _waiting(self, *, abandon: bool) -> Generator[Any, Any, None]:
+        timer = asyncio.get_running_loop().call_later(max(0.0, self.remaining), self.expire)
+        try:
+            yield from super()._waiting(abandon=abandon)
+        finally:
+            timer.cancel()
+
+    def _wait_for_thread(self, timeout: float | None) -> None:
+        remaining = max(0.0, self.remaining)
+        if timeout is not None and timeout < remaining:
+            super()._wait_for_thread(timeout)
+            return
+        try:
+            super()._wait_for_thread(remaining)
+        except DeadlineExceeded:
+            self.expire()

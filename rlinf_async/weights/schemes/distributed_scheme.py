@@ -1,0 +1,115 @@
+"""``DistributedWeightSyncScheme``: weights between the processes of a torch.distributed job."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final
+
+from rlinf_async.errors import DeadlineExceeded
+from rlinf_async.weights.plane.destination import take_over
+from rlinf_async.weights.schemes.receiver import WeightReceiver
+from rlinf_async.weights.schemes.scheme import WeightSyncScheme, from_either, model_of, register_weight_sync_backend
+from rlinf_async.weights.transports.distributed import DistributedTransport
+
+_LONG: Final = 3600.0  # seconds at a time, where there is no deadline
+
+
+class _DistributedReceiver(WeightReceiver):
+    """The worker's end; its transport says nothing before the first weights come."""
+
+    def connect(self, timeout: float | None = 60.0) -> Any:
+        return self._bridge.run(self._connect(timeout), "the sender")
+
+    async def _connect(self, timeout: float | None) -> None:
+        while not self.version:
+            if not await self._receive(_LONG if timeout is None else timeout) and timeout is not None:
+                raise DeadlineExceeded(f"the sender of '{self._model_id}' has sent nothing within {timeout:g} s")
+
+    async def _take(self, weights: Any, version: int | None) -> bool:
+        if self._scheme.options.apply != "map":
+            return await super()._take(weights, version)
+        model = self._resolve_model_ref()
+        return await self._state.overwrite(lambda: take_over(model, weights), version)
+
+
+@register_weight_sync_backend("distributed")
+class DistributedWeightSyncScheme(WeightSyncScheme):
+    """Synchronises the processes of a torch.distributed job; see ``DistributedTransport``.
+
+    Args:
+        backend: ``"gloo"`` or ``"nccl"``.
+        sync: whether a send waits until the bytes are sent, before it waits for the workers.
+        options: ``ack_timeout``; ``transport_dtype``; ``apply``: with ``"map"`` a worker's tensors come to stand in the
+            memory in which the weights have arrived.  What has to do with memory that several share is refused.
+
+    Raises:
+        ConfigError: an option would do nothing here.
+    """
+
+    missing: ClassVar[str] = "store and num_workers (or ranks) must be provided via context or kwargs"
+
+    def __init__(self, backend: str = "gloo", sync: bool = True, strategy: Any = "state_dict", **options: Any) -> None:
+        super().__init__(strategy, **options)
+        self.options.refuse_others(
+            "ack_timeout",
+            "apply",
+            "policy",  # every version is sent, and applied
+            "transport_dtype",
+            owner=type(self).__name__,
+            why="all of every version goes to each worker, into memory of its own; leave it out, or have workers of "
+            "this framework, and WorkerWeightSyncScheme",
+        )
+        self.backend = backend
+        self.sync = sync
+
+    def init_on_sender(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
+        """
+        Args:
+            kwargs: ``store``; ``num_workers``, whose ranks are 1 to that number, or ``ranks``.  The id of a worker is
+                its rank less one.
+
+        Raises:
+            ValueError: one is missing.
+        """
+        store = from_either(context, kwargs, "store", "_store")
+        workers = from_either(context, kwargs, "num_workers", "num_collectors")
+        ranks = from_either(context, kwargs, "ranks") or (range(1, workers + 1) if workers else None)
+        if store is None or ranks is None:
+            raise ValueError(self.missing)
+        sender = self.create_sender()
+        for rank in ranks:
+            sender._register_worker(rank - 1, (store, rank))
+        self._become_sender(sender, model_id, context, kwargs.get("source_model", kwargs.get("model")))
+
+    def init_on_worker(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
+        """
+        Args:
+            kwargs: ``store``; ``rank``, of this worker, counted from 1; ``model``.
+
+        Raises:
+            ValueError: there is no store or no rank.
+        """
+        store, rank = from_either(context, kwargs, "store", "_store"), from_either(context, kwargs, "rank", "_rank")
+        if store is None or rank is None:
+            raise ValueError("store and rank must be provided via context or kwargs")
+        receiver = self.create_receiver()
+        receiver._register_worker_transport((store, rank))
+        self._become_receiver(receiver, model_id, context, model_of(context, kwargs, model_id))
+
+    def create_receiver(self) -> WeightReceiver:
+        return _DistributedReceiver(self)
+
+    def create_transport(self, pipe_or_context: Any) -> DistributedTransport:
+        """
+        Args:
+            pipe_or_context: ``(store, rank)``; for anything else the transport does nothing.
+        """
+        is_pair = isinstance(pipe_or_context, tuple) and len(pipe_or_context) == 2
+        store, rank = pipe_or_context if is_pair else (None, None)
+        return DistributedTransport(
+            store,
+            rank,
+            self.sync,
+            backend=self.backend,
+            timeout=self.options.ack_timeout,
+            transport_dtype=self.options.transport_dtype,
+        )

@@ -1,0 +1,74 @@
+"""Weights for processes of ``multiprocessing``, over their pipes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlinf_async.weights.schemes.options import NOTHING_TRAVELS
+from rlinf_async.weights.schemes.scheme import WeightSyncScheme, from_either, model_of, register_weight_sync_backend
+from rlinf_async.weights.transports.mp import MPTransport
+
+
+@register_weight_sync_backend("multiprocessing")
+@register_weight_sync_backend("process")
+class MultiProcessWeightSyncScheme(WeightSyncScheme):
+    """Synchronises processes of this machine that each have a ``multiprocessing.Pipe`` to the trainer.
+
+    The weights are copied once into shared memory that belongs to the sender alone, and read there by every worker; the
+    pipe carries a few hundred bytes, and whatever else is sent over it stays in it for whoever that is for.
+
+    Example:
+        scheme = MultiProcessWeightSyncScheme()                      # in the trainer
+        scheme.init_on_sender("policy", pipes=[parent_end, ...], source_model=model)
+        scheme.get_sender().send()
+
+        scheme.init_on_worker("policy", pipe=child_end, model=model)      # in a worker
+        scheme.get_receiver().receive(timeout=1.0)
+
+    Raises:
+        ConfigError: an option would do nothing here.
+    """
+
+    publishes = True
+
+    def __init__(self, strategy: Any = "state_dict", **options: Any) -> None:
+        super().__init__(strategy, **options)
+        self.options.refuse("delta", owner=type(self).__name__, why=NOTHING_TRAVELS)
+
+    def init_on_sender(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
+        """
+        Args:
+            kwargs: ``pipes``, in the order of the workers' ids; ``source_model``.
+
+        Raises:
+            ValueError: there are no pipes.
+        """
+        pipes = from_either(context, kwargs, "pipes")
+        if pipes is None:
+            raise ValueError("pipes must be provided via context or kwargs")
+        sender = self.create_sender()
+        for worker_id, pipe in enumerate(pipes):
+            sender._register_worker(worker_id, pipe)
+        self._become_sender(sender, model_id, context, kwargs.get("source_model", kwargs.get("model")))
+
+    def init_on_worker(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
+        """
+        Args:
+            kwargs: ``pipe``; ``model``.
+
+        Raises:
+            ValueError: there is no pipe.
+        """
+        pipe = from_either(context, kwargs, "pipe")
+        if pipe is None:
+            raise ValueError("pipe must be provided via context or kwargs")
+        receiver = self.create_receiver()
+        receiver._register_worker_transport(pipe)
+        self._become_receiver(receiver, model_id, context, model_of(context, kwargs, model_id))
+
+    def create_transport(self, pipe_or_context: Any) -> MPTransport:
+        """
+        Args:
+            pipe_or_context: one end of a pipe.
+        """
+        return MPTransport(pipe_or_context, timeout=self.options.ack_timeout)

@@ -1,0 +1,83 @@
+"""No synchronisation, behind the interface of one."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rlinf_async.weights.schemes.receiver import WeightReceiver
+from rlinf_async.weights.schemes.scheme import WeightSyncScheme, register_weight_sync_backend
+from rlinf_async.weights.schemes.sender import WeightSender
+from rlinf_async.weights.schemes.staged import Staged
+from rlinf_async.weights.schemes.strategy import WeightStrategy
+from rlinf_async.weights.schemes.updates import Update
+from rlinf_async.weights.schemes.ways import Way
+from rlinf_async.weights.transports.transport import TransportBackend
+from rlinf_async.weights.waiting.bridge import at_once
+
+
+class NoTransport:
+    """Sends nothing and receives nothing, at once: None, in a coroutine a ``Work`` of it."""
+
+    def send_weights(self, model_id: str, weights: Any) -> Any:
+        return at_once("nothing")
+
+    def send_weights_async(self, model_id: str, weights: Any) -> Any:
+        return at_once("nothing")
+
+    def wait_ack(self) -> Any:
+        return at_once("nothing")
+
+    def receive_weights(self, timeout: float = 1.0) -> Any:
+        return at_once("nothing")
+
+    def send_ack(self, message: str = "updated") -> Any:
+        return at_once("nothing")
+
+    def check_ack(self, message: str = "updated") -> Any:
+        return at_once("nothing")
+
+    def check_connection(self) -> bool:
+        return True
+
+
+@register_weight_sync_backend("none")
+class NoWeightSyncScheme(WeightSyncScheme):
+    """Every model keeps its own weights: ``send`` does nothing at once, ``receive`` is False.
+
+    In the place of another scheme, it switches synchronisation off without a change of the code around it.
+    """
+
+    needs_weights = False
+
+    def init_on_sender(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
+        self._become_sender(_SendsNothing(self), model_id, None)
+
+    def init_on_worker(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
+        self._become_receiver(_KeepsItsOwn(self), model_id, None, model_id)
+
+    def create_transport(self, pipe_or_context: Any) -> NoTransport:
+        return NoTransport()
+
+    def prepare_weights(self, weights: Any, model_id: str, strategy: WeightStrategy, context: Any = None) -> Any:
+        """As they are: nobody looks at them."""
+        return weights
+
+
+class _SendsNothing(WeightSender):
+    """A sender to nobody."""
+
+    def _targets(self, worker_ids: int | Sequence[int] | None) -> dict[int, TransportBackend]:
+        return {}
+
+    async def _stage(self, update: Update, ways: list[Way]) -> Staged:
+        return Staged(dataclasses.replace(update, version=0), ways, time.perf_counter())
+
+
+class _KeepsItsOwn(WeightReceiver):
+    """A receiver that nothing reaches."""
+
+    async def _apply(self, weights: Any, version: int | None = None) -> bool:
+        return True

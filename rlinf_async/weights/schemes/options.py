@@ -1,0 +1,132 @@
+"""How weights are carried: what every scheme takes beside its strategy."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from rlinf_async.errors import ConfigError
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "delta": ("off", "auto", "on"),
+    "apply": ("copy", "map"),
+    "policy": ("latest", "all"),
+    "verify": ("off", "crc"),
+}
+
+MOST_SLOTS: Final = 64
+"""Each is a file, and as much memory as the weights; more than there are receivers that are late are never used."""
+
+
+NOTHING_TRAVELS: Final = "the workers are on the sender's machine and read what it has packed; leave it out"
+"""Why a scheme has no use for ``delta=``."""
+
+
+@dataclass(frozen=True)
+class SyncOptions:
+    """
+    Args:
+        apply: ``"copy"``: a receiver's tensors are overwritten.  ``"map"``: they come to stand in the memory that the
+            sender has written; nothing is copied, and to write into them then is a fault, or, on a GPU, seen by
+            other receivers.  A model on another GPU than the sender's is copied to all the same.  With
+            ``DistributedWeightSyncScheme`` that is the memory in which the weights have arrived.  Weights that come as
+            the argument of a call are always copied.
+        slots: versions that the memory has room for, at most 64; by default 2 for ``"copy"``, 3 for ``"map"``.
+        transport_dtype: what floating-point tensors travel as: a dtype, its name, or a function of (name, dtype);
+            None: as they are.
+        delta: whether between machines only what has changed travels; ``"auto"``: where that is less.
+        policy: ``"latest"``: a receiver that is late may skip versions.  ``"all"``: it applies every one, but for those
+            whose send has failed for it, because their time was over, or was cancelled: their memory is used again.
+        ack_timeout: seconds that a receiver has to apply an update.
+        verify: ``"crc"``: checksums over everything.
+        select: ``"all"``; ``"trainable"``: without parameters that require no gradient; or a function of (name,
+            tensor), which gets a module's parameters themselves.
+    """
+
+    apply: str = "copy"
+    slots: int | None = None
+    transport_dtype: Any = None
+    delta: str = "off"
+    policy: str = "latest"
+    ack_timeout: float = 60.0
+    verify: str = "off"
+    select: str | Callable[..., bool] = "all"
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                raise ConfigError(f"{name}= is one of {', '.join(map(repr, choices))}; got {value!r}")
+        if self.slots is not None and not (isinstance(self.slots, int) and 2 <= self.slots <= MOST_SLOTS):
+            raise ConfigError(
+                f"slots= is at least 2, because one is read while the other is written, and at most {MOST_SLOTS}; each "
+                f"takes as much memory as the weights; got {self.slots!r}"
+            )
+        if not isinstance(self.ack_timeout, (int, float)) or not self.ack_timeout > 0:
+            raise ConfigError(f"ack_timeout= takes seconds, more than 0; got {self.ack_timeout!r}")
+        if not callable(self.select) and self.select not in ("all", "trainable"):
+            raise ConfigError(f"select= is 'all', 'trainable' or a function of (name, tensor); got {self.select!r}")
+
+        self._check_transport_dtype()
+
+    def _check_transport_dtype(self) -> None:
+        wish = self.transport_dtype
+        if wish is None or (callable(wish) and not isinstance(wish, torch.dtype)):
+            return
+        found = getattr(torch, wish.removeprefix("torch."), None) if isinstance(wish, str) else wish
+        if not isinstance(found, torch.dtype) or not found.is_floating_point:
+            names = [name for name in dir(torch) if isinstance(getattr(torch, name), torch.dtype)]
+            floating = [name for name in names if getattr(torch, name).is_floating_point]
+            like = difflib.get_close_matches(wish, floating, 1, 0.4) if isinstance(wish, str) else []
+            raise ConfigError(
+                f"transport_dtype= is a floating-point dtype, its name, or a function of (name, dtype); got {wish!r}"
+                f"{f': {like[0]!r}, perhaps?' if like else ''}"
+            )
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], owner: str) -> SyncOptions:
+        """
+        Raises:
+            ConfigError: one is not known; proposes the one that may have been meant.
+        """
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in options:
+            if name not in known:
+                like = difflib.get_close_matches(name, known, 1)
+                raise ConfigError(
+                    f"{owner} has no option {name!r}{f': {like[0]!r}, perhaps?' if like else ''} "
+                    f"It has {', '.join(known)}"
+                )
+        return cls(**options)
+
+    def refuse_others(self, *honoured: str, owner: str, why: str) -> None:
+        """
+        Raises:
+            ConfigError: an option that is not among these has been given; says why it would do nothing.
+        """
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name not in honoured and value != field.default:
+                raise ConfigError(f"{owner} cannot do {field.name}={value!r}: {why}")
+
+    def refuse(self, name: str, *, owner: str, why: str) -> None:
+        """
+        Raises:
+            ConfigError: that option has been given; says why it would do nothing.
+        """
+        others = (field.name for field in dataclasses.fields(self) if field.name != name)
+        self.refuse_others(*others, owner=owner, why=why)
+
+    def for_publisher(self) -> dict[str, Any]:
+        """What the sender's side of shared memory takes."""
+        names = ("apply", "slots", "transport_dtype", "delta", "ack_timeout", "verify", "select")
+        return {name: getattr(self, name) for name in names}
+
+    def for_subscriber(self) -> dict[str, Any]:
+        """What the receivers' side takes."""
+        return {name: getattr(self, name) for name in ("apply", "policy", "verify", "ack_timeout")}

@@ -1,0 +1,370 @@
+"""``WeightReceiver``: a worker's end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final
+
+from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded, PeerLost
+from rlinf_async.weights.model.resolve import _resolve_model
+from rlinf_async.weights.plane.subscriber import Subscriber
+from rlinf_async.weights.schemes.applied import Applied
+from rlinf_async.weights.schemes.held import held
+from rlinf_async.weights.schemes.strategy import _get_strategy
+from rlinf_async.weights.transports.calls import finish, nothing
+from rlinf_async.weights.transports.link_transport import LinkTransport
+from rlinf_async.weights.transports.transport import TransportBackend
+from rlinf_async.weights.waiting.bridge import Bridge
+from rlinf_async.weights.waiting.gate import Reading
+
+if TYPE_CHECKING:
+    from rlinf_async.weights.schemes.scheme import WeightSyncScheme
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE: Final = 3600.0
+"""Seconds for which ``serve`` waits at a time."""
+
+_AT_ONCE: Final = 0.001
+"""Seconds within which a transport that has nothing has not waited."""
+
+_TRIES: Final = 100
+"""How often in a row it may do that while ``serve`` waits for it: messages that are not for us come in bursts."""
+
+_ENDS: Final = (OSError, EOFError, ClosedError, PeerLost, ConfigError)
+"""Errors after which nothing more will come."""
+
+
+class WeightReceiver:
+    """Receives one model's weights in one worker; made by a scheme's ``init_on_worker``.
+
+    ``receive``, ``apply_weights``, ``connect``, ``wait_version`` and ``wait_fresh`` start at once and return a ``Work``
+    in a coroutine, and block elsewhere.  The model always has one whole version: what does not fit is refused before
+    the first byte is written, and the sender hears why.
+
+    Example:
+        if await receiver.receive():                   # or once: task = receiver.serve()
+            print("now at version", receiver.version)
+        async with receiver.reading() as version:      # no update comes in between
+            samples = rollout(model)
+    """
+
+    def __init__(self, scheme: WeightSyncScheme) -> None:
+        self._scheme = scheme
+        self._context_ref: Callable[[], Any] | None = None
+        self._transport: TransportBackend | None = None
+        self._model_ref: Any = None
+        self._model_id: str | None = None
+        self._strategy = _get_strategy(scheme.strategy)  # type: ignore[arg-type]  # it checks it
+        self._forget()
+
+    def _forget(self) -> None:
+        """What belongs to this process."""
+        self._state = Applied(self._scheme.options.ack_timeout)
+        self._heard = 0
+        self._subscriber: Subscriber | None = None
+        self._bridge = Bridge()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of '{self._model_id}' version {self.version}>"
+
+    # -- registering --------------------------------------------------------------------------------------------
+
+    def _set_context(self, context: Any) -> None:
+        self._context_ref = held(context)
+
+    def _register_model(self, model_ref: Any) -> None:
+        """The model itself, or the path of one in the context; from the next version on, also of a link."""
+        self._model_ref = model_ref
+
+    def _register_worker_transport(self, pipe: Any) -> None:
+        self._transport = self._scheme.create_transport(pipe)
+
+    def _resolve_model_ref(self) -> Any:
+        if self._model_ref is None:
+            raise ValueError("No model registered")
+        if not isinstance(self._model_ref, str):
+            return self._model_ref
+        if self._context_ref is None:
+            raise ValueError("Context is required to resolve string references")
+        context = self._context_ref()
+        if context is None:
+            raise ValueError("Context has been garbage collected")
+        model = _resolve_model(context, self._model_ref)
+        if model is None:
+            raise ValueError(f"No model registered: the context's {self._model_ref!r} is None")
+        return model
+
+    # -- receiving ----------------------------------------------------------------------------------------------
+
+    def receive(self, timeout: float = 0.001) -> Any:
+        """Applies the weights that have come, if there are any, and tells the sender.
+
+        Args:
+            timeout: seconds to wait for some.
+
+        Returns:
+            Whether the model has a new version; in a coroutine a ``Work`` of it.
+
+        Raises:
+            ValueError: there is no model; they are another model's.
+            DeadlineExceeded: readers have not left within ``ack_timeout``.
+            Exception: they do not fit.  As of all of these the sender gets the same error; the model is as it was.
+        """
+        if self._transport is None:
+            return self._bridge.run(_no(), "no weights")
+        return self._bridge.run(self._receive(timeout), f"weights of '{self._model_id}'")
+
+    async def _receive(self, timeout: float, *, in_background: bool = False) -> bool:
+        transport = self._transport
+        assert transport is not None
+        if isinstance(transport, LinkTransport):
+            if self._subscriber is None and await transport.leads_to_link(timeout):
+                self._subscribe(transport)
+            if self._subscriber is not None:
+                transport.look()
+                end = time.monotonic() + timeout
+                if await self._subscriber.receive(timeout):
+                    return True
+                while (remaining := end - time.monotonic()) > 0:  # it has heard something else
+                    if await self._subscriber.receive(remaining):
+                        return True
+            timeout = 0.0  # something past the link, perhaps
+        coming = transport.receive_weights(timeout=timeout)
+        if in_background and not inspect.isawaitable(coming):
+            error = ConfigError(
+                f"receive_weights() of {transport!r} is plain code, which would hold up the loop that serve() runs in: "
+                "make it a coroutine (async def), or call receive() where a wait does no harm"
+            )
+            if coming is not None:
+                await self._answer("send_error", error)
+            raise error
+        found = await finish(coming, None, f"weights from {transport!r}")
+        if found is None:
+            return False
+        self._heard += 1
+        model_id, weights = found
+        version = getattr(transport, "version", None)
+        self._state.hear(version)
+        is_new = version is None or version > self.version
+        try:
+            if self._model_id not in (None, model_id):
+                raise ValueError(f"weights of '{model_id}' have come to the receiver of '{self._model_id}'")
+            if is_new:
+                await self._take(weights, version)
+        except Exception as error:
+            await self._answer("send_error", error)
+            raise
+        await self._answer("send_ack", "updated")
+        return is_new
+
+    async def _answer(self, how: str, what: Any) -> None:
+        answer = getattr(self._transport, how, None)
+        if answer is not None:
+            await finish(answer(what), None, f"the answer to {self._transport!r}")
+
+    def apply_weights(self, weights: Any, version: int | None = None) -> Any:
+        """Applies weights that have come by another way, and acknowledges them (TorchRL's older name).
+
+        Args:
+            version: of the weights, where calls alone bring them; the same one for a second time is acknowledged and
+                not applied.  By default one more than the last; where a sender brings versions over a link, it stays,
+                because the sender counts.
+
+        Raises:
+            ValueError: there is no model; the model has a later version.
+            DeadlineExceeded: readers have not left within ``ack_timeout``.
+            Exception: they do not fit; the model is as it was.
+        """
+        return self._bridge.run(self._apply_and_answer(weights, version), f"weights of '{self._model_id}'")
+
+    async def _apply_and_answer(self, weights: Any, version: int | None) -> None:
+        try:
+            self._state.hear(version)
+            if not await self._apply(weights, version) and version != self.version:
+                raise ValueError(
+                    f"version {version} of '{self._model_id}' is not after version {self.version}, which the model "
+                    f"has: a sender that begins anew goes on from there with send(version={self.version + 1})"
+                )
+        except Exception as error:
+            await self._answer_call("send_error", error)
+            raise
+        await self._answer_call("send_ack", "updated")
+
+    async def _answer_call(self, how: str, what: Any) -> None:
+        if self._subscriber is None or not self._subscriber.has_met:  # a sender with a link waits for no message
+            await self._answer(how, what)
+
+    async def _take(self, weights: Any, version: int | None) -> bool:
+        """Applies what the transport has brought, in memory that nobody else uses; whether it was new."""
+        return await self._apply(weights, version)
+
+    async def _apply(self, weights: Any, version: int | None = None) -> bool:
+        """Whether they were new."""
+        model = self._resolve_model_ref()
+        standing = self._state if self._subscriber is None else self._subscriber
+        return await standing.overwrite(lambda: self._strategy.apply_weights(model, weights), version)
+
+    def _subscribe(self, transport: LinkTransport) -> Subscriber:
+        """From now on what comes over the link is applied to the model that is registered by then."""
+        if self._subscriber is None:
+            name = self._model_id or "policy"
+            self._subscriber = Subscriber(
+                transport.open_link(name),
+                find=self._resolve_model_ref,
+                model_id=name,
+                **self._scheme.options.for_subscriber(),
+            )
+        return self._subscriber
+
+    @property
+    def _standing(self) -> Subscriber | Applied:
+        """What knows the model's version."""
+        if isinstance(self._transport, LinkTransport) and self._model_ref is not None:
+            return self._subscribe(self._transport)
+        return self._state
+
+    # -- versions -----------------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """Of the model's weights; 0 before the first update."""
+        return self._state.version if self._subscriber is None else self._subscriber.version
+
+    @property
+    def published(self) -> int:
+        """The newest version that this worker has heard of."""
+        return self._state.published if self._subscriber is None else self._subscriber.published
+
+    @property
+    def staleness(self) -> int:
+        """Versions that the model is behind."""
+        return self.published - self.version
+
+    def reading(self, timeout: float | None = None) -> Reading:
+        """``async with`` it around a use of the model: no update is applied meanwhile.
+
+        It gives the model's version, to be kept with what is made of it.
+
+        Raises:
+            DeadlineExceeded: on entering: an update was being applied for ``timeout`` seconds.
+            TransferFailed: on entering: the last update broke off half way, and no whole version has come since.
+        """
+        return self._standing.reading(timeout)
+
+    def wait_version(self, version: int, timeout: float | None = None) -> Any:
+        """Waits until the model has this version or a later one; somebody must ``receive`` or ``serve`` meanwhile.
+
+        In blocking code that may be another thread.
+
+        Raises:
+            DeadlineExceeded: it has not come within ``timeout`` seconds.
+        """
+        return self._wait(self._standing.wait_version(version, timeout), f"version {version}")
+
+    def wait_fresh(self, max_lag: int, timeout: float | None = None) -> Any:
+        """Waits until the model is at most ``max_lag`` versions behind what was published.
+
+        Raises:
+            DeadlineExceeded: that was not so within ``timeout`` seconds.
+        """
+        return self._wait(self._standing.wait_fresh(max_lag, timeout), "fresh weights")
+
+    def _wait(self, waiting: Coroutine[Any, Any, None], what: str) -> Any:
+        only_waits = isinstance(self._standing, Applied)  # a subscriber receives meanwhile
+        return self._bridge.wait(waiting, what) if only_waits else self._bridge.run(waiting, what)
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    def connect(self, timeout: float | None = 60.0) -> Any:
+        """Meets the sender; ends when the model has the weights that it starts with, or is at the latest version.
+
+        Where weights come by calls there is nobody to be met, and it ends at once.
+
+        Raises:
+            DeadlineExceeded: the sender, or its first version, has not come within ``timeout`` seconds.
+            WeightMismatch: they do not fit; the sender hears the same.
+            PeerLost: the sender is gone.
+        """
+        if isinstance(self._transport, LinkTransport):
+            return self._bridge.run(_begin(self._subscribe(self._transport), timeout), "the sender")
+        return self._bridge.run(nothing(), "a connection")
+
+    def serve(self) -> asyncio.Task[None]:
+        """Receives in the background of the loop that runs here, until the task is cancelled.
+
+        An update that does not fit is told to the sender, and logged here.  The task ends with a ``ConfigError`` if the
+        transport, one of a user's own, cannot be waited for: its ``receive_weights`` is plain code, which would hold up
+        the loop, or comes back with nothing again and again without having waited.
+
+        Raises:
+            RuntimeError: no loop runs here.
+        """
+        loop = asyncio.get_running_loop()
+        if isinstance(self._transport, LinkTransport):
+            return self._subscribe(self._transport).serve()
+        return loop.create_task(self._serve(), name=f"weights of '{self._model_id}'")
+
+    async def _serve(self) -> None:
+        in_vain = 0
+        timeout = 0.0  # of the first look, which shows whether it can be waited for
+        while self._transport is not None:
+            begun, heard = time.monotonic(), self._heard
+            try:
+                await self._receive(timeout, in_background=True)
+                took = time.monotonic() - begun
+            except Exception as error:
+                # DeadlineExceeded is an OSError too, and says only that somebody was late.
+                if isinstance(error, _ENDS) and not isinstance(error, DeadlineExceeded):
+                    raise
+                took = time.monotonic() - begun
+                logger.exception("an update of '%s' could not be applied", self._model_id)
+            in_vain = in_vain + 1 if self._heard == heard and took < _AT_ONCE else 0
+            if in_vain == _TRIES:
+                raise ConfigError(
+                    f"receive_weights(timeout={timeout:g}) of {self._transport!r} has come back {_TRIES} times in a "
+                    "row with nothing, and has not waited: serve() would spin. Let it wait until weights come or its "
+                    "time is over, or call receive() when something has come"
+                )
+            if in_vain:
+                await asyncio.sleep(0)  # others are in this loop too
+            timeout = _PATIENCE
+
+    def close(self) -> Any:
+        """Gives up the way to the sender; in a coroutine a ``Work``."""
+        ends, self._subscriber, self._transport = (self._subscriber, self._transport), None, None
+        work = self._bridge.run(_close(*ends), f"the closing of {self!r}")
+        self._bridge.release()
+        return work
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the context."""
+        own = ("_bridge", "_state", "_heard", "_subscriber")
+        return {name: value for name, value in self.__dict__.items() if name not in own} | {"_context_ref": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+
+async def _begin(subscriber: Subscriber, timeout: float | None) -> None:
+    begun = time.monotonic()
+    await subscriber.connect(timeout)
+    await subscriber.wait_version(1, None if timeout is None else max(0.0, timeout - (time.monotonic() - begun)))
+
+
+async def _no() -> bool:
+    return False
+
+
+async def _close(*ends: Any) -> None:
+    for end in ends:
+        close = getattr(end, "close", None)
+        if close is not None:
+            with contextlib.suppress(OSError):
+                await finish(close(), None, f"the closing of {end!r}")

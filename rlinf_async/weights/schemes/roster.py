@@ -1,0 +1,92 @@
+"""The workers of one sender, by their ids, and what leads to each."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlinf_async.weights.transports.calls import finish
+from rlinf_async.weights.transports.transport import TransportBackend
+
+if TYPE_CHECKING:
+    from rlinf_async.weights.schemes.scheme import WeightSyncScheme
+
+
+class Roster:
+    """What a ``WeightSender`` knows of its workers."""
+
+    _transport: TransportBackend | None
+    """Leads to all of them, where they have none of their own."""
+
+    _transports: dict[int, TransportBackend]
+
+    def __init__(self, scheme: WeightSyncScheme) -> None:
+        self._scheme = scheme
+        self._transports = {}
+        self._transport = None
+        self._model_id = "policy"
+
+    @property
+    def worker_ids(self) -> list[int]:
+        return list(self._transports)
+
+    @property
+    def _is_complete(self) -> bool:
+        """Whether it is known who the workers are."""
+        return True
+
+    async def _find_workers(self, timeout: float | None) -> None:
+        """Makes that so.
+
+        Raises:
+            DeadlineExceeded: they are not there within ``timeout`` seconds.
+        """
+
+    def _register_worker(self, worker_idx: int, pipe_or_context: Any) -> None:
+        if worker_idx not in self._transports:
+            self._transports[worker_idx] = self._scheme.create_transport(pipe_or_context)
+
+    def _replaced(self, worker_id: int, pipe_or_context: Any) -> TransportBackend:
+        """Another way to a worker takes the place of the one that is returned."""
+        old = self._targets(worker_id)[worker_id]
+        self._transports[worker_id] = self._scheme.create_transport(pipe_or_context)
+        return old
+
+    def _iterate_transports(self, worker_ids: int | Sequence[int] | None = None) -> Iterator[TransportBackend]:
+        yield from self._targets(worker_ids).values()
+
+    def _targets(self, worker_ids: int | Sequence[int] | None) -> dict[int, TransportBackend]:
+        """
+        Raises:
+            RuntimeError: there are no workers.
+            ValueError: one of these is not registered.
+        """
+        if worker_ids is None:
+            if self._transports:
+                return dict(self._transports)
+            if self._transport is None:
+                raise RuntimeError(
+                    f"no worker is registered for '{self._model_id}' of {type(self._scheme).__name__}: "
+                    "init_on_sender() is told who they are"
+                )
+            return {0: self._transport}
+        targets = {}
+        for worker_id in [worker_ids] if isinstance(worker_ids, int) else worker_ids:
+            if worker_id not in self._transports:
+                raise ValueError(f"Worker {worker_id} not registered")
+            targets[worker_id] = self._transports[worker_id]
+        return targets
+
+
+async def close_all(transports: Iterable[TransportBackend]) -> None:
+    """Those that can be closed, all at once."""
+    closing: list[tuple[TransportBackend, Any]] = []
+    for transport in transports:
+        close = getattr(transport, "close", None)
+        if close is not None:
+            with contextlib.suppress(OSError):
+                closing.append((transport, close()))
+    for transport, work in closing:
+        with contextlib.suppress(OSError):
+            await finish(work, None, f"the closing of {transport!r}")

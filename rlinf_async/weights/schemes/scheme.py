@@ -1,0 +1,299 @@
+"""``WeightSyncScheme``: how one model's weights come from a trainer to its workers."""
+
+from __future__ import annotations
+
+import abc
+import importlib
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, TypeVar
+
+from torch import nn
+
+from rlinf_async.errors import ConfigError
+from rlinf_async.weights.model.resolve import _resolve_model
+from rlinf_async.weights.schemes.options import SyncOptions
+from rlinf_async.weights.schemes.receiver import WeightReceiver
+from rlinf_async.weights.schemes.sender import WeightSender
+from rlinf_async.weights.schemes.strategy import WeightStrategy, _get_strategy
+from rlinf_async.weights.transports.transport import TransportBackend
+from rlinf_async.weights.waiting.bridge import Bridge
+from rlinf_async.work import Work
+
+S = TypeVar("S", bound="type[WeightSyncScheme]")
+
+_BACKENDS: dict[str, str | type[WeightSyncScheme]] = {
+    "none": "none",
+    "direct": "shared_mem",
+    "shared": "shared_mem",
+    "thread": "shared_mem",
+    "process": "multi_process",
+    "multiprocessing": "multi_process",
+    "worker": "worker_scheme",
+    "ray": "worker_scheme",
+    "module_transform": "module_transform",
+    "rpc": "rpc",
+    "distributed": "distributed_scheme",
+}
+"""By name: the scheme, or the module of this package that registers it."""
+
+
+class WeightSyncScheme(metaclass=abc.ABCMeta):
+    """How to synchronise one model: a configuration, which can be pickled, and in each process one end of it.
+
+    ``init_on_sender`` and ``init_on_worker`` say who the others are and do nothing else; the two sides meet in
+    ``connect``, or with the first ``send`` and ``receive``.  The same scheme, or a pickled copy of it, is used on both
+    sides.  ``connect``, ``close`` and the methods of sender and receiver start at once and return a ``Work`` in a
+    coroutine, and block elsewhere.
+
+    Args:
+        strategy: what weights are extracted as: ``"state_dict"`` or ``"tensordict"``.
+        options: see ``SyncOptions``; ``apply``, ``slots``, ``transport_dtype``, ``delta``, ``policy``, ``ack_timeout``,
+            ``verify``, ``select``.
+
+    Raises:
+        ConfigError: an option is not known, or has a value that it cannot have.
+        ValueError: there is no such strategy.
+    """
+
+    needs_weights: ClassVar[bool] = True
+    """Whether to send nothing is a mistake."""
+
+    publishes: ClassVar[bool] = False
+    """Whether the weights are packed once, for all workers."""
+
+    def __init__(self, strategy: Literal["state_dict", "tensordict"] = "state_dict", **options: Any) -> None:
+        self.strategy: str = _get_strategy(strategy).extract_as
+        self.options = SyncOptions.of(options, type(self).__name__)
+        self._sender: WeightSender | None = None
+        self._receiver: WeightReceiver | None = None
+        self._initialized_on_sender = False
+        self._initialized_on_worker = False
+
+    def __repr__(self) -> str:
+        ends = [end for end, there in (("sender", self._sender), ("receiver", self._receiver)) if there is not None]
+        return f"<{type(self).__name__} {self.strategy} [{', '.join(ends) or 'not initialised'}]>"
+
+    # -- by name ------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def from_backend(name: str, **arguments: Any) -> WeightSyncScheme:
+        """A scheme by its name: ``none``, ``shared`` (or ``direct``, ``thread``), ``process`` (or
+        ``multiprocessing``), ``worker`` (or ``ray``), ``module_transform``, ``rpc``, ``distributed``, or one that was
+        registered.
+
+        Raises:
+            ValueError: there is none of that name.
+        """
+        found = _BACKENDS.get(name)
+        if found is None:
+            raise ValueError(f"Unknown weight sync backend: {name!r}. There are: {', '.join(sorted(_BACKENDS))}")
+        if isinstance(found, str):
+            importlib.import_module(f"{__package__}.{found}")
+            found = _BACKENDS[name]
+        assert not isinstance(found, str)
+        return found(**arguments)
+
+    # -- ends ---------------------------------------------------------------------------------------------------
+
+    def init_on_sender(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
+        """Makes this the trainer's end.
+
+        Args:
+            model_id: what the model is called: a path to it from the context, such as ``"policy"``.
+            context: something that has the model and the ways to the workers as attributes; held weakly.
+            kwargs: the same without a context; each scheme says what it needs.  ``source_model`` (or ``model``) is what
+                ``send()`` without weights sends, where the context does not have it.
+        """
+        raise NotImplementedError
+
+    def init_on_worker(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
+        """Makes this a worker's end.
+
+        Args:
+            model_id: as at the sender; the worker's model is looked for under that path when weights are applied,
+                unless the context's ``get_model`` or ``model=`` gives it.
+            context, kwargs: as at the sender.
+        """
+        raise NotImplementedError
+
+    def init_on_receiver(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
+        """Newer TorchRL's name of ``init_on_worker``."""
+        self.init_on_worker(model_id, context, **kwargs)
+
+    def get_sender(self) -> WeightSender:
+        """
+        Raises:
+            RuntimeError: ``init_on_sender`` has not been called.
+        """
+        if not self._initialized_on_sender or self._sender is None:
+            raise RuntimeError(f"Must call init_on_sender() before get_sender() on {type(self).__name__}")
+        return self._sender
+
+    def get_receiver(self) -> WeightReceiver:
+        """
+        Raises:
+            RuntimeError: ``init_on_worker`` has not been called.
+        """
+        if not self._initialized_on_worker or self._receiver is None:
+            raise RuntimeError(f"Must call init_on_worker() before get_receiver() on {type(self).__name__}")
+        return self._receiver
+
+    def _become_sender(self, sender: WeightSender, model_id: str, context: Any, source_model: Any = None) -> None:
+        sender._model_id = model_id
+        if context is not None:
+            sender._set_context(context, model_id)
+        sender._source_model = source_model
+        if self.options.select != "all":  # which is judged by the parameters themselves
+            sender._strategy = _get_strategy(self.strategy, keep_vars=True)  # type: ignore[arg-type]  # it is checked
+        self._sender = sender
+        self._initialized_on_sender = True
+
+    def _become_receiver(self, receiver: WeightReceiver, model_id: str, context: Any, model: Any = None) -> None:
+        receiver._model_id = model_id
+        if context is not None:
+            receiver._set_context(context)
+        if model is not None:
+            receiver._register_model(model)
+        self._receiver = receiver
+        self._initialized_on_worker = True
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    def connect(self, *, weights: Any = None, timeout: float | None = 60.0) -> Any:
+        """Meets the other side, and has the workers start with the trainer's weights: who is connected has them.
+
+        The other side must do the same; a worker may as well ``receive`` or ``serve``.
+
+        Args:
+            weights: at the sender: what the workers start with, as version 1; by default its model's.
+            timeout: seconds.
+
+        Returns:
+            None; in a coroutine a ``Work``.
+
+        Raises:
+            DeadlineExceeded: somebody did not come; names who.
+            ValueError: the sender has no model, and no ``weights`` were given.
+            RuntimeError: neither end has been initialised.
+        """
+        if self._sender is not None:
+            return self._sender.connect(weights, timeout=timeout)
+        return self.get_receiver().connect(timeout=timeout)
+
+    def close(self) -> Any:
+        """Gives back everything that both ends hold; in a coroutine a ``Work``.  A second time is nothing."""
+        ends: list[WeightSender | WeightReceiver] = [end for end in (self._sender, self._receiver) if end is not None]
+        self._sender = self._receiver = None
+        self._initialized_on_sender = self._initialized_on_worker = False
+        works = [work for end in ends if isinstance(work := end.close(), Work)]
+        bridge = Bridge()
+        closing = bridge.run(_every(works), f"the closing of {type(self).__name__}")
+        bridge.release()
+        return closing
+
+    async def __aenter__(self) -> WeightSyncScheme:
+        try:
+            await self.connect()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    # -- pickling -----------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The configuration; the copy is initialised anew."""
+        return {
+            **self.__dict__,
+            "_sender": None,
+            "_receiver": None,
+            "_initialized_on_sender": False,
+            "_initialized_on_worker": False,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    # -- what schemes differ in ---------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def create_transport(self, pipe_or_context: Any) -> TransportBackend:
+        """The way to one worker, or from the sender; what is needed for it, each scheme says."""
+
+    def create_sender(self) -> WeightSender:
+        return WeightSender(self)
+
+    def create_receiver(self) -> WeightReceiver:
+        return WeightReceiver(self)
+
+    def prepare_weights(self, weights: Any, model_id: str, strategy: WeightStrategy, context: Any = None) -> Any:
+        """What ``send(weights)`` sends.
+
+        Args:
+            weights: a module, of which the weights are extracted; the path of one in the context; None for the model
+                ``model_id`` of the context; or weights, which stay as they are.
+
+        Returns:
+            The weights; None where none were given and the context has none.
+
+        Raises:
+            ValueError: a path, and no context.
+        """
+        if weights is None:
+            return None if context is None else self._weights_of(context, model_id, strategy)
+        if isinstance(weights, nn.Module):
+            return strategy.extract_weights(weights)
+        if isinstance(weights, str):
+            if context is None:
+                raise ValueError(f"Cannot resolve string reference '{weights}' without context")
+            return strategy.extract_weights(_resolve_model(context, weights))
+        return weights
+
+    def _weights_of(self, context: Any, model_id: str, strategy: WeightStrategy) -> Any:
+        try:
+            return strategy.extract_weights(_resolve_model(context, model_id))
+        except (AttributeError, KeyError):
+            pass
+        fallback = getattr(context, "_fallback_policy", None) if model_id == "policy" else None
+        return None if fallback is None else strategy.extract_weights(fallback)
+
+
+def register_weight_sync_backend(name: str) -> Callable[[S], S]:
+    """Decorates a scheme: ``WeightSyncScheme.from_backend(name)`` makes one.
+
+    Raises:
+        ConfigError: another scheme has that name.
+    """
+
+    def register(scheme: S) -> S:
+        known = _BACKENDS.get(name)
+        if isinstance(known, type) and known is not scheme:
+            raise ConfigError(f"weight sync backend {name!r} is {known.__name__} already")
+        _BACKENDS[name] = scheme
+        return scheme
+
+    return register
+
+
+def from_either(context: Any, kwargs: dict[str, Any], *names: str) -> Any:
+    """The first of these that the context has, or without a context the arguments; None if there is none."""
+    for name in names:
+        found = kwargs.get(name) if context is None else getattr(context, name, None)
+        if found is not None:
+            return found
+    return None
+
+
+async def _every(works: list[Work[Any]]) -> None:
+    for work in works:
+        await work
+
+
+def model_of(context: Any, kwargs: dict[str, Any], model_id: str) -> Any:
+    """The worker's model: the context's ``get_model``, ``model=``, or the id, to be looked for when it is needed."""
+    get_model = getattr(context, "get_model", None)
+    found = get_model(model_id) if get_model is not None else kwargs.get("model")
+    return model_id if found is None else found

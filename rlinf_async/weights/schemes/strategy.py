@@ -1,0 +1,116 @@
+"""What weights are taken out of a model as, and how they are put into one."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from rlinf_async.weights.model.param_tree import ParamTree, is_tensordict
+from rlinf_async.weights.model.update import plan_update
+
+
+class WeightStrategy:
+    """Takes weights out of models and puts them into models (the interface is TorchRL's).
+
+    Args:
+        extract_as: ``"tensordict"`` or ``"state_dict"``; what ``apply_weights`` takes is seen from the weights.
+            tensordict need not be installed: without it, nested dicts take its place.
+        keep_vars: as of torch's ``state_dict``: the parameters themselves are in it, which know whether they are
+            trained, in the place of detached tensors.
+
+    Raises:
+        ValueError: it is neither.
+    """
+
+    def __init__(
+        self, extract_as: Literal["tensordict", "state_dict"] = "tensordict", *, keep_vars: bool = False
+    ) -> None:
+        if extract_as not in ("tensordict", "state_dict"):
+            raise ValueError(f"extract_as must be 'tensordict' or 'state_dict', got {extract_as}")
+        self.extract_as: str = extract_as
+        self._keep_vars = keep_vars
+
+    def __repr__(self) -> str:
+        return f"WeightStrategy({self.extract_as!r})"
+
+    def extract_weights(self, source: Any) -> Any:
+        """The weights of a source, without copying: its tensors are those of the source.
+
+        =============  ========================================  =================================================
+        source         as ``"tensordict"``                       as ``"state_dict"``
+        =============  ========================================  =================================================
+        module         a TensorDict of parameters and all        ``state_dict()``: dotted keys, persistent buffers
+                       buffers                                   only
+        TensorDict     as it is                                  nested dicts
+        dict           a TensorDict of it, dotted keys stay so   as it is
+        =============  ========================================  =================================================
+
+        Raises:
+            ValueError: the source is of another type.
+        """
+        if self.extract_as == "tensordict":
+            return _as_tensordict(source)
+        if isinstance(source, ParamTree):
+            return source.to_state_dict()
+        if is_tensordict(source):
+            return source.to_dict()
+        if isinstance(source, nn.Module):
+            return source.state_dict(keep_vars=True) if self._keep_vars else source.state_dict()
+        if isinstance(source, dict):
+            return source
+        raise ValueError(f"Unsupported source type for state_dict extraction: {type(source)}")
+
+    def apply_weights(self, destination: Any, weights: Any) -> None:
+        """Writes weights into a destination in place, or raises and has written nothing.
+
+        Dtypes are cast, memory moves between devices, parameters stay the same objects, and tied tensors are written
+        once.  Weights for some of the keys leave the others as they are.
+
+        Args:
+            destination: a module, a TensorDict, or a dict of tensors with dotted or nested keys.
+            weights: a TensorDict, or a dict with dotted or nested keys; None does nothing.
+
+        Raises:
+            WeightMismatch: (a KeyError) a key is unknown, or a shape or the kind of a dtype differs.
+            ValueError: one of them is of another type.
+        """
+        plan_update(destination, weights).write()
+
+
+def _get_strategy(strategy: Literal["tensordict", "state_dict"], *, keep_vars: bool = False) -> WeightStrategy:
+    """
+    Raises:
+        ValueError: there is none of that name.
+    """
+    if strategy not in ("tensordict", "state_dict"):
+        raise ValueError(f"Unknown strategy: {strategy}. Must be 'tensordict' or 'state_dict'.")
+    return WeightStrategy(extract_as=strategy, keep_vars=keep_vars)
+
+
+def _as_tensordict(source: Any) -> Any:
+    if is_tensordict(source):
+        return source
+    kind = _tensordict()
+    if isinstance(source, nn.Module):
+        return _nested(source) if kind is None else kind.from_module(source)
+    if isinstance(source, dict):
+        return source if kind is None else kind(source, batch_size=[])
+    if isinstance(source, ParamTree):
+        return source.to_nested() if kind is None else source.to_tensordict()
+    raise ValueError(f"Unsupported source type for TensorDict extraction: {type(source)}")
+
+
+def _tensordict() -> Any:
+    """The class, if it is installed."""
+    try:
+        from tensordict import TensorDict
+    except ImportError:
+        return None
+    return TensorDict
+
+
+def _nested(module: nn.Module) -> dict[str, Any]:
+    found: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
+    return ParamTree.of(found | dict(module.named_buffers(remove_duplicate=False))).to_nested()

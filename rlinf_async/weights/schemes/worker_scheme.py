@@ -1,0 +1,161 @@
+"""Weights from one worker group to another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlinf_async.weights.links.link import Link
+from rlinf_async.weights.links.worker_link import WorkerLink
+from rlinf_async.weights.schemes.handle_scheme import HandleScheme
+from rlinf_async.weights.schemes.scheme import WeightSyncScheme, model_of, register_weight_sync_backend
+from rlinf_async.weights.schemes.sender import WeightSender
+from rlinf_async.weights.transports.link_transport import LinkTransport
+from rlinf_async.weights.transports.worker import WorkerTransport
+from rlinf_async.weights.waiting.bridge import at_once
+from rlinf_async.worker.here import require_exchange
+
+
+class WorkerLinkTransport(LinkTransport):
+    """From a worker to another one, whatever nodes they are on, over a line of its own.
+
+    On one node the weights are read where the sender has written them; to each other node they travel once.
+
+    Args:
+        group, rank: the other worker's.
+    """
+
+    def __init__(self, group: str, rank: int) -> None:
+        self._member = (group, rank)
+        self._link: Link | None = None
+
+    def __repr__(self) -> str:
+        return f"<WorkerLinkTransport to {self._member[0]}:{self._member[1]}>"
+
+    def open_link(self, name: str) -> Link:
+        if self._link is None:
+            self._link = WorkerLink(*self._member, name)
+        return self._link
+
+    def check_connection(self) -> bool:
+        """Whether nothing is known that would keep a word from the other worker."""
+        return self._link is None or self._link.error is None
+
+    def send_weights(self, model_id: str, weights: Any) -> Any:
+        """
+        Raises:
+            NotImplementedError: always: a sender publishes to all its workers at once.
+        """
+        raise NotImplementedError(f"{self!r} is a worker's part of a sender: use that one")
+
+    def receive_weights(self, timeout: float = 1.0) -> Any:
+        """None: nothing comes past the link."""
+        return at_once("nothing")
+
+    def close(self) -> Any:
+        """Lets go of the line; in a coroutine a ``Work``."""
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+        return at_once(f"the closing of {self!r}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_member": self._member, "_link": None}
+
+
+class _GroupSender(WeightSender):
+    """To a group whose size is asked for when something is sent first."""
+
+    def __init__(self, scheme: WeightSyncScheme) -> None:
+        super().__init__(scheme)
+        self._group: str | None = None
+
+    async def _find_workers(self, timeout: float | None) -> None:
+        if self._group is not None:
+            size = await require_exchange().find_group(self._group).async_wait(timeout)
+            for rank in range(size):
+                self._register_worker(rank, (self._group, rank))
+            self._group = None
+
+    @property
+    def _publishes(self) -> bool:
+        return True
+
+    @property
+    def _is_complete(self) -> bool:
+        return self._group is None
+
+
+@register_weight_sync_backend("ray")
+@register_weight_sync_backend("worker")
+class WorkerWeightSyncScheme(HandleScheme):
+    """Synchronises workers of this framework with one of their number, the trainer (TorchRL's RayWeightSyncScheme).
+
+    Example:
+        class Trainer(Worker):
+            async def train(self, scheme):
+                scheme.init_on_sender("policy", receivers="rollout", source_model=self.model)
+                async with scheme:                                 # every rank of "rollout" is there, and fits
+                    for batch in self.batches:
+                        self.step(batch)
+                        await scheme.get_sender().send_async()     # packed: the next step may begin
+                        ...
+                        await scheme.get_sender().wait_async()     # everybody has it
+
+        class Rollout(Worker):
+            async def rollout(self, scheme):
+                scheme.init_on_worker("policy", sender=("trainer", 0), model=self.policy)
+                async with scheme:
+                    scheme.get_receiver().serve()
+                    async with scheme.get_receiver().reading() as version:
+                        samples = self.collect(), version
+
+    Whoever holds handles, the driver for example, can send too: with ``remote_collectors=group``, the method
+    ``update_policy_weights_(policy_or_weights)`` of every rank is called; the weights travel once to each node.  What
+    has to do with shared memory, ``apply="map"`` for example, is then refused.
+    """
+
+    instead = "leave it out, or have a worker send: init_on_sender(receivers=), init_on_worker(sender=)"
+
+    def init_on_sender(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
+        """
+        Args:
+            kwargs: ``receivers``, in a worker: the name of a group, of which all ranks are meant that are there now, or
+                a list of ``(group, rank)``, in the order of the workers' ids.  Or ``remote_collectors``: a worker
+                group, or a list of groups of one rank.  ``source_model``.
+
+        Raises:
+            ValueError: neither was given.
+        """
+        receivers = kwargs.get("receivers")
+        if receivers is None:
+            super().init_on_sender(model_id, context, **kwargs)
+            return
+        sender = _GroupSender(self)
+        self._become_sender(sender, model_id, context, kwargs.get("source_model", kwargs.get("model")))
+        if isinstance(receivers, str):
+            sender._group = receivers
+            return
+        for worker_id, member in enumerate(receivers):
+            sender._register_worker(worker_id, tuple(member))
+
+    def init_on_worker(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
+        """
+        Args:
+            kwargs: ``sender``: group and rank of the trainer; without it, only calls bring weights.  ``model``.
+        """
+        source = kwargs.get("sender")
+        if source is None:
+            super().init_on_worker(model_id, context, **kwargs)
+            return
+        receiver = self.create_receiver()
+        receiver._register_worker_transport(source)
+        self._become_receiver(receiver, model_id, context, model_of(context, kwargs, model_id))
+
+    def create_transport(self, pipe_or_context: Any) -> WorkerTransport | WorkerLinkTransport:
+        """
+        Args:
+            pipe_or_context: ``(group, rank)`` of the other worker; or a handle of it, which is called.
+        """
+        if isinstance(pipe_or_context, tuple):
+            return WorkerLinkTransport(*pipe_or_context)
+        return WorkerTransport(pipe_or_context, timeout=self.options.ack_timeout)

@@ -1,0 +1,90 @@
+"""The leaves of a slot once more, in the memory of the GPU that the source is on, for receivers on the same one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import Any, Final
+
+import torch
+
+from rlinf_async.weights.gpu.gpus import Gpus
+from rlinf_async.weights.model.manifest import Manifest
+from rlinf_async.weights.slots.locks import OPENED, WRITE, lock
+
+logger = logging.getLogger(__name__)
+
+
+class DeviceLeaves:
+    """Allocated once and exported once.
+
+    Attributes:
+        memory, views: all of it, and the leaves in the order of the manifest.
+        name: how others open it, as plain data: the GPU's uuid and a ``Handle``.
+
+    Raises:
+        Exception: there is no room on the GPU, or its memory cannot be shared.
+    """
+
+    def __init__(self, gpus: Gpus, manifest: Manifest, device: torch.device) -> None:
+        self._gpus = gpus
+        self.device = device
+        self.memory = gpus.allocate(manifest.nbytes, device)
+        try:
+            self.name: list[Any] = [gpus.uuid(device), *gpus.export(self.memory)]
+        except BaseException:
+            gpus.free(self.memory)
+            raise
+        views = manifest.views(self.memory)
+        self.views = [views[leaf.path] for leaf in manifest.leaves]
+
+    def free(self) -> None:
+        try:
+            self._gpus.free(self.memory)
+        except Exception as error:  # the driver has gone away, and the memory with it
+            logger.info("memory of weights on %s could not be freed: %s", self.device, error)
+
+
+class Retired:
+    """What nobody writes any more and others may still have open.
+
+    CUDA does not say what becomes of memory that is freed while another process has it open, so it is kept until no
+    process has: the kernel says whether, also of those that were killed.  Nothing says when, but for a thread that does
+    nothing else than wait for such a lock and cannot be called off; so the kernel is asked when more is packed or
+    retired here, and what is left then goes with the process.  Receivers let go when they hear that their sender is
+    gone.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: list[tuple[int, DeviceLeaves]] = []
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def add(self, fd: int, leaves: DeviceLeaves) -> None:
+        """
+        Args:
+            fd: of the slot, whose header does not name the leaves any more; stays the caller's.
+        """
+        with self._lock:
+            self._kept.append((os.dup(fd), leaves))
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Frees what nobody has open."""
+        if not self._kept:
+            return
+        with self._lock:
+            kept, self._kept = self._kept, []
+            for fd, leaves in kept:
+                if lock(fd, WRITE, OPENED):
+                    leaves.free()
+                    os.close(fd)
+                else:
+                    self._kept.append((fd, leaves))
+
+
+RETIRED: Final = Retired()
+"""Of this process."""

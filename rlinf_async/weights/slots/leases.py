@@ -1,0 +1,197 @@
+"""The slots of its sender that a receiver has mapped, and those of them that it keeps from being written."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import torch
+
+from rlinf_async.errors import ClosedError, TransferFailed
+from rlinf_async.weights.gpu.gpus import Gpus
+from rlinf_async.weights.model.manifest import Manifest
+from rlinf_async.weights.model.param_tree import Path
+from rlinf_async.weights.slots.slab import MemoryName, SlotReader
+from rlinf_async.weights.slots.slab_layout import IN_SLOT, ON_GPU, SlotHeader, SlotLayout
+
+logger = logging.getLogger(__name__)
+
+Views: TypeAlias = dict[Path, torch.Tensor]
+
+
+class Leased(NamedTuple):
+    """A version that may be looked at until it is released.
+
+    Attributes:
+        views: its leaves, where they lie; None where that is a GPU's memory that is not open here.  Then there is no
+            lease either.
+        is_on_gpu: that is where they lie.
+    """
+
+    reader: SlotReader
+    views: Views | None
+    header: SlotHeader
+    is_on_gpu: bool = False
+
+
+@dataclass
+class _Known:
+    """A slot that is mapped, and its leaves there and on the GPU."""
+
+    reader: SlotReader
+    views: Views
+    on_gpu: Views | None = None
+
+
+class Leases:
+    """Slots are mapped once, and unmapped when the sender has left them.
+
+    Attributes:
+        manifest: of the weights; None until the sender has said what comes.
+        device: the GPU that they go to, if it is one.
+        gpu: the uuid of the GPU whose memory can be opened here; empty where none can.
+    """
+
+    def __init__(self, gpus: Gpus) -> None:
+        self.manifest: Manifest | None = None
+        self.gpu = ""
+        self._gpus = gpus
+        self.device: torch.device | None = None
+        self._is_refused = False
+        self._layout = SlotLayout(0)
+        self._most = 2
+        self._known: dict[int, _Known] = {}
+        """By inode, that which was used last at the end."""
+        self._kept: SlotReader | None = None
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<Leases of {len(self._known)} slots>"
+
+    @property
+    def keeps_one(self) -> bool:
+        return self._kept is not None
+
+    def expect(self, manifest: Manifest, extra: int, slots: int, device: torch.device | None = None) -> None:
+        """The sender has said what comes.
+
+        Args:
+            device: the GPU that it goes to, if it is one.
+        """
+        self.manifest = manifest
+        self._layout = SlotLayout(manifest.nbytes, extra)
+        self._most = slots + 1
+        self.device = device
+        self.gpu = "" if device is None or self._is_refused else self._gpus.uuid(device)
+
+    def _refuse(self, error: Exception) -> None:
+        self.gpu, self._is_refused = "", True
+        logger.warning("the memory of the sender's GPU cannot be opened; its weights come by way of the CPU: %s", error)
+
+    def may_map(self, name: MemoryName) -> bool:
+        """Whether to ``map`` it, in a thread, before it is taken."""
+        return name.inode not in self._known
+
+    def map(self, name: MemoryName) -> None:
+        """Maps a slot, and unmaps those that the sender has left.
+
+        Raises:
+            TransferFailed: as ``take``.
+        """
+        self._find(name)
+
+    def may_open(self, name: MemoryName) -> bool:
+        """Whether to ``open`` it, in a thread, before it is taken."""
+        known = self._known.get(name.inode)
+        is_open = known is not None and known.on_gpu is not None
+        return bool(self.gpu) and name.on_gpu is not None and name.on_gpu[0] == self.gpu and not is_open
+
+    def open(self, name: MemoryName) -> None:
+        """Opens what a slot has on the GPU; what cannot be opened once is not tried again.
+
+        Raises:
+            TransferFailed: as ``take``.
+        """
+        known = self._find(name)
+        assert self.manifest is not None
+        assert self.device is not None
+        assert name.on_gpu is not None
+        try:
+            memory = known.reader.open(self._gpus, name.on_gpu, self.device)
+        except Exception as error:
+            self._refuse(error)
+        else:
+            known.on_gpu = None if memory is None else self.manifest.views(memory)
+
+    def take(self, name: MemoryName) -> Leased | None:
+        """Leases a slot.
+
+        Returns:
+            None where nothing is, or is being written: a later version comes.
+
+        Raises:
+            TransferFailed: it cannot be read here, or is not what the sender has said.
+            ClosedError: they have been given back.
+        """
+        known = self._find(name)
+        reader = known.reader
+        header = reader.lease()
+        if header is None:
+            return None
+        if self.manifest is None or header.digest[: len(self.manifest.digest)] != self.manifest.digest:
+            self.release(reader)
+            raise TransferFailed(f"{reader!r} holds other weights than the sender has said")
+        if header.places & ON_GPU and known.on_gpu is not None:
+            return Leased(reader, known.on_gpu, header, is_on_gpu=True)
+        if header.places & IN_SLOT:
+            return Leased(reader, known.views, header)
+        self.release(reader)
+        return Leased(reader, None, header)
+
+    def _find(self, name: MemoryName) -> _Known:
+        """The slot of that name, which is mapped now if it was not."""
+        if self._is_closed:
+            raise ClosedError("the receiver of the weights is closed")
+        if self.manifest is None:
+            raise TransferFailed("a version was published before it was said what comes")
+        known = self._known.pop(name.inode, None)
+        if known is None:
+            reader = SlotReader(name, self._layout)
+            known = _Known(reader, self.manifest.views(reader.leaves))
+        self._known[name.inode] = known
+        for inode in list(self._known)[: -self._most]:
+            if self._known[inode].reader is not self._kept:
+                self._known.pop(inode).reader.close()
+        return known
+
+    def release(self, reader: SlotReader) -> None:
+        """It is not looked at any more, unless it is kept."""
+        if reader is not self._kept:
+            reader.release()
+
+    def keep(self, reader: SlotReader | None) -> None:
+        """The receiver's tensors stand in it from now on, and not in the one before any more."""
+        before, self._kept = self._kept, reader
+        if before is not None and before is not reader:
+            before.release()
+
+    @property
+    def has_unkept(self) -> bool:
+        return any(known.reader is not self._kept for known in list(self._known.values()))
+
+    def shed(self) -> None:
+        """Gives all of them back that are not kept: nothing more comes into them.  In a thread, as ``close``."""
+        for inode in [inode for inode, known in self._known.items() if known.reader is not self._kept]:
+            self._known.pop(inode).reader.close()
+
+    def forget(self) -> None:
+        """Gives all of them back, because no tensor stands in them any more; of much memory in a thread."""
+        known, self._known, self._kept = self._known, {}, None
+        for each in known.values():
+            each.reader.close()
+
+    def close(self) -> None:
+        """Gives all of them back for good; of much memory in a thread.  Idempotent."""
+        self._is_closed = True
+        self.forget()

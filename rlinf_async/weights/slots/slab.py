@@ -1,0 +1,309 @@
+"""The memory of one slot: written by one process, read by others, freed by the kernel with the last of them.
+
+A slot is sealed anonymous memory (memfd), found by others under ``/proc``.  Who reads it holds a *lease*, a read lock
+of the kernel's on it (an open-file-description lock); who writes it holds a write lock.  So no version is overwritten
+while it is read, and the lease of a process that has been killed is gone with the process::
+
+    sender    SlotWriter ── claim, begin, pack, finish ──┐
+                                                      /proc/<pid>/fd/<n>
+    receiver  SlotReader ── lease, read, release ────────┘
+
+Its leaves may also be in the memory of a GPU, with which everything else stays as it is: header and leases are here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import os
+import zlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from rlinf_async.core.segment import allocate_segment, seal_segment
+from rlinf_async.data.device_memory import Handle
+from rlinf_async.errors import TransferFailed
+from rlinf_async.weights.gpu.gpus import Gpus
+from rlinf_async.weights.gpu.registered import Registrar
+from rlinf_async.weights.slots.device_leaves import RETIRED, DeviceLeaves
+from rlinf_async.weights.slots.locks import NONE, OPENED, READ, WRITE, lock
+from rlinf_async.weights.slots.mapping import map_memory, register, registration_of
+from rlinf_async.weights.slots.slab_layout import HEADER_BYTES, IN_SLOT, ON_GPU, SlotHeader, SlotLayout
+
+logger = logging.getLogger(__name__)
+
+
+class MemoryName(NamedTuple):
+    """Where a slot is found by other processes of this machine, as plain data.
+
+    Attributes:
+        path: of the writer's descriptor.
+        inode: of the memory: a descriptor's number is used again.
+        on_gpu: where the leaves are besides: a GPU's uuid and a ``Handle``; None where they are in the slot only.
+    """
+
+    path: str
+    inode: int
+    size: int
+    on_gpu: list[Any] | None = None
+
+
+class SlotWriter:
+    """One slot, as its owner has it.  All its memory is there from the beginning: packing meets no page fault.
+
+    Raises:
+        MemoryError, OSError: there is no memory, or no file descriptor, for it.
+    """
+
+    def __init__(self, layout: SlotLayout, digest: bytes, label: str = "weights") -> None:
+        self._layout = layout
+        self._header = SlotHeader(digest)
+        self._fd = allocate_segment(layout.size, f"rlinf-{label}"[:200])
+        seal_segment(self._fd)
+        try:
+            self._memory = map_memory(self._fd, layout.size, writable=True)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self._set()
+        self._name = MemoryName(f"/proc/{os.getpid()}/fd/{self._fd}", os.fstat(self._fd).st_ino, layout.size)
+        self.leaves: torch.Tensor = (
+            torch.frombuffer(self._memory, dtype=torch.uint8, offset=HEADER_BYTES, count=layout.leaves)
+            if layout.leaves
+            else torch.empty(0, dtype=torch.uint8)
+        )
+        """Where the leaves are packed to: bytes."""
+        self.device_leaves: DeviceLeaves | None = None
+        """Where they can be packed to besides, from when it is set."""
+
+    def __repr__(self) -> str:
+        state = "whole" if self._header.is_whole else "not whole"
+        return f"<SlotWriter version {self.version} [{self._layout.size >> 20} MiB, {state}]>"
+
+    @property
+    def name(self) -> MemoryName:
+        on_gpu = self.device_leaves.name if self.device_leaves is not None and self.is_on_gpu else None
+        return self._name._replace(on_gpu=on_gpu)
+
+    @property
+    def version(self) -> int:
+        return self._header.version
+
+    @property
+    def is_in_slot(self) -> bool:
+        """Whether the leaves of its version are in the slot itself."""
+        return bool(self._header.places & IN_SLOT)
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether they are in its device leaves."""
+        return bool(self._header.places & ON_GPU)
+
+    @property
+    def extra(self) -> bytes:
+        start = self._layout.extra_offset
+        return bytes(self._view(start, self._header.extra))
+
+    @property
+    def checksum(self) -> int:
+        return self._header.checksum
+
+    def claim(self) -> bool:
+        """Keeps readers out until ``give_back``.  False if somebody reads it."""
+        return lock(self._fd, WRITE)
+
+    def give_back(self) -> None:
+        lock(self._fd, NONE)
+
+    def begin(self) -> None:
+        """What is in the slot is no version from now on.  It has been claimed."""
+        self._set(sequence=self._header.sequence | 1)
+
+    def finish(self, version: int, extra: bytes = b"", checksum: int = 0, places: int = IN_SLOT) -> None:
+        """The slot holds a whole version.
+
+        Args:
+            places: where its leaves are, ``IN_SLOT``, ``ON_GPU`` or both.
+
+        Raises:
+            ValueError: the extra is longer than there is room.
+        """
+        room = self._layout.extra_room
+        if len(extra) > room:
+            raise ValueError(
+                f"what the model has beside its tensors has grown to {len(extra)} bytes, and there is room for {room}: "
+                "close both sides and connect again"
+            )
+        start = self._layout.extra_offset
+        self._view(start, len(extra))[:] = extra
+        sequence = self._header.sequence + 1
+        self._set(sequence=sequence, version=version, extra=len(extra), checksum=checksum, places=places)
+
+    def filled(self) -> None:
+        """The leaves, which were only on a GPU, are in the slot too; whoever reads them there goes on."""
+        self._set(places=IN_SLOT | ON_GPU)
+
+    def register(self, registrar: Registrar, device: torch.device) -> None:
+        """A GPU copies from and to it at full speed from now on."""
+        register(self._memory, registrar, device)
+
+    def _set(self, **fields: int) -> None:
+        self._header = SlotHeader(**{**self._header.__dict__, **fields})
+        packed = self._header.pack()
+        self._view(0, len(packed))[:] = packed
+
+    def _view(self, offset: int, nbytes: int) -> memoryview:
+        return memoryview(self._memory).cast("B")[offset : offset + nbytes]
+
+    def close(self) -> None:
+        """Lets go of it; who reads it goes on, also on a GPU.  Idempotent.
+
+        Of much memory in a thread: it is unmapped now, or with the last tensor that is sent from it.
+        """
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            if self.device_leaves is not None:
+                self._set(places=self._header.places & ~ON_GPU)  # nobody opens them from here on
+                RETIRED.add(fd, self.device_leaves)
+            os.close(fd)
+            self.leaves = torch.empty(0, dtype=torch.uint8)
+            if (registration := registration_of(self._memory)) is not None:
+                registration.end()  # here, and not wherever the last tensor is let go of
+            self._memory = (ctypes.c_ubyte * 0)()
+
+
+class SlotReader:
+    """Another process's slot, mapped for reading only: a write to it is a fault (SIGSEGV), not an exception.
+
+    Raises:
+        TransferFailed: it cannot be opened here: its owner is gone, or lives on another machine, in another PID
+            namespace or under another user.
+    """
+
+    def __init__(self, name: MemoryName, layout: SlotLayout) -> None:
+        self.name = name
+        self._layout = layout
+        try:
+            self._fd = os.open(name.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise TransferFailed(f"the sender's memory {name.path} cannot be opened: {error.strerror}") from error
+        try:
+            status = os.fstat(self._fd)
+            if (status.st_ino, status.st_size) != (name.inode, name.size) or name.size != layout.size:
+                raise TransferFailed(f"{name.path} is not the memory that its sender has announced")
+            self._memory = map_memory(self._fd, name.size, writable=False)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self.leaves: torch.Tensor = (
+            torch.frombuffer(self._memory, dtype=torch.uint8, offset=HEADER_BYTES, count=layout.leaves)
+            if layout.leaves
+            else torch.empty(0, dtype=torch.uint8)
+        )
+        """The packed leaves: bytes.  To be looked at under a lease only."""
+        self.is_leased = False
+        self._shut: Callable[[], None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<SlotReader {self.name.path} [{'leased' if self.is_leased else 'free'}]>"
+
+    def lease(self) -> SlotHeader | None:
+        """Keeps the writer out until ``release``.
+
+        Returns:
+            What is in the slot; None where nothing is, or is being written: then there is no lease.
+        """
+        if not lock(self._fd, READ):
+            return None
+        header = SlotHeader.unpack(self._view(0, HEADER_BYTES))
+        if not header.is_whole:
+            lock(self._fd, NONE)
+            return None
+        self.is_leased = True
+        return header
+
+    def release(self) -> None:
+        if self.is_leased:
+            self.is_leased = False
+            lock(self._fd, NONE)
+
+    def extra(self, header: SlotHeader) -> bytes:
+        return bytes(self._view(self._layout.extra_offset, header.extra))
+
+    def check(self, header: SlotHeader) -> None:
+        """
+        Raises:
+            TransferFailed: it is not what was written.
+        """
+        found = checksum_of(self.leaves, self.extra(header))
+        if header.checksum and found != header.checksum:
+            raise TransferFailed(
+                f"version {header.version} was written with checksum {header.checksum:#010x} and reads as {found:#010x}"
+            )
+
+    def register(self, registrar: Registrar, device: torch.device) -> None:
+        """A GPU copies from it at full speed from now on."""
+        register(self._memory, registrar, device)
+
+    @property
+    def is_registered(self) -> bool:
+        return registration_of(self._memory) is not None
+
+    def open(self, gpus: Gpus, on_gpu: list[Any], device: torch.device) -> torch.Tensor | None:
+        """Opens the leaves that are on a GPU, until ``close``.  They too are to be looked at under a lease only.
+
+        Returns:
+            Them, as bytes; None where there are none any more.
+
+        Raises:
+            Exception: they cannot be opened here.
+        """
+        _, *facts = on_gpu
+        handle = Handle(*facts)
+        if handle.nbytes != self._layout.leaves:
+            raise TransferFailed(
+                f"{handle.nbytes} bytes on {device} are not the memory that their sender has announced"
+            )
+        if not lock(self._fd, READ, OPENED):
+            return None
+        try:
+            if not SlotHeader.unpack(self._view(0, HEADER_BYTES)).places & ON_GPU:
+                lock(self._fd, NONE, OPENED)
+                return None
+            memory = gpus.open(handle, device)
+        except BaseException:
+            lock(self._fd, NONE, OPENED)
+            raise
+        self._shut = functools.partial(gpus.shut, handle, device)
+        return memory
+
+    def _view(self, offset: int, nbytes: int) -> memoryview:
+        return memoryview(self._memory).cast("B")[offset : offset + nbytes]
+
+    def close(self) -> None:
+        """Gives the lease back; the memory is unmapped with the last tensor that stands in it.  Idempotent.
+
+        That of a GPU is closed at once: no tensor may stand in it any more.
+        """
+        self.release()
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            if self._shut is not None:
+                try:
+                    self._shut()
+                except Exception as error:  # the driver has gone away
+                    logger.info("memory of the sender's GPU could not be let go of: %s", error)
+            os.close(fd)
+            if (registration := registration_of(self._memory)) is not None:
+                registration.end()  # here, and not wherever the last tensor is let go of
+            self.leaves = torch.empty(0, dtype=torch.uint8)
+            self._memory = (ctypes.c_ubyte * 0)()
+
+
+def checksum_of(leaves: torch.Tensor, extra: bytes) -> int:
+    """Never 0, which says that there is none."""
+    array: Any = leaves.numpy()
+    return zlib.crc32(extra, zlib.crc32(array)) or 1

@@ -1,0 +1,192 @@
+"""Which version a receiver takes, and who has which: plain state."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+from rlinf_async.weights.state.arguments import number_of
+
+
+class Verdict(Enum):
+    """What a receiver does with a version that it hears of."""
+
+    APPLY = auto()
+    DUPLICATE = auto()
+    """It has this one or a later one: acknowledged, and nothing is written."""
+    NEED_FULL = auto()
+    """A patch on a version that is not here: the sender has to send everything."""
+
+
+class Reception:
+    """A receiver's version.
+
+    Attributes:
+        version: that is applied; 0 before the first.
+        published: the latest that the receiver has heard of.
+        is_whole: False after a write that has failed half way, until a full version is applied.
+        is_there: False once the weights are to go somewhere else, until a full version is applied there.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.published = 0
+        self.is_whole = True
+        self.is_there = True
+
+    @property
+    def staleness(self) -> int:
+        """Versions that are published and not applied."""
+        return self.published - self.version
+
+    def heard(self, version: int) -> None:
+        """There is such a version."""
+        self.published = max(self.published, version)
+
+    def judge(self, version: int, base: int | None = None) -> Verdict:
+        """
+        Args:
+            base: the version that a patch is made for; None for one that has everything.
+        """
+        self.heard(version)
+        if not self.is_whole:
+            return Verdict.APPLY if base is None else Verdict.NEED_FULL
+        if version < self.version or (version == self.version and self.is_there):
+            return Verdict.DUPLICATE
+        if base is not None and not (base == self.version and self.is_there):
+            return Verdict.NEED_FULL
+        return Verdict.APPLY
+
+    def applied(self, version: int) -> None:
+        """
+        Raises:
+            ValueError: versions never go back.
+        """
+        self.overwritten(version)
+        self.is_whole = self.is_there = True
+
+    def overwritten(self, version: int) -> None:
+        """It is applied, as far as it has come: what was missing may be missing yet.
+
+        Raises:
+            ValueError: as ``applied``.
+        """
+        if version < self.version:
+            raise ValueError(f"version {version} cannot follow version {self.version}")
+        self.version = version
+        self.heard(version)
+
+    def moved(self) -> None:
+        """The weights are to go to something that has none of them yet."""
+        self.is_there = False
+
+    def torn(self) -> None:
+        """A write has failed half way."""
+        self.is_whole = False
+
+
+@dataclass
+class Target:
+    """One receiver, as its sender knows it.
+
+    Attributes:
+        acked: the latest version that it has acknowledged; 0: none.
+        trouble: why it may lack what was published since; it gets a full version next.
+    """
+
+    acked: int = 0
+    trouble: str | None = None
+
+
+@dataclass
+class _Sending:
+    waiting: set[Any]
+    answers: dict[Any, Any]
+
+
+class Ledger:
+    """Who was sent what and has acknowledged what.
+
+    Acknowledgements are matched by their version, never by their order: one that is late, doubled or about something
+    else changes nothing for the version that is waited for.
+    """
+
+    def __init__(self) -> None:
+        self.targets: dict[Any, Target] = {}
+        self.version = 0
+        self._sendings: dict[int, _Sending] = {}
+
+    def add(self, target: Any) -> None:
+        """A receiver, which knows nothing yet."""
+        self.targets[target] = Target()
+
+    def remove(self, target: Any, answer: Any) -> list[int]:
+        """It is no receiver any more.  Returns the versions that are complete without it."""
+        complete = self.gone(target, answer, "")
+        del self.targets[target]
+        return complete
+
+    def check(self, version: int | None) -> int:
+        """The number of the next version.
+
+        Raises:
+            ValueError: it is not after the last one, or too large to travel.
+            TypeError: it is no whole number.
+        """
+        if version is None:
+            return number_of(self.version + 1)
+        version = number_of(version)
+        if version <= self.version:
+            raise ValueError(f"version {version} is not after version {self.version}, which was published last")
+        return version
+
+    @property
+    def pending(self) -> dict[int, list[Any]]:
+        """Of each version that is under way, those who have not answered."""
+        return {version: list(sending.waiting) for version, sending in self._sendings.items()}
+
+    def begin(self, version: int, targets: Iterable[Any]) -> bool:
+        """A version is published to these.  Returns whether it is complete, because there are none."""
+        waiting = set(targets)
+        if unknown := waiting - self.targets.keys():
+            raise KeyError(f"nobody is called {unknown.pop()!r}")
+        self.version = self.check(version)
+        self._sendings[version] = _Sending(waiting, {})
+        return not waiting
+
+    def answer(self, target: Any, version: int, answer: Any, trouble: str | None = None) -> bool:
+        """A target has answered; returns whether the version is now complete, so that ``finish`` is due.
+
+        Args:
+            trouble: why it does not have the version.
+        """
+        known = self.targets.get(target)
+        if known is None:
+            return False
+        if trouble is None:
+            if version >= known.acked:
+                known.acked = version
+                known.trouble = None
+        elif version > known.acked:
+            known.trouble = trouble
+        sending = self._sendings.get(version)
+        if sending is None or target not in sending.waiting:
+            return False
+        sending.waiting.discard(target)
+        sending.answers[target] = answer
+        return not sending.waiting
+
+    def gone(self, target: Any, answer: Any, trouble: str) -> list[int]:
+        """Nothing more will come from a target; returns the versions that are complete now."""
+        return [version for version in list(self._sendings) if self.answer(target, version, answer, trouble)]
+
+    def finish(self, version: int) -> Mapping[Any, Any]:
+        """All answers to a version, which is then forgotten."""
+        return self._sendings.pop(version).answers
+
+    def forget(self, version: int) -> Collection[Any]:
+        """Nobody waits for that version any more; returns those who have not answered."""
+        sending = self._sendings.pop(version, None)
+        return sending.waiting if sending is not None else ()

@@ -1,0 +1,95 @@
+"""Whether what one side sends can be written at the other, which is known before anything is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from rlinf_async.errors import ConfigError, WeightMismatch
+from rlinf_async.weights.model.gather import is_sharded
+from rlinf_async.weights.model.manifest import Manifest, dtype_name, dtype_of
+from rlinf_async.weights.model.param_tree import ParamTree, Path, memory_of, name_of
+from rlinf_async.weights.model.update import places_of, plan_update
+
+
+def check_fit(manifest: Manifest, destination: Any) -> None:
+    """
+    Raises:
+        WeightMismatch: what the manifest describes could not be written to the destination.
+    """
+    # Tensors that have the shapes and take no memory.
+    zeros = {name: torch.zeros((), dtype=dtype_of(name)) for name in {leaf.transport_dtype for leaf in manifest.leaves}}
+    plan_update(
+        destination,
+        {name_of(path): zeros[leaf.transport_dtype].expand(leaf.shape) for path, leaf in manifest.by_path.items()},
+    )
+
+
+def leaves_of(
+    manifest: Manifest, destination: Any
+) -> tuple[dict[Path, torch.Tensor], list[tuple[torch.Tensor, torch.Tensor]]]:
+    """The tensors of a destination that the manifest names, each of the dtype in which it is sent.
+
+    Returns:
+        Each leaf's; and (target, leaf) for names that are tied to it at the sender and are tensors of their own here.
+
+    Raises:
+        WeightMismatch: one is missing, has become another, or could not be written.
+    """
+    check_fit(manifest, destination)
+    there = dict(places_of(destination))
+    leaves = {}
+    for leaf in manifest.leaves:
+        tensor = there[leaf.path]
+        if not isinstance(tensor, torch.Tensor):
+            raise WeightMismatch(f"Error updating destination: {name_of(leaf.path)!r} has become what is no tensor")
+        if dtype_name(tensor.dtype) != leaf.transport_dtype:
+            raise WeightMismatch(
+                f"Error updating destination: {name_of(leaf.path)!r} has become {tensor.dtype}{list(tensor.shape)}; "
+                f"the two sides agreed on {leaf.transport_dtype}{list(leaf.shape)}"
+            )
+        leaves[leaf.path] = tensor.detach()
+    twins = [
+        (there[path].data, leaves[owner])
+        for path, owner in manifest.aliases.items()
+        if isinstance(there[path], torch.Tensor) and memory_of(there[path]) != memory_of(leaves[owner])
+    ]
+    return leaves, twins
+
+
+def receivers_dtypes(tree: ParamTree, hello: Any) -> dict[str, str]:
+    """By name, for what is to be sent.
+
+    Raises:
+        WeightMismatch: the receiver does not have all of it, in these shapes.
+    """
+    try:
+        shapes, dtypes = hello["original_shapes"], hello["receiver_dtypes"]
+    except (KeyError, TypeError):
+        raise WeightMismatch(
+            f"a patch syncer's receiver begins with its keys; {type(hello).__name__} has come"
+        ) from None
+    problems = []
+    for path, tensor in tree.items():
+        name = name_of(path)
+        if name not in shapes:
+            problems.append(f"{name!r} is missing there")
+        elif list(shapes[name]) != list(tensor.shape):
+            problems.append(f"{name!r} has shape {list(tensor.shape)} here and {list(shapes[name])} there")
+        elif not torch.can_cast(tensor.dtype, dtype_of(dtypes[name])):
+            problems.append(f"{name!r} is {tensor.dtype} here, which cannot be cast to {dtypes[name]}")
+    if problems:
+        raise WeightMismatch(f"the receiver has other weights: {'; '.join(problems[:5])}")
+    return dict(dtypes)
+
+
+def check_rank(tree: ParamTree, is_sender: bool) -> None:
+    """
+    Raises:
+        ConfigError: sharded tensors are gathered on rank 0, and another rank is to send.
+    """
+    if is_sender and any(map(is_sharded, tree.tensors.values())) and torch.distributed.get_rank() != 0:
+        raise ConfigError(
+            "sharded weights are gathered on rank 0 of torch.distributed: give the others is_sender=False"
+        )

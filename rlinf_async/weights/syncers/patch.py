@@ -1,0 +1,87 @@
+"""What a patch syncer sends, and how it names what it is for."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from rlinf_async.errors import WeightMismatch
+from rlinf_async.weights.model.delta import Delta
+from rlinf_async.weights.model.manifest import Manifest
+from rlinf_async.weights.model.param_tree import Path, name_of
+from rlinf_async.weights.syncers.sending import Sending
+
+
+@dataclass(frozen=True)
+class WeightPatch:
+    """From one sending to another.
+
+    Attributes:
+        sending: the new one.
+        base: the one that it is for; None: for any, it has everything.
+        digest: of the weights themselves, where the base is what both sides began with.
+        head, body: see ``Delta``.
+    """
+
+    sending: Sending
+    base: Sending | None
+    digest: bytes
+    head: bytes
+    body: torch.Tensor
+
+    @property
+    def version(self) -> int:
+        return self.sending.version
+
+    @property
+    def delta(self) -> Delta:
+        return Delta(self.head, self.body)
+
+
+@dataclass(frozen=True)
+class EmptyWeightPatch:
+    """A sending in which nothing has changed."""
+
+    sending: Sending
+    base: Sending
+    digest: bytes
+
+    @property
+    def version(self) -> int:
+        return self.sending.version
+
+
+@dataclass(frozen=True)
+class CompressedWeightPatch:
+    """A ``WeightPatch`` whose body is compressed with zlib."""
+
+    patch: WeightPatch
+    compressed: bytes
+
+    def decompressed(self) -> WeightPatch:
+        """
+        Raises:
+            WeightMismatch: it is damaged.
+        """
+        try:
+            body = torch.frombuffer(bytearray(zlib.decompress(self.compressed)), dtype=torch.uint8)
+        except (zlib.error, ValueError) as error:
+            raise WeightMismatch(f"the compressed patch is damaged: {error}") from error
+        return replace(self.patch, body=body)
+
+
+def checksums(manifest: Manifest, tensors: Mapping[Path, torch.Tensor]) -> dict[str, int]:
+    """A checksum of each leaf's bytes, by name; of tied ones under each."""
+    sums = {}
+    for leaf in manifest.leaves:
+        flat = tensors[leaf.path].detach().cpu().contiguous().view(-1).view(torch.uint8)
+        sums[leaf.path] = zlib.crc32(flat.numpy().data)
+    return {name_of(path): sums[leaf.path] for path, leaf in sorted(manifest.by_path.items())}
+
+
+def digest_of(sums: Mapping[str, int]) -> bytes:
+    return hashlib.blake2b(repr(sorted(sums.items())).encode(), digest_size=16).digest()

@@ -1,0 +1,40 @@
+"""One sending of a version, by which what is late or doubled is told from what is sent once more."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, replace
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Sending:
+    """A version may be sent more than once, with other weights each time; each time is a sending of its own.
+
+    Attributes:
+        version: of the weights.
+        number: of the sendings that its sender has begun since it was initialised, counted from 0.
+        sender: drawn by the sender when it is initialised: another one counts in the same numbers.
+    """
+
+    version: int
+    number: int
+    sender: int
+
+    @classmethod
+    def none_yet(cls) -> Sending:
+        """Where a sender begins: its first sending follows this."""
+        return cls(version=-1, number=-1, sender=secrets.randbits(63))
+
+    def following(self, version: int) -> Sending:
+        return replace(self, version=version, number=self.number + 1)
+
+    def is_after(self, other: Sending) -> bool:
+        """Of one sender's two the later one, whose version is never lower; of two senders' the higher version."""
+        if self.sender == other.sender:
+            return self.number > other.number
+        return self.version > other.version
+
+
+BEGINNING: Final = Sending(version=-1, number=-1, sender=-1)
+"""Stands for what both sides have when they have been initialised; before every sending."""

@@ -1,0 +1,292 @@
+"""RLinf's weight syncers: a protocol over two callbacks, ``send(obj)`` and ``recv()``, whatever they travel by."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from rlinf_async.errors import StaleVersion, WeightMismatch
+from rlinf_async.weights.model.param_tree import EXTRA_STATE, ParamTree, name_of
+from rlinf_async.weights.state.arguments import number_of
+from rlinf_async.weights.syncers.configured import read
+from rlinf_async.weights.syncers.fit import check_rank
+from rlinf_async.weights.syncers.sending import Sending
+from rlinf_async.weights.waiting.aside import finish_in_thread
+from rlinf_async.worker.options import CollectiveGroupOptions
+
+Send: TypeAlias = Callable[[Any], Awaitable[Any]]
+Recv: TypeAlias = Callable[[], Awaitable[Any]]
+
+
+class WeightSyncer(abc.ABC):
+    """One end of a synchronisation; the same class with the same options is at the other.
+
+    Both ends are initialised at the same time; after that, every ``sync`` of the sender is met by one ``apply`` of each
+    receiver.  ``send`` may reach any number of receivers, for example by ``Worker.broadcast``.
+
+    Numbers of versions never go down.  A version may be sent more than once, after a send that failed or with weights
+    that training has changed since, as RLinf's runners do before they evaluate: receivers end with what was sent last,
+    and a patch for an earlier sending of a version does not fit a later one.  A receiver has one whole sending or the
+    next, never something of both: an update that lacks a part, does not fit, or was not sent after what is there is an
+    error before anything is written.  To initialise both ends once more, when either has been started again, begins the
+    numbers anew.
+
+    Attributes:
+        comm_options: what the configuration says of the communication, for ``Worker.broadcast``; or None.
+        version: of the last update that was sent, or applied, whole; -1 before the first.
+    """
+
+    comm_options: CollectiveGroupOptions | None = None
+
+    def __init__(self) -> None:
+        self.version = -1
+        self._names: list[str] | None = None
+        self._is_sender = True
+        self._is_receiver = False
+        self._busy = False
+        self._applying = False
+        self._latest = Sending.none_yet()  # the last one that a receiver may have heard of
+
+    @staticmethod
+    def create(cfg: Any) -> WeightSyncer:
+        """From a configuration.
+
+        Args:
+            cfg: a mapping or OmegaConf's: ``type: bucket`` or ``patch``, the arguments of that class, flat or in a
+                section of that name (``init_sync: {enabled: true}`` is ``init_sync_enabled``), and for the
+                communication ``use_ring_sync``, ``nccl_max_ctas``, ``nccl_min_ctas``.
+
+        Raises:
+            ValueError: there is no such type.
+            ConfigError: an option is not known, or has a value that it cannot have.
+        """
+        kind, arguments, communication = read(cfg)
+        syncer: WeightSyncer = kind(**arguments)
+        syncer.comm_options = communication
+        return syncer
+
+    # -- the sender -----------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    async def init_sender(
+        self,
+        state_dict: Mapping[str, Any],
+        param_names_need_sync: Collection[str] | None,
+        send: Send,
+        recv: Recv | None = None,
+        is_sender: bool = True,
+    ) -> None:
+        """Agrees with the receivers on what will travel.
+
+        Args:
+            state_dict: the trainer's; DTensors are gathered, for which every rank of the trainer calls these methods.
+            param_names_need_sync: which of its keys; None: all.
+            is_sender: False on the ranks that only take part in gathering.
+
+        Raises:
+            WeightMismatch: the receiver's weights are others.
+            RuntimeError: a version is on its way.
+        """
+
+    async def sync(self, state_dict: Mapping[str, Any], send: Send, version: int) -> None:
+        """Sends a version; returns when ``send`` has taken all of it.
+
+        What is sent is a copy.  The next part is prepared while one is sent; the event loop is not held up.  For as
+        long as this takes, the weights must not change: ``stage`` is how to step the optimizer meanwhile.
+
+        Args:
+            version: not lower than the last one, also if that one has failed: some receiver may have it.  The same
+                one is sent once more, as the weights are now.
+
+        Raises:
+            RuntimeError: not initialised, or another version is on its way.
+            StaleVersion: (a ValueError) the version is lower than the last one; nothing was sent.
+            WeightMismatch: the weights are no more those that were agreed on; nothing was sent.
+            Exception: what ``send`` raises.  The next ``sync`` sends everything.
+        """
+        messages = await self._begin(state_dict, version)
+        try:
+            message = await in_thread(next, messages, None)
+            while message is not None:
+                coming = asyncio.get_running_loop().run_in_executor(None, next, messages, None)
+                try:
+                    if self._is_sender:
+                        await send(message)
+                except BaseException:
+                    with contextlib.suppress(Exception):
+                        await finish_in_thread(coming)
+                    raise
+                message = await finish_in_thread(coming)
+            self._sent(self._latest)
+        finally:
+            self._busy = False
+
+    async def stage(self, state_dict: Mapping[str, Any], version: int) -> StagedWeights:
+        """Takes a copy of a version, or of what has changed in it; after that, the weights may change.
+
+        Returns:
+            What is to be delivered before the next ``stage`` or ``sync``.
+
+        Raises:
+            RuntimeError, StaleVersion, WeightMismatch: as ``sync``.
+        """
+        messages = await self._begin(state_dict, version)
+        try:
+            return StagedWeights(self, self._latest, await in_thread(list, messages))
+        except BaseException:
+            self._busy = False
+            raise
+
+    def sender_initialized(self) -> bool:
+        return self._names is not None
+
+    @abc.abstractmethod
+    def _produce(self, tree: ParamTree, sending: Sending) -> Iterator[Any]:
+        """The messages of one sending, each made when it is asked for, in a thread."""
+
+    def _sent(self, sending: Sending) -> None:
+        self.version = sending.version
+
+    @abc.abstractmethod
+    def _check(self, tree: ParamTree, version: int) -> None:
+        """In a thread, on every rank alike.
+
+        Raises:
+            ValueError: the version is too large to travel.
+            WeightMismatch: the tensors are no more those that were agreed on.
+        """
+
+    def _begin_anew(self, is_sender: bool) -> None:
+        if self._busy:
+            raise RuntimeError("a version is on its way: await its sync(), or deliver() what was staged")
+        self._is_sender, self._names = is_sender, None
+        self.version, self._latest = -1, Sending.none_yet()
+
+    async def _begin(self, state_dict: Mapping[str, Any], version: int) -> Iterator[Any]:
+        if self._names is None:
+            raise RuntimeError("the sender is not initialised: await init_sender() first")
+        if self._busy:
+            raise RuntimeError("another version is on its way: await its sync(), or deliver() what was staged")
+        version = number_of(version)
+        if version < self._latest.version:
+            raise StaleVersion.of(version, self._latest.version, "which was sent last")
+        self._busy = True
+        try:
+            tree = await in_thread(self._checked, state_dict, self._names, version)
+        except BaseException:
+            self._busy = False
+            raise
+        self._latest = self._latest.following(version)
+        return self._produce(tree, self._latest)
+
+    def _checked(self, state_dict: Mapping[str, Any], names: Collection[str], version: int) -> ParamTree:
+        tree = self._select(state_dict, names)
+        check_rank(tree, self._is_sender)
+        self._check(tree, version)
+        return tree
+
+    def _select(self, state_dict: Mapping[str, Any], names: Collection[str] | None) -> ParamTree:
+        """Those keys of it.
+
+        Raises:
+            WeightMismatch: one is missing.
+        """
+        tree = ParamTree.of(
+            state_dict, lambda name, value: name.rpartition(".")[2] != EXTRA_STATE and isinstance(value, torch.Tensor)
+        )
+        if names is None:
+            return tree
+        there = {name_of(path): path for path, _ in tree.items()}
+        if missing := sorted(set(names) - there.keys()):
+            raise WeightMismatch(f"the weights lack {', '.join(map(repr, missing[:5]))}, which should be synchronised")
+        return ParamTree.of({name: tree[there[name]] for name in names})
+
+    # -- the receiver ---------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    async def init_receiver(self, state_dict: Mapping[str, Any], recv: Recv, send: Send | None = None) -> None:
+        """
+        Args:
+            state_dict: the receiver's.
+
+        Raises:
+            WeightMismatch: the sender's weights do not fit.
+        """
+
+    async def apply(self, model: Any, recv: Recv) -> int:
+        """Receives a version into a module, or a state dict, and returns its number, which is not lower than the last.
+
+        The model is written once, when all of the version is here, in a thread; until this returns, it should not be
+        read.  Whatever this raises, the model has a whole version, the old one or, if it was cancelled while it wrote,
+        the new one: ``version`` says which.  (A bucket syncer's ``load_instant`` gives that up.)
+
+        Raises:
+            RuntimeError: not initialised, or another ``apply`` is under way.
+            StaleVersion: (a ValueError) what came is late or doubled; nothing was written, and nothing is lacking.
+            WrongBase: a patch for another version, or another sending of this one, came; nothing was written, and
+                nothing will fit until the sender has sent everything.
+            WeightMismatch: what came does not fit; nothing was written.
+            Exception: what ``recv`` raises.
+        """
+        if not self._is_receiver:
+            raise RuntimeError("the receiver is not initialised: await init_receiver() first")
+        if self._applying:
+            raise RuntimeError("another apply() is under way: await it first")
+        self._applying = True
+        try:
+            return await self._apply(model, recv)
+        finally:
+            self._applying = False
+
+    @abc.abstractmethod
+    async def _apply(self, model: Any, recv: Recv) -> int:
+        """``apply``, one at a time."""
+
+    def receiver_initialized(self) -> bool:
+        return self._is_receiver
+
+    def _receives_anew(self) -> None:
+        self.version, self._is_receiver = -1, True
+
+
+class StagedWeights:
+    """A version that has been copied and not sent."""
+
+    def __init__(self, syncer: WeightSyncer, sending: Sending, messages: list[Any]) -> None:
+        self.version = sending.version
+        self._sending = sending
+        self._syncer = syncer
+        self._messages: list[Any] | None = messages
+
+    async def deliver(self, send: Send) -> None:
+        """Sends it, once.  If ``send`` raises, the next ``sync`` sends everything.
+
+        Raises:
+            RuntimeError: it has been delivered, or given up.
+        """
+        messages, self._messages = self._messages, None
+        if messages is None:
+            raise RuntimeError(f"version {self.version} has been delivered, or given up: sync() or stage() once more")
+        try:
+            for message in messages if self._syncer._is_sender else []:
+                await send(message)
+            self._syncer._sent(self._sending)
+        finally:
+            self._syncer._busy = False
+
+
+def collect_param_names_need_sync(module: nn.Module) -> list[str]:
+    """The names of what training changes: parameters that require a gradient, and persistent buffers."""
+    trainable = ParamTree.of(module, "trainable")
+    return [name_of(path) for path, _ in sorted(trainable.items())]
+
+
+async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+    """In a thread of the loop's own; also if nobody waits any more, it has ended when this ends."""
+    return await finish_in_thread(asyncio.get_running_loop().run_in_executor(None, function, *arguments))

@@ -1,0 +1,214 @@
+"""Weights that are delivered by calling a method of whoever holds the model."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from asyncio import _get_running_loop as running_loop
+from collections.abc import Awaitable
+from typing import Any, Final
+
+import torch
+
+from rlinf_async.errors import DeadlineExceeded
+from rlinf_async.group import WorkerGroup
+from rlinf_async.weights.model.param_tree import ParamTree, is_tensordict
+from rlinf_async.weights.waiting.bridge import Bridge, at_once
+from rlinf_async.work import Work
+
+_NONE: Final = object()
+
+
+class CallTransport:
+    """The part that transports by call share: one call that may be open.
+
+    The worker's exception is raised here as itself, and its death as ``WorkerDied``.  A method of the worker's that has
+    a parameter ``version`` is told the version of the weights.
+
+    Args:
+        timeout: seconds that the call may take; None: as long as it takes.
+    """
+
+    carries_version: Final = True
+
+    def __init__(self, timeout: float | None = 60.0) -> None:
+        self.timeout = timeout
+        self._bridge = Bridge()
+        self._pending: Any = _NONE
+        self._open: Work[Any] | None = None
+        """The last call, whether somebody waits for its end or not."""
+        self._patience = timeout
+        self.nbytes = 0
+        """Of the weights that were sent last."""
+
+    @property
+    def callee(self) -> Any:
+        """Whom it calls; None: nobody."""
+        raise NotImplementedError
+
+    @property
+    def how(self) -> Any:
+        """What, beside the callee, makes the calls of two transports of one class different."""
+        return None
+
+    def call(self, callee: Any, weights: Any, version: int | None = None) -> Any:
+        """Calls; returns what is to be awaited, or the result."""
+        raise NotImplementedError
+
+    def _call(self, weights: Any, version: int | None, timeout: float | None) -> Any:
+        callee = self.callee
+        self._patience = self.timeout if timeout is None else timeout
+        self.nbytes = 0 if callee is None else size_of(weights)
+        if callee is None:
+            return None
+        made = self.call(callee, detached(weights) if isinstance(callee, WorkerGroup) else weights, version)
+        if inspect.iscoroutine(made) and running_loop() is not None:
+            made = self._bridge.run(made, self._describe())  # begun, whoever waits for it
+        self._open = made if isinstance(made, Work) else None
+        return made
+
+    def _describe(self) -> str:
+        return "an update of weights"
+
+    def send_weights(
+        self, model_id: str, weights: Any, version: int | None = None, timeout: float | None = None
+    ) -> Any:
+        """Calls, and waits for the end of the call.
+
+        Args:
+            version: of the weights; None: the worker is not told, and counts by itself.
+            timeout: seconds for this call; by default the transport's.
+        """
+        return self._bridge.run(self._finish(self._call(weights, version, timeout)), self._describe())
+
+    def send_weights_async(
+        self, model_id: str, weights: Any, version: int | None = None, timeout: float | None = None
+    ) -> Any:
+        """Calls; the weights have been copied when it returns.  ``wait_ack`` waits for the end of the call."""
+        self._pending = self._call(weights, version, timeout)
+        return self._bridge.run(nothing(), self._describe())
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether something was sent whose end nobody has waited for."""
+        return self._pending is not _NONE
+
+    def wait_ack(self) -> Any:
+        """
+        Raises:
+            RuntimeError: nothing was sent.
+            DeadlineExceeded: the call took too long; it has been cancelled.
+            Exception: what the call raised.
+        """
+        if not self.is_pending:
+            raise RuntimeError("No pending future. Did you call send_weights_async?")
+        pending, self._pending = self._pending, _NONE
+        return self._bridge.run(self._finish(pending), self._describe())
+
+    def receive_weights(self, timeout: float = 1.0) -> Any:
+        """None: the call itself brings the weights."""
+        return self._bridge.run(nothing(), "nothing")
+
+    def check_connection(self) -> bool:
+        """Whether there is somebody to call, who has neither died nor been closed."""
+        return is_reachable(self.callee)
+
+    def give_up(self) -> None:
+        """Cancels the call that may be open."""
+        self._pending = _NONE
+        if self._open is not None:
+            cancel(self._open)
+
+    def close(self) -> Any:
+        """Gives up the call that may be open; in a coroutine a ``Work``."""
+        self.give_up()
+        self._bridge.release()
+        return at_once(f"the closing of {self!r}")
+
+    async def _finish(self, result: Any) -> None:
+        await finish(result, self._patience, self._describe())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_bridge": None, "_pending": None, "_open": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._bridge, self._pending = Bridge(), _NONE
+
+
+async def finish(result: Any, timeout: float | None, what: str) -> Any:
+    """The end of a call, whatever it has returned; it is cancelled if nobody waits any more.
+
+    Raises:
+        DeadlineExceeded: it took longer than ``timeout`` seconds.
+        Exception: what it raised.
+    """
+    if isinstance(result, Work):
+        try:
+            return await result.async_wait(timeout)
+        except (asyncio.CancelledError, DeadlineExceeded):
+            cancel(result)
+            raise
+    if not inspect.isawaitable(result):
+        return result
+    return await _awaited(result, timeout, what)
+
+
+async def _awaited(result: Awaitable[Any], timeout: float | None, what: str) -> Any:
+    deadline = asyncio.timeout(timeout)
+    try:
+        async with deadline:
+            return await result
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        raise DeadlineExceeded(f"{what} was not done within {timeout:g} s") from None
+
+
+async def nothing() -> None:
+    return None
+
+
+def cancel(work: Work[Any]) -> None:
+    """Gives a call up on every rank, where that is possible."""
+    if not work.done():
+        work._abandon()
+
+
+def told(method: Any, version: int | None) -> dict[str, int]:
+    """``version=``, as further arguments for a method that has a parameter of that name; others get none."""
+    try:
+        takes_it = version is not None and "version" in inspect.signature(method).parameters
+    except (TypeError, ValueError):  # it is no function, or tells nobody what it takes
+        takes_it = False
+    return {"version": version} if takes_it and version is not None else {}
+
+
+def method_of(callee: Any, name: str) -> Any:
+    """A method as its author wrote it: of a group, that of the worker's class."""
+    return getattr(callee._worker_cls if isinstance(callee, WorkerGroup) else callee, name, None)
+
+
+def detached(weights: Any) -> Any:
+    """The same tensors without what autograd knows of them, which cannot travel; of other things nothing changes."""
+    if isinstance(weights, torch.Tensor):
+        return weights.detach()
+    if isinstance(weights, dict):
+        return {key: detached(value) for key, value in weights.items()}
+    return weights.data if is_tensordict(weights) else weights
+
+
+def size_of(weights: Any) -> int:
+    """Bytes of the tensors among them, tied ones once; 0 of what are no weights at all."""
+    try:
+        return ParamTree.of(weights).nbytes
+    except (KeyError, ValueError):
+        return 0
+
+
+def is_reachable(handle: Any) -> bool:
+    """Whether a worker can be called; of what is no handle of this framework that is not known, and it counts."""
+    if not isinstance(handle, WorkerGroup):
+        return handle is not None
+    members = handle._members
+    return not members.closed and not any(rank in members.deaths for rank in handle._ranks)

@@ -1,0 +1,40 @@
+"""What carries weights from a sender to one receiver."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+
+@runtime_checkable
+class TransportBackend(Protocol):
+    """One way to one receiver (TorchRL's interface).
+
+    The transports of this package, called in a coroutine, start at once and return a ``Work`` to be awaited; elsewhere
+    they block.  Transports of a user's own may do either, may be plain blocking code, and may return any awaitable.
+
+    A transport can do more, which is found by looking for it:
+
+    ``send_weights_async(model_id, weights)``
+        As ``send_weights``, but finished when ``weights`` may change; then ``wait_ack()`` waits for the receiver.
+    ``wait_ack()``
+        Raises whatever has become of the update at the receiver.
+    ``send_ack(message="updated")``, ``check_ack(message="updated")``
+        The receiver's word that it has applied what it received last, and the sender's look at it.
+    ``carries_version``
+        True: ``send_weights`` and ``send_weights_async`` take the version and the seconds that there are for it as
+        further arguments, and the receiver's transport has it as ``version``.  Else the receiver counts.
+    ``nbytes``
+        Bytes of the weights that were sent last, as they travelled.
+    ``give_up()``
+        Nobody waits for the end of what was sent last; called from within a loop, and does not wait.
+    ``check_connection() -> bool``
+        Whether the other side can be reached, as far as that is known.
+    ``close()``
+        Gives up what the transport holds; a second time is nothing.
+    """
+
+    def send_weights(self, model_id: str, weights: Any) -> Any:
+        """Delivers weights; finished when the receiver has applied them."""
+
+    def receive_weights(self, timeout: float = 1.0) -> Any:
+        """``(model_id, weights)``, or None if nothing has arrived within ``timeout`` seconds."""

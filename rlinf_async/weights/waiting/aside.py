@@ -1,0 +1,107 @@
+"""A thread for what would hold up an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
+
+_AT_ONCE: Final = 1 << 20
+"""Bytes that are copied sooner than a thread is asked to."""
+
+T = TypeVar("T")
+
+
+class Aside:
+    """Does one thing after the other, in a thread that is there once there is something to do.
+
+    Attributes:
+        label: the thread's name.
+    """
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self._lock = threading.Lock()
+        self._executor: ThreadPoolExecutor | None = None
+        self._is_closed = False
+
+    async def do(self, function: Callable[..., T], *args: Any, nbytes: int | None) -> T:
+        """Calls a function, in the thread if it copies so much that the loop should go on meanwhile.
+
+        Nobody can stop it: a cancellation is passed on once it is over.
+
+        Args:
+            nbytes: that it copies; None: it waits for others too.
+
+        Raises:
+            asyncio.CancelledError: with what the function raised, if it did, as its cause.
+        """
+        if nbytes is not None and nbytes <= _AT_ONCE:
+            return function(*args)
+        with self._lock:
+            thread = self._thread()
+        future = asyncio.get_running_loop().run_in_executor(thread, function, *args)
+        return await finish_in_thread(future)
+
+    async def wait(self) -> None:
+        """Waits for the end of what is being done and what is to be done."""
+        with self._lock:
+            executor = self._executor
+            last = None if executor is None else executor.submit(_nothing)
+        if last is not None:
+            await finish_in_thread(asyncio.wrap_future(last))
+
+    def start(self, function: Callable[..., None], *args: Any, nbytes: int | None) -> None:
+        """Has something done that nobody waits for, and that raises nothing; from any thread.  Not once it is closed.
+
+        Args:
+            nbytes: as of ``do``.
+        """
+        if nbytes is not None and nbytes <= _AT_ONCE:
+            function(*args)
+            return
+        with self._lock:
+            if not self._is_closed:
+                self._thread().submit(function, *args)
+
+    async def end(self) -> None:
+        """As ``close``, and holds up no loop."""
+        try:
+            await self.wait()
+        finally:
+            self.close()
+
+    def _thread(self) -> ThreadPoolExecutor:
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix=self.label)
+        return self._executor
+
+    def close(self) -> None:
+        """Waits for the end of what is being done."""
+        with self._lock:
+            executor, self._executor, self._is_closed = self._executor, None, True
+        if executor is not None:
+            executor.shutdown()
+
+
+def _nothing() -> None:
+    pass
+
+
+async def finish_in_thread(future: asyncio.Future[T]) -> T:
+    """Awaits what a thread does and nobody can stop; a cancellation is passed on once it is over.
+
+    Raises:
+        asyncio.CancelledError: with what went wrong in the thread, if something did, as its cause.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled from future.exception()
+    return future.result()

@@ -1,0 +1,126 @@
+"""Coroutines behind methods that block where no loop runs, and return a ``Work`` where one does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import selectors
+import threading
+import weakref
+from asyncio import _get_running_loop as running_loop
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from rlinf_async.seat.tasks import Tasks
+
+
+class Bridge:
+    """What one end of a synchronisation runs its coroutines with; owns their tasks.
+
+    In a coroutine, ``run`` starts a task of the loop that runs there.  Elsewhere it blocks: the coroutine runs in the
+    calling thread, on a loop that this bridge keeps for that purpose and that stands still in between.  One thread at a
+    time; ``wait`` is for what only waits, while another thread runs what it waits for.
+
+    A forked process has loops of its own, and ends its copies without a word to its parent's.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Tasks] = weakref.WeakKeyDictionary()
+        self._blocking = _Blocking()
+
+    def run(self, coroutine: Coroutine[Any, Any, Any], what: str) -> Any:
+        """Starts it.
+
+        Returns:
+            In a coroutine a ``Work``, whose last waiter, if cancelled, cancels it; elsewhere the result.
+        """
+        loop = running_loop()
+        if loop is None:
+            return self._block(coroutine)
+        tasks = self._tasks.get(loop)
+        if tasks is None:
+            tasks = self._tasks[loop] = Tasks(loop, _on(loop))
+        return tasks.run(coroutine, what, abandonable=True)
+
+    def wait(self, coroutine: Coroutine[Any, Any, Any], what: str) -> Any:
+        """Starts one that changes nothing; elsewhere than in a coroutine it holds up no other thread."""
+        if running_loop() is not None:
+            return self.run(coroutine, what)
+        with asyncio.Runner(loop_factory=_new_loop) as runner:
+            return runner.run(coroutine)
+
+    def _block(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        if self._blocking.pid != os.getpid():  # forked: another thread may have had the lock, and the loop is a copy
+            self._blocking = _Blocking()
+        blocking = self._blocking
+        with blocking.lock:
+            if blocking.runner is None:
+                blocking.runner = asyncio.Runner(loop_factory=_new_loop)
+                weakref.finalize(self, _close, blocking.runner, blocking.pid)
+            return blocking.runner.run(coroutine)
+
+    async def settle(self) -> None:
+        """Cancels what still goes on in the loop that runs here, and waits for its end."""
+        tasks = self._tasks.pop(asyncio.get_running_loop(), None)
+        if tasks is not None:
+            await tasks.settle()
+
+    def release(self) -> None:
+        """Gives back the loop for blocking calls; not from within one of them."""
+        blocking = self._blocking
+        if blocking.runner is not None and not blocking.runner.get_loop().is_running():
+            _close(blocking.runner, blocking.pid)
+            blocking.runner = None
+
+
+class _Blocking:
+    """What one process blocks with."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.lock = threading.Lock()
+        self.runner: asyncio.Runner | None = None
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """One that shares nothing with the loops of forked processes, which an epoll would."""
+    return asyncio.SelectorEventLoop(selectors.PollSelector())
+
+
+def _on(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], None]:
+    def call(callback: Callable[[], None]) -> None:
+        if running_loop() is loop:
+            callback()
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and its tasks with it
+                loop.call_soon_threadsafe(callback)
+
+    return call
+
+
+def _close(runner: asyncio.Runner, pid: int) -> None:
+    if pid != os.getpid():  # its tasks are the parent's
+        loop = runner.get_loop()
+        if not loop.is_running():
+            loop.close()
+        return
+    with contextlib.suppress(RuntimeError):  # a loop runs here, in which nothing can be awaited by blocking
+        runner.close()
+
+
+async def begin_after(previous: Any, begin: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """Begins once what was given up before it has ended."""
+    if previous is not None and not previous.done():
+        with contextlib.suppress(Exception):
+            await previous.async_wait()
+    return await begin()
+
+
+def at_once(what: str) -> Any:
+    """What a method returns that has nothing to wait for: None; in a coroutine a ``Work`` of it."""
+    return None if running_loop() is None else Bridge().run(_nothing(), what)
+
+
+async def _nothing() -> None:
+    pass

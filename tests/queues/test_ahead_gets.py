@@ -1,0 +1,185 @@
+"""Gets ahead of their callers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from rlinf_async.core import frames, read_ahead
+from rlinf_async.errors import ClosedError, EndOfChannel
+from rlinf_async.queues.remote_queue import RemoteQueue
+from tests.hand_held import NUMBER, WINDOW, Daemon, K, L, Process, had, make_eager, settle
+
+
+@pytest.fixture(autouse=True)
+def eager() -> Iterator[None]:
+    """After two items four gets are sent ahead, however slow this machine is."""
+    with pytest.MonkeyPatch.context() as patch:
+        make_eager(patch)
+        yield
+
+
+@pytest.fixture
+def daemon() -> Daemon:
+    return Daemon()
+
+
+@pytest.fixture
+def consumer(daemon: Daemon) -> Process:
+    """It has had 0, 1 and 2; 3, 4, 5, 6 have come ahead, and 7, 8, 9 have been put."""
+    producer, consumer = Process(daemon), Process(daemon)
+    for value in range(10):
+        producer.put(value)
+    settle(daemon)
+    assert [had(daemon, consumer) for _ in range(3)] == [0, 1, 2]
+    settle(daemon)
+    assert len(consumer.ahead.open[K].arrived) == WINDOW
+    return consumer
+
+
+# -- one after the other ----------------------------------------------------------------------------------------------
+
+
+def test_an_item_that_is_there_needs_no_daemon(daemon: Daemon, consumer: Process) -> None:
+    assert consumer.get().wait(0) == 3
+    assert not consumer.up
+    assert consumer.get().wait(0) == 4
+    (frame,) = consumer.up
+    assert frame[5] == "wishes"
+    puts, gets, taken = frame[6]
+    assert (puts, len(gets), len(taken)) == ([], WINDOW // 2, 1)
+    consumer.loop.turn()
+    assert consumer.up[-1][5] == "taken"
+
+
+def test_outside_a_coroutine_each_is_acknowledged_before_it_is_had(daemon: Daemon, consumer: Process) -> None:
+    consumer.in_a_coroutine = False
+    get = consumer.get()
+    assert get.wait(0) == 3
+    assert consumer.up.pop()[5:] == ["taken", [get.number]]
+
+
+def test_what_this_process_asks_besides_has_everything_given_back_first(daemon: Daemon, consumer: Process) -> None:
+    for ask, answer in (
+        (lambda: consumer.ask("size"), (7, False)),
+        (lambda: consumer.get(target=frames.NOW), 4),
+        (lambda: consumer.get(target=0), [6]),
+    ):
+        wish = ask()
+        assert consumer.up[0][5] == "gave_back"
+        settle(daemon)
+        assert wish.wait(0) == answer
+        assert not consumer.ahead.open
+        consumer.ahead._windows[K].streak = 2
+        assert had(daemon, consumer) in (3, 5, 7)
+        settle(daemon)
+        assert consumer.ahead.open
+
+
+def test_another_keys_business_is_its_own(daemon: Daemon, consumer: Process) -> None:
+    consumer.ask("size", L)
+    assert consumer.up.pop()[5] == "size"
+    assert consumer.ahead.open
+
+
+def test_a_get_that_is_cancelled_gives_back_all_that_comes_after_it(daemon: Daemon, consumer: Process) -> None:
+    get = consumer.get()
+    assert get.done()
+    get._return()  # its task was cancelled before it resumed
+    assert [had(daemon, consumer) for _ in range(7)] == list(range(3, 10))
+    settle(daemon)
+    get = consumer.get()
+    assert not get.done()
+    get.give_up(ClosedError("nobody waits any more"))
+    settle(daemon)
+    assert daemon.queue.used == []
+
+
+def test_a_get_that_everybody_forgets_does_so_too(daemon: Daemon, consumer: Process) -> None:
+    consumer.get()
+    settle(daemon)
+    assert [had(daemon, consumer) for _ in range(3)] == [3, 4, 5]
+
+
+def test_a_put_that_is_given_up_is_withdrawn_whatever_is_ahead(daemon: Daemon, consumer: Process) -> None:
+    put = consumer.put("unwanted")
+    put._done = False  # as if there were no room for it yet
+    put.give_up(ClosedError("not wanted"))
+    assert consumer.up.pop()[5:] == ["cancel", [put.number]]
+    assert consumer.ahead.open
+
+
+def test_who_stops_asking_gives_back_after_a_moment(
+    daemon: Daemon, consumer: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer.loop.time_passes()
+    assert consumer.ahead.open
+    monkeypatch.setattr(read_ahead, "IDLE", -1.0)
+    consumer.loop.time_passes()
+    settle(daemon)
+    assert not consumer.ahead.open
+    assert not consumer.loop.timers
+    assert daemon.queue.size(K) == 7
+
+
+def test_nobody_has_what_lay_there_while_its_process_was_stopped(
+    daemon: Daemon, consumer: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Process(daemon)
+    consumer.is_stopped = True
+    get = other.get()
+    settle(daemon)
+    assert not get.done()
+    daemon.loop.time_passes()
+    settle(daemon)
+    assert (get.wait(0), get.redelivered) == (3, True)
+    with monkeypatch.context() as patch:
+        patch.setattr(read_ahead, "IDLE", -1.0)  # it goes on
+        late = consumer.get()
+    consumer.is_stopped = False
+    settle(daemon)
+    assert late.wait(0) == 4
+
+
+def test_at_the_end_everything_is_had_and_then_there_is_nothing(daemon: Daemon, consumer: Process) -> None:
+    daemon.close()
+    assert [had(daemon, consumer) for _ in range(6)] == list(range(3, 9))
+    assert len(consumer.ahead.open[K].numbers) == 1  # of the others nothing will come
+    assert had(daemon, consumer) == 9
+    with pytest.raises(EndOfChannel):
+        had(daemon, consumer)
+    assert not consumer.ahead.open
+
+
+def test_with_the_channel_goes_what_nobody_has_had(daemon: Daemon, consumer: Process) -> None:
+    consumer.queue.fail(ClosedError("gone"))
+    with pytest.raises(ClosedError, match="gone"):
+        consumer.get().wait(0)
+    assert not consumer.ahead.open
+
+
+def test_a_bounded_queue_has_none(daemon: Daemon) -> None:
+    for bounds in ((0, 1), (1 << 20, 0)):
+        process = Process(daemon)
+        process.queue = RemoteQueue(process, lambda: None, 0, NUMBER, "obs", *bounds)  # type: ignore[arg-type]
+        for number in range(10):
+            process.put(number)
+            assert had(daemon, process) == number
+        assert not process.ahead.open
+
+
+def test_a_caller_that_never_has_to_wait_lets_others_run(daemon: Daemon, consumer: Process) -> None:
+    consumer.queue._ahead._paused_at = 0.0
+    waiting = consumer.get().__await__()
+    assert next(waiting) is None
+    with pytest.raises(StopIteration) as found:
+        next(waiting)
+    assert found.value.value == 3
+    consumer.queue._ahead._paused_at = 0.0
+    waiting = consumer.get().__await__()
+    next(waiting)
+    with pytest.raises(asyncio.CancelledError):
+        waiting.throw(asyncio.CancelledError())
+    assert had(daemon, consumer) == 4

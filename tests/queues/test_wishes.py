@@ -1,0 +1,80 @@
+"""What users ask, made wishes: whatever becomes one fits into a frame, so that no number is taken for nothing."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlinf_async.core import frames
+from rlinf_async.core.body import pack_body
+from rlinf_async.core.codec import encode_plain
+from rlinf_async.core.keys import MAX_KEY
+from rlinf_async.queues.wishes import MOST, Wishes, seconds, whole_number
+from rlinf_async.wire.unix import MAX_FRAME
+
+numbers = st.integers() | st.sampled_from(
+    [MOST, MOST + 1, 2**64, -(2**63), np.int64(3), np.float32(3), True, None, "3"]
+)
+times = st.none() | st.floats() | st.sampled_from([0, 1, np.float64(2), 10**400, "1", [1]])
+keys = st.sampled_from(
+    [None, "k", 2**70, -(2**63), 1.5, math.nan, b"\0", (1, "a"), frozenset([1]), "x" * (MAX_KEY - 1)]
+)
+
+
+@given(weight=numbers, timeout=times, key=keys, item=st.binary(max_size=5) | st.just(bytes(frames.INLINE_LIMIT - 20)))
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+def test_whatever_becomes_a_wish_fits_into_a_frame(weight: Any, timeout: Any, key: Any, item: bytes) -> None:
+    wishes = Wishes("obs", None)
+    number = 2**53
+    sent: list[Any] = []
+    try:
+        put = wishes.put(item, weight, key, timeout)
+        body, fds = pack_body(put.carried)
+        assert not fds
+        sent.append((frames.PUT, 0, number, number, number, number, put.key, put.weight, put.mode, body))
+    except (TypeError, ValueError):
+        pass
+    for make in (wishes.get, lambda key, timeout: wishes.get_batch(weight, key, timeout)):
+        try:
+            get = make(key, timeout)
+        except (TypeError, ValueError):
+            continue
+        sent.append((frames.GET, 0, number, number, number, number, get.key, get.target, None))
+        assert frames.wanted(get.target)[1] == (timeout == 0)
+    for frame in sent:
+        packed = frames.pack(frame)
+        assert len(packed) < MAX_FRAME / 32  # so that many fit into one
+        assert frames.FrameReader().feed(packed) == [list(frame)]
+
+
+@given(st.integers())
+def test_a_whole_number_is_itself_or_refused(value: int) -> None:
+    if 0 <= value <= MOST:
+        assert whole_number(value, "weight", "put()") == value
+    else:
+        with pytest.raises(ValueError, match=r"^put\(\): weight= takes a whole number from 0 to 2\*\*63 - 1, got "):
+            whole_number(value, "weight", "put()")
+
+
+@given(st.floats() | st.integers())
+def test_seconds_are_themselves_or_refused(value: float) -> None:
+    if value >= 0:
+        assert seconds(value, "get()") == float(value)
+        assert type(seconds(value, "get()")) is float
+    else:
+        with pytest.raises(ValueError, match=re.escape(f"get(): timeout= takes seconds, got {value}")):
+            seconds(value, "get()")
+
+
+def test_a_plain_put_is_encoded_once_and_by_its_own_bytes() -> None:
+    put = Wishes("obs", None).put({"a": 1}, 3, "key", None)
+    assert (put.weight, put.carried, put.mode) == (3, encode_plain({"a": 1}), frames.WAIT)
+    assert Wishes("obs", None).put(1, 0, "key", 0).mode == frames.NOWAIT
+    item = object()
+    assert Wishes("obs", 0).put(item, 0, "key", None).carried is item

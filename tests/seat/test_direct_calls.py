@@ -1,0 +1,156 @@
+"""Calls that go straight to a worker of the same node: in order with all others, and never without an end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from rlinf_async import ClosedError, Cluster, NodePlacementStrategy, WorkerDied
+from rlinf_async.core import frames
+from rlinf_async.seat import direct_calls
+from tests.workers import Plain
+
+LARGE = bytes(100_000)
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    async with Cluster(num_nodes=1, log_to_driver=False) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def pair(cluster: Cluster) -> Any:
+    """Two workers that have been called before, so that they can be called directly."""
+    group = Plain.create_group().launch(cluster, placement=NodePlacementStrategy([0, 0]), name="pair")
+    await group.hello()
+    return group
+
+
+@pytest.fixture
+def relayed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The kinds of the frames that this process sends to its daemon from now on."""
+    kinds: list[int] = []
+    connection = cluster.client._connection
+    assert connection is not None
+    send = connection.send
+
+    def noticed(frame: frames.Frame, *args: Any, **kwargs: Any) -> None:
+        kinds.append(frame[0])
+        send(frame, *args, **kwargs)
+
+    monkeypatch.setattr(connection, "send", noticed)
+    return kinds
+
+
+async def test_the_daemon_hears_nothing_of_calls_that_are_answered_at_once(pair: Any, relayed: list[int]) -> None:
+    for _ in range(20):
+        assert await pair[1].hello() == [1]
+        assert await pair.hello() == [0, 1]
+    assert frames.CALL not in relayed
+
+
+async def test_a_large_argument_goes_directly_too(pair: Any, relayed: list[int]) -> None:
+    assert await pair.echo(LARGE) == [((LARGE,), {})] * 2
+    assert frames.CALL not in relayed
+
+
+async def test_calls_run_in_their_order_whichever_way_they_take(
+    pair: Any, relayed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct_calls, "MOST_TARGETS", 1)
+    one = pair[1]
+    handles = []
+    for index in range(400):
+        handles.append((pair if index % 7 == 3 else one).note(LARGE if index % 11 == 5 else index))
+        if index % 50 == 49:
+            await handles[-1]
+    for handle in handles:
+        await handle
+    (noted,) = await one.noted()
+    assert noted == [LARGE if index % 11 == 5 else index for index in range(400)]
+    assert 0 < relayed.count(frames.CALL) < len(handles)
+
+
+async def test_order_holds_where_the_direct_way_is_full(
+    pair: Any, relayed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct_calls, "MOST_TARGETS", 1)
+    (pid, _) = [info.worker.pid for info in pair.worker_info_list]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        handles = [pair[0].note((index, bytes(20_000))) for index in range(100)]
+        handles.append(pair.note((100, b"")))
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    for handle in handles:
+        await handle
+    assert [index for index, _ in (await pair[0].noted())[0]] == list(range(101))
+
+
+async def test_the_daemon_knows_of_a_call_that_takes_long(pair: Any, cluster: Cluster) -> None:
+    handle = pair[0].sleep(60)
+    async with asyncio.timeout(2):
+        while not any(line.startswith("sleep (") for line in (await cluster.status())["busy"].get("pair:0", ())):
+            pass
+    await pair[0].hello()  # the daemon may know of a call that has not begun
+    handle.cancel()
+    with pytest.raises(ClosedError, match="cancelled"):
+        await handle
+    async with asyncio.timeout(2):
+        while (await cluster.status())["busy"]:
+            pass
+    assert await pair[0].was_cancelled() == [True]
+
+
+async def test_a_death_in_the_middle_of_a_direct_call_names_its_method(pair: Any, relayed: list[int]) -> None:
+    with pytest.raises(WorkerDied) as caught:
+        await pair.die([1], "SIGKILL")
+    assert caught.value.rank == 1
+    assert caught.value.methods[-1].startswith("die (")
+    assert frames.CALL not in relayed
+
+
+async def test_a_death_before_the_daemon_has_heard_of_the_call_is_told_too(
+    pair: Any, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct_calls, "TELL_AFTER", 0.5)
+    pid = pair.worker_info_list[1].worker.pid
+    handle = pair[1].sleep(60)
+    os.kill(pid, signal.SIGKILL)
+    async with asyncio.timeout(5):
+        with pytest.raises(WorkerDied) as caught:
+            await handle
+    assert caught.value.methods[-1].startswith("sleep (")
+    assert (await cluster.status())["busy"] == {}
+
+
+async def test_a_call_with_an_argument_for_every_rank_goes_directly_too(pair: Any, relayed: list[int]) -> None:
+    from rlinf_async import each
+
+    assert await pair.echo(each(["a", "b"])) == [(("a",), {}), (("b",), {})]
+    assert frames.CALL not in relayed
+
+
+async def test_the_items_of_a_stream_that_was_called_directly_come_with_credit(pair: Any, relayed: list[int]) -> None:
+    items = [item async for item in pair[0].count(100)]
+    assert items == [(0, index) for index in range(100)]
+    assert not {frames.CALL, frames.CREDIT} & set(relayed)
+
+
+async def test_what_a_caller_has_begun_is_cancelled_when_the_caller_is_killed(cluster: Cluster, pair: Any) -> None:
+    caller = Plain.create_group().launch(cluster, placement=NodePlacementStrategy([0]), name="caller")
+    group = "__import__('rlinf_async').WorkerGroup.from_group_name(type(self), 'pair')"
+    await caller.run(f"{group}[0].hello().wait()")
+    (pid,) = await caller.run(f"(self.log.append({group}[0].sleep(60)), os.getpid())[1]")
+    async with asyncio.timeout(5):
+        while "sleeping" not in (await pair[0].noted())[0]:
+            pass
+        os.kill(pid, signal.SIGKILL)
+        while (await pair[0].was_cancelled()) == [False]:
+            pass

@@ -1,0 +1,34 @@
+"""Who hears of what daemons announce, and for how long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlinf_async.seat.events import Events
+
+
+class Ear:
+    def __init__(self, heard: list[Any]) -> None:
+        self.heard = heard
+
+    def hear(self, facts: dict[str, Any]) -> None:
+        self.heard.append(facts)
+
+
+def test_every_listener_of_a_kind_hears_and_no_other() -> None:
+    heard: list[Any] = []
+    events, ear = Events(), Ear(heard)
+    events.on("died", heard.append)
+    events.listen("died", ear.hear)
+    events.on("node_lost", lambda facts: heard.append("of another kind"))
+    events.announce("died", {"rank": 1})
+    assert heard == [{"rank": 1}, {"rank": 1}]
+
+
+def test_a_bound_method_is_forgotten_with_its_object() -> None:
+    heard: list[Any] = []
+    events, ear = Events(), Ear(heard)
+    events.listen("died", ear.hear)
+    del ear
+    events.announce("died", {"rank": 1})
+    assert heard == []

@@ -1,0 +1,49 @@
+"""Which of a process's clusters is meant where nobody says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from rlinf_async.seat import seats
+from rlinf_async.seat.client import NodeClient
+
+
+@pytest.fixture
+async def clients() -> AsyncIterator[list[NodeClient]]:
+    """Two that have been made and have no socket."""
+    made = [NodeClient(asyncio.get_running_loop()) for _ in range(2)]
+    for number, client in enumerate(made):
+        client.welcome = {"run": f"run-{number}"}
+    yield made
+    for client in made:
+        client.close()
+
+
+async def test_the_only_cluster_that_is_open_is_meant(clients: list[NodeClient]) -> None:
+    with pytest.raises(RuntimeError, match="no cluster is open in this process"):
+        seats.only_taken()
+    assert not seats.any_taken()
+    seats.take(clients[0])
+    assert seats.any_taken()
+    assert seats.only_taken() is clients[0]
+
+
+async def test_of_several_one_must_be_named_until_the_others_have_closed(clients: list[NodeClient]) -> None:
+    for client in clients:
+        seats.take(client)
+    with pytest.raises(RuntimeError, match=r"2 clusters are open in this process: .* cluster="):
+        seats.only_taken()
+    clients[0].close()
+    assert seats.only_taken() is clients[1]
+
+
+async def test_a_run_is_found_by_its_id(clients: list[NodeClient]) -> None:
+    for client in clients:
+        seats.take(client)
+    assert seats.taken_in("run-1") is clients[1]
+    clients[1].close()
+    with pytest.raises(RuntimeError, match="no open cluster of run run-1"):
+        seats.taken_in("run-1")

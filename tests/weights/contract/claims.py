@@ -1,0 +1,287 @@
+"""What the suite is made of: claims, which are coroutines, and the ends that they are made about.
+
+A claim runs where the sender is, and is the same code whatever the scheme and wherever its receivers are::
+
+    @claim()
+    async def what_is_sent_is_what_the_workers_have(make):
+        async with make(source=Tied(1.0)) as ends:
+            await ends.deliver()
+            await ends.expect(1, 1.0)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from rlinf_async.weights.state import words as say
+from tests.weights.ends import CALLED, Tied
+
+CALLS = ("worker call", "rpc call", "module transform call")
+"""Kinds whose workers' methods are called, by another worker."""
+
+APART = ("linked", "distributed", *CALLS, "none")
+"""Kinds whose ends are in workers."""
+
+ANY = 20.0
+"""Seconds for what comes: nothing is claimed about how soon."""
+
+
+class Way(NamedTuple):
+    """A scheme, what its receivers do with weights, and what these are extracted as."""
+
+    kind: str
+    apply: str
+    strategy: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.apply} {self.strategy}"
+
+    @property
+    def is_called(self) -> bool:
+        return self.kind in CALLED or self.kind in CALLS
+
+
+def ways_of(kinds: Iterable[str]) -> list[Way]:
+    return [Way(*way) for way in itertools.product(kinds, ("copy", "map"), ("state_dict", "tensordict"))]
+
+
+class Receiving:
+    """A worker's end, and what is asked of it: in the sender's process, or, as a worker, in another one."""
+
+    def put(self, scheme: Any, model: Tied) -> None:
+        """Ends of that scheme, which has been initialised."""
+        self.scheme, self.model = scheme, model
+        self.receiver = scheme.get_receiver()
+        self.failures: list[str] = []
+        self.reading: Any = None
+        self.serving: asyncio.Task[None] | None = None
+
+    async def connect(self) -> None:
+        await self.scheme.connect(timeout=ANY)
+
+    async def take(self, timeout: float = ANY) -> bool:
+        """What a worker's loop does with one update."""
+        try:
+            return bool(await self.receiver.receive(timeout))
+        except Exception as error:
+            self.failures.append(str(error))
+            return False
+
+    async def serve(self) -> None:
+        self.serving = self.receiver.serve()
+
+    async def look(self) -> tuple[int, set[float]]:
+        return self.receiver.version, self.model.values()
+
+    async def standing(self) -> tuple[int, int, int]:
+        return self.receiver.version, self.receiver.published, self.receiver.staleness
+
+    async def values_of(self, name: str) -> set[float]:
+        return set(self.model.state_dict()[name].flatten().tolist())
+
+    async def values(self) -> set[float]:
+        return self.model.values()
+
+    async def errors(self) -> list[str]:
+        return self.failures
+
+    async def hold(self) -> int:
+        """Begins to read; the version."""
+        self.reading = self.receiver.reading()
+        version: int = await self.reading.__aenter__()
+        return version
+
+    async def release(self) -> None:
+        await self.reading.__aexit__()
+
+    async def hear(self, version: int) -> None:
+        """Until it knows that there is such a version, whether it has it or not."""
+        async with asyncio.timeout(ANY):
+            while self.receiver.published < version:
+                await asyncio.sleep(0.001)  # nobody is told but those who wait for the version itself
+
+    async def wait_version(self, version: int, timeout: float = ANY) -> None:
+        await self.receiver.wait_version(version, timeout)
+
+    async def wait_fresh(self, max_lag: int) -> None:
+        await self.receiver.wait_fresh(max_lag, ANY)
+
+    async def close_ends(self) -> None:
+        await self.scheme.close()
+        if self.serving is not None:
+            self.serving.cancel()
+            await asyncio.wait([self.serving])
+
+
+class Here:
+    """A receiving end in this process, called as a group of one worker is."""
+
+    def __init__(self, receiving: Receiving) -> None:
+        self._receiving = receiving
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        return lambda *args: asyncio.gather(getattr(self._receiving, name)(*args))
+
+
+class Ends:
+    """A sender and its receivers.
+
+    Args:
+        receivers: a group of ``Receiving`` workers, or ``Here``.
+        last: the last of them.
+        size: how many they are.
+    """
+
+    def __init__(self, scheme: Any, receivers: Any, last: Any, size: int) -> None:
+        self.scheme = scheme
+        self.sender = scheme.get_sender()
+        self.receivers = receivers
+        self.size = size
+        self.last = last
+
+    async def connect(self) -> None:
+        await asyncio.gather(_awaited(self.scheme.connect(timeout=ANY)), _awaited(self.receivers.connect()))
+
+    async def deliver(self, *weights: Any, **options: Any) -> Any:
+        """Sends, while every receiver takes one update, and hears what is wrong with it."""
+        work = self.sender.send(*weights, **options)
+        taking = asyncio.ensure_future(_awaited(self.receivers.take()))
+        try:
+            return await work
+        finally:
+            await taking
+
+    async def expect(self, version: int, *values: float) -> None:
+        """Every receiver has that version, and tensors of these values."""
+        found = await self.receivers.look()
+        assert found == [(version, set(values))] * self.size, f"{found}, and not version {version} of {values}"
+
+    async def expect_of(self, name: str, value: float) -> None:
+        found = await self.receivers.values_of(name)
+        assert found == [{value}] * self.size, f"{name} is {found}, and not {value}"
+
+    def overhear(self) -> Overheard | None:
+        """From now on what a publisher says; None where there is none."""
+        publisher = self.sender._publishing._publisher
+        return None if publisher is None else Overheard(publisher)
+
+
+class Overheard:
+    """What a publisher tells its receivers, to be told once more, as if it had been late, or doubled on its way."""
+
+    def __init__(self, publisher: Any) -> None:
+        self._outlets = publisher._outlets
+        self._said: dict[int, list[tuple[Any, tuple[Any, ...]]]] = {}
+        self._answered = asyncio.Queue[int]()
+        for outlet in self._outlets._outlets.values():
+            self._listen(outlet, outlet.say)
+        acked, loop = self._outlets._acked, asyncio.get_running_loop()
+
+        def note(outlet: Any, version: int, *facts: Any) -> Any:
+            loop.call_soon_threadsafe(self._answered.put_nowait, version)
+            return acked(outlet, version, *facts)
+
+        self._outlets._acked = note
+
+    def _listen(self, outlet: Any, tell: Any) -> None:
+        def note(*words: Any) -> None:
+            if words[0] == say.PUBLISH:
+                self._said.setdefault(words[1], []).append((outlet, words))
+            tell(*words)
+
+        outlet.say = note
+
+    async def repeat(self, version: int) -> None:
+        """Until every receiver has answered it once more."""
+        while not self._answered.empty():
+            self._answered.get_nowait()
+        said = self._said[version]
+        for outlet, words in list(said):
+            outlet.say(*words)
+        async with asyncio.timeout(ANY):
+            for _ in said[: len(said) // 2]:
+                while await self._answered.get() != version:
+                    pass
+
+
+Open = Callable[..., AbstractAsyncContextManager[Ends]]
+
+
+@dataclass(frozen=True)
+class Make:
+    """Opens ends of one way: ``async with make(source=Tied(1.0)) as ends``.
+
+    Args:
+        begin: takes the way, the source, the value and the width of the receivers' models, and the scheme's options.
+    """
+
+    way: Way
+    begin: Open
+
+    def __call__(
+        self, source: Tied | None = None, *, value: float = 0.0, width: int = 3, **options: Any
+    ) -> AbstractAsyncContextManager[Ends]:
+        options = {"apply": self.way.apply, **options}
+        return self.begin(self.way, Tied(1.0) if source is None else source, value, width, **options)
+
+
+Claim = Callable[[Make], Awaitable[None]]
+
+CLAIMS: dict[str, Claim] = {}
+_UNLESS: dict[str, tuple[str, ...]] = {}
+_ONLY: dict[str, Callable[[Way], bool]] = {}
+
+
+def claim(*, unless: tuple[str, ...] = (), only: Callable[[Way], bool] | None = None) -> Callable[[Claim], Claim]:
+    """Registers one, of all ways that carry weights.
+
+    Args:
+        unless: kinds of which it cannot be said.
+        only: the ways of which it is said instead.
+    """
+
+    def register(made: Claim) -> Claim:
+        name = made.__name__
+        CLAIMS[name], _UNLESS[name] = made, unless
+        if only is not None:
+            _ONLY[name] = only
+        return made
+
+    return register
+
+
+FEW = (
+    "what_is_sent_is_what_the_workers_have",
+    "only_the_keys_that_are_named_are_sent",
+    "an_unknown_key_another_shape_and_another_dtype_are_named_and_the_last_version_stays",
+    "a_number_that_comes_late_or_twice_changes_nothing",
+    "who_does_not_answer_in_time_is_named_and_is_whole_with_the_next_version",
+    "nobody_reads_while_weights_are_applied_and_a_reader_knows_how_far_behind_it_is",
+)
+"""Of a torch job whose ends are apart: each claim opens connections to a store, which may take torch seconds."""
+
+
+def claims_apart(way: Way) -> list[str]:
+    """What is claimed of that way where the ends are in workers."""
+    return claims_of(way, among=FEW if way.kind == "distributed" else None)
+
+
+def claims_of(way: Way, *, among: Collection[str] | None = None) -> list[str]:
+    """What is claimed of that way."""
+
+    def holds(name: str) -> bool:
+        if name in _ONLY:
+            return _ONLY[name](way)
+        carries = way.kind != "none" and not (way.is_called and way.apply == "map")
+        return carries and way.kind not in _UNLESS[name]
+
+    return [name for name in CLAIMS if holds(name) and (among is None or name in among)]
+
+
+async def _awaited(work: Any) -> Any:
+    return await work

@@ -1,0 +1,145 @@
+"""What is claimed of weights that are sent, and of those who are connected."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+from rlinf_async.errors import ConfigError
+from tests.weights.contract.claims import Make, claim
+from tests.weights.ends import CALLED, Tied
+
+
+@claim()
+async def what_is_sent_is_what_the_workers_have(make: Make) -> None:
+    source = Tied(1.0)
+    async with make(source) as ends:
+        for version in (1, 2, 3, 4):
+            source.fill(10.0 * version)
+            report = await ends.deliver()
+            assert report.version == version == ends.sender.version
+            assert {worker: ack.status for worker, ack in report.per_worker.items()} == dict.fromkeys(
+                range(ends.size), "applied"
+            )
+            await ends.expect(version, 10.0 * version)
+        assert await ends.receivers.errors() == [[]] * ends.size
+
+
+@claim()
+async def only_the_keys_that_are_named_are_sent(make: Make) -> None:
+    async with make() as ends:
+        await ends.deliver()
+        await ends.deliver(Tied(2.0), keys=["layers.1", "steps"])
+        for name, value in (("layers.1.weight", 2.0), ("steps", 2.0), ("head.weight", 1.0)):
+            await ends.expect_of(name, value)
+        with pytest.raises(KeyError, match="keys= names 'nowhere', which the weights do not have"):
+            await ends.sender.send(Tied(3.0), keys=["nowhere"])
+        await ends.expect(2, 1.0, 2.0)
+
+
+@claim()
+async def who_is_connected_has_the_trainers_weights(make: Make) -> None:
+    async with make(Tied(7.0)) as ends:
+        await ends.connect()
+        await ends.expect(1, 7.0)
+        assert ends.sender.version == 1
+        await ends.connect()
+        await ends.expect(1, 7.0)  # they have met
+        await ends.deliver(Tied(8.0))
+        await ends.expect(2, 8.0)
+
+
+@claim(unless=CALLED)  # objects of the sender's process, which have applied them by then
+async def what_becomes_of_the_source_once_it_is_staged_is_never_seen(make: Make) -> None:
+    source = Tied(1.0)
+    async with make(source) as ends:
+        await ends.sender.send_async()
+        source.fill(99.0)
+        await ends.receivers.take()
+        await ends.sender.wait_async()
+        await ends.expect(1, 1.0)
+        source.fill(98.0)
+        await ends.expect(1, 1.0)
+
+
+@claim()
+async def a_module_a_dict_and_a_path_can_be_sent(make: Make) -> None:
+    async with make() as ends:
+        await ends.deliver(Tied(2.0))
+        await ends.expect(1, 2.0)
+        await ends.deliver({name: torch.full_like(tensor, 3.0) for name, tensor in Tied().state_dict().items()})
+        await ends.expect(2, 3.0)
+        with pytest.raises(ValueError, match="Cannot resolve string reference 'policy' without context"):
+            ends.sender.send("policy")
+
+
+@claim()
+async def an_unfinished_work_is_no_answer(make: Make) -> None:
+    async with make() as ends:
+        work = ends.sender.send()
+        with pytest.raises(TypeError, match="is not done"):
+            assert work
+        await ends.receivers.take()
+        await work
+        assert await ends.receivers.take(0.0) == [False] * ends.size
+
+
+@claim()
+async def a_pickled_scheme_is_its_configuration_and_can_be_initialised_again(make: Make) -> None:
+    async with make(ack_timeout=7.0) as ends:
+        await ends.deliver()
+        copy: Any = pickle.loads(pickle.dumps(ends.scheme))
+        assert copy.options.ack_timeout == 7.0
+        with pytest.raises(RuntimeError, match="Must call init_on_sender\\(\\) before get_sender\\(\\)"):
+            copy.get_sender()
+        del copy
+        await ends.deliver(Tied(3.0))
+        await ends.expect(2, 3.0)
+
+
+@claim()
+async def closing_twice_is_nothing_and_the_models_keep_what_they_have(make: Make) -> None:
+    async with make() as ends:
+        await ends.deliver()
+        for _ in range(2):
+            await ends.scheme.close()
+            await ends.receivers.close_ends()
+        assert await ends.receivers.values() == [{1.0}] * ends.size
+
+
+@claim(only=lambda way: way.is_called and way.apply == "map")
+async def what_a_call_brings_cannot_be_mapped_nor_anything_else_that_takes_shared_memory(make: Make) -> None:
+    for option in ({"apply": "map"}, {"delta": "auto"}, {"slots": 3}, {"verify": "crc"}, {"select": "trainable"}):
+        name = next(iter(option))
+        given: Any = {"apply": "copy", **option}
+        with pytest.raises(
+            ConfigError, match=f"Scheme cannot do {name}=.*: its weights come as the argument of a call"
+        ):
+            async with make(**given):
+                pass
+
+
+@claim(only=lambda way: way.kind == "none")
+async def nothing_is_sent_and_every_model_keeps_its_own(make: Make) -> None:
+    async with make(value=5.0) as ends:
+        await ends.connect()
+        for weights in (None, Tied(2.0), {"nowhere": torch.zeros(3)}):
+            report = await ends.sender.send(weights)
+            assert (report.version, dict(report.per_worker)) == (0, {})
+        await ends.sender.send_async(Tied(3.0))
+        with pytest.raises(RuntimeError, match="Cannot call send\\(\\) while an async send is pending"):
+            ends.sender.send()
+        assert (await ends.sender.wait_async()).version == ends.sender.version == 0
+        assert await ends.receivers.take(0.0) == [False] * ends.size
+        assert await ends.receivers.standing() == [(0, 0, 0)] * ends.size
+        await ends.expect(0, 5.0)
+        await asyncio.gather(ends.last.hold())
+        await ends.last.release()
+        for _ in range(2):
+            await ends.scheme.close()
+            await ends.receivers.close_ends()
+        assert await ends.receivers.values() == [{5.0}] * ends.size

@@ -1,0 +1,8 @@
+"""All that is claimed, wherever it is imported from."""
+
+from __future__ import annotations
+
+from tests.weights.contract import delivery, refusals, versions  # noqa: F401  # they register their claims
+from tests.weights.contract.claims import CLAIMS, Make, Way, claims_apart, claims_of, ways_of
+
+__all__ = ["CLAIMS", "Make", "Way", "claims_apart", "claims_of", "ways_of"]

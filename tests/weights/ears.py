@@ -1,0 +1,32 @@
+"""Who listens to a link and notes what is heard."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from rlinf_async.weights.links.link import Words
+
+
+class Ear:
+    """Notes what it hears."""
+
+    def __init__(self) -> None:
+        self.words: list[Words] = []
+        self.end: Exception | None = None
+        self._changed = threading.Condition()
+
+    def hear(self, words: Words) -> None:
+        with self._changed:
+            self.words.append(words)
+            self._changed.notify_all()
+
+    def hear_end(self, error: Exception) -> None:
+        with self._changed:
+            assert self.end is None, "an end is heard once"
+            self.end = error
+            self._changed.notify_all()
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, 10)

@@ -1,0 +1,93 @@
+"""Many tensors are copied by two threads where that pays, each to its own place."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from rlinf_async.weights.model.copying import copy_in_order, copy_tensors
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def mixed() -> list[torch.Tensor]:
+    """Small ones of 12 MB together, and large ones among them."""
+    sizes = [20_000] * 150
+    sizes[30] = sizes[140] = 300_000
+    return [torch.full((size,), float(index)) for index, size in enumerate(sizes)]
+
+
+def test_each_gets_its_own_source_in_its_own_dtype(threads: int) -> None:
+    sources = mixed()
+    targets = [torch.zeros(source.shape, dtype=torch.float64) for source in sources]
+    before = threading.active_count()
+    copy_tensors(targets, sources)
+    assert all(torch.equal(target, source.double()) for target, source in zip(targets, sources, strict=True))
+    assert threading.active_count() == before
+
+
+def test_parameters_are_written_in_place_by_either_thread(threads: int) -> None:
+    targets = [torch.nn.Parameter(torch.zeros_like(source)) for source in mixed()]
+    copy_tensors(targets, mixed())
+    assert [float(target.detach()[-1]) for target in targets] == list(range(150))
+
+
+@pytest.mark.parametrize("wrong", [0, 149])
+def test_an_error_in_either_thread_is_raised_when_both_have_ended(threads: int, wrong: int) -> None:
+    sources = mixed()
+    targets = [torch.zeros_like(source) for source in sources]
+    sources[wrong] = torch.zeros(3)
+    before = threading.active_count()
+    with pytest.raises(RuntimeError, match="size"):
+        copy_tensors(targets, sources)
+    assert threading.active_count() == before
+
+
+def test_nothing_is_copied_from_nothing() -> None:
+    copy_tensors([], [])
+
+
+@pytest.mark.parametrize("step", [1, 4000, 1 << 30])
+def test_in_order_what_is_said_to_be_there_is_there(threads: int, step: int) -> None:
+    sources = [torch.full((size,), index + 1.0) for index, size in enumerate((10, 3000, 7, 1, 0, 5000, 2))]
+    memory = torch.zeros(sum(source.numel() for source in sources) * 4, dtype=torch.uint8)
+    targets, ends, end = [], [], 0
+    for source in sources:
+        targets.append(memory[end : end + source.nbytes].view(torch.float32))
+        end += source.nbytes
+        ends.append(end)
+    told: list[int] = []
+
+    def copied(there: int) -> None:
+        told.append(there)
+        assert bool((memory[:there].view(torch.float32) > 0).all())
+
+    copy_in_order(targets, sources, ends, copied, step)
+    assert torch.equal(memory.view(torch.float32), torch.cat(sources))
+    assert told == sorted(told)
+    assert bool(told) is (step < 1 << 30)
+
+
+def test_in_order_a_large_tensor_is_said_part_by_part() -> None:
+    source, target = torch.arange(1000.0), torch.zeros(1000, dtype=torch.float64)
+    told: list[int] = []
+    copy_in_order([target], [source], [8000], told.append, 3200)
+    assert told == [3200, 6400, 8000]
+    assert torch.equal(target, source.double())
+
+
+def test_in_order_a_large_tensor_that_does_not_lie_in_one_piece_is_copied_as_well() -> None:
+    source, target = torch.arange(1000.0).view(10, 100).t(), torch.zeros(100, 10)
+    told: list[int] = []
+    copy_in_order([target], [source], [4000], told.append, 400)
+    assert told == [4000]
+    assert torch.equal(target, source)

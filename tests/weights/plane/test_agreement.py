@@ -1,0 +1,255 @@
+"""What does not fit, or cannot be applied, is told; and nobody who could take the next version goes without it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import torch
+
+from rlinf_async.errors import DeadlineExceeded, TransferFailed, WeightMismatch
+from rlinf_async.weights.links.local_link import LocalLink
+from rlinf_async.weights.plane.publisher import Publisher
+from rlinf_async.weights.plane.subscriber import Subscriber
+from rlinf_async.weights.slots.leases import Leases
+from tests.weights.gpus import FakeGpus
+from tests.weights.plane.test_publisher import Net, filled, pair, shown, weights
+
+
+@contextlib.asynccontextmanager
+async def late(source: Any, first: Any, destination: Any, **options: Any) -> AsyncIterator[Any]:
+    """A publisher that has published ``first``, and a subscriber that has not heard of it yet."""
+    to_receiver, to_sender = LocalLink.pair()
+    async with Publisher(source) as publisher, Subscriber(to_sender, destination, **options) as subscriber:
+        await (await publisher.publish(first))
+        publisher.add("it", to_receiver)
+        yield publisher, subscriber
+
+
+async def taken(publisher: Publisher, subscriber: Subscriber, source: Any) -> Any:
+    """The report of a version that the subscriber receives meanwhile."""
+    async with asyncio.TaskGroup() as tasks:
+        handle = await publisher.publish(source)
+        tasks.create_task(subscriber.wait_version(handle.version, 10))
+        return await handle
+
+
+# -- the version that a receiver begins with ------------------------------------------------------------------------
+
+
+async def test_a_reader_who_stays_while_the_first_version_comes_costs_that_one_only() -> None:
+    destination = weights(0)
+    async with late(weights(0), weights(1), destination, ack_timeout=0.05) as (publisher, subscriber):
+        async with subscriber.reading():
+            with pytest.raises(DeadlineExceeded, match="a reader has not left"):
+                await subscriber.connect(5)
+        assert publisher.quarantined["it"].startswith("DeadlineExceeded")
+        await publisher.connect(5)
+        report = await taken(publisher, subscriber, weights(2))
+        assert report.per_worker["it"].status == "applied"
+        assert {float(tensor.min()) for tensor in destination.values()} == {2.0}
+        assert publisher.quarantined == {}
+
+
+async def test_a_state_that_is_refused_in_the_first_version_costs_that_one_only() -> None:
+    class Choosy(Net):
+        def set_extra_state(self, state: Any) -> None:
+            if state["state"] == "state 1":
+                raise RuntimeError("not that one")
+            super().set_extra_state(state)
+
+    destination = Choosy()
+    async with late(Net(), filled(1), destination) as (publisher, subscriber):
+        with pytest.raises(RuntimeError, match="not that one"):
+            await subscriber.connect(5)
+        await publisher.connect(5)
+        await taken(publisher, subscriber, filled(2))
+        assert shown(destination) == {2.0}
+
+
+async def test_memory_that_cannot_be_mapped_in_the_first_version_costs_that_one_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    destination = weights(0)
+
+    def fail(*_: Any) -> None:
+        raise TransferFailed("no more descriptors")
+
+    async with late(weights(0), weights(1), destination) as (publisher, subscriber):
+        with monkeypatch.context() as patched:
+            patched.setattr(Leases, "map", fail)
+            with pytest.raises(TransferFailed, match="no more descriptors"):
+                await subscriber.connect(5)
+        await taken(publisher, subscriber, weights(2))
+        assert float(destination["a"].min()) == 2.0
+
+
+# -- what does not fit ----------------------------------------------------------------------------------------------
+
+
+async def test_a_model_that_is_mended_gets_what_it_has_refused_and_all_that_comes() -> None:
+    destination = {"a": torch.zeros(3, 5)}
+    async with late(weights(0), weights(1), destination) as (publisher, subscriber):
+        with pytest.raises(WeightMismatch, match=r"'b\.c'"):
+            await subscriber.connect(5)
+        for value in (2, 3):
+            with pytest.raises(WeightMismatch, match=r"'b\.c'"):
+                await (await publisher.publish(weights(value)))
+        with pytest.raises(WeightMismatch, match=r"'b\.c'"):
+            await subscriber.receive(5)
+        assert float(destination["a"].max()) == 0.0
+        destination["b.c"] = torch.zeros(7)
+        with pytest.raises(WeightMismatch, match=r"'b\.c'"):
+            await (await publisher.publish(weights(4)))
+        assert subscriber.staleness == 4
+        await subscriber.wait_version(4, 5)
+        assert {float(tensor.min()) for tensor in destination.values()} == {4.0}
+        assert publisher.quarantined == {}
+        assert (await taken(publisher, subscriber, weights(5))).per_worker["it"].status == "applied"
+
+
+async def test_who_connects_again_is_asked_again() -> None:
+    destination = {"a": torch.zeros(3, 5)}
+    to_receiver, to_sender = LocalLink.pair()
+    async with Publisher(weights(0)) as publisher, Subscriber(to_sender, destination) as subscriber:
+        publisher.add("it", to_receiver)
+        for _ in range(2):
+            met = await asyncio.gather(publisher.connect(5), subscriber.connect(5), return_exceptions=True)
+            assert [type(error) for error in met] == [WeightMismatch] * 2
+        with pytest.raises(WeightMismatch, match=r"'b\.c'"):
+            await publisher.connect(0.01)  # it does not listen: what it has said last is what there is to say
+        destination["b.c"] = torch.zeros(7)
+        await asyncio.gather(publisher.connect(5, weights(1)), subscriber.wait_version(1, 5))
+        assert float(destination["b.c"].min()) == 1.0
+
+
+async def test_who_has_refused_and_is_gone_keeps_nobody_waiting() -> None:
+    to_receiver, to_sender = LocalLink.pair()
+    async with Publisher(weights(0)) as publisher:
+        publisher.add("it", to_receiver)
+        async with Subscriber(to_sender, {}) as subscriber:
+            await asyncio.gather(publisher.connect(5), subscriber.connect(5), return_exceptions=True)
+            connecting = asyncio.create_task(publisher.connect(60))
+            await asyncio.sleep(0)
+        async with asyncio.timeout(30):
+            with pytest.raises(WeightMismatch):
+                await connecting
+
+
+# -- what is looked for anew ----------------------------------------------------------------------------------------
+
+
+class Place:
+    """Where a path leads to."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.looks = 0
+
+    def find(self) -> Any:
+        self.looks += 1
+        if self.model is None:
+            raise LookupError("nothing is there")
+        return self.model
+
+
+@contextlib.asynccontextmanager
+async def found(place: Place, **options: Any) -> AsyncIterator[Any]:
+    """A publisher, and a subscriber that looks for its destination there; they have met."""
+    to_receiver, to_sender = LocalLink.pair()
+    theirs = {name: options[name] for name in ("apply", "gpus") if name in options}
+    source = options.pop("source", weights(0))
+    async with Publisher(source, **options) as publisher, Subscriber(to_sender, find=place.find, **theirs) as it:
+        publisher.add("it", to_receiver)
+        await asyncio.gather(publisher.connect(5), it.connect(5))
+        it.serve()
+        yield publisher, it
+
+
+@pytest.mark.parametrize("apply", ["copy", "map"])
+async def test_another_object_gets_the_next_version_and_the_one_before_keeps_its_own(apply: str) -> None:
+    first, second = weights(0), weights(0)
+    place = Place(first)
+    async with found(place, apply=apply) as (publisher, subscriber):
+        await (await publisher.publish(weights(1)))
+        place.model = second
+        for value in range(2, 8):
+            await (await publisher.publish(weights(value)))
+            assert {float(tensor.max()) for tensor in second.values()} == {value}
+            assert {float(bound) for tensor in first.values() for bound in torch.aminmax(tensor)} == {1.0}
+        assert subscriber.version == 7
+    first["a"].fill_(9)
+    second["a"].fill_(9)  # both in memory of their own
+
+
+async def test_another_object_that_does_not_fit_fails_the_version_and_may_fit_the_next() -> None:
+    first, second = weights(0), {"a": torch.zeros(3, 5)}
+    place = Place(first)
+    async with found(place) as (publisher, subscriber):
+        await (await publisher.publish(weights(1)))
+        place.model = second
+        with pytest.raises(WeightMismatch, match=r"'b\.c'"):
+            await (await publisher.publish(weights(2)))
+        assert (float(first["a"].max()), float(second["a"].max()), subscriber.version) == (1.0, 0.0, 1)
+        second["b.c"] = torch.zeros(7)
+        await (await publisher.publish(weights(3)))
+        assert (float(first["a"].max()), float(second["a"].max())) == (1.0, 3.0)
+        place.model = None
+        with pytest.raises(LookupError, match="nothing is there"):
+            await (await publisher.publish(weights(4)))
+        place.model = first
+        await (await publisher.publish(weights(5)))
+        assert (float(first["a"].max()), float(second["a"].max())) == (5.0, 3.0)
+
+
+async def test_where_nothing_is_found_the_sender_hears_why_and_what_is_found_later_gets_the_next() -> None:
+    place = Place(None)
+    to_receiver, to_sender = LocalLink.pair()
+    async with Publisher(weights(0)) as publisher, Subscriber(to_sender, find=place.find) as subscriber:
+        publisher.add("it", to_receiver)
+        met = await asyncio.gather(publisher.connect(5), subscriber.connect(5), return_exceptions=True)
+        assert [str(error) for error in met] == ["nothing is there"] * 2
+        place.model = weights(0)
+        subscriber.serve()
+        await publisher.connect(5)
+        await (await publisher.publish(weights(1)))
+        assert float(place.model["a"].max()) == 1.0
+
+
+@pytest.mark.parametrize("apply", ["copy", "map"])
+async def test_another_object_elsewhere_than_on_the_gpu_gets_the_next_version_there(apply: str) -> None:
+    gpus = FakeGpus()
+    source, there, here = gpus.put(weights(0)), gpus.put(weights(0)), weights(0)
+    place = Place(there)
+    async with found(place, source=source, apply=apply, gpus=gpus) as (publisher, _):
+        for version, model in enumerate((*[there] * 4, here, here, there, there), 1):
+            place.model = model
+            for tensor in source.values():
+                tensor.fill_(version)
+            await (await publisher.publish(source))
+            assert {float(bound) for tensor in model.values() for bound in torch.aminmax(tensor)} == {version}
+            assert gpus.places(model.values()) == gpus.places(there.values() if model is there else [])
+
+
+async def test_a_worker_that_finds_the_same_again_checks_nothing_anew() -> None:
+    place = Place(weights(0))
+    async with found(place) as (publisher, subscriber):
+        await (await publisher.publish(weights(1)))
+        destination = subscriber._destination._current
+        looks = place.looks
+        for value in range(2, 5):
+            await (await publisher.publish(weights(value)))
+        assert place.looks == looks + 3
+        assert subscriber._destination._current is destination
+
+
+async def test_versions_that_the_sender_has_given_up_may_be_skipped_by_who_applies_all_and_no_others() -> None:
+    """One that is awaited is there until it was applied: the sender has no other under way."""
+    seen: list[float] = []
+    async with pair(weights(0), lambda views: seen.append(float(views["a",].max())), policy="all") as (publisher, _):
+        for value in range(1, 9):
+            await (await publisher.publish(weights(value)))
+    assert seen == [float(value) for value in range(1, 9)]

@@ -1,0 +1,180 @@
+"""A receiver's tensors that cannot take a version are named before any of them is written, whatever became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from rlinf_async.errors import WeightMismatch
+from rlinf_async.weights.model.manifest import Manifest
+from rlinf_async.weights.model.param_tree import ParamTree
+from rlinf_async.weights.plane.destination import Tensors
+from tests.weights.ends import Tied, both
+from tests.weights.gpus import FakeGpus
+
+every_apply = pytest.mark.parametrize("apply", ["copy", "map"])
+
+
+def head(model: Tied) -> set[float]:
+    """What is written first."""
+    return {float(bound) for bound in torch.aminmax(model.head.weight.detach())}
+
+
+def made_for_inference(model: Tied) -> None:
+    with torch.inference_mode():
+        model.layers[1] = nn.Linear(3, 3)
+
+
+def expanded(model: Tied) -> None:
+    model.layers[1].weight = nn.Parameter(torch.zeros(1).expand(3, 3))
+
+
+def without_memory(model: Tied) -> None:
+    model.layers[1].to("meta")
+
+
+def lazy(model: Tied) -> None:
+    model.layers[1] = nn.LazyLinear(3)
+
+
+def sparse(model: Tied) -> None:
+    model.layers[1].weight = nn.Parameter(torch.zeros(3, 3).to_sparse())
+
+
+BAD: list[tuple[Callable[[Tied], None], str]] = [
+    (made_for_inference, r"'layers\.1\.bias' was made under torch\.inference_mode\(\) here"),
+    (expanded, r"'layers\.1\.weight' is an expanded tensor here.*clone\(\) it"),
+    (without_memory, r"'layers\.1\.bias' is on the meta device here.*to_empty\(\)"),
+    (lazy, r"'layers\.1\.bias' is not initialised here: run the model once"),
+    (sparse, r"'layers\.1\.weight' is torch\.sparse_coo here"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "words"), BAD, ids=[spoil.__name__ for spoil, _ in BAD])
+@every_apply
+async def test_what_cannot_be_written_is_named_and_nothing_else_is_written(
+    apply: str, spoil: Callable[[Tied], None], words: str
+) -> None:
+    if (apply, spoil) == ("map", expanded):
+        pytest.skip("its memory is replaced, not written")
+    model = Tied()
+    spoil(model)
+    async with both("multiprocess", model=model, apply=apply) as ends:
+        with pytest.raises(WeightMismatch, match=words):
+            await ends.deliver()
+        assert head(model) == {0.0}
+        async with ends.receiver.reading() as version:
+            assert version == 0
+
+
+def reshaped(model: Tied) -> None:
+    model.layers[1].weight.data = torch.zeros(3, 3, 3)  # to which a copy would be broadcast
+
+
+def halved(model: Tied) -> None:
+    model.layers[1].half()
+
+
+@pytest.mark.parametrize("change", [reshaped, halved])
+@every_apply
+async def test_tensors_that_change_in_place_after_the_first_version_are_refused(
+    apply: str, change: Callable[[Tied], None]
+) -> None:
+    model, source = Tied(), Tied(1.0)
+    async with both("multiprocess", model=model, source=source, apply=apply) as ends:
+        await ends.deliver()
+        change(model)
+        source.fill(2.0)
+        words = {
+            reshaped: r"'layers\.1\.weight' has shape \(3, 3\) at the sender and \(3, 3, 3\) here",
+            halved: r"'layers\.1\.bias' .*is float16",
+        }
+        with pytest.raises(WeightMismatch, match=words[change]):
+            await ends.deliver()
+        async with ends.receiver.reading() as version:
+            assert version == 1
+        assert head(model) == {1.0}
+        for tensor in model.layers[1].parameters():
+            tensor.data = torch.zeros(tensor.shape[:1] if tensor.dim() == 1 else (3, 3))
+        await ends.deliver()
+        assert ends.sees == {2.0}
+
+
+@every_apply
+async def test_tensors_tied_at_the_receiver_only_take_equal_values_and_no_others(apply: str) -> None:
+    model, source = Tied(), Tied(1.0)
+    source.head.weight = nn.Parameter(source.head.weight.detach().clone())
+    async with both("multiprocess", model=model, source=source, apply=apply) as ends:
+        await ends.deliver()
+        assert ends.sees == {1.0}
+        with torch.no_grad():
+            source.head.weight.fill_(2.0)
+        with pytest.raises(WeightMismatch, match=r"'head\.weight' and 'layers\.0\.weight' are tied here and not at"):
+            await ends.deliver()
+        assert ends.sees == {1.0}
+        source.fill(3.0)
+        await ends.deliver()
+        assert ends.sees == {3.0}
+
+
+class Stateful(Tied):
+    """Refuses ``"bad"`` as its state."""
+
+    def __init__(self, value: float, state: str) -> None:
+        super().__init__(value)
+        self.state = state
+
+    def get_extra_state(self) -> Any:
+        return self.state
+
+    def set_extra_state(self, state: Any) -> None:
+        if state == "bad":
+            raise ValueError("I do not take bad states")
+        self.state = state
+
+
+class Holder(Tied):
+    """With two states, of which the first is set first."""
+
+    def __init__(self, value: float, first: str, second: str) -> None:
+        super().__init__(value)
+        self.a, self.b = Stateful(value, first), Stateful(value, second)
+
+
+@every_apply
+async def test_a_state_that_a_module_refuses_leaves_its_last_version_whole(apply: str) -> None:
+    model = Holder(0.0, "new", "new")
+    async with both("multiprocess", model=model, source=Holder(1.0, "one", "one"), apply=apply) as ends:
+        await ends.deliver()
+        with pytest.raises(ValueError, match="I do not take bad states"):
+            await ends.deliver(Holder(2.0, "two", "bad"))
+        async with ends.receiver.reading() as version:
+            assert version == 1, "nothing was written"
+        assert ends.sees == {1.0}
+        assert (model.a.state, model.b.state) == ("one", "one")
+        await ends.deliver(Holder(3.0, "three", "three"))
+        assert ends.sees == {3.0}
+
+
+def test_a_model_that_was_moved_off_the_gpu_stays_where_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    gpus = FakeGpus()
+    model, weights = gpus.put({"w": torch.zeros(3)}), gpus.put({"w": torch.ones(3)})
+    tree = ParamTree.of(weights)
+    destination = Tensors(model, maps=True, gpus=gpus, also_on_gpu=True)
+    destination.check(Manifest.of(tree))
+    destination.write(tree.tensors, {})
+    assert (gpus.done("copy"), model["w"].data_ptr()) == ([], weights["w"].data_ptr())
+    model["w"].data = torch.zeros(3)  # as .to("cpu")
+    destination.check(Manifest.of(tree))
+    weights["w"].fill_(2)
+    destination.write(tree.tensors, {})
+    assert (gpus.done("copy"), model["w"].tolist()) == ([["D2H", {}]], [2, 2, 2])
+    assert (gpus.places(model.values()), destination.is_copied) == (set(), True)
+    assert caplog.messages == ["weights are copied to the CPU and not mapped: the sender has them elsewhere"]
+    here = ParamTree.of({"w": torch.full((3,), 3.0)})
+    destination.write(here.tensors, {})
+    assert (model["w"].data_ptr(), destination.is_copied) == (here.tensors["w",].data_ptr(), False)

@@ -1,0 +1,423 @@
+"""Publisher and subscribers within one process: what each promises."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost, TransferFailed, WeightMismatch
+from rlinf_async.weights.links.local_link import LocalLink
+from rlinf_async.weights.plane.publisher import Publisher
+from rlinf_async.weights.plane.subscriber import Subscriber
+from tests.weights.pairs import pair
+
+
+def weights(value: float, **more: Any) -> dict[str, Any]:
+    return {"a": torch.full((3, 5), float(value)), "b.c": torch.full((7,), float(value)), **more}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 10, bias=False)
+        self.head.weight = self.embedding.weight
+        self.state = "new"
+
+    def get_extra_state(self) -> Any:
+        return {"state": self.state}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.state = state["state"]
+
+
+def filled(value: int) -> Net:
+    net = Net()
+    net.state = f"state {value}"
+    with torch.no_grad():
+        for tensor in (*net.parameters(), *net.buffers()):
+            tensor.fill_(value)
+    return net
+
+
+def shown(net: Net) -> set[float]:
+    return {
+        float(bound)
+        for tensor in net.state_dict(keep_vars=False).values()
+        if isinstance(tensor, torch.Tensor)
+        for bound in (tensor.min(), tensor.max())
+    }
+
+
+# -- what arrives ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("apply", ["copy", "map"])
+async def test_a_module_with_tied_weights_buffers_and_extra_state_arrives_whole(apply: str) -> None:
+    destination = Net()
+    parameters = list(destination.parameters())
+    async with pair(Net(), destination, apply=apply, verify="crc") as (publisher, (subscriber,)):
+        for version in range(1, 6):
+            report = await (await publisher.publish(filled(version)))
+            assert (report.version, report.per_worker[0].status, subscriber.version) == (version, "applied", version)
+            async with subscriber.reading() as read:
+                assert read == version
+                assert shown(destination) == {version}
+                assert destination.state == f"state {version}"
+        assert destination.head.weight is destination.embedding.weight
+        assert all(now is then for now, then in zip(destination.parameters(), parameters, strict=True))
+    assert shown(destination) == {5}, "closing leaves the last version"
+    with torch.no_grad():
+        destination.embedding.weight.fill_(9)  # in memory of its own
+
+
+async def test_a_dtype_to_travel_in_is_cast_on_the_way_and_integers_are_not() -> None:
+    source = weights(1.00390625, steps=torch.tensor(300))
+    exact, cast = weights(0, steps=torch.tensor(0)), weights(0, steps=torch.tensor(0))
+    cast["a"] = cast["a"].bfloat16()
+    async with pair(source, exact, cast, transport_dtype=torch.bfloat16) as (publisher, _):
+        report = await (await publisher.publish())
+    assert exact["a"].dtype is torch.float32
+    assert float(exact["a"][0, 0]) == float(cast["a"][0, 0]) == 1.0
+    assert int(exact["steps"]) == int(cast["steps"]) == 300
+    assert report.bytes == 3 * 256
+
+
+async def test_the_source_may_change_as_soon_as_it_is_staged() -> None:
+    source, destination = weights(1), weights(0)
+    async with pair(source, destination, serves=False) as (publisher, (subscriber,)):
+        handle = await publisher.publish(source)
+        source["a"].fill_(-1)
+        assert not handle.done()
+        assert await subscriber.receive(1)
+        await handle
+        assert float(destination["a"].min()) == 1.0
+
+
+async def test_keys_name_what_is_new_and_the_rest_stays() -> None:
+    destination = weights(0)
+    async with pair(weights(0), destination) as (publisher, _):
+        await (await publisher.publish(weights(1)))
+        for version, key in ((2, "b"), (3, "a"), (4, ("b", "c")), (5, "a")):
+            await (
+                await publisher.publish(
+                    {name: torch.full_like(tensor, version) for name, tensor in weights(0).items()}, keys=[key]
+                )
+            )
+            expected = {2: (1, 2), 3: (3, 2), 4: (3, 4), 5: (5, 4)}[version]
+            assert (float(destination["a"].max()), float(destination["b.c"].max())) == expected
+        with pytest.raises(KeyError, match="'x', which the weights do not have"):
+            await publisher.publish(weights(6), keys=["x"])
+
+
+async def test_a_function_as_destination_gets_every_version_by_path() -> None:
+    seen: list[dict[tuple[str, ...], float]] = []
+    async with pair(
+        weights(0), lambda views: seen.append({path: float(view.max()) for path, view in views.items()})
+    ) as (publisher, _):
+        await (await publisher.publish(weights(1)))
+    assert seen == [{("a",): 1.0, ("b", "c"): 1.0}]
+
+
+async def test_a_module_whose_tensors_were_replaced_gets_the_next_version_all_the_same() -> None:
+    destination = nn.Linear(2, 2)
+    source = nn.Linear(2, 2)
+    async with pair(source, destination) as (publisher, _):
+        await (await publisher.publish(source))
+        destination.weight = nn.Parameter(torch.zeros(2, 2))
+        await (await publisher.publish(source))
+        assert torch.equal(destination.weight, source.weight)
+
+
+# -- bad input ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"a": torch.zeros(5, 3)}, "'a'"),
+        ({"a": torch.zeros(3, 5, dtype=torch.float64)}, "'a'"),
+        ({"z": torch.zeros(1)}, "'z'"),
+        ({"b.c": None}, "'b.c'"),
+    ],
+)
+async def test_weights_that_differ_from_the_first_are_refused_before_a_byte_is_written(
+    changed: dict[str, Any], complaint: str
+) -> None:
+    destination, bad = weights(0), weights(2)
+    async with pair(weights(0), destination) as (publisher, _):
+        await (await publisher.publish(weights(1)))
+        bad.update(changed)
+        with pytest.raises(WeightMismatch, match=complaint):
+            await publisher.publish({name: tensor for name, tensor in bad.items() if tensor is not None})
+        assert publisher.version == 1
+        assert float(destination["a"].max()) == 1.0
+        await (await publisher.publish(weights(3)))
+        assert float(destination["a"].min()) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("destination", "apply", "complaint"),
+    [
+        ({"a": torch.zeros(3, 5)}, "copy", "the sender has 'b.c', and the receiver's weights do not"),
+        (weights(0) | {"a": torch.zeros(5, 3)}, "copy", r"'a' has shape \(3, 5\) at the sender and \(5, 3\) here"),
+        (weights(0) | {"a": torch.zeros(3, 5).long()}, "copy", "'a' is float32 at the sender"),
+        (weights(0) | {"a": torch.zeros(3, 5).bfloat16()}, "map", "cannot be mapped"),
+    ],
+)
+async def test_a_destination_that_does_not_fit_is_an_error_on_both_sides(
+    destination: Any, apply: str, complaint: str
+) -> None:
+    before = {name: tensor.clone() for name, tensor in destination.items()}
+    to_receiver, to_sender = LocalLink.pair()
+    async with Publisher(weights(1)) as publisher, Subscriber(to_sender, destination, apply=apply) as subscriber:
+        publisher.add("it", to_receiver)
+        results = await asyncio.gather(publisher.connect(5), subscriber.connect(5), return_exceptions=True)
+        for error in results:
+            assert isinstance(error, WeightMismatch)
+            with pytest.raises(WeightMismatch, match=complaint):
+                raise error
+        assert "receiver 'it'" in str(results[0].__notes__)
+        with pytest.raises(WeightMismatch):
+            await (await publisher.publish())
+        assert all(torch.equal(destination[name], before[name]) for name in before)
+
+
+async def test_unknown_receivers_and_versions_that_go_back_are_refused_and_nobody_gets_anything() -> None:
+    destination = weights(0)
+    async with pair(weights(0), destination) as (publisher, (subscriber,)):
+        await (await publisher.publish(weights(1), version=10))
+        with pytest.raises(ValueError, match="there is no receiver 7 of 'policy'; there are: 0"):
+            await publisher.publish(weights(2), [0, 7])
+        with pytest.raises(ValueError, match="version 10 is not after version 10"):
+            await publisher.publish(weights(2), version=10)
+        assert (subscriber.version, publisher.version) == (10, 10)
+        assert (await (await publisher.publish(weights(2)))).version == 11
+
+
+async def test_a_second_version_while_one_is_pending_is_refused_until_that_is_given_up() -> None:
+    destination = weights(0)
+    async with pair(weights(0), destination, serves=False) as (publisher, (subscriber,)):
+        handle = await publisher.publish(weights(1))
+        with pytest.raises(RuntimeError, match="version 1 of 'policy' is pending at 0: await its handle, or cancel it"):
+            await publisher.publish(weights(2))
+        handle.cancel()
+        with pytest.raises(ClosedError, match="nobody waited"):
+            await handle
+        later = await publisher.publish(weights(3))
+        assert await subscriber.receive(1)
+        assert (await later).per_worker[0].version == subscriber.version == 2
+        assert float(destination["a"].max()) == 3.0
+
+
+async def test_a_wait_that_is_cancelled_leaves_the_sender_usable_and_acks_are_not_mixed_up() -> None:
+    async with pair(weights(0), weights(0), serves=False) as (publisher, (subscriber,)):
+
+        async def send(value: float) -> None:
+            await (await publisher.publish(weights(value)))
+
+        for value in (1, 2):
+            task = asyncio.create_task(send(value))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        task = asyncio.create_task(send(3))
+        await subscriber.wait_version(3, 5)
+        await task
+
+
+async def test_what_goes_wrong_in_a_receiver_is_raised_as_itself_and_names_it() -> None:
+    def fail(views: Any) -> None:
+        raise LookupError("no such thing")
+
+    good = weights(0)
+    async with pair(weights(0), fail, good, serves=False) as (publisher, (bad, other)):
+        handle = await publisher.publish(weights(1))
+        with pytest.raises(LookupError, match="no such thing"):
+            await bad.receive(1)
+        with pytest.raises(TransferFailed, match="torn"):
+            bad.reading().__enter__()
+        assert await other.receive(1)
+        with pytest.raises(LookupError, match="no such thing") as raised:
+            await handle
+        assert "worker 0 does not have version 1" in str(raised.value.__notes__)
+        assert publisher.quarantined == {0: "LookupError: no such thing"}
+        assert float(good["a"].max()) == 1.0
+
+
+# -- versions -------------------------------------------------------------------------------------------------------
+
+
+async def test_staleness_counts_what_is_published_and_not_applied_and_waiting_receives() -> None:
+    async with pair(weights(0), weights(0), serves=False) as (publisher, (subscriber,)):
+        assert (subscriber.version, subscriber.published, subscriber.staleness) == (0, 0, 0)
+        for value in (1, 2):
+            (await publisher.publish(weights(value))).cancel()
+        assert (subscriber.version, subscriber.published, subscriber.staleness) == (0, 2, 2)
+        await subscriber.wait_fresh(2, 1)
+        assert subscriber.version == 0
+        await subscriber.wait_fresh(1, 1)
+        assert (subscriber.version, subscriber.staleness) == (2, 0)
+        with pytest.raises(
+            DeadlineExceeded, match=r"version 3 of 'policy' has not come within 0.01 s: it is at version 2"
+        ):
+            await subscriber.wait_version(3, 0.01)
+
+
+@pytest.mark.parametrize(("policy", "expected"), [("latest", [4.0]), ("all", [3.0, 4.0])])
+async def test_a_late_receiver_skips_versions_or_not_as_it_was_told(policy: str, expected: list[float]) -> None:
+    """With two slots there are two versions to be had, whatever the receiver was told."""
+    seen: list[float] = []
+    async with pair(weights(0), lambda views: seen.append(float(views["a",].max())), serves=False, policy=policy) as (
+        publisher,
+        (subscriber,),
+    ):
+        for value in (1, 2, 3):
+            (await publisher.publish(weights(value))).cancel()
+        handle = await publisher.publish(weights(4))
+        await subscriber.wait_version(4, 5)
+        await handle
+    assert seen == expected
+
+
+async def test_an_update_waits_for_readers_and_its_deadline_names_them() -> None:
+    destination = weights(0)
+    async with pair(weights(0), destination, ack_timeout=0.05) as (publisher, (subscriber,)):
+        async with subscriber.reading() as version:
+            with pytest.raises(DeadlineExceeded):
+                await (await publisher.publish(weights(1)))
+            assert version == 0
+            assert float(destination["a"].max()) == 0.0
+        await (await publisher.publish(weights(2), timeout=5))
+        assert float(destination["a"].max()) == 2.0
+
+
+async def test_a_reader_in_a_thread_never_sees_two_versions() -> None:
+    destination = weights(0)
+    torn: list[Any] = []
+    async with pair(weights(0), destination) as (publisher, (subscriber,)):
+        stop = threading.Event()
+
+        def read() -> None:
+            while not stop.is_set():
+                with subscriber.reading(timeout=5) as version:
+                    found = {float(bound) for tensor in destination.values() for bound in (tensor.min(), tensor.max())}
+                    if found != {float(version)}:
+                        torn.append((version, found))
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        try:
+            for value in range(1, 60):
+                await (await publisher.publish(weights(value)))
+        finally:
+            stop.set()
+            thread.join()
+    assert torn == []
+
+
+async def test_a_late_receiver_gets_the_latest_version_when_it_connects() -> None:
+    destination = weights(0)
+    async with pair(weights(0), weights(0)) as (publisher, _):
+        await (await publisher.publish(weights(5)))
+        to_receiver, to_sender = LocalLink.pair()
+        publisher.add("late", to_receiver)
+        async with Subscriber(to_sender, destination) as late:
+            await late.connect(5)
+            assert (late.version, float(destination["a"].min())) == (1, 5.0)
+            late.serve()
+            await publisher.connect(5)
+            assert (await (await publisher.publish(weights(6)))).per_worker["late"].version == 2
+        publisher.remove("late")
+        with pytest.raises(ValueError, match="no receiver 'late'"):
+            publisher.remove("late")
+
+
+# -- life -----------------------------------------------------------------------------------------------------------
+
+
+async def test_nobody_waits_for_ever_for_the_other_side() -> None:
+    to_receiver, to_sender = LocalLink.pair()
+    async with Publisher(weights(0)) as publisher, Subscriber(to_sender, weights(0)) as subscriber:
+        with pytest.raises(DeadlineExceeded, match=r"did not connect within 0.01 s"):
+            await subscriber.connect(0.01)
+        publisher.add("it", to_receiver)
+        with pytest.raises(DeadlineExceeded, match=r"receivers 'it' of 'policy' did not connect within 0.01 s"):
+            await publisher.connect(0.01)
+        assert not await subscriber.receive(0.01), "it has met the sender, which has published nothing"
+        await publisher.connect(5)
+
+
+async def test_each_side_hears_of_the_others_end_and_a_closed_one_says_so() -> None:
+    async with pair(weights(0), weights(0), weights(0), serves=False) as (publisher, (first, second)):
+        await first.close()
+        handle = await publisher.publish(weights(1))
+        assert await second.receive(1)
+        with pytest.raises(PeerLost, match="closed its end"):
+            await handle
+        await publisher.close()
+        with pytest.raises(PeerLost, match="closed its end"):
+            await second.receive(1)
+        assert second.version == 1
+        async with second.reading() as version:
+            assert version == 1
+        with pytest.raises(ClosedError, match="the publisher of 'policy' is closed"):
+            await publisher.publish(weights(2))
+        with pytest.raises(ClosedError, match="the subscriber of 'policy' is closed"):
+            await first.receive()
+
+
+async def test_the_loop_goes_on_while_large_weights_are_copied() -> None:
+    source, destination = {"w": torch.ones(20_000_000)}, {"w": torch.zeros(20_000_000)}
+    async with pair(source, destination, serves=False) as (publisher, (subscriber,)):
+        for step in (publisher.publish(source), subscriber.receive(1)):
+            turns = 0
+            task = asyncio.create_task(step)
+            while not task.done():
+                turns += 1
+                await asyncio.sleep(0)
+            await task
+            assert turns > 20
+    assert float(destination["w"].min()) == 1.0
+
+
+def test_a_publisher_works_in_one_loop_after_another() -> None:
+    destination = weights(0)
+    to_receiver, to_sender = LocalLink.pair()
+    publisher, subscriber = Publisher(weights(0)), Subscriber(to_sender, destination)
+    publisher.add(0, to_receiver)
+    with pytest.raises(DeadlineExceeded):
+        asyncio.run(publisher.connect(0.01))
+    asyncio.run(subscriber.connect(5))
+    handle = asyncio.run(publisher.publish(weights(4)))
+    assert asyncio.run(subscriber.receive(1))
+    assert handle.wait(5).version == 1
+    assert float(destination["a"].min()) == 4.0
+    asyncio.run(publisher.close())
+    asyncio.run(subscriber.close())
+
+
+@pytest.mark.parametrize("apply", ["copy", "map"])
+async def test_who_is_closed_keeps_no_weights_alive(apply: str) -> None:
+    source, mine = filled(1), Net()
+    left = [weakref.ref(tensor) for net in (source, mine) for tensor in (*net.parameters(), *net.buffers())]
+    gc.collect()
+    gc.disable()
+    try:
+        async with pair(source, mine, apply=apply) as (publisher, subscribers):
+            await (await publisher.publish())
+        del source, mine
+        assert [reference for reference in left if reference() is not None] == []
+    finally:
+        gc.enable()
+    assert subscribers[0].version == publisher.version == 1

@@ -1,0 +1,89 @@
+"""A worker's end: by what version it goes, and for how long it waits."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rlinf_async.errors import DeadlineExceeded, RemoteError
+from tests.weights.ends import Tied, both
+
+# -- which version --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("apply", ["copy", "map"])
+async def test_a_version_that_is_handed_to_a_linked_receiver_counts(apply: str) -> None:
+    async with both("multiprocess", apply=apply) as ends:
+        await ends.deliver(Tied(1.0))
+        receiver = ends.receiver
+        waiting = receiver.wait_version(5, 20)
+        await receiver.apply_weights(Tied(5.0).state_dict(), 5)
+        await waiting
+        assert (receiver.version, receiver.published, receiver.staleness) == (5, 5, 0)
+        async with receiver.reading() as version:
+            assert (version, ends.sees) == (5, {5.0})
+        await receiver.apply_weights(Tied(6.0).state_dict(), 5)
+        assert ends.sees == {5.0}, "the same one for a second time"
+        with pytest.raises(ValueError, match="version 4 of 'policy' is not after version 5"):
+            await receiver.apply_weights(Tied(4.0).state_dict(), 4)
+        await ends.deliver(Tied(7.0), version=7)
+        assert (receiver.version, ends.sees) == (7, {7.0})
+
+
+async def test_without_a_version_the_senders_count_goes_on_and_its_next_one_is_applied() -> None:
+    async with both("multiprocess") as ends:
+        await ends.deliver(Tied(1.0))
+        await ends.receiver.apply_weights(Tied(9.0).state_dict())
+        assert (ends.receiver.version, ends.sees) == (1, {9.0})
+        await ends.deliver(Tied(2.0))
+        assert (ends.receiver.version, ends.sees) == (2, {2.0})
+
+
+async def test_before_there_is_a_sender_a_receiver_counts_what_it_is_handed() -> None:
+    async with both("multiprocess") as ends:
+        async with ends.receiver.reading() as version:
+            assert version == 0
+        await ends.receiver.apply_weights(Tied(3.0).state_dict())
+        await ends.receiver.wait_version(1, 5)
+        assert ends.sees == {3.0}
+
+
+# -- for how long ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["multiprocess", "shared memory", "distributed"])
+async def test_a_reader_who_stays_holds_up_nobody_for_ever(kind: str) -> None:
+    async with both(kind, ack_timeout=0.5) as ends, asyncio.timeout(40):
+        await ends.deliver(Tied(1.0))
+        async with ends.receiver.reading():
+            with pytest.raises((DeadlineExceeded, RemoteError), match="reader"):
+                await ends.deliver(Tied(2.0), timeout=30)
+        assert "a reader has not left" in str(ends.errors[0])
+        assert ends.sees == {1.0}
+        await ends.deliver(Tied(3.0), timeout=30)
+        assert ends.sees == {3.0}
+
+
+@pytest.mark.parametrize("kind", ["multiprocess", "worker", "module transform"])
+async def test_a_reader_who_stays_holds_up_what_is_handed_over_until_the_deadline(kind: str) -> None:
+    async with both(kind, ack_timeout=0.05) as ends, asyncio.timeout(40):
+        receiver = ends.receiver
+        if kind == "multiprocess":
+            await ends.deliver(Tied(1.0), timeout=30)
+        async with receiver.reading():
+            with pytest.raises(DeadlineExceeded, match="a reader has not left"):
+                await receiver.apply_weights(Tied(2.0).state_dict())
+        await receiver.apply_weights(Tied(3.0).state_dict())
+        assert ends.sees == {3.0}
+
+
+@pytest.mark.parametrize("kind", ["multiprocess", "worker"])
+async def test_who_comes_to_read_waits_as_long_as_he_says(kind: str) -> None:
+    async with both(kind) as ends:
+        async with ends.receiver._standing._gate.writing():
+            with pytest.raises(DeadlineExceeded):
+                async with ends.receiver.reading(0.01):
+                    pass
+        async with ends.receiver.reading(timeout=5) as version:
+            assert version == 0

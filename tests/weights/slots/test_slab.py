@@ -1,0 +1,128 @@
+"""The memory of one slot, between its writer and its readers."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+
+import pytest
+import torch
+
+from rlinf_async.errors import TransferFailed
+from rlinf_async.weights.slots.slab import MemoryName, SlotReader, SlotWriter, checksum_of
+from rlinf_async.weights.slots.slab_layout import SlotLayout
+
+LAYOUT = SlotLayout(1000)
+DIGEST = b"digest"
+
+
+def write(writer: SlotWriter, version: int, extra: bytes = b"") -> None:
+    assert writer.claim()
+    writer.begin()
+    writer.leaves.fill_(version)
+    writer.finish(version, extra, checksum_of(writer.leaves, extra))
+    writer.give_back()
+
+
+def test_a_version_is_read_as_it_was_written_and_kept_from_being_overwritten_until_it_is_released() -> None:
+    writer = SlotWriter(LAYOUT, DIGEST)
+    one, other = SlotReader(writer.name, LAYOUT), SlotReader(writer.name, LAYOUT)
+    assert one.lease() is None, "nothing is in it"
+    write(writer, 7, b"extra")
+    header = one.lease()
+    assert header is not None
+    assert (header.version, header.digest.rstrip(b"\0"), one.extra(header)) == (7, DIGEST, b"extra")
+    one.check(header)
+    assert one.leaves.tolist() == [7] * 1000
+    assert other.lease() is not None
+    one.release()
+    assert not writer.claim()
+    other.release()
+    assert writer.claim()
+    assert one.lease() is None, "it is being written"
+    for each in (one, other, writer):
+        each.close()
+        each.close()
+
+
+def test_what_is_half_written_is_no_version_even_if_nobody_holds_it() -> None:
+    writer = SlotWriter(LAYOUT, DIGEST)
+    write(writer, 1)
+    reader = SlotReader(writer.name, LAYOUT)
+    writer.claim()
+    writer.begin()
+    writer.give_back()  # as if the writer had died
+    assert reader.lease() is None
+    assert writer.claim(), "and there is no lease"
+    writer.close()
+    reader.close()
+
+
+def test_a_changed_byte_is_found_by_its_checksum() -> None:
+    writer = SlotWriter(LAYOUT, DIGEST)
+    write(writer, 1)
+    reader = SlotReader(writer.name, LAYOUT)
+    header = reader.lease()
+    assert header is not None
+    writer.leaves[500] = 2
+    with pytest.raises(TransferFailed, match="version 1 was written with checksum"):
+        reader.check(header)
+    writer.close()
+    reader.close()
+
+
+def test_the_memory_is_sealed_all_there_and_in_whole_huge_pages() -> None:
+    writer = SlotWriter(LAYOUT, DIGEST)
+    with open(writer.name.path, "rb") as memory:
+        assert fcntl.fcntl(memory, fcntl.F_GET_SEALS) == fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+        status = os.fstat(memory.fileno())
+        assert status.st_size == writer.name.size == 2 << 20
+        assert status.st_blocks * 512 >= status.st_size
+    writer.close()
+
+
+def test_readers_go_on_when_the_writer_has_closed_it() -> None:
+    writer = SlotWriter(LAYOUT, DIGEST)
+    write(writer, 3)
+    reader = SlotReader(writer.name, LAYOUT)
+    name = writer.name
+    writer.close()
+    assert reader.lease() is not None
+    assert reader.leaves.sum() == 3000
+    kept = reader.leaves
+    reader.close()
+    assert kept.sum() == 3000, "a tensor keeps the memory that it stands in"
+    with pytest.raises(TransferFailed, match="cannot be opened"):
+        SlotReader(name, LAYOUT)
+
+
+def test_a_descriptor_that_means_something_else_by_now_is_not_taken_for_the_slot() -> None:
+    writer = SlotWriter(LAYOUT, DIGEST)
+    for wrong in (writer.name._replace(inode=1), writer.name._replace(size=4096)):
+        with pytest.raises(TransferFailed, match="not the memory that its sender has announced"):
+            SlotReader(wrong, LAYOUT)
+    with pytest.raises(TransferFailed, match="not the memory"):
+        SlotReader(writer.name, SlotLayout(5 << 20))
+    with pytest.raises(TransferFailed, match="cannot be opened"):
+        SlotReader(MemoryName("/proc/self/fd/1000000", 1, 1), LAYOUT)
+    writer.close()
+
+
+def test_what_stands_beside_the_tensors_may_grow_to_what_there_is_room_for() -> None:
+    writer = SlotWriter(LAYOUT, DIGEST)
+    write(writer, 1, b"x" * LAYOUT.extra_room)
+    writer.claim()
+    with pytest.raises(ValueError, match="has grown to"):
+        writer.finish(2, b"x" * (LAYOUT.extra_room + 1))
+    writer.close()
+
+
+def test_a_slot_without_any_leaf_is_possible() -> None:
+    layout = SlotLayout(0)
+    writer = SlotWriter(layout, DIGEST)
+    write(writer, 1)
+    reader = SlotReader(writer.name, layout)
+    assert reader.lease() is not None
+    assert torch.equal(reader.leaves, torch.empty(0, dtype=torch.uint8))
+    writer.close()
+    reader.close()

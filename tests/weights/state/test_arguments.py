@@ -1,0 +1,73 @@
+"""What a caller says wrongly is an error that names it, before anything is written; the sender goes on."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from rlinf_async import MultiProcessWeightSyncScheme
+from rlinf_async.errors import ConfigError
+from rlinf_async.weights.plane.publisher import Publisher
+from rlinf_async.weights.state.versions import Ledger
+from tests.weights.ends import SCHEMES, Tied, both
+
+every_scheme = pytest.mark.parametrize("kind", SCHEMES)
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"version": 2.5}, r"version= takes a whole number; got 2\.5"),
+    ({"version": True}, "version= takes a whole number; got True"),
+    ({"version": "3"}, "version= takes a whole number; got '3'"),
+    ({"version": 1 << 63}, "version= is at least 0 and at most"),
+    ({"version": -1}, "version= is at least 0"),
+    ({"timeout": -1.0}, r"timeout= takes seconds, at least 0; got -1\.0"),
+    ({"timeout": math.nan}, "timeout= takes seconds, at least 0; got nan"),
+    ({"timeout": "5"}, "timeout= takes seconds, or None; got '5'"),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), WRONG)
+@every_scheme
+async def test_what_is_said_wrongly_is_named_by_the_call_and_the_next_send_arrives(
+    kind: str, options: dict[str, Any], text: str
+) -> None:
+    source = Tied(1.0)
+    async with both(kind, source=source) as ends:
+        for send in (ends.sender.send, ends.sender.send_async):
+            with pytest.raises((TypeError, ValueError), match=text):
+                send(**options)
+        assert (ends.sender.version, ends.sees) == (0, {0.0})
+        assert (await ends.deliver(version=4)).version == 4
+        assert ends.sees == {1.0}
+
+
+@pytest.mark.parametrize("version", [2.5, True, 1 << 63])
+def test_a_ledger_takes_no_number_that_cannot_travel(version: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="version="):
+        Ledger().check(version)
+
+
+@pytest.mark.parametrize("kind", ["multiprocess", "shared memory", "distributed"])
+async def test_one_name_is_one_key(kind: str) -> None:
+    source = Tied(1.0)
+    async with both(kind, source=source) as ends:
+        await ends.deliver()
+        source.fill(2.0)
+        await ends.deliver(keys="steps")
+        assert ends.model.steps.item() == 2.0
+        assert ends.sees == {1.0, 2.0}
+
+
+async def test_one_name_is_one_key_for_a_publisher() -> None:
+    async with Publisher({"weight": torch.ones(2), "w": torch.ones(2)}) as publisher:
+        await (await publisher.publish())
+        await (await publisher.publish(keys="weight"))
+        assert publisher.version == 2
+
+
+@pytest.mark.parametrize("seconds", [None, math.nan, 0.0, -1.0, "5"])
+def test_an_ack_timeout_that_is_no_number_of_seconds_is_named(seconds: Any) -> None:
+    with pytest.raises(ConfigError, match="ack_timeout= takes seconds, more than 0"):
+        MultiProcessWeightSyncScheme(ack_timeout=seconds)

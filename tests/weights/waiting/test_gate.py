@@ -1,0 +1,171 @@
+"""Readers and writers of the weights."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlinf_async.errors import DeadlineExceeded
+from rlinf_async.weights.waiting.gate import ReadingGate
+
+
+async def test_readers_share_and_get_the_version() -> None:
+    gate = ReadingGate(lambda: 7)
+    async with gate.reading() as one, gate.reading() as other:
+        assert (one, other) == (7, 7)
+
+
+async def test_a_writer_waits_for_readers_and_keeps_later_ones_out() -> None:
+    gate, order = ReadingGate(lambda: 0), []
+    inside, leave, waits = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def read(name: str) -> None:
+        async with gate.reading():
+            order.append(name)
+            inside.set()
+            await leave.wait()
+
+    async def write() -> None:
+        waits.set()
+        async with gate.writing():
+            order.append("writer")
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(read("early"))
+        await inside.wait()
+        tasks.create_task(write())
+        await waits.wait()
+        tasks.create_task(read("late"))
+        await asyncio.sleep(0)
+        assert order == ["early"]
+        leave.set()
+    assert order == ["early", "writer", "late"]
+
+
+async def test_a_reader_within_a_reader_passes_a_waiting_writer() -> None:
+    gate = ReadingGate(lambda: 0)
+    waits = asyncio.Event()
+
+    async def write() -> None:
+        waits.set()
+        async with gate.writing():
+            pass
+
+    async with asyncio.TaskGroup() as tasks, gate.reading():
+        tasks.create_task(write())
+        await waits.wait()
+        async with asyncio.timeout(5), gate.reading():
+            pass
+
+
+async def test_a_task_started_inside_is_no_reader_once_its_parent_has_left() -> None:
+    gate = ReadingGate(lambda: 0)
+    left, out = asyncio.Event(), []
+
+    async def child() -> None:
+        await left.wait()
+        async with gate.reading():
+            out.append("read")
+
+    async with asyncio.TaskGroup() as tasks:
+        async with gate.reading():
+            tasks.create_task(child())
+            await asyncio.sleep(0)
+        async with gate.writing():
+            left.set()
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert out == []
+    assert out == ["read"]
+
+
+async def test_a_writers_deadline_says_who_is_in_the_way_and_lets_readers_in_again() -> None:
+    gate = ReadingGate(lambda: 0)
+    async with gate.reading():
+        with pytest.raises(DeadlineExceeded, match="has not left its reading"):
+            async with gate.writing(0.01):
+                pass
+        async with asyncio.timeout(5):
+            await asyncio.create_task(_read(gate))
+    async with gate.writing(5):
+        pass
+
+
+async def _read(gate: ReadingGate) -> None:
+    async with gate.reading():
+        pass
+
+
+async def test_a_reader_in_a_thread_holds_a_writer_in_a_loop() -> None:
+    gate, events = ReadingGate(lambda: 3), []
+    inside, leave = threading.Event(), threading.Event()
+
+    def read() -> None:
+        with gate.reading(timeout=5) as version:
+            events.append(version)
+            inside.set()
+            leave.wait(5)
+            events.append("left")
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        await asyncio.to_thread(inside.wait, 5)
+        with pytest.raises(DeadlineExceeded):
+            async with gate.writing(0.01):
+                pass
+        leave.set()
+        async with gate.writing(5):
+            assert events == [3, "left"]
+    finally:
+        leave.set()
+        thread.join()
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 4), st.integers(0, 6)), max_size=8))
+def test_never_both_at_once_and_nobody_is_forgotten_whoever_is_cancelled(plans: list[tuple[bool, int, int]]) -> None:
+    """Each plan is a reader or a writer, how many steps it stays, and after how many it is cancelled (6: never)."""
+
+    async def run() -> None:
+        gate, readers, writers, done = ReadingGate(lambda: 0), 0, 0, 0
+
+        async def one(writes: bool, stay: int) -> None:
+            nonlocal readers, writers, done
+            block = gate.writing() if writes else gate.reading()
+            async with block:
+                if writes:
+                    writers += 1
+                else:
+                    readers += 1
+                assert writers <= 1
+                assert not (readers and writers)
+                try:
+                    for _ in range(stay):
+                        await asyncio.sleep(0)
+                finally:
+                    if writes:
+                        writers -= 1
+                    else:
+                        readers -= 1
+            done += 1
+
+        tasks = [asyncio.create_task(one(writes, stay)) for writes, stay, _ in plans]
+        for step in range(6):
+            await asyncio.sleep(0)
+            for task, (_, _, cancelled) in zip(tasks, plans, strict=True):
+                if cancelled == step:
+                    task.cancel()
+        async with asyncio.timeout(5):
+            for task in tasks:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        assert done >= sum(cancelled == 6 for *_, cancelled in plans)
+        assert repr(gate) == "<ReadingGate [0 reading, 0 waiting]>"
+
+    asyncio.run(run())
