@@ -105,12 +105,13 @@ class Outlet(Intake):
             if get is not None:
                 lane = self._lanes[get.key]
                 touched[lane] = None
+                if get in lane.held:
+                    del lane.held[get]  # which has nothing yet, whether it was sent ahead or not
+                    continue
                 if get.ahead:
                     lane.no_longer_ahead(get)
                 if get.delivered:
                     lane.leases -= 1
-                elif get in lane.held:
-                    del lane.held[get]
                 else:
                     self._strike(lane, get)
                 for item in get.items:

@@ -30,7 +30,8 @@ class Sender(Protocol):
 class AheadGets:
     """Those of one queue.  From any thread.
 
-    What is given back is said under the lock, so that no get that is asked for after it arrives before it.
+    What is given back is said under the lock, and whether there is anything is asked under it: so no get that is asked
+    for after it arrives before it, and has what is behind it.
 
     Attributes:
         is_on: whether any may be sent.
@@ -65,7 +66,7 @@ class AheadGets:
     def take(self, get: Get[Any]) -> bool:
         """Has one of those that were sent ahead be this one; False if there is none.  Of a batch there is none."""
         key = get.key
-        if key not in self._state.open or self._client.closed is not None:
+        if self._client.closed is not None:
             return False
         with self._state.lock:
             if key not in self._state.open:
@@ -147,7 +148,7 @@ class AheadGets:
 
     def give_back(self, key: bytes, also: Sequence[int] = ()) -> bool:
         """All of a key, and ``also`` these; False, and nothing is said, if there is none."""
-        if key not in self._state.open or self._client.closed is not None:
+        if self._client.closed is not None:
             return False
         with self._state.lock:
             if key not in self._state.open:

@@ -115,6 +115,17 @@ def test_what_is_held_can_be_given_up() -> None:
     assert queue.size(K) == 1
 
 
+def test_gets_ahead_that_are_held_themselves_can_be_given_back_and_die_with_their_party() -> None:
+    queue = ahead(1, "a")
+    assert calls(queue.get(B, 1, K, ahead=True))
+    queue.get(B, 2, K, ahead=True)
+    assert queue.gave_back(B, K, [1, 2]) == []
+    queue.get(B, 3, K, ahead=True)
+    queue.get(C, 1, K)
+    assert queue.drop(B) == []
+    assert given(queue.gave_back(A, K, [1])) == [(C, "a", True)]
+
+
 def test_a_call_that_nobody_waits_for_any_more_does_not_keep_later_ones_from_being_made() -> None:
     queue = ahead(1)
     queue.get(B, 1, K)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -101,6 +103,29 @@ def test_a_get_that_everybody_forgets_does_so_too(daemon: Daemon, consumer: Proc
     consumer.get()
     settle(daemon)
     assert [had(daemon, consumer) for _ in range(3)] == [3, 4, 5]
+
+
+@pytest.mark.parametrize("ask", ["get", "give_up"])
+def test_what_another_thread_asks_while_all_is_being_given_back_is_said_after_that(
+    consumer: Process, monkeypatch: pytest.MonkeyPatch, ask: str
+) -> None:
+    first = consumer.get()
+    assert first.done()
+    told = consumer.queue.tell
+    others: list[threading.Thread] = []
+
+    def tell(what: str, facts: Any, on_left: Any = None) -> None:
+        if what == "gave_back" and not others:
+            others.append(threading.Thread(target=consumer.get if ask == "get" else first._return))
+            others[0].start()
+            others[0].join(0.1)  # it would be over by now, if it did not wait
+        told(what, facts, on_left)
+
+    monkeypatch.setattr(consumer.queue, "tell", tell)
+    consumer.queue.on_word("call_back", K)
+    others[0].join()
+    said = [frame[5] if frame[0] == frames.QUEUE else "get" for frame in consumer.up]
+    assert said[-2:] == ["gave_back", "get" if ask == "get" else "cancel"]
 
 
 def test_a_put_that_is_given_up_is_withdrawn_whatever_is_ahead(daemon: Daemon, consumer: Process) -> None:
