@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
 
+from rlinf_async.weights.model import copying
 from rlinf_async.weights.model.copying import copy_in_order, copy_tensors
 
 
 @pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """That torch has; a few megabytes are worth a second one."""
+    monkeypatch.setattr(copying, "_WORTH", 4 << 20)
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param
@@ -50,6 +54,49 @@ def test_an_error_in_either_thread_is_raised_when_both_have_ended(threads: int, 
     with pytest.raises(RuntimeError, match="size"):
         copy_tensors(targets, sources)
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("sizes", [[3_000_001], [10, 3_000_000], [3_000_000, 10], [1_000_000, 1, 1_000_000], [2] * 999])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_two_threads_have_half_of_the_bytes_each_and_cut_what_lies_in_the_middle_if_they_can(
+    monkeypatch: pytest.MonkeyPatch, sizes: list[int], transposed: bool
+) -> None:
+    sources = [torch.randint(0, 100, (size, 2)) for size in sizes]
+    targets = [torch.zeros_like(source) for source in sources]
+    if transposed:
+        sources = [source.t().contiguous().t() for source in sources]
+    halves: dict[int, int] = {}
+    copy = copying._copy
+
+    def count(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+        halves[threading.get_ident()] = sum(target.nbytes for target in targets)
+        copy(targets, sources)
+
+    monkeypatch.setattr(copying, "_WORTH", 1)
+    monkeypatch.setattr(copying, "_copy", count)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    copy_tensors(targets, sources)
+    assert all(map(torch.equal, targets, sources))
+    assert sum(halves.values()) == sum(source.nbytes for source in sources)
+    one, other = halves.values()
+    most = max(sizes) * 16 if transposed else 8
+    assert abs(one - other) <= most
+
+
+def test_one_processor_has_no_second_thread(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    monkeypatch.setattr(copying, "ThreadPoolExecutor", None)
+    targets = [torch.zeros_like(source) for source in mixed()]
+    copy_tensors(targets, mixed())
+    assert all(map(torch.equal, targets, mixed()))
+
+
+def test_what_is_written_to_cannot_be_gone_back_through(threads: int) -> None:
+    weight = torch.nn.Parameter(torch.ones(2_000_000))
+    loss = (weight * weight).sum()
+    copy_tensors([weight], [torch.zeros(2_000_000)])
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 def test_nothing_is_copied_from_nothing() -> None:
