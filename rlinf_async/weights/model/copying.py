@@ -1,15 +1,15 @@
-"""Copying many tensors: one call of torch's for all of them, or two at once where torch takes only one thread."""
+"""Copying many tensors: large ones by the C library, small ones by one call of torch's for all, or by two at once."""
 
 from __future__ import annotations
 
-import bisect
-import itertools
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeAlias
 
 import torch
+
+from rlinf_async.weights.model.spans import Spans, moves_among, wrote
 
 _UNDIVIDED: Final = 32768
 """Elements up to which torch copies a tensor by one thread; it divides a larger one among those that it has."""
@@ -18,7 +18,10 @@ STEP: Final = 16 << 20
 """Bytes between two words of how far it is."""
 
 _WORTH: Final = 32 << 20
-"""Bytes for which a second thread pays."""
+"""Bytes for which more than one thread pays."""
+
+_MOST_THREADS: Final = 16
+"""Memory feeds no more."""
 
 
 INTEGERS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -31,46 +34,43 @@ Copy: TypeAlias = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Non
 def copy_tensors(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
     """Copies each source to its target, whose dtype and device it takes on; done when it returns.
 
-    By two threads where there is much of it, even if torch has only one: all others wait for the weights, and who has a
-    processor for itself is done in two thirds of the time.
+    By two threads or more where there is much of it, even if torch has only one: all others wait for the weights, and
+    who has a processor for itself is done in two thirds of the time.
 
     Raises:
         Exception: torch cannot copy one of them; some have been copied then.
     """
-    divided: Sequence[int] = range(len(targets))
-    if torch.get_num_threads() > 1:  # which share a large one, so that one after the other is best
-        divided = [index for index in divided if targets[index].numel() <= _UNDIVIDED]
-    if sum(targets[index].nbytes for index in divided) < _WORTH or len(os.sched_getaffinity(0)) < 2:
+    large = [index for index, target in enumerate(targets) if target.numel() > _UNDIVIDED]
+    moved = moves_among(targets, sources, large)
+    _move(*_some(targets, sources, moved))
+    shared = _without(large, moved) if torch.get_num_threads() > 1 else []
+    _copy_by_two(*_some(targets, sources, _without(range(len(targets)), [*moved, *shared])))
+    _copy(*_some(targets, sources, shared))
+
+
+def _move(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Torch's threads wait for each other after every tensor, long for one that others keep from running; these not."""
+    spans = Spans.of(targets, sources)
+    spans.move(_threads(spans.nbytes))
+    wrote(targets)
+
+
+def _copy_by_two(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """What torch copies by one thread."""
+    if _threads(sum(target.nbytes for target in targets)) == 1:
         _copy(targets, sources)
         return
-    one, other = _halves([targets[index] for index in divided], [sources[index] for index in divided])
+    half = len(targets) // 2
     with ThreadPoolExecutor(1, thread_name_prefix="half of the weights") as helper:
-        helping = helper.submit(_copy, *other)
-        _copy(*one)
-        helping.result()
-    if len(divided) < len(targets):
-        undivided = set(range(len(targets))).difference(divided)
-        _copy([targets[index] for index in undivided], [sources[index] for index in undivided])
+        other = helper.submit(_copy, targets[:half], sources[:half])
+        _copy(targets[half:], sources[half:])
+        other.result()
 
 
-_Half: TypeAlias = tuple[list[torch.Tensor], list[torch.Tensor]]
-
-
-def _halves(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> tuple[_Half, _Half]:
-    """As many bytes in one as in the other; the tensor in the middle is cut where that is possible."""
-    ends = list(itertools.accumulate(target.nbytes for target in targets))
-    half = ends[-1] // 2
-    index = bisect.bisect_right(ends, half)
-    target, source = targets[index], sources[index]
-    if not _can_be_cut(target, source):
-        index += ends[index] - half <= half - ends[index] + target.nbytes  # most of it is before
-        return (list(targets[:index]), list(sources[:index])), (list(targets[index:]), list(sources[index:]))
-    flat, values = target.detach().view(-1), source.detach().view(-1)
-    cut = (half - ends[index] + target.nbytes) // target.itemsize
-    return (
-        ([*targets[:index], flat[:cut]], [*sources[:index], values[:cut]]),
-        ([flat[cut:], *targets[index + 1 :]], [values[cut:], *sources[index + 1 :]]),
-    )
+def _threads(nbytes: int) -> int:
+    """That share so many bytes."""
+    there = min(len(os.sched_getaffinity(0)), max(2, torch.get_num_threads()), _MOST_THREADS)
+    return there if nbytes >= _WORTH else 1
 
 
 def _can_be_cut(target: torch.Tensor, source: torch.Tensor) -> bool:
@@ -132,6 +132,19 @@ def _can_be_integers(target: torch.Tensor, source: torch.Tensor) -> bool:
     if not (target.is_cuda and source.is_cuda and target.dtype == source.dtype and target.itemsize in INTEGERS):
         return False
     return not (target.is_complex() or target.is_neg() or source.is_neg())
+
+
+def _some(
+    targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], which: Sequence[int]
+) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+    if len(which) == len(targets):
+        return targets, sources
+    return [targets[index] for index in which], [sources[index] for index in which]
+
+
+def _without(all_of_them: Sequence[int], those: Sequence[int]) -> Sequence[int]:
+    gone = set(those)
+    return [index for index in all_of_them if index not in gone] if gone else all_of_them
 
 
 def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:

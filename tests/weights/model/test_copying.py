@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
-from rlinf_async.weights.model import copying
+from rlinf_async.weights.model import copying, spans
 from rlinf_async.weights.model.copying import copy_in_order, copy_tensors
 
 
@@ -56,36 +56,58 @@ def test_an_error_in_either_thread_is_raised_when_both_have_ended(threads: int, 
     assert threading.active_count() == before
 
 
-@pytest.mark.parametrize("sizes", [[3_000_001], [10, 3_000_000], [3_000_000, 10], [1_000_000, 1, 1_000_000], [2] * 999])
-@pytest.mark.parametrize("transposed", [False, True])
-def test_two_threads_have_half_of_the_bytes_each_and_cut_what_lies_in_the_middle_if_they_can(
-    monkeypatch: pytest.MonkeyPatch, sizes: list[int], transposed: bool
+@pytest.mark.parametrize(
+    ("count", "dtype"), [(400, torch.float32), (2, torch.float32), (400, torch.float64), (2, torch.float64)]
+)
+def test_two_threads_have_half_of_the_bytes_each(
+    monkeypatch: pytest.MonkeyPatch, count: int, dtype: torch.dtype
 ) -> None:
-    sources = [torch.randint(0, 100, (size, 2)) for size in sizes]
-    targets = [torch.zeros_like(source) for source in sources]
-    if transposed:
-        sources = [source.t().contiguous().t() for source in sources]
-    halves: dict[int, int] = {}
+    """Of small tensors and large ones, of those that are moved and those that are converted."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(copying, "_WORTH", 4 << 20)
+    by: dict[int, int] = {}
+
+    def count_copied(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+        by[threading.get_ident()] = by.get(threading.get_ident(), 0) + sum(target.nbytes for target in targets)
+        copy(targets, sources)
+
+    def count_moved(pieces: Sequence[tuple[int, int, int]]) -> None:
+        by[threading.get_ident()] = by.get(threading.get_ident(), 0) + sum(nbytes for _, _, nbytes in pieces)
+        move(pieces)
+
+    copy, move = copying._copy, spans._move
+    monkeypatch.setattr(copying, "_copy", count_copied)
+    monkeypatch.setattr(spans, "_move", count_moved)
+    sources = [torch.full((8_000_000 // count,), float(index)) for index in range(count)]
+    targets = [torch.zeros(source.shape, dtype=dtype) for source in sources]
+    copy_tensors(targets, sources)
+    assert all(torch.equal(target, source.to(dtype)) for target, source in zip(targets, sources, strict=True))
+    assert [each for each in by.values() if each] == [4_000_000 * dtype.itemsize] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_torchs_own_threads_share_only_what_is_large_and_converted(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, threads: int
+) -> None:
+    called: list[int] = []
     copy = copying._copy
 
     def count(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-        halves[threading.get_ident()] = sum(target.nbytes for target in targets)
+        called.extend(target.numel() for target in targets)
         copy(targets, sources)
 
-    monkeypatch.setattr(copying, "_WORTH", 1)
     monkeypatch.setattr(copying, "_copy", count)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    sources = mixed()
+    targets = [torch.zeros(source.shape, dtype=dtype) for source in sources]
     copy_tensors(targets, sources)
-    assert all(map(torch.equal, targets, sources))
-    assert sum(halves.values()) == sum(source.nbytes for source in sources)
-    one, other = halves.values()
-    most = max(sizes) * 16 if transposed else 8
-    assert abs(one - other) <= most
+    assert called.count(20_000) == 148
+    assert called.count(300_000) == (0 if dtype is torch.float32 else 2)
 
 
 def test_one_processor_has_no_second_thread(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
     monkeypatch.setattr(copying, "ThreadPoolExecutor", None)
+    monkeypatch.setattr(spans, "ThreadPoolExecutor", None)
     targets = [torch.zeros_like(source) for source in mixed()]
     copy_tensors(targets, mixed())
     assert all(map(torch.equal, targets, mixed()))
