@@ -44,6 +44,8 @@ TOTAL: Final = "total"
 REST: Final = "rest"
 PAUSE: Final = "pause"
 ALONE: Final = "one receiver"
+COPY: Final = "one copy by torch, by one thread"
+STREAMED: Final = "memmove"
 
 GLOO: Final = "a bare Gloo broadcast to one process"
 TWO_NODES: Final = "two_nodes"
@@ -117,17 +119,20 @@ class Sync:
         }
 
     def _large_cases(self) -> dict[str, Case]:
-        copies = "a copy by one thread"
+        copies = COPY
         if self.apply == "copy":
             copies += ", then one by each receiver at once"
         case = functools.partial(Case, BENCH, unit="ms", scale=1e3)
         total = [] if self.apply == "map" else [Target(1.2, LIMIT)]
-        beside = {}
+        streamed = "the same by one memmove of as many bytes, which writes past the caches"
+        beside = {STREAMED: streamed}
         if self.shape == "many":
-            beside = {ONE: "the same bytes in one tensor"}
+            beside[ONE] = "the same bytes in one tensor"
             total.append(Target(1.5, ONE))
         found = {
-            STAGED: case(f"{self.name}_{STAGED}", limit="a copy by one thread", targets=[Target(1.15, LIMIT)]),
+            STAGED: case(
+                f"{self.name}_{STAGED}", limit=COPY, beside={STREAMED: streamed}, targets=[Target(1.15, LIMIT)]
+            ),
             TOTAL: case(f"{self.name}_{TOTAL}", limit=copies, beside=beside, targets=[*total, Target(1, BEST)]),
         }
         if self.apply == "map":
@@ -250,9 +255,13 @@ class Session:
     def _large_limits(self, sync: Sync) -> dict[str, dict[str, Sequence[float]]]:
         count = 2 if self._quick else 5
         copies: Any = self._standing[LIMIT].ask("copies", size=sync.size, processes=sync.receivers, count=count)
-        alone, together = copies["alone"], copies["together"]
-        both = [one + others for one, others in zip(alone, together, strict=True)]
-        return {STAGED: {LIMIT: alone}, TOTAL: {LIMIT: alone if sync.apply == "map" else both}}
+        found: dict[str, dict[str, Sequence[float]]] = {STAGED: {}, TOTAL: {}}
+        for name, prefix in (LIMIT, ""), (STREAMED, "moved_"):
+            alone, together = copies[f"{prefix}alone"], copies[f"{prefix}together"]
+            both = [one + others for one, others in zip(alone, together, strict=True)]
+            found[STAGED][name] = alone
+            found[TOTAL][name] = alone if sync.apply == "map" else both
+        return found
 
     def _small_limits(self, sync: Sync) -> dict[str, dict[str, Sequence[float]]]:
         count = 20 if self._quick else 200

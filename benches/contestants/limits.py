@@ -138,7 +138,7 @@ class Limits:
         return samples
 
     async def copies(self, size: int, processes: int, count: int) -> dict[str, works.Samples]:
-        """Seconds of one copy: of one process ``alone``, and of all of them ``together``."""
+        """Seconds of one copy: of one process ``alone``, and of all of them ``together``; and by memmove."""
         script = str(Path(__file__).with_name("memory.py"))
         found: dict[str, works.Samples] = json.loads(_run(sys.executable, script, *map(str, (size, processes, count))))
         return found

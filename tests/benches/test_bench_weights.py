@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benches import bench_weights
-from benches.bench_weights import ALONE, CONTROL, DIRECT, LARGE, ONE, Session, Sync
+from benches.bench_weights import ALONE, CONTROL, DIRECT, LARGE, ONE, STREAMED, Session, Sync
 from benches.contestant import HERE, ContestantError
 from benches.exchange import MEBI
 from benches.measure import LIMIT, OURS
@@ -41,7 +41,8 @@ def ours() -> Standing:
 
 
 def limits() -> Standing:
-    return Standing(copies={"alone": [0.1], "together": [0.3]}, echo=[0.0001])
+    copies = {"alone": [0.1], "together": [0.3], "moved_alone": [0.05], "moved_together": [0.2]}
+    return Standing(copies=copies, echo=[0.0001])
 
 
 def session(**peers: Any) -> Session:
@@ -52,17 +53,19 @@ def session(**peers: Any) -> Session:
 def test_a_copy_is_bounded_by_one_copy_and_one_of_all_receivers_at_once() -> None:
     (copy,) = [sync for sync in bench_weights.large(True, 2, "copy") if sync.shape == "llm"]
     rounds: Any = session().round([copy], backwards=False)
-    assert rounds["llm_64MiB_2_copy_staged"] == {OURS: [0.1], LIMIT: [0.1]}
-    assert rounds["llm_64MiB_2_copy_total"] == {OURS: [pytest.approx(0.15)], LIMIT: [pytest.approx(0.4)]}
+    assert rounds["llm_64MiB_2_copy_staged"] == {OURS: [0.1], LIMIT: [0.1], STREAMED: [0.05]}
+    assert rounds["llm_64MiB_2_copy_total"] == {
+        OURS: [pytest.approx(0.15)], LIMIT: [pytest.approx(0.4)], STREAMED: [pytest.approx(0.25)]
+    }  # fmt: skip
     assert "llm_64MiB_2_copy_rest" not in rounds
 
 
 def test_a_map_is_bounded_by_one_copy_and_what_comes_after_it_by_its_tensors() -> None:
     family = bench_weights.large(True, 2, "map")
     rounds: Any = session().round(family, backwards=True)
-    assert rounds["llm_64MiB_2_map_total"] == {OURS: [pytest.approx(0.15)], LIMIT: [0.1]}
+    assert rounds["llm_64MiB_2_map_total"] == {OURS: [pytest.approx(0.15)], LIMIT: [0.1], STREAMED: [0.05]}
     assert rounds["many_64MiB_2_map_total"] == {
-        OURS: [0.25], LIMIT: [0.1], ONE: [pytest.approx(0.15)]
+        OURS: [0.25], LIMIT: [0.1], STREAMED: [0.05], ONE: [pytest.approx(0.15)]
     }  # fmt: skip
     assert rounds["one_64MiB_2_map_rest"] == {OURS: [pytest.approx(0.05)]}
     cases = {case.name: case for sync in family for case in sync.cases().values()}
