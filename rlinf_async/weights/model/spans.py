@@ -111,8 +111,8 @@ def wrote(targets: Iterable[torch.Tensor]) -> None:
 
 def _are_moves(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> bool:
     return (
-        list(map(_DTYPE, targets)) == list(map(_DTYPE, sources))
-        and list(map(_SHAPE, targets)) == list(map(_SHAPE, sources))
+        all(map(operator.is_, map(_DTYPE, targets), map(_DTYPE, sources)))
+        and all(map(operator.eq, map(_SHAPE, targets), map(_SHAPE, sources)))
         and all(map(_are_plain, (targets, sources)))
     )
 

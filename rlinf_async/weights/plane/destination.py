@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 Views = Mapping[Path, torch.Tensor]
 
-_FORM: Final = (operator.attrgetter("shape"), operator.attrgetter("dtype"), operator.attrgetter("device"))
+_FORM: Final = (operator.attrgetter("dtype"), operator.attrgetter("device"), operator.attrgetter("shape"))
 
 
 class Destination(Protocol):
@@ -142,7 +142,7 @@ class Tensors:
         self._sources: list[int] = []
         """Of each target, which leaf it gets."""
         self._forms: list[list[Any]] = []
-        """Shapes, dtypes and devices of the targets, which somebody may change in place."""
+        """Dtypes, devices and shapes of the targets, which somebody may change in place."""
         self._tied: list[tuple[tuple[Path, Path], tuple[Path, Path]]] = []
         """Of two names that are one tensor here and two at the sender: the name, and the leaf that it gets."""
 
@@ -203,7 +203,7 @@ class Tensors:
             raise WeightMismatch(f'{name_of(path)!r} is on {tensor.device}, which cannot be mapped: use apply="copy"')
 
     def compare(self, views: Views) -> None:
-        is_as_it_was = all(starmap(_are_still_there, self._places)) and _forms(self._targets) == self._forms
+        is_as_it_was = all(starmap(_are_still_there, self._places)) and _are_of(self._forms, self._targets)
         if self._manifest is not None and not is_as_it_was:
             self.check(self._manifest)
         for (one, leaf), (other, other_leaf) in self._tied:
@@ -291,6 +291,12 @@ def _are_still_there(owner: Any, names: list[str], tensors: list[torch.Tensor]) 
 
 def _forms(tensors: Sequence[torch.Tensor]) -> list[list[Any]]:
     return [list(map(attribute, tensors)) for attribute in _FORM]
+
+
+def _are_of(forms: Sequence[list[Any]], tensors: Sequence[torch.Tensor]) -> bool:
+    """Shape by shape: ten thousand that are kept would have Python look for garbage, which takes far longer."""
+    pairs = zip(_FORM, forms, strict=True)
+    return all(all(map(operator.eq, map(attribute, tensors), those)) for attribute, those in pairs)
 
 
 def _places(holder: Any, path: Path = ()) -> Any:
