@@ -17,6 +17,9 @@ _UNDIVIDED: Final = 32768
 STEP: Final = 16 << 20
 """Bytes between two words of how far it is."""
 
+_LITTLE: Final = 1 << 20
+"""Bytes up to which it takes longer to find out what is best."""
+
 _WORTH: Final = 32 << 20
 """Bytes for which more than one thread pays."""
 
@@ -40,6 +43,9 @@ def copy_tensors(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor
     Raises:
         Exception: torch cannot copy one of them; some have been copied then.
     """
+    if sum(target.nbytes for target in targets) < _LITTLE:
+        _copy(targets, sources)
+        return
     large = [index for index, target in enumerate(targets) if target.numel() > _UNDIVIDED]
     moved = moves_among(targets, sources, large)
     _move(*_some(targets, sources, moved))
