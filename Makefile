@@ -22,7 +22,8 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# A million items through channels, while producers and consumers are cancelled and killed.
+# A million items through channels, while producers and consumers are cancelled and killed; readers that are stopped for
+# moments, thousands of times.
 histories: $(READY)
 	$(BIN)/python -m pytest -m histories $(ARGS)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeAlias
 
 import torch
 
-from rlinf_async.weights.model.spans import Spans, moves_among, wrote
+from rlinf_async.weights.model.spans import Spans, moves_among, share, wrote
 
 _UNDIVIDED: Final = 32768
 """Elements up to which torch copies a tensor by one thread; it divides a larger one among those that it has."""
@@ -22,6 +22,9 @@ _LITTLE: Final = 1 << 20
 
 _WORTH: Final = 32 << 20
 """Bytes for which more than one thread pays."""
+
+_PART: Final = 256
+"""Tensors that one of two threads copies at a time."""
 
 _MOST_THREADS: Final = 16
 """Memory feeds no more."""
@@ -49,9 +52,9 @@ def copy_tensors(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor
     large = [index for index, target in enumerate(targets) if target.numel() > _UNDIVIDED]
     moved = moves_among(targets, sources, large)
     _move(*_some(targets, sources, moved))
-    shared = _without(large, moved) if torch.get_num_threads() > 1 else []
-    _copy_by_two(*_some(targets, sources, _without(range(len(targets)), [*moved, *shared])))
-    _copy(*_some(targets, sources, shared))
+    divided = _without(large, moved) if torch.get_num_threads() > 1 else []
+    _copy_by_two(*_some(targets, sources, _without(range(len(targets)), [*moved, *divided])))
+    _copy(*_some(targets, sources, divided))
 
 
 def _move(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
@@ -63,14 +66,10 @@ def _move(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> N
 
 def _copy_by_two(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
     """What torch copies by one thread."""
-    if _threads(sum(target.nbytes for target in targets)) == 1:
-        _copy(targets, sources)
-        return
-    half = len(targets) // 2
-    with ThreadPoolExecutor(1, thread_name_prefix="half of the weights") as helper:
-        other = helper.submit(_copy, targets[:half], sources[:half])
-        _copy(targets[half:], sources[half:])
-        other.result()
+    threads = min(2, _threads(sum(target.nbytes for target in targets)))
+    part = len(targets) if threads == 1 else _PART
+    starts = range(0, len(targets), part or 1)
+    share(threads, [functools.partial(_copy, targets[at : at + part], sources[at : at + part]) for at in starts])
 
 
 def _threads(nbytes: int) -> int:

@@ -9,8 +9,9 @@ Example:
 from __future__ import annotations
 
 import ctypes
+import functools
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -37,8 +38,8 @@ _LAYOUT: Final = operator.attrgetter("layout")
 _DTYPE: Final = operator.attrgetter("dtype")
 _SHAPE: Final = operator.attrgetter("shape")
 
-_LINE: Final = 64
-"""Bytes; a piece of memory is cut where a line of the cache ends."""
+_PIECE: Final = 16 << 20
+"""Bytes that a thread copies at a time."""
 
 
 class Spans:
@@ -63,31 +64,37 @@ class Spans:
 
     def move(self, threads: int = 1) -> None:
         """Done when it returns."""
-        if threads <= 1:
-            _move(self._pieces)
-            return
-        first, *others = self._divided(threads)
-        with ThreadPoolExecutor(max(1, len(others)), thread_name_prefix="some of the weights") as helpers:
-            moving = [helpers.submit(_move, pieces) for pieces in others]
-            _move(first)
-            for each in moving:
-                each.result()
+        share(threads, [functools.partial(_MOVE, *piece) for piece in self._cut()])
 
-    def _divided(self, parts: int) -> list[list[tuple[int, int, int]]]:
-        """In lists of about as many bytes."""
-        most = -(-self.nbytes // parts // _LINE) * _LINE or _LINE
-        found: list[list[tuple[int, int, int]]] = [[]]
-        room = most
-        for target, source, nbytes in self._pieces:
-            begin = 0
-            while nbytes - begin > room:
-                found[-1].append((target + begin, source + begin, room))
-                begin += room
-                found.append([])
-                room = most
-            found[-1].append((target + begin, source + begin, nbytes - begin))
-            room -= nbytes - begin
-        return found
+    def _cut(self) -> list[tuple[int, int, int]]:
+        """In pieces of a few megabytes."""
+        return [
+            (target + start, source + start, min(_PIECE, nbytes - start))
+            for target, source, nbytes in self._pieces
+            for start in range(0, nbytes, _PIECE)
+        ]
+
+
+def share(threads: int, calls: Iterable[Callable[[], object]]) -> None:
+    """Makes all calls, each thread the next one as soon as it is free: one that others keep from running does less.
+
+    Raises:
+        Exception: the first that a call raises, when all threads have ended.
+    """
+    left = iter(list(calls))
+
+    def work() -> None:
+        for call in left:
+            call()
+
+    if threads <= 1:
+        work()
+        return
+    with ThreadPoolExecutor(threads - 1, thread_name_prefix="some of the weights") as helpers:
+        helping = [helpers.submit(work) for _ in range(threads - 1)]
+        work()
+        for each in helping:
+            each.result()
 
 
 def moves_among(
@@ -126,8 +133,3 @@ def _are_plain(tensors: Sequence[torch.Tensor]) -> bool:
         and all(map(torch.Tensor.is_contiguous, tensors))
         and not any(map(torch.Tensor.is_neg, tensors))
     )
-
-
-def _move(pieces: Sequence[tuple[int, int, int]]) -> None:
-    for target, source, nbytes in pieces:
-        _MOVE(target, source, nbytes)

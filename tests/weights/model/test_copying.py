@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -56,33 +56,31 @@ def test_an_error_in_either_thread_is_raised_when_both_have_ended(threads: int, 
     assert threading.active_count() == before
 
 
-@pytest.mark.parametrize(
-    ("count", "dtype"), [(400, torch.float32), (2, torch.float32), (400, torch.float64), (2, torch.float64)]
-)
-def test_two_threads_have_half_of_the_bytes_each(
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("count", [400, 2])
+def test_two_threads_take_part_even_where_torch_has_one(
     monkeypatch: pytest.MonkeyPatch, count: int, dtype: torch.dtype
 ) -> None:
-    """Of small tensors and large ones, of those that are moved and those that are converted."""
+    """In small tensors and large ones, in those that are moved and those that are converted."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(copying, "_WORTH", 4 << 20)
-    by: dict[int, int] = {}
+    monkeypatch.setattr(copying, "_PART", 1)
+    shared: list[tuple[int, int]] = []
 
-    def count_copied(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-        by[threading.get_ident()] = by.get(threading.get_ident(), 0) + sum(target.nbytes for target in targets)
-        copy(targets, sources)
+    original = spans.share
 
-    def count_moved(pieces: Sequence[tuple[int, int, int]]) -> None:
-        by[threading.get_ident()] = by.get(threading.get_ident(), 0) + sum(nbytes for _, _, nbytes in pieces)
-        move(pieces)
+    def share(threads: int, calls: Sequence[Callable[[], object]]) -> None:
+        shared.append((threads, len(calls)))
+        original(threads, calls)
 
-    copy, move = copying._copy, spans._move
-    monkeypatch.setattr(copying, "_copy", count_copied)
-    monkeypatch.setattr(spans, "_move", count_moved)
+    monkeypatch.setattr(copying, "share", share)
+    monkeypatch.setattr(spans, "share", share)
+    monkeypatch.setattr(spans, "_PIECE", 1 << 20)
     sources = [torch.full((8_000_000 // count,), float(index)) for index in range(count)]
     targets = [torch.zeros(source.shape, dtype=dtype) for source in sources]
     copy_tensors(targets, sources)
     assert all(torch.equal(target, source.to(dtype)) for target, source in zip(targets, sources, strict=True))
-    assert [each for each in by.values() if each] == [4_000_000 * dtype.itemsize] * 2
+    assert [each for each in shared if each[1]] == [(2, 32 if count == 2 and dtype is torch.float32 else count)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -106,7 +104,6 @@ def test_torchs_own_threads_share_only_what_is_large_and_converted(
 
 def test_one_processor_has_no_second_thread(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
-    monkeypatch.setattr(copying, "ThreadPoolExecutor", None)
     monkeypatch.setattr(spans, "ThreadPoolExecutor", None)
     targets = [torch.zeros_like(source) for source in mixed()]
     copy_tensors(targets, mixed())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from rlinf_async.weights.model.spans import _DENSE, Spans, moves_among, wrote
+from rlinf_async.weights.model import spans
+from rlinf_async.weights.model.spans import _DENSE, Spans, moves_among, share, wrote
 
 
 def random_bytes(dtype: torch.dtype, count: int = 1000) -> torch.Tensor:
@@ -68,23 +71,55 @@ def test_what_is_more_than_a_move_is_torchs(pair: tuple[torch.Tensor, torch.Tens
 def test_parameters_are_moved_like_tensors_and_those_without_elements_too() -> None:
     targets = [nn.Parameter(torch.zeros(3)), torch.zeros(0), torch.zeros(())]
     sources = [torch.ones(3), nn.Parameter(torch.zeros(0)), torch.ones(())]
-    spans = Spans.of(targets, sources)
-    assert spans.nbytes == 16
-    spans.move(threads=3)
+    found = Spans.of(targets, sources)
+    assert found.nbytes == 16
+    found.move(threads=3)
     assert [float(target.detach().sum()) for target in targets] == [3, 0, 1]
 
 
-@given(st.lists(st.integers(0, 300), max_size=30), st.integers(1, 9))
-def test_however_it_is_divided_every_byte_is_moved_once(sizes: list[int], parts: int) -> None:
+@given(st.lists(st.integers(0, 300), max_size=30), st.integers(1, 99))
+def test_it_is_cut_into_pieces_of_which_every_byte_is_in_one(sizes: list[int], most: int) -> None:
     starts = [sum(sizes[:index]) for index in range(len(sizes))]
-    spans = Spans((start, 10_000 + start, size) for start, size in zip(starts, sizes, strict=True))
-    divided = spans._divided(parts)
-    assert len(divided) <= parts
-    covered = [byte for part in divided for target, _, nbytes in part for byte in range(target, target + nbytes)]
-    assert covered == list(range(sum(sizes)))
-    assert all(source == target + 10_000 for part in divided for target, source, _ in part)
-    most = max((sum(nbytes for _, _, nbytes in part) for part in divided), default=0)
-    assert most <= sum(sizes) / parts + 64
+    whole = Spans((start, 10_000 + start, size) for start, size in zip(starts, sizes, strict=True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spans, "_PIECE", most)
+        pieces = whole._cut()
+    assert [byte for at, _, nbytes in pieces for byte in range(at, at + nbytes)] == list(range(sum(sizes)))
+    assert all(source == target + 10_000 and 0 < nbytes <= most for target, source, nbytes in pieces)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_calls_are_shared_by_threads_of_which_a_slow_one_makes_fewer(threads: int) -> None:
+    rest_is_done = threading.Event()
+    by: list[int] = []
+    slow: list[int] = []
+
+    def call(number: int) -> None:
+        by.append(threading.get_ident())
+        if number == 0 and threads > 1:
+            slow.append(threading.get_ident())
+            assert rest_is_done.wait(10)
+        if len(by) == 100:
+            rest_is_done.set()
+
+    share(threads, [functools.partial(call, number) for number in range(100)])
+    assert len(by) == 100
+    assert [by.count(thread) for thread in slow] == [1] * (threads > 1)
+
+
+def test_an_error_in_one_of_the_threads_is_raised_when_all_have_ended() -> None:
+    called: list[int] = []
+
+    def call(number: int) -> None:
+        called.append(number)
+        if number == 3:
+            raise ValueError("the third")
+
+    before = threading.active_count()
+    with pytest.raises(ValueError, match="the third"):
+        share(2, [functools.partial(call, number) for number in range(10)])
+    assert called[:4] == [0, 1, 2, 3]
+    assert threading.active_count() == before
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

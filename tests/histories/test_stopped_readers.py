@@ -1,0 +1,71 @@
+"""Readers of one key on two nodes, while processes of the run are stopped for moments: all that changes is the time.
+
+Stops bring together what otherwise passes by: gets that both have sent ahead, those that are called back meanwhile, and
+those that nobody has asked for in so long that they go back by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+from typing import Any
+
+import psutil
+import pytest
+
+from rlinf_async import Channel, Cluster, NodePlacementStrategy, Worker
+
+ITEMS = 200
+LONGEST = 0.08
+"""Seconds of a stop: more than after which gets ahead go back, and less than after which anybody is given up."""
+
+
+class Reader(Worker):
+    async def read(self, channel: Channel, count: int) -> list[int]:
+        return [await channel.get() for _ in range(count)]
+
+
+async def stop_now_and_then(chance: random.Random) -> None:
+    """One process of the run after the other; all go on at the end."""
+    pids = [process.pid for process in psutil.Process().children(recursive=True)]
+    while True:
+        pid = chance.choice(pids)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(chance.random() ** 3 * LONGEST)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        await asyncio.sleep(chance.random() * 0.01)
+
+
+async def judge(rounds: int, seed: int) -> None:
+    async with Cluster(num_nodes=2, local_nodes=2, log_to_driver=False) as cluster:
+        group: Any = Reader.create_group().launch(cluster, NodePlacementStrategy([0, 1]), name="readers")
+        await group
+        nemesis = asyncio.create_task(stop_now_and_then(random.Random(seed)))
+        try:
+            for _ in range(rounds):
+                async with asyncio.timeout(30), Channel.create("numbers", cluster=cluster) as channel:
+                    for number in range(ITEMS):
+                        await channel.put(number)
+                    one, other = await group.read(channel, ITEMS // 2)
+                assert sorted([*one, *other]) == list(range(ITEMS))
+                assert one == sorted(one)
+                assert other == sorted(other)
+        finally:
+            nemesis.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await nemesis
+
+
+async def test_each_has_its_items_in_order_and_nobody_waits_for_ever() -> None:
+    await judge(30, seed=1)
+
+
+@pytest.mark.histories
+@pytest.mark.parametrize("seed", range(4))
+async def test_that_holds_a_thousand_times(seed: int) -> None:
+    await judge(1000, seed)
