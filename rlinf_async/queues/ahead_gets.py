@@ -64,15 +64,21 @@ class AheadGets:
     # -- callers ------------------------------------------------------------------------------------------------
 
     def take(self, get: Get[Any]) -> bool:
-        """Has one of those that were sent ahead be this one; False if there is none.  Of a batch there is none."""
+        """Has one of those that were sent ahead be this one; False if there is none.  Of a batch there is none.
+
+        Either way it has its number: one before those of all gets that are sent ahead from now on.
+        """
         key = get.key
-        if self._client.closed is not None:
+        if self._client.closed is not None:  # in a forked child, for one, where nobody may ever unlock it
+            get.number = next(self._numbers)
             return False
         with self._state.lock:
             if key not in self._state.open:
+                get.number = next(self._numbers)
                 return False
             if get.target is not None or self._state.is_stale(key, get.since):
                 self._give_back(key)
+                get.number = next(self._numbers)
                 return False
             taken = self._state.take(key, get.since)
             assert taken is not None

@@ -196,11 +196,12 @@ class RemoteQueue:
     def _start_get(self, get: Get[Any]) -> None:
         if self._ahead.take(get):
             return
-        number = get.number = next(self._numbers)
+        number = get.number
         self._gets[number] = get
         self._ahead.asked(get)
         company = self._company
-        if company.may_wait(get.since):
+        is_for_now = get.target == frames.NOW or type(get.target) is list  # producers are heard before the answer
+        if not is_for_now and company.may_wait(get.since):
             company.gets.append((number, get.key, get.target))
             if company.is_complete:
                 company.leave()

@@ -225,7 +225,9 @@ class Get(Wish[T]):
             self.redelivered = True
         self._bodies.append((body, fds))
         if not more and not self._settle():
-            self._let_go()  # it was given up meanwhile, and its queue knows
+            self._let_go()  # it was given up meanwhile, perhaps before its queue could be told
+            if self.door is not None:
+                self.door.withdraw(self)
 
     def _let_go(self) -> None:
         bodies, self._bodies = self._bodies, []

@@ -28,24 +28,29 @@ class Reader(Worker):
         return [await channel.get() for _ in range(count)]
 
 
-async def stop_now_and_then(chance: random.Random) -> None:
-    """One process of the run after the other; all go on at the end."""
-    pids = [process.pid for process in psutil.Process().children(recursive=True)]
+def children() -> set[int]:
+    return {process.pid for process in psutil.Process().children(recursive=True)}
+
+
+async def stop_now_and_then(pids: list[int], chance: random.Random) -> None:
+    """One of these processes after the other; all go on at the end."""
     while True:
-        pid = chance.choice(pids)
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            await asyncio.sleep(chance.random() ** 3 * LONGEST)
-        finally:
-            os.kill(pid, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):
+            pid = chance.choice(pids)
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                await asyncio.sleep(chance.random() ** 3 * LONGEST)
+            finally:
+                os.kill(pid, signal.SIGCONT)
         await asyncio.sleep(chance.random() * 0.01)
 
 
 async def judge(rounds: int, seed: int) -> None:
+    before = children()
     async with Cluster(num_nodes=2, local_nodes=2, log_to_driver=False) as cluster:
         group: Any = Reader.create_group().launch(cluster, NodePlacementStrategy([0, 1]), name="readers")
         await group
-        nemesis = asyncio.create_task(stop_now_and_then(random.Random(seed)))
+        nemesis = asyncio.create_task(stop_now_and_then(sorted(children() - before), random.Random(seed)))
         try:
             for _ in range(rounds):
                 async with asyncio.timeout(30), Channel.create("numbers", cluster=cluster) as channel:

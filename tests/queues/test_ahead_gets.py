@@ -12,6 +12,7 @@ import pytest
 from rlinf_async.core import frames, read_ahead
 from rlinf_async.errors import ClosedError, EndOfChannel
 from rlinf_async.queues.remote_queue import RemoteQueue
+from rlinf_async.queues.wish import Get
 from tests.hand_held import NUMBER, WINDOW, Daemon, K, L, Process, had, make_eager, settle
 
 
@@ -97,6 +98,46 @@ def test_a_get_that_is_cancelled_gives_back_all_that_comes_after_it(daemon: Daem
     get.give_up(ClosedError("nobody waits any more"))
     settle(daemon)
     assert daemon.queue.used == []
+
+
+def test_what_comes_for_a_get_that_was_over_before_its_queue_could_be_told_goes_back(daemon: Daemon) -> None:
+    producer, consumer = Process(daemon), Process(daemon)
+    get = consumer.get()
+    get._settle(error=ClosedError("over, in another thread, while it was being started"))
+    producer.put("anything")
+    settle(daemon)
+    assert had(daemon, producer) == "anything"
+
+
+def test_a_get_stands_before_those_that_another_thread_sends_ahead_while_it_is_being_sent(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer, consumer = Process(daemon), Process(daemon)
+    producer.put("the only one")
+    settle(daemon)
+    ahead = consumer.queue._ahead
+    take = ahead.take
+
+    def take_and_be_late(get: Get[Any]) -> bool:
+        taken = take(get)
+        ahead._send(K, WINDOW)
+        return taken
+
+    monkeypatch.setattr(ahead, "take", take_and_be_late)
+    get = consumer.get(target=frames.NOW)
+    settle(daemon)
+    assert get.wait(0) == "the only one"
+
+
+def test_a_get_for_what_is_there_now_waits_for_no_company(consumer: Process) -> None:
+    """In a frame of its own the daemon sees that it has to read first what producers have said."""
+    consumer.queue._company._crowded_until = float("inf")
+    for target in frames.NOW, [3]:
+        consumer.get(L, target)  # type: ignore[arg-type]
+        assert consumer.up[-1][0] == frames.GET
+    consumer.get(L)
+    assert consumer.up[-1][0] == frames.GET
+    assert len(consumer.queue._company.gets) == 1
 
 
 def test_a_get_that_everybody_forgets_does_so_too(daemon: Daemon, consumer: Process) -> None:

@@ -60,8 +60,10 @@ def copy_tensors(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor
 def _move(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
     """Torch's threads wait for each other after every tensor, long for one that others keep from running; these not."""
     spans = Spans.of(targets, sources)
-    spans.move(_threads(spans.nbytes))
-    wrote(targets)
+    try:
+        spans.move(_threads(spans.nbytes))
+    finally:
+        wrote(targets)
 
 
 def _copy_by_two(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:

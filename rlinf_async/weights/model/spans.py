@@ -8,6 +8,7 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import operator
@@ -91,7 +92,10 @@ def share(threads: int, calls: Iterable[Callable[[], object]]) -> None:
         work()
         return
     with ThreadPoolExecutor(threads - 1, thread_name_prefix="some of the weights") as helpers:
-        helping = [helpers.submit(work) for _ in range(threads - 1)]
+        helping = []
+        with contextlib.suppress(RuntimeError):  # no thread can be started, at the end of an interpreter for one
+            for _ in range(threads - 1):
+                helping.append(helpers.submit(work))
         work()
         for each in helping:
             each.result()

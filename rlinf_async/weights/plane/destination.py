@@ -295,6 +295,8 @@ def _forms(tensors: Sequence[torch.Tensor]) -> list[list[Any]]:
 
 def _are_of(forms: Sequence[list[Any]], tensors: Sequence[torch.Tensor]) -> bool:
     """Shape by shape: ten thousand that are kept would have Python look for garbage, which takes far longer."""
+    if not forms or len(forms[0]) != len(tensors):
+        return False
     pairs = zip(_FORM, forms, strict=True)
     return all(all(map(operator.eq, map(attribute, tensors), those)) for attribute, those in pairs)
 

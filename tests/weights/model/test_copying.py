@@ -62,6 +62,7 @@ def test_two_threads_take_part_even_where_torch_has_one(
     monkeypatch: pytest.MonkeyPatch, count: int, dtype: torch.dtype
 ) -> None:
     """In small tensors and large ones, in those that are moved and those that are converted."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(copying, "_WORTH", 4 << 20)
     monkeypatch.setattr(copying, "_PART", 1)
