@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 import torch
 
-from rlinf_async.weights.model.spans import Spans, moves_among, share, wrote
+from rlinf_async.weights.model.moves import Moves, moves_among, share, wrote
 
 _UNDIVIDED: Final = 32768
 """Elements up to which torch copies a tensor by one thread; it divides a larger one among those that it has."""
@@ -59,9 +59,9 @@ def copy_tensors(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor
 
 def _move(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
     """Torch's threads wait for each other after every tensor, long for one that others keep from running; these not."""
-    spans = Spans.of(targets, sources)
+    moves = Moves.of(targets, sources)
     try:
-        spans.move(_threads(spans.nbytes))
+        moves.move(_threads(moves.nbytes))
     finally:
         wrote(targets)
 

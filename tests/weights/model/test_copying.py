@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 import torch
 
-from rlinf_async.weights.model import copying, spans
+from rlinf_async.weights.model import copying, moves
 from rlinf_async.weights.model.copying import copy_in_order, copy_tensors
 
 
@@ -68,15 +68,15 @@ def test_two_threads_take_part_even_where_torch_has_one(
     monkeypatch.setattr(copying, "_PART", 1)
     shared: list[tuple[int, int]] = []
 
-    original = spans.share
+    original = moves.share
 
     def share(threads: int, calls: Sequence[Callable[[], object]]) -> None:
         shared.append((threads, len(calls)))
         original(threads, calls)
 
     monkeypatch.setattr(copying, "share", share)
-    monkeypatch.setattr(spans, "share", share)
-    monkeypatch.setattr(spans, "_PIECE", 1 << 20)
+    monkeypatch.setattr(moves, "share", share)
+    monkeypatch.setattr(moves, "_PIECE", 1 << 20)
     sources = [torch.full((8_000_000 // count,), float(index)) for index in range(count)]
     targets = [torch.zeros(source.shape, dtype=dtype) for source in sources]
     copy_tensors(targets, sources)
@@ -105,7 +105,7 @@ def test_torchs_own_threads_share_only_what_is_large_and_converted(
 
 def test_one_processor_has_no_second_thread(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
-    monkeypatch.setattr(spans, "ThreadPoolExecutor", None)
+    monkeypatch.setattr(moves, "ThreadPoolExecutor", None)
     targets = [torch.zeros_like(source) for source in mixed()]
     copy_tensors(targets, mixed())
     assert all(map(torch.equal, targets, mixed()))

@@ -1,8 +1,8 @@
 """Memory that is copied as it is, where torch would convert nothing: by threads that do not wait for each other.
 
 Example:
-    spans = Spans.of(targets, sources)
-    spans.move(threads=2)
+    moves = Moves.of(targets, sources)
+    moves.move(threads=2)
     wrote(targets)
 """
 
@@ -43,7 +43,7 @@ _PIECE: Final = 16 << 20
 """Bytes that a thread copies at a time."""
 
 
-class Spans:
+class Moves:
     """Pieces of memory, and where each of them goes.
 
     Args:
@@ -55,10 +55,10 @@ class Spans:
         self.nbytes = sum(nbytes for _, _, nbytes in self._pieces)
 
     def __repr__(self) -> str:
-        return f"<Spans [{len(self._pieces)} of {self.nbytes} bytes]>"
+        return f"<Moves [{len(self._pieces)} of {self.nbytes} bytes]>"
 
     @classmethod
-    def of(cls, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Spans:
+    def of(cls, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Moves:
         """Of tensors that ``moves_among`` has found; they have to live until all is moved."""
         addresses = [map(torch.Tensor.data_ptr, tensors) for tensors in (targets, sources)]
         return cls(zip(*addresses, map(operator.attrgetter("nbytes"), targets), strict=True))

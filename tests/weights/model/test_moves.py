@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from rlinf_async.weights.model import spans
-from rlinf_async.weights.model.spans import _DENSE, Spans, moves_among, share, wrote
+from rlinf_async.weights.model import moves
+from rlinf_async.weights.model.moves import _DENSE, Moves, moves_among, share, wrote
 
 
 def random_bytes(dtype: torch.dtype, count: int = 1000) -> torch.Tensor:
@@ -31,7 +31,7 @@ def test_every_bit_of_a_dense_dtype_arrives_even_of_what_is_no_number(dtype: tor
     source = random_bytes(dtype)
     target = random_bytes(dtype)
     assert moves_among([target], [source], [0]) == [0]
-    Spans.of([target], [source]).move()
+    Moves.of([target], [source]).move()
     assert torch.equal(as_bytes(target), as_bytes(source))
 
 
@@ -72,7 +72,7 @@ def test_what_is_more_than_a_move_is_torchs(pair: tuple[torch.Tensor, torch.Tens
 def test_parameters_are_moved_like_tensors_and_those_without_elements_too() -> None:
     targets = [nn.Parameter(torch.zeros(3)), torch.zeros(0), torch.zeros(())]
     sources = [torch.ones(3), nn.Parameter(torch.zeros(0)), torch.ones(())]
-    found = Spans.of(targets, sources)
+    found = Moves.of(targets, sources)
     assert found.nbytes == 16
     found.move(threads=3)
     assert [float(target.detach().sum()) for target in targets] == [3, 0, 1]
@@ -81,9 +81,9 @@ def test_parameters_are_moved_like_tensors_and_those_without_elements_too() -> N
 @given(st.lists(st.integers(0, 300), max_size=30), st.integers(1, 99))
 def test_it_is_cut_into_pieces_of_which_every_byte_is_in_one(sizes: list[int], most: int) -> None:
     starts = [sum(sizes[:index]) for index in range(len(sizes))]
-    whole = Spans((start, 10_000 + start, size) for start, size in zip(starts, sizes, strict=True))
+    whole = Moves((start, 10_000 + start, size) for start, size in zip(starts, sizes, strict=True))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spans, "_PIECE", most)
+        patch.setattr(moves, "_PIECE", most)
         pieces = whole._cut()
     assert [byte for at, _, nbytes in pieces for byte in range(at, at + nbytes)] == list(range(sum(sizes)))
     assert all(source == target + 10_000 and 0 < nbytes <= most for target, source, nbytes in pieces)
@@ -137,7 +137,7 @@ def test_an_error_in_one_of_the_threads_is_raised_when_all_have_ended() -> None:
 def test_several_threads_move_what_one_moves(threads: int) -> None:
     sources = [torch.arange(size, dtype=torch.int32) for size in (1, 1000, 3_000_000, 17, 0, 500_000)]
     targets = [torch.zeros_like(source) for source in sources]
-    Spans.of(targets, sources).move(threads)
+    Moves.of(targets, sources).move(threads)
     assert all(map(torch.equal, targets, sources))
 
 
