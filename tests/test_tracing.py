@@ -178,7 +178,9 @@ def test_a_driver_that_is_killed_leaves_a_whole_file(path: Path) -> None:
         "from tests.tracing_workers import Busy\n"
         f"cluster = Cluster(trace={str(path)!r}, log_to_driver=False)\n"
         "group = Busy.create_group().launch(cluster, name='busy')\n"
-        "group.steps(2000).wait()\n"
+        # Spans come by themselves: it is killed when some have.
+        f"while open({str(path)!r}).read().count('step') < 1000:\n"
+        "    group.steps(500).wait()\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], cwd=CHECKOUT, timeout=60, check=False)
