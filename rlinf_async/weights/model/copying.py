@@ -23,9 +23,6 @@ _LITTLE: Final = 1 << 20
 _WORTH: Final = 32 << 20
 """Bytes for which more than one thread pays."""
 
-_PART: Final = 256
-"""Tensors that one of two threads copies at a time."""
-
 _MOST_THREADS: Final = 16
 """Memory feeds no more."""
 
@@ -69,7 +66,7 @@ def _move(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> N
 def _copy_by_two(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
     """What torch copies by one thread."""
     threads = min(2, _threads(sum(target.nbytes for target in targets)))
-    part = len(targets) if threads == 1 else _PART
+    part = -(-len(targets) // threads)
     starts = range(0, len(targets), part or 1)
     share(threads, [functools.partial(_copy, targets[at : at + part], sources[at : at + part]) for at in starts])
 
