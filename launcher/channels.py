@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
@@ -184,9 +185,19 @@ class Channels:
         if what == "size":
             self._teller.say(source, hosted.number, "size", [question, queue.size(key), queue.full(key)])
         else:
-            for item in queue.peek(key):
-                self._teller.give(hosted, source, -question, True, item)
-            self._teller.say(source, hosted.number, "peeked", [question])
+            try:
+                self._teller.give(hosted, source, -question, queue.peek(key))
+            except OSError as error:
+                self._teller.say(source, hosted.number, "failed", [-question, *self._cannot_give(hosted, error)])
+            else:
+                self._teller.say(source, hosted.number, "peeked", [question])
+
+    def _cannot_give(self, hosted: Hosted, error: OSError) -> tuple[str, str]:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return "OSError", (
+            f"the daemon of node {self._router.node} has an item of channel '{hosted.name}' and cannot hand it over: "
+            f"{error.strerror} (it may open {limit}: `ulimit -n`); the item stays in the channel"
+        )
 
     # -- questions ----------------------------------------------------------------------------------------------
 
@@ -220,7 +231,12 @@ class Channels:
             if act == ACCEPTED:
                 self._teller.news(hosted, what.producer).accepted.append(what.number)
             elif act == DELIVER:
-                self._teller.deliver(hosted, what)
+                try:
+                    self._teller.deliver(hosted, what)
+                except OSError as full:
+                    text = self._cannot_give(hosted, full)
+                    self._teller.say(what.consumer, hosted.number, "failed", [what.number, *text])
+                    steps += hosted.queue.cancel(what.consumer, what.number)  # they follow when these are through
             elif act == Act.GRANT:
                 self._teller.news(hosted, what.party).credit += what.amount
             elif act == Act.RECALL:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from rlinf_async.core import frames
+from rlinf_async.core.lane import Get, Item
+from rlinf_async.core.segment import close_fds
 
 from .hosted import Hosted, News, Segment
 from .router import Router
@@ -55,7 +57,8 @@ class Teller:
         if news is not None:
             self.say(party, hosted.number, "news", [news.accepted, news.given, news.credit])
 
-    def deliver(self, hosted: Hosted, get: Any) -> None:
+    def deliver(self, hosted: Hosted, get: Get) -> None:
+        """What a get has, as ``give()`` does it; a small item at the end of the turn."""
         items = get.items
         item = items[0]
         if len(items) == 1 and type(item.body) is bytes and len(item.body) <= SMALL:
@@ -66,22 +69,38 @@ class Teller:
                 news.given = []
             return
         self.tell(hosted, get.consumer)  # first come, first told
-        last = items[-1]
-        for item in items:
-            self.give(hosted, get.consumer, get.number, item is not last, item)
+        self.give(hosted, get.consumer, get.number, items)
 
-    def give(self, hosted: Hosted, target: int, number: int, more: bool, item: Any) -> None:
-        body: Any = item.body
-        fds: Sequence[int] = ()
-        if type(body) is Segment:
-            fds, body = [os.dup(body.fd)], body.size
-        self._router.deliver(
-            (
-                frames.GIVE, len(fds), self._me, target, hosted.number,
-                number, more, item.weight, item.redelivered, body,
-            ),
-            fds,
-        )  # fmt: skip
+    def give(self, hosted: Hosted, target: int, number: int, items: Sequence[Item]) -> None:
+        """All of them, or none.
+
+        Raises:
+            OSError: no more files can be opened for descriptors of them.
+        """
+        copies = _copies(items)
+        for item, fds in zip(items, copies, strict=True):
+            body = item.body.size if fds else item.body
+            more = item is not items[-1]
+            self._router.deliver(
+                (
+                    frames.GIVE, len(fds), self._me, target, hosted.number,
+                    number, more, item.weight, item.redelivered, body,
+                ),
+                fds,
+            )  # fmt: skip
 
     def say(self, target: int, channel: int, what: str, facts: Any) -> None:
         self._router.deliver((frames.QUEUE, 0, self._me, target, channel, what, facts))
+
+
+def _copies(items: Sequence[Item]) -> list[list[int]]:
+    """Descriptors that can be sent: of each item that has one, one."""
+    copies: list[list[int]] = []
+    try:
+        for item in items:
+            copies.append([os.dup(item.body.fd)] if type(item.body) is Segment else [])
+    except OSError:
+        for fds in copies:
+            close_fds(fds)
+        raise
+    return copies

@@ -57,7 +57,7 @@ class Ahead(Outlet):
     def gave_back(self, who: int, key: bytes, numbers: Iterable[int]) -> list[Step]:
         """Nobody has asked for these gets, which were sent ahead, and nobody will; the others of the key have callers.
 
-        What one of them waited for while it was forfeited, it waits for anew.
+        What one of them waited for while it was forfeited, it waits for anew; what was asked after it waits behind it.
         """
         party = self._party(who)
         if party is None:
@@ -75,8 +75,10 @@ class Ahead(Outlet):
         steps = self._withdraw([], back)
         if lane is not None:
             self._settle(lane, steps)
-        for get in [get for get in party.asleep.values() if get.key == key]:
+        woken = [get for get in party.asleep.values() if get.key == key]
+        for get in woken:
             del party.asleep[get.number]
+        for get in woken:
             self._get(party, get, steps)
         return steps
 
@@ -102,6 +104,9 @@ class Ahead(Outlet):
     # -- what is held -------------------------------------------------------------------------------------------
 
     def _get(self, party: Party, get: Get, steps: list[Step]) -> None:
+        if party.asleep and any(before.key == get.key for before in party.asleep.values()):
+            party.asleep[get.number] = get  # it will hear of those before it, for it has been called back
+            return
         lane = self._lanes.get(get.key)
         if lane is not None and lane.owner is not None and lane.owner != get.consumer:
             party.gets[get.number] = get

@@ -21,4 +21,5 @@ class Party:
         self.gets: dict[int, Get] = {}
         """Its gets that wait, and those whose items it has not taken."""
         self.asleep: dict[int, Get] = {}
-        """Gets that it had sent ahead and forfeited while they waited: some caller may yet count on them."""
+        """Gets that it had sent ahead and forfeited while they waited: some caller may yet count on them.  And those
+        that it has sent under their keys since then."""

@@ -187,6 +187,17 @@ class ReadAhead:
         if window is not None:
             window.shy_until = now + SHY
 
+    def may_begin(self, key: bytes) -> bool:
+        """Whether ``had`` would say so still: no other thread has begun, or asked for something else, since then."""
+        window = self._windows.get(key)
+        return window is not None and not window.numbers and window.streak >= STREAK
+
+    def interrupt(self, key: bytes) -> None:
+        """This process asks for something else under this key: it begins anew."""
+        window = self._windows.get(key)
+        if window is not None:
+            window.streak = 0
+
     def give_back(self, key: bytes) -> tuple[list[int], list[Delivery]]:
         """All gets of a key that no caller has taken, and what they had brought."""
         window = self.open.pop(key, None)

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 from rlinf_async.core import frames
 from rlinf_async.core.read_ahead import IDLE, Delivery, ReadAhead
 from rlinf_async.core.segment import close_fds
-from rlinf_async.queues.wish import Get
+from rlinf_async.queues.wish import Get, Question
 from rlinf_async.seat.client import NodeClient
 
 _TURN: Final = 1e-3
@@ -111,8 +111,20 @@ class AheadGets:
             return
         if self._state.had(get.key, get.number, get.since):
             with self._state.lock:
-                if get.key not in self._state.open:
+                if self._state.may_begin(get.key):  # another thread may have begun, or asked what is queued
                     self._send(get.key, self._state.limit(get.key))
+
+    def ask(self, question: Question) -> None:
+        """Says it when all of its key is back, and before any more is sent ahead."""
+        facts = [question.number, question.key]
+        if self._client.closed is not None:
+            self._sender.tell(question.word, facts)
+            return
+        with self._state.lock:
+            self._state.interrupt(question.key)
+            if question.key in self._state.open:
+                self._give_back(question.key)
+            self._sender.tell(question.word, facts)
 
     def _send(self, key: bytes, count: int) -> None:
         numbers = [next(self._numbers) for _ in range(count)]
@@ -152,20 +164,14 @@ class AheadGets:
 
     # -- back ---------------------------------------------------------------------------------------------------
 
-    def give_back(self, key: bytes, also: Sequence[int] = ()) -> bool:
-        """All of a key, and ``also`` these; False, and nothing is said, if there is none."""
-        if self._client.closed is not None:
-            return False
-        with self._state.lock:
-            if key not in self._state.open:
-                return False
-            self._give_back(key, also)
-            return True
-
     def cancel(self, key: bytes, number: int) -> None:
         """A caller does not want its get any more; what was sent ahead comes after that, and goes back with it."""
-        if not self.give_back(key, [number]):
-            self._sender.tell("cancel", [number])
+        if self._client.closed is None:
+            with self._state.lock:
+                if key in self._state.open:
+                    self._give_back(key, [number])
+                    return
+        self._sender.tell("cancel", [number])
 
     def cancel_later(self, key: bytes, number: int) -> None:
         """The same, from a finalizer: without locks."""

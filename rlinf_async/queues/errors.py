@@ -14,5 +14,6 @@ def error_of(kind: str, text: str) -> Exception:
 
 
 _ERRORS: Final[dict[str, type[Exception]]] = {
-    kind.__name__: kind for kind in (asyncio.QueueFull, asyncio.QueueEmpty, EndOfChannel, ClosedError, ValueError)
+    kind.__name__: kind
+    for kind in (asyncio.QueueFull, asyncio.QueueEmpty, EndOfChannel, ClosedError, OSError, ValueError)
 }

@@ -102,10 +102,9 @@ class RemoteQueue:
             self._start_get(wish)  # type: ignore[arg-type]
         elif isinstance(wish, Question):
             self.flush()
-            self._ahead.give_back(wish.key)
             wish.number = next(self._questions)
             self._asked[wish.number] = wish
-            self.tell(wish.word, [wish.number, wish.key])
+            self._ahead.ask(wish)
         if self._over is not None:
             self._refuse(wish)
 
@@ -308,7 +307,7 @@ class RemoteQueue:
             self._ahead.called_back(facts)
         elif what == "failed":
             number, kind, text = facts
-            refused: Wish[Any] | None = self._pop_put(number)
+            refused: Wish[Any] | None = self._asked.pop(-number, None) if number < 0 else self._pop_put(number)
             wish = self._ahead.ended(number) if refused is None else refused
             if wish is not None:
                 wish.turn_down(error_of(kind, text))

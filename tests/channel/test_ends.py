@@ -10,6 +10,7 @@ import threading
 import time
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -39,6 +40,28 @@ def test_a_closed_channel_gives_what_it_has_and_then_ends(cluster: Cluster, user
         with pytest.raises(ClosedError, match="channel 'closing' is closed"):
             user.call(channel, "put", "x").wait()
     assert (channel.qsize(), channel.peek_all()) == (0, [])
+
+
+def test_a_daemon_at_its_limit_of_open_files_says_so_and_loses_nothing(cluster: Cluster, users: Any) -> None:
+    everybody = psutil.Process().children(recursive=True)
+    daemons = [process for process in everybody if "launcher.daemon" in process.cmdline()]
+    limits = [daemon.rlimit(psutil.RLIMIT_NOFILE) for daemon in daemons]
+    with Channel.create("many-files", node_rank=0) as channel:
+        channel.put(torch.arange(1 << 20))
+        channel.put("small")
+        for daemon, (_, most) in zip(daemons, limits, strict=True):
+            daemon.rlimit(psutil.RLIMIT_NOFILE, (3, most))
+        try:
+            with pytest.raises(OSError, match=r"the daemon of node 0 .* 'many-files' .* `ulimit -n`.* stays"):
+                users[0].call(channel, "get").wait()
+            with pytest.raises(OSError, match="cannot hand it over"):
+                channel.peek_all()
+            assert channel.qsize() == 2
+        finally:
+            for daemon, both in zip(daemons, limits, strict=True):
+                daemon.rlimit(psutil.RLIMIT_NOFILE, both)
+        assert torch.equal(channel.get(), torch.arange(1 << 20))
+        assert channel.get() == "small"
 
 
 def test_an_open_batch_gets_what_there_is_at_the_end(cluster: Cluster, users: Any) -> None:

@@ -193,6 +193,17 @@ def test_a_caller_that_waited_waits_anew_when_its_process_answers() -> None:
     assert not queue.parties[A].asleep
 
 
+def test_what_its_process_asks_before_it_has_answered_waits_behind_it() -> None:
+    queue = ahead(2)
+    (call,) = calls(queue.get(B, 1, K))
+    queue.forfeit_ahead(call)
+    assert queue.get(A, 3, K) == queue.get(A, 4, L) == []
+    queue.cancel(A, 4)
+    assert given(put(queue, "a", "b", "c", "d")) == [(B, "a", False)]
+    assert given(queue.gave_back(A, K, [])) == [(A, "b", False), (A, "c", False), (A, "d", False)]
+    assert list(queue.parties[A].gets) == [1, 2, 3]
+
+
 def test_a_caller_that_has_given_up_meanwhile_waits_no_more() -> None:
     def give_back(queue: Queue) -> list[Step]:
         return queue.gave_back(A, K, [1])

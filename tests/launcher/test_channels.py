@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -165,6 +167,34 @@ async def test_a_segment_is_held_until_it_is_taken_and_no_longer(daemon: Daemon)
     consumer.tell("taken", [get])
     assert open_segments() == before
     assert daemon.channels.status()["obs"]["bytes"] == 0
+
+
+async def test_a_daemon_that_can_open_no_more_files_says_so_and_keeps_the_items(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer, consumer, other = Process(daemon), Process(daemon), Process(daemon)
+    await daemon.host(producer.id)
+    before = open_segments()
+    waiting = other.get()
+    producer.put(b"small", weight=1)
+    for _ in range(2):
+        producer.put(SIZE, fds=[write_segment([bytes(SIZE)], SIZE)], weight=1)
+    with monkeypatch.context() as patch:
+        copies = [os.dup(0), OSError(errno.EMFILE, "no more"), OSError(errno.EMFILE, "no more"), OSError()]
+        patch.setattr(os, "dup", Mock(side_effect=copies))
+        batch = consumer.get(target=2)  # its first item could be sent
+        later = consumer.get()
+        consumer.tell("peek", [1, b"k"])
+        await turn()
+    refused = [(word, facts[:2]) for word, facts in consumer.heard()]
+    assert refused == [("failed", [number, "OSError"]) for number in (batch, later, -1)]
+    assert other.heard() == [("news", [[], [(waiting, False, False, b"small")]])]  # the others are none the worse
+    assert open_segments() == before + 2
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(copies[0])
+    batch = consumer.get(target=2)
+    assert [word for word, *_ in consumer.heard()] == ["give", "give"]
+    consumer.tell("taken", [batch])
 
 
 @pytest.mark.parametrize("end", ["cancel", "death", "owner"])

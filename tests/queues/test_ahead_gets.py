@@ -169,6 +169,27 @@ def test_what_another_thread_asks_while_all_is_being_given_back_is_said_after_th
     assert said[-2:] == ["gave_back", "get" if ask == "get" else "cancel"]
 
 
+@pytest.mark.parametrize("word", ["size", "peek"])
+def test_what_is_queued_is_not_hidden_by_another_thread_that_was_about_to_send_ahead(
+    daemon: Daemon, consumer: Process, word: str
+) -> None:
+    consumer.queue.on_word("call_back", K)
+    settle(daemon)
+    assert had(daemon, consumer) == 3
+    get = consumer.get()
+    settle(daemon)
+    other = threading.Thread(target=get.wait, args=(0,))
+    with consumer.ahead.lock:
+        other.start()
+        other.join(0.1)
+        assert other.is_alive()  # to send some it needs the lock
+        question = consumer.ask(word)
+    other.join()
+    settle(daemon)
+    found = question.wait(0)
+    assert found == (5, False) if word == "size" else len(found) == 5
+
+
 def test_a_put_that_is_given_up_is_withdrawn_whatever_is_ahead(daemon: Daemon, consumer: Process) -> None:
     put = consumer.put("unwanted")
     put._done = False  # as if there were no room for it yet
