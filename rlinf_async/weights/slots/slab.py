@@ -204,31 +204,42 @@ class SlotReader:
             else torch.empty(0, dtype=torch.uint8)
         )
         """The packed leaves: bytes.  To be looked at under a lease only."""
-        self.is_leased = False
+        self._lease: int | None = None
+        """A descriptor of its own, whose lock it is and goes with it: to close it gives the lease back here, and not in
+        a process that was forked meanwhile and looks at the same memory."""
         self._shut: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
         return f"<SlotReader {self.name.path} [{'leased' if self.is_leased else 'free'}]>"
+
+    @property
+    def is_leased(self) -> bool:
+        return self._lease is not None
 
     def lease(self) -> SlotHeader | None:
         """Keeps the writer out until ``release``.
 
         Returns:
             What is in the slot; None where nothing is, or is being written: then there is no lease.
+
+        Raises:
+            OSError: there is no file descriptor for it.
         """
-        if not lock(self._fd, READ):
+        if self._lease is None:
+            self._lease = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
+        if not lock(self._lease, READ):
+            self.release()
             return None
         header = SlotHeader.unpack(self._view(0, HEADER_BYTES))
         if not header.is_whole:
-            lock(self._fd, NONE)
+            self.release()
             return None
-        self.is_leased = True
         return header
 
     def release(self) -> None:
-        if self.is_leased:
-            self.is_leased = False
-            lock(self._fd, NONE)
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            os.close(lease)
 
     def extra(self, header: SlotHeader) -> bytes:
         return bytes(self._view(self._layout.extra_offset, header.extra))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import warnings
 
 import pytest
 import torch
@@ -43,6 +44,41 @@ def test_a_version_is_read_as_it_was_written_and_kept_from_being_overwritten_unt
     for each in (one, other, writer):
         each.close()
         each.close()
+
+
+@pytest.mark.parametrize("child", ["goes on", "closes"])
+def test_what_a_forked_process_looks_at_stays_and_its_parent_keeps_what_it_has(child: str) -> None:
+    writer = SlotWriter(LAYOUT, DIGEST)
+    write(writer, 7)
+    reader = SlotReader(writer.name, LAYOUT)
+    assert reader.lease() is not None
+    (done, is_done), (end, ends) = os.pipe(), os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+        pid = os.fork()
+    if pid == 0:
+        try:
+            if child == "closes":
+                reader.close()
+            os.write(is_done, b".")
+            os.close(ends)
+            os.read(end, 1)
+        finally:
+            os._exit(0)
+    assert os.read(done, 1) == b"."
+    if child == "closes":
+        assert not writer.claim()  # the parent reads
+    else:
+        reader.release()
+        assert not writer.claim()  # the child reads
+    os.close(ends)
+    os.waitpid(pid, 0)
+    reader.release()
+    assert writer.claim()
+    for fd in (done, is_done, end):
+        os.close(fd)
+    reader.close()
+    writer.close()
 
 
 def test_what_is_half_written_is_no_version_even_if_nobody_holds_it() -> None:
