@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import os
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
@@ -10,6 +11,8 @@ from typing import Final, TypeAlias
 import torch
 
 from rlinf_async.weights.model.moves import Moves, moves_among, share, wrote
+
+_NBYTES: Final = operator.attrgetter("nbytes")
 
 _UNDIVIDED: Final = 32768
 """Elements up to which torch copies a tensor by one thread; it divides a larger one among those that it has."""
@@ -43,14 +46,19 @@ def copy_tensors(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor
     Raises:
         Exception: torch cannot copy one of them; some have been copied then.
     """
-    if sum(target.nbytes for target in targets) < _LITTLE:
+    nbytes = sum(map(_NBYTES, targets))
+    if nbytes < _LITTLE:
         _copy(targets, sources)
         return
-    large = [index for index, target in enumerate(targets) if target.numel() > _UNDIVIDED]
+    large = [index for index, count in enumerate(map(torch.Tensor.numel, targets)) if count > _UNDIVIDED]
+    if not large:
+        _copy_by_two(targets, sources, nbytes)
+        return
     moved = moves_among(targets, sources, large)
     _move(*_some(targets, sources, moved))
     divided = _without(large, moved) if torch.get_num_threads() > 1 else []
-    _copy_by_two(*_some(targets, sources, _without(range(len(targets)), [*moved, *divided])))
+    undivided = _some(targets, sources, _without(range(len(targets)), [*moved, *divided]))
+    _copy_by_two(*undivided, sum(map(_NBYTES, undivided[0])))
     _copy(*_some(targets, sources, divided))
 
 
@@ -63,9 +71,9 @@ def _move(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> N
         wrote(targets)
 
 
-def _copy_by_two(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+def _copy_by_two(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], nbytes: int) -> None:
     """What torch copies by one thread."""
-    threads = min(2, _threads(sum(target.nbytes for target in targets)))
+    threads = min(2, _threads(nbytes))
     part = -(-len(targets) // threads)
     starts = range(0, len(targets), part or 1)
     share(threads, [functools.partial(_copy, targets[at : at + part], sources[at : at + part]) for at in starts])
