@@ -7,20 +7,14 @@ those that nobody has asked for in so long that they go back by themselves.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import random
-import signal
 from typing import Any
 
-import psutil
 import pytest
 
 from rlinf_async import Channel, Cluster, NodePlacementStrategy, Worker
+from tests.histories.nemesis import children, nemesis
 
 ITEMS = 200
-LONGEST = 0.08
-"""Seconds of a stop: more than after which gets ahead go back, and less than after which anybody is given up."""
 
 
 class Reader(Worker):
@@ -28,30 +22,12 @@ class Reader(Worker):
         return [await channel.get() for _ in range(count)]
 
 
-def children() -> set[int]:
-    return {process.pid for process in psutil.Process().children(recursive=True)}
-
-
-async def stop_now_and_then(pids: list[int], chance: random.Random) -> None:
-    """One of these processes after the other; all go on at the end."""
-    while True:
-        with contextlib.suppress(ProcessLookupError):
-            pid = chance.choice(pids)
-            os.kill(pid, signal.SIGSTOP)
-            try:
-                await asyncio.sleep(chance.random() ** 3 * LONGEST)
-            finally:
-                os.kill(pid, signal.SIGCONT)
-        await asyncio.sleep(chance.random() * 0.01)
-
-
 async def judge(rounds: int, seed: int) -> None:
     before = children()
     async with Cluster(num_nodes=2, local_nodes=2, log_to_driver=False) as cluster:
         group: Any = Reader.create_group().launch(cluster, NodePlacementStrategy([0, 1]), name="readers")
         await group
-        nemesis = asyncio.create_task(stop_now_and_then(sorted(children() - before), random.Random(seed)))
-        try:
+        async with nemesis(before, seed):
             for _ in range(rounds):
                 async with asyncio.timeout(30), Channel.create("numbers", cluster=cluster) as channel:
                     for number in range(ITEMS):
@@ -60,10 +36,6 @@ async def judge(rounds: int, seed: int) -> None:
                 assert sorted([*one, *other]) == list(range(ITEMS))
                 assert one == sorted(one)
                 assert other == sorted(other)
-        finally:
-            nemesis.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await nemesis
 
 
 async def test_each_has_its_items_in_order_and_nobody_waits_for_ever() -> None:
