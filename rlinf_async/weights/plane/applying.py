@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rlinf_async.errors import ClosedError
 from rlinf_async.weights.gpu.gpus import Gpus
 from rlinf_async.weights.gpu.registered import Registrar
 from rlinf_async.weights.model.param_tree import Path
@@ -55,6 +56,9 @@ class Applying:
         self._maps = maps
         self._verifies = verifies
         self._patience = patience
+        self._writing = threading.Lock()
+        """Held by who writes what is leased: the leases are given back before that or after it."""
+        self._is_closed = False
         self.extra: Mapping[Path, Any] = {}
 
     async def lease(self, name: MemoryName) -> Leased | None:
@@ -72,10 +76,12 @@ class Applying:
             The seconds for which nobody could read.
 
         Raises:
+            ClosedError: it was closed meanwhile.
             Exception: it could not be applied.
         """
         nbytes = leased.reader.leaves.nbytes
-        if self._reception.judge(leased.header.version) is Verdict.DUPLICATE:
+        version = leased.header.version
+        if self._is_here(version):
             return 0.0
         if self._verifies:
             await self._aside.do(leased.reader.check, leased.header, nbytes=nbytes)
@@ -87,19 +93,10 @@ class Applying:
         cost = 0 if self._maps and not self._destination.is_copied else nbytes  # memory of its own is freed
         on_gpu = leased.is_on_gpu or bool(self._destination.places)
         async with self._gate.writing(self._patience):
+            if self._is_here(version):  # by another way, meanwhile
+                return 0.0
             begun = time.monotonic()
-            try:
-                await self._aside.do(self._write, leased, extra, nbytes=None if on_gpu else cost)
-            except asyncio.CancelledError as cancelled:
-                if cancelled.__cause__ is None:  # it was written to the end
-                    self._applied(leased, extra)
-                else:
-                    self._broken()
-                raise
-            except BaseException:
-                self._broken()
-                raise
-            self._applied(leased, extra)
+            await self._aside.do(self._write, leased, extra, nbytes=None if on_gpu else cost)
             return time.monotonic() - begun
 
     async def overwrite(self, write: Callable[[], Any], version: int | None) -> bool:
@@ -120,7 +117,7 @@ class Applying:
         async with self._gate.writing(self._patience):
             if version is None:
                 version = reception.version + (self._leases.manifest is None)
-            elif version < reception.version or reception.judge(version) is Verdict.DUPLICATE:
+            elif self._is_here(version):
                 return False
             if self._leases.keeps_one:  # what is mapped cannot be written to
                 await self._aside.do(self._destination.detach, nbytes=None)
@@ -128,6 +125,10 @@ class Applying:
             write()
             reception.overwritten(version)
         return True
+
+    def _is_here(self, version: int) -> bool:
+        """It, or a later one: to be asked in the gate, by whoever writes then."""
+        return version < self._reception.version or self._reception.judge(version) is Verdict.DUPLICATE
 
     async def move_out(self) -> None:
         """The sender is gone, and its memory is let go of, but for what tensors stand in.
@@ -153,7 +154,12 @@ class Applying:
         self._leases.shed()
 
     def close(self) -> None:
-        """Tensors that are mapped get memory of their own, and the slots are given back; in a thread."""
+        """Tensors that are mapped get memory of their own, and the slots are given back; in a thread.
+
+        What is being written is written to the end, and what waits for its turn is not written.  Idempotent.
+        """
+        with self._writing:
+            self._is_closed = True
         if self._leases.keeps_one:
             self._destination.detach()
         self._leases.close()
@@ -162,15 +168,17 @@ class Applying:
         leased.reader.register(self._registrar, min(self._destination.places, key=str))
 
     def _write(self, leased: Leased, extra: Mapping[Path, Any]) -> None:
-        assert leased.views is not None
-        self._destination.write(leased.views, extra)
-
-    def _broken(self) -> None:
-        if not self._destination.is_whole:
-            self._reception.torn()
-
-    def _applied(self, leased: Leased, extra: Mapping[Path, Any]) -> None:
-        self._reception.applied(leased.header.version)
-        self.extra = extra
-        if self._maps:
-            self._leases.keep(None if self._destination.is_copied else leased.reader)
+        with self._writing:
+            if self._is_closed:  # and what was leased may be written by its sender
+                raise ClosedError("the receiver of the weights is closed")
+            assert leased.views is not None
+            try:
+                self._destination.write(leased.views, extra)
+            except BaseException:
+                if not self._destination.is_whole:
+                    self._reception.torn()
+                raise
+            self._reception.applied(leased.header.version)
+            self.extra = extra
+            if self._maps:
+                self._leases.keep(None if self._destination.is_copied else leased.reader)

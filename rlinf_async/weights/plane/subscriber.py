@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import time
@@ -26,6 +27,7 @@ from rlinf_async.weights.state import words as say
 from rlinf_async.weights.state.news import News
 from rlinf_async.weights.state.versions import Reception
 from rlinf_async.weights.waiting.aside import Aside
+from rlinf_async.weights.waiting.background import Background
 from rlinf_async.weights.waiting.changes import Changes
 from rlinf_async.weights.waiting.gate import Reading, ReadingGate
 
@@ -102,8 +104,9 @@ class Subscriber:
         )
         self._is_taking = False
         self._is_listening = False
-        self._server: asyncio.Task[None] | None = None
+        self._server = Background(self._changes)
         self._is_closed = False
+        self._has_ended = False
 
     def __repr__(self) -> str:
         return f"<Subscriber of '{self._model_id}' version {self.version}, {self.staleness} behind>"
@@ -168,8 +171,8 @@ class Subscriber:
                     f"{what} of '{self._model_id}' has not come within {timeout:g} s: it is at version {self.version}, "
                     f"and {self.published} is published"
                 )
-            if self._server is not None:
-                await self._changes.wait_until(lambda: condition() or self._server is None, remaining)
+            if self._server.is_running:
+                await self._changes.wait_until(lambda: condition() or not self._server.is_running, remaining)
             else:
                 self._check_open()
                 self._listen()
@@ -319,10 +322,12 @@ class Subscriber:
                     self._answers.pass_over(versions)  # others come before that one
                     return
                 pause = await self._applying.apply(leased)
+                self._changes.notify()  # the next one may have to wait for readers
             finally:
                 self._leases.release(leased.reader)
         except Exception as error:
             self._answers.acknowledge(versions, error)
+            self._check_open()  # its memory is gone then, and all sorts of things go wrong
             raise
         late = 0.0 if sent is None else received - sent
         self._answers.acknowledge(versions, late=late, apply=time.monotonic() - received, pause=pause)
@@ -344,49 +349,50 @@ class Subscriber:
             RuntimeError: it serves already, or no loop runs here.
         """
         self._check_open()
-        if self._server is not None:
+        if self._server.is_running:
             raise RuntimeError(f"{self!r} serves already")
-        self._server = asyncio.get_running_loop().create_task(self._serve(), name=f"weights of {self._model_id}")
-        return self._server
+        return self._server.start(self._serve, f"weights of {self._model_id}")
 
     async def _serve(self) -> None:
-        try:
-            while True:
-                try:
-                    await self.receive(None)
-                except (PeerLost, ClosedError) as error:
-                    if self._end is None and not self._is_closed:
-                        raise
-                    logger.info("%r: nothing more will come: %s", self, error)
-                    return
-                except Exception:
-                    logger.exception("an update of '%s' could not be applied", self._model_id)
-        finally:
-            self._server = None
-            self._changes.notify()
+        while True:
+            try:
+                await self.receive(None)
+            except (PeerLost, ClosedError) as error:
+                if self._end is None and not self._is_closed:
+                    raise
+                logger.info("%r: nothing more will come: %s", self, error)
+                return
+            except Exception:
+                logger.exception("an update of '%s' could not be applied", self._model_id)
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise ClosedError(f"the subscriber of '{self._model_id}' is closed")
 
     async def close(self) -> None:
-        """Gives back the link and the memory; mapped tensors get memory of their own.  Idempotent."""
-        if self._is_closed:
+        """Gives back the link and the memory; mapped tensors get memory of their own.  Idempotent.
+
+        It does all of that once it has begun; a cancellation is passed on afterwards.
+        """
+        if self._has_ended:
             return
         self._is_closed = True
-        server = self._server
-        if server is not None:
-            server.cancel()
-            await asyncio.wait([server])
-        self._link.close()
-        try:
-            if self._host is not None:
-                await self._aside.do(self._host.close, nbytes=None)
-            await self._aside.do(self._applying.close, nbytes=None)  # behind whatever is copied from there
-        finally:
-            self._aside.close()
-            self._destination.forget()
-            self._changes.notify()
+        async with contextlib.AsyncExitStack() as then:  # what is named last comes first
+            then.callback(self._ended)
+            then.callback(self._aside.close)
+            then.push_async_callback(self._aside.do, self._applying.close, nbytes=None)  # behind what is copied
+            then.push_async_callback(self._end_host)
+            then.callback(self._link.close)
+            await self._server.end()
+
+    async def _end_host(self) -> None:
+        if self._host is not None:
+            await self._aside.do(self._host.close, nbytes=None)
+
+    def _ended(self) -> None:
+        self._destination.forget()
+        self._has_ended = True
+        self._changes.notify()
 
     async def __aenter__(self) -> Subscriber:
         return self

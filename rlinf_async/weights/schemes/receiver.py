@@ -336,9 +336,9 @@ class WeightReceiver:
             timeout = _PATIENCE
 
     def close(self) -> Any:
-        """Gives up the way to the sender; in a coroutine a ``Work``."""
+        """Gives up the way to the sender; in a coroutine a ``Work``, which goes on where nobody waits for it."""
         ends, self._subscriber, self._transport = (self._subscriber, self._transport), None, None
-        work = self._bridge.run(_close(*ends), f"the closing of {self!r}")
+        work = self._bridge.run(_close(*ends), f"the closing of {self!r}", abandonable=False)
         self._bridge.release()
         return work
 
@@ -363,8 +363,13 @@ async def _no() -> bool:
 
 
 async def _close(*ends: Any) -> None:
-    for end in ends:
-        close = getattr(end, "close", None)
-        if close is not None:
-            with contextlib.suppress(OSError):
-                await finish(close(), None, f"the closing of {end!r}")
+    async with contextlib.AsyncExitStack() as closing:  # of all of them, whatever becomes of one
+        for end in reversed(ends):
+            closing.push_async_callback(_close_one, end)
+
+
+async def _close_one(end: Any) -> None:
+    close = getattr(end, "close", None)
+    if close is not None:
+        with contextlib.suppress(OSError):
+            await finish(close(), None, f"the closing of {end!r}")

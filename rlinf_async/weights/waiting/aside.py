@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ class Aside:
 
     def __init__(self, label: str) -> None:
         self.label = label
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
         self._is_closed = False
@@ -40,14 +42,13 @@ class Aside:
         """
         if nbytes is not None and nbytes <= _AT_ONCE:
             return function(*args)
-        with self._lock:
-            thread = self._thread()
-        future = asyncio.get_running_loop().run_in_executor(thread, function, *args)
+        with self._locked():  # whoever closes it closes it behind this
+            future = asyncio.get_running_loop().run_in_executor(self._thread(), function, *args)
         return await finish_in_thread(future)
 
     async def wait(self) -> None:
         """Waits for the end of what is being done and what is to be done."""
-        with self._lock:
+        with self._locked():
             executor = self._executor
             last = None if executor is None else executor.submit(_nothing)
         if last is not None:
@@ -62,7 +63,7 @@ class Aside:
         if nbytes is not None and nbytes <= _AT_ONCE:
             function(*args)
             return
-        with self._lock:
+        with self._locked():
             if not self._is_closed:
                 self._thread().submit(function, *args)
 
@@ -73,6 +74,11 @@ class Aside:
         finally:
             self.close()
 
+    def _locked(self) -> threading.Lock:
+        if self._pid != os.getpid():  # forked: the thread is the parent's, and so is whoever had the lock
+            self._pid, self._lock, self._executor = os.getpid(), threading.Lock(), None
+        return self._lock
+
     def _thread(self) -> ThreadPoolExecutor:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, thread_name_prefix=self.label)
@@ -80,7 +86,7 @@ class Aside:
 
     def close(self) -> None:
         """Waits for the end of what is being done."""
-        with self._lock:
+        with self._locked():
             executor, self._executor, self._is_closed = self._executor, None, True
         if executor is not None:
             executor.shutdown()

@@ -29,11 +29,14 @@ class Bridge:
         self._tasks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Tasks] = weakref.WeakKeyDictionary()
         self._blocking = _Blocking()
 
-    def run(self, coroutine: Coroutine[Any, Any, Any], what: str) -> Any:
+    def run(self, coroutine: Coroutine[Any, Any, Any], what: str, *, abandonable: bool = True) -> Any:
         """Starts it.
 
+        Args:
+            abandonable: its last waiter, if cancelled, cancels it.
+
         Returns:
-            In a coroutine a ``Work``, whose last waiter, if cancelled, cancels it; elsewhere the result.
+            In a coroutine a ``Work``; elsewhere the result.
         """
         loop = running_loop()
         if loop is None:
@@ -41,7 +44,7 @@ class Bridge:
         tasks = self._tasks.get(loop)
         if tasks is None:
             tasks = self._tasks[loop] = Tasks(loop, _on(loop))
-        return tasks.run(coroutine, what, abandonable=True)
+        return tasks.run(coroutine, what, abandonable=abandonable)
 
     def wait(self, coroutine: Coroutine[Any, Any, Any], what: str) -> Any:
         """Starts one that changes nothing; elsewhere than in a coroutine it holds up no other thread."""

@@ -74,8 +74,7 @@ class Reading:
     def _ask(self) -> _Pass | None:
         if self.is_open:
             raise RuntimeError("this reading() is open already: each `with` takes one of its own")
-        outer = self._gate._here.get()
-        return self._gate._ask(writes=False, at_once=outer is not None and outer.is_open)
+        return self._gate._ask(writes=False, outer=self._gate._here.get())
 
     def _enter(self) -> int:
         self.is_open = True
@@ -138,9 +137,14 @@ class ReadingGate:
 
     # -- whose turn it is ---------------------------------------------------------------------------------------
 
-    def _ask(self, *, writes: bool, at_once: bool = False) -> _Pass | None:
-        """Takes the turn, or returns what to wait for."""
-        with self._lock:
+    def _ask(self, *, writes: bool, outer: Reading | None = None) -> _Pass | None:
+        """Takes the turn, or returns what to wait for.
+
+        Args:
+            outer: whose block the reader is in; as long as that is open, nobody writes.
+        """
+        with self._lock:  # another thread may leave that block: it says so first, and takes the lock then
+            at_once = outer is not None and outer.is_open
             if at_once or not (self._writes or self._waiting or (writes and self._readers)):
                 self._take(writes)
                 return None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import threading
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -169,3 +171,35 @@ def test_never_both_at_once_and_nobody_is_forgotten_whoever_is_cancelled(plans: 
         assert repr(gate) == "<ReadingGate [0 reading, 0 waiting]>"
 
     asyncio.run(run())
+
+
+async def test_a_reader_in_a_thread_is_no_inner_one_once_the_outer_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has come while the outer one's block was open, and takes its turn afterwards."""
+    gate, order = ReadingGate(lambda: 0), []
+    comes, goes_on, reads = threading.Event(), threading.Event(), threading.Event()
+    ask = gate._ask
+
+    def slow(**kwargs: Any) -> Any:
+        if threading.current_thread() is child:
+            comes.set()
+            goes_on.wait(20)
+        return ask(**kwargs)
+
+    def read() -> None:
+        with gate.reading(timeout=20):
+            order.append("read")
+            reads.set()
+
+    with gate.reading():
+        child = threading.Thread(target=contextvars.copy_context().run, args=(read,))
+        monkeypatch.setattr(gate, "_ask", slow)
+        child.start()
+        assert await asyncio.to_thread(comes.wait, 20)
+    async with gate.writing(20):
+        goes_on.set()
+        async with asyncio.timeout(20):
+            while not (gate._waiting or reads.is_set()):
+                await asyncio.sleep(0)
+        order.append("written")
+    await asyncio.to_thread(child.join, 20)
+    assert order == ["written", "read"]

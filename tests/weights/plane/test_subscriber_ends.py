@@ -1,0 +1,250 @@
+"""A subscriber that is closed gives everything back: in whatever thread it serves, and whoever cancels that."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import multiprocessing
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from rlinf_async import MultiProcessWeightSyncScheme
+from rlinf_async.errors import ClosedError
+from rlinf_async.weights.links.local_link import LocalLink
+from rlinf_async.weights.plane.subscriber import Subscriber
+from tests.weights.ends import both
+from tests.weights.pairs import pair
+
+LARGE = 400_000
+"""Elements that are looked at in a thread."""
+
+
+def large(value: float) -> dict[str, torch.Tensor]:
+    return {"w": torch.full((LARGE,), value)}
+
+
+def has_given_all_back(subscriber: Subscriber) -> bool:
+    told = isinstance(subscriber._link.error, ClosedError)
+    return told and not subscriber._server.is_running and repr(subscriber._leases) == "<Leases of 0 slots>"
+
+
+# -- cancelled ------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def held_up(subscriber: Subscriber) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """Says that it looks at a version, in its thread, and goes on when it is told."""
+    compare, looks, goes_on = subscriber._destination.compare, threading.Event(), threading.Event()
+
+    def slow(views: Any) -> None:
+        compare(views)
+        looks.set()
+        goes_on.wait(20)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subscriber._destination, "compare", slow)
+        try:
+            yield looks, goes_on
+        finally:
+            goes_on.set()
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_close_that_is_cancelled_while_it_waits_gives_everything_back(turns: int) -> None:
+    destination = large(0.0)
+    async with pair(large(0.0), destination) as (publisher, (subscriber,)):
+        await (await publisher.publish(large(1.0)))
+        with held_up(subscriber) as (looks, goes_on):
+            (await publisher.publish(large(2.0))).cancel()
+            assert await asyncio.to_thread(looks.wait, 20)
+            closing = asyncio.create_task(subscriber.close())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.sleep(0)
+            goes_on.set()
+            async with asyncio.timeout(20):
+                await asyncio.wait([closing])
+                assert closing.cancelled()
+                if not turns:  # it had not begun
+                    await subscriber.close()
+                while subscriber._server.is_running:
+                    await asyncio.sleep(0)
+        assert has_given_all_back(subscriber)
+        assert set(destination["w"].tolist()) == {1.0}
+
+
+async def test_two_who_close_it_both_wait_for_the_end() -> None:
+    async with pair(large(0.0), large(0.0)) as (publisher, (subscriber,)):
+        await (await publisher.publish(large(1.0)))
+        with held_up(subscriber) as (looks, goes_on):
+            (await publisher.publish(large(2.0))).cancel()
+            assert await asyncio.to_thread(looks.wait, 20)
+            closing = [asyncio.create_task(subscriber.close()) for _ in range(2)]
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert [task.done() for task in closing] == [False, False]
+            goes_on.set()
+            await asyncio.gather(*closing)
+        assert has_given_all_back(subscriber)
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_scheme_whose_close_is_cancelled_gives_everything_back(turns: int) -> None:
+    async with both("multiprocess") as ends:
+        await ends.deliver()
+        ends.receiver.serve()
+        subscriber, transport = ends.receiver._subscriber, ends.receiver._transport
+        closing = asyncio.ensure_future(ends.schemes[1].close())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        closing.cancel()
+        async with asyncio.timeout(20):
+            await asyncio.wait([closing])
+            while transport._link is not None:
+                await asyncio.sleep(0)
+        assert has_given_all_back(subscriber)
+
+
+# -- in another thread ----------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def served_elsewhere(serve: Callable[[], asyncio.Task[None]]) -> Iterator[threading.Thread]:
+    """In a thread that ends when the serving does."""
+    serves = threading.Event()
+
+    async def main() -> None:
+        serving = serve()
+        await asyncio.sleep(0)
+        serves.set()
+        await asyncio.wait([serving])
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
+    thread.start()
+    assert serves.wait(20)
+    yield thread
+    thread.join(20)
+
+
+def closed(subscriber: Subscriber) -> None:
+    asyncio.run(asyncio.wait_for(subscriber.close(), 20))
+
+
+def test_a_subscriber_that_serves_in_another_thread_is_closed() -> None:
+    _, link = LocalLink.pair()
+    subscriber = Subscriber(link, large(0.0))
+    with served_elsewhere(subscriber.serve) as thread:
+        closed(subscriber)
+        assert has_given_all_back(subscriber)
+    assert not thread.is_alive()
+
+
+def test_a_scheme_that_serves_in_another_thread_is_closed() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    with ours, theirs:
+        scheme = MultiProcessWeightSyncScheme()
+        scheme.init_on_worker("policy", pipe=theirs, model=large(0.0))
+        with served_elsewhere(scheme.get_receiver().serve) as thread:
+            closing = threading.Thread(target=scheme.close, daemon=True)
+            closing.start()
+            closing.join(20)
+            assert not closing.is_alive()
+        assert not thread.is_alive()
+
+
+def test_what_serves_in_a_loop_that_stands_still_is_not_waited_for() -> None:
+    _, link = LocalLink.pair()
+    subscriber = Subscriber(link, large(0.0))
+    loop = asyncio.new_event_loop()
+
+    async def begin() -> asyncio.Task[None]:
+        serving = subscriber.serve()
+        await asyncio.sleep(0)
+        return serving
+
+    serving = loop.run_until_complete(begin())
+    closed(subscriber)
+    loop.run_until_complete(asyncio.wait([serving]))
+    assert serving.cancelled()
+    assert has_given_all_back(subscriber)
+    loop.close()
+
+
+def test_what_served_in_a_loop_that_is_closed_is_not_waited_for(complaints: list[str]) -> None:
+    _, link = LocalLink.pair()
+    subscriber = Subscriber(link, large(0.0))
+    loop = asyncio.new_event_loop()
+
+    async def begin(serve: Callable[[], Any]) -> None:
+        serve()
+        await asyncio.sleep(0)
+
+    loop.run_until_complete(begin(subscriber.serve))
+    loop.close()
+    closed(subscriber)
+    assert isinstance(link.error, ClosedError)
+    del subscriber, link, _
+    gc.collect()
+    assert all(complaint.startswith("Task was destroyed but it is pending") for complaint in complaints)
+    complaints.clear()  # of the loop's owner
+
+
+def test_a_loop_that_stops_while_it_is_waited_for_is_waited_for_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, link = LocalLink.pair()
+    subscriber = Subscriber(link, large(0.0))
+    loop = asyncio.new_event_loop()
+    serves, is_asked, begun = threading.Event(), threading.Event(), []
+    call = loop.call_soon_threadsafe
+
+    def hear(*args: Any, **kwargs: Any) -> Any:
+        called = call(*args, **kwargs)
+        is_asked.set()
+        return called
+
+    def begin() -> None:
+        begun.append(subscriber.serve())
+        serves.set()
+        is_asked.wait(20)
+        loop.stop()
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", hear)
+    loop.call_soon(begin)
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    assert serves.wait(20)
+    closed(subscriber)
+    thread.join(20)
+    loop.run_until_complete(asyncio.wait(begun))
+    assert begun[0].done()
+    loop.close()
+
+
+# -- forked ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_forked_process_closes_its_copy_and_waits_for_nothing_that_is_its_parents() -> None:
+    destination = large(0.0)
+    async with pair(large(1.0), destination) as (publisher, (subscriber,)):
+        await (await publisher.publish())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+            child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                asyncio.run(asyncio.wait_for(subscriber.close(), 10))
+                code = 0
+            finally:
+                os._exit(code)
+        _, status = await asyncio.to_thread(os.waitpid, child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        await (await publisher.publish(large(2.0)))
+        assert destination["w"].unique().tolist() == [2.0]
