@@ -30,6 +30,8 @@ ROOM: Final = 64 << 20
 _PATIENCE: Final = 1.0
 """Seconds that the other side has, once nobody here uses the pipe any more, to read what it was told."""
 
+_GIVEN_UP: Final = "it did not read a message to its end, which was given up when nobody here used the pipe any more"
+
 _LONGEST: Final = 0x7FFFFFFF
 """Bytes of a message whose length ``Connection`` writes as one number."""
 
@@ -58,6 +60,8 @@ class Outbox:
 
     def __init__(self, pipe: Connection[Any, Any]) -> None:
         self._pipe = weakref.ref(pipe)
+        self._cut: str | None = None
+        """Why the rest of a message whose beginning the other side has will never come: nothing can follow it."""
         self._reset()
         self._guard(pipe)
 
@@ -92,6 +96,7 @@ class Outbox:
 
         def send_bytes(message: Any) -> None:
             with self._turn:
+                self._check_whole("the other end of the pipe")
                 plain(reference(), message)
             self._look()
 
@@ -101,13 +106,13 @@ class Outbox:
         """Sends plain data, in pieces that ``Joining`` puts together.
 
         Raises:
-            PeerLost: the other side is gone.
+            PeerLost: the other side is gone, or the pipe is cut.
             TransferFailed: ``ROOM`` is used up.
         """
         if self._nbytes > ROOM:
             raise TransferFailed(f"{label} does not read what it is sent: the pipe is full, and {ROOM >> 20} MiB wait")
         try:
-            self._put(map(_Frame, pieces_of(value)))
+            self._put(map(_Frame, pieces_of(value)), label)
         except OSError as error:
             raise PeerLost(f"{label} is gone: {error.strerror or error}") from error
 
@@ -118,11 +123,11 @@ class Outbox:
 
         Raises:
             DeadlineExceeded: the other side has not read it within ``timeout`` seconds.
-            PeerLost: it is gone.
+            PeerLost: it is gone, or the pipe is cut.
         """
         frame = _Frame(message)
         try:
-            self._put([frame])
+            self._put([frame], "the other end of the pipe")
             await frame.sent.async_wait(timeout)
         except DeadlineExceeded:
             raise DeadlineExceeded(f"the other end of the pipe has not read within {timeout:g} s") from None
@@ -145,16 +150,24 @@ class Outbox:
             self._end = None
 
     def leave(self) -> None:
-        """With the last one gone, what waits has ``_PATIENCE`` to leave, which nobody waits for."""
+        """With the last one gone, what waits has ``_PATIENCE`` to leave, which nobody waits for.
+
+        A message that is half written by then cuts the pipe: nobody of this process can send over it any more.
+        """
         with self._lock:
             self._users -= 1
             if not self._users:
                 self._end = time.monotonic() + _PATIENCE
                 self._ring()
 
-    def _put(self, frames: Iterable[_Frame]) -> None:
+    def _check_whole(self, label: str) -> None:
+        if self._cut is not None:
+            raise PeerLost(f"{label} cannot be reached: {self._cut}")
+
+    def _put(self, frames: Iterable[_Frame], label: str) -> None:
         written: list[_Frame] = []
         with self._lock:
+            self._check_whole(label)
             for frame in frames:
                 self._waiting.append(frame)
                 self._nbytes += len(frame.rest)
@@ -162,8 +175,8 @@ class Outbox:
                 pipe = self._socket()
                 try:
                     self._write(pipe, written)
-                except OSError:
-                    self._drop()
+                except OSError as error:
+                    self._drop(f"the pipe is broken: {error.strerror}")
                     raise
                 finally:
                     if self._waiting:
@@ -205,8 +218,10 @@ class Outbox:
             self._has_turn = False
             self._turn.release()
 
-    def _drop(self) -> list[_Frame]:
+    def _drop(self, why: str) -> list[_Frame]:
         dropped = list(self._waiting)
+        if any(frame.is_begun for frame in dropped):
+            self._cut = why
         self._waiting.clear()
         self._nbytes = 0
         self._pass_turn()
@@ -231,7 +246,7 @@ class Outbox:
         while True:
             written: list[_Frame] = []
             dropped: list[_Frame] = []
-            error: Exception = PeerLost("the pipe is not used any more, and its other end has not read it")
+            error: Exception = PeerLost(f"the other end of the pipe cannot be reached: {_GIVEN_UP}")
             remaining, is_full = None, False
             with self._lock:
                 if self._end is not None:
@@ -239,9 +254,10 @@ class Outbox:
                 try:
                     is_full = self._write(pipe, written)
                 except OSError as lost:
-                    error, dropped = PeerLost(f"the other end of the pipe is gone: {lost.strerror}"), self._drop()
+                    error = PeerLost(f"the other end of the pipe is gone: {lost.strerror}")
+                    dropped = self._drop(f"the pipe is broken: {lost.strerror}")
                 if remaining is not None and remaining <= 0:
-                    dropped += self._drop()
+                    dropped += self._drop(_GIVEN_UP)
                 has_ended = not self._waiting
                 if has_ended:
                     self._open = None

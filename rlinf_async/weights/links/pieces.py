@@ -28,6 +28,16 @@ def pieces_of(value: Any) -> Iterator[bytes]:
         yield msgpack.packb(msgpack.ExtType(code, packed[start:end]))
 
 
+def whole(piece: bytes) -> Any:
+    """The value that is all in this one piece; None where there is more of it.
+
+    Raises:
+        ValueError: this is no piece.
+    """
+    found = msgpack.unpackb(piece)
+    return None if isinstance(found, msgpack.ExtType) else found
+
+
 class Joining:
     """Puts the pieces together again; a value that broke off half way is forgotten with the next one."""
 

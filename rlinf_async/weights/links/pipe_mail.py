@@ -29,13 +29,16 @@ _MARK: Final = b"\x80\x05N0N0"
 _LOOKED_AT: Final = 65536
 """Bytes; a longer message without the mark is not ours."""
 
+_HELD: Final = 1 << 20
+"""Bytes; a pipe holds fewer."""
+
 _ENDING: Final = b"\x94\x86\x94."
 """What follows the second string of a pickled pair."""
 
 
 class PipeMail:
     """Reads and writes pickled messages ``(data, text)``, as ``Connection.send`` and ``recv`` do, without blocking a
-    loop, and with deadlines.
+    loop, and with deadlines; to be closed once nothing more is sent.
 
     Raises:
         ConfigError: the pipe goes one way only.
@@ -46,20 +49,21 @@ class PipeMail:
             raise ConfigError("the pipe goes one way only, and acknowledgements go the other: multiprocessing.Pipe()")
         self._pipe = pipe
         self._aside = Aside("weights from a pipe")
+        self._joined: int | None = None
+        """The process in which the outbox counts on us; one that is forked has an outbox of its own."""
 
     async def send(self, message: tuple[Any, str], timeout: float | None) -> None:
         """
         Raises:
             DeadlineExceeded: the other side does not read.
-            PeerLost: it is gone.
+            PeerLost: it is gone, or only half of what was sent before has reached it.
         """
         body = _MARK + pickle.dumps(message, protocol=5)[2:]
         outbox = Outbox.of(self._pipe)
-        outbox.join()
-        try:
-            await outbox.send(body, timeout)
-        finally:
-            outbox.leave()
+        if self._joined != os.getpid():  # until it is closed: a message that is half read then must not be given up
+            self._joined = os.getpid()
+            outbox.join()
+        await outbox.send(body, timeout)
 
     async def receive(self, timeout: float | None, text: str, *, bare: bool = False) -> tuple[Any, str] | None:
         """The next message, if that is its text, or ``bare`` and it carries nothing but a text; any other stays in the
@@ -74,13 +78,16 @@ class PipeMail:
         if not await self.wait(timeout) or not self._is_ours(text, bare):
             return None
         message: tuple[Any, str]
-        if self._is_here():
+        if self.is_here():
             message = self._pipe.recv()
         else:  # which waits in the middle of it for the rest
             message = await self._aside.do(self._pipe.recv, nbytes=sys.maxsize)
         return message
 
     def close(self) -> None:
+        joined, self._joined = self._joined, None
+        if joined == os.getpid():
+            Outbox.of(self._pipe).leave()
         self._aside.close()
 
     async def wait(self, timeout: float | None) -> bool:
@@ -93,7 +100,19 @@ class PipeMail:
         head = self._peek(_LENGTH.size + 1)
         return len(head) > _LENGTH.size and head[_LENGTH.size] != _PICKLE
 
-    def _is_here(self) -> bool:
+    def words_there(self) -> list[bytes]:
+        """The messages with words of links that are in the pipe by now; they stay in it."""
+        found, rest = [], memoryview(self._peek(_HELD))
+        while len(rest) > _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(rest)
+            message, rest = rest[_LENGTH.size :][: max(0, length)], rest[_LENGTH.size + max(0, length) :]
+            if not 0 < length == len(message):
+                break
+            if message[0] != _PICKLE:
+                found.append(bytes(message))
+        return found
+
+    def is_here(self) -> bool:
         """Whether the next message has come to its end; of long ones that is not asked."""
         whole = self._peek(_LENGTH.size + _LOOKED_AT)
         (length,) = _LENGTH.unpack_from(whole)

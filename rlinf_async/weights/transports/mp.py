@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_async.errors import DeadlineExceeded, RemoteError, WrongAcknowledgement
+from rlinf_async.weights.links.pipe_line import PipeLine
 from rlinf_async.weights.links.pipe_mail import PipeMail
 from rlinf_async.weights.links.shared_pipe_link import SharedPipeLink
 from rlinf_async.weights.transports.calls import detached, nothing
@@ -121,7 +122,7 @@ class MPTransport(LinkTransport):
         return self._link
 
     async def leads_to_link(self, timeout: float | None) -> bool:
-        if self._link is not None:
+        if self._link is not None or PipeLine.has_news(self.pipe):
             return True
         return await self._mail.wait(timeout) and self._mail.speaks_words()
 

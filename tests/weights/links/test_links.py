@@ -88,8 +88,11 @@ def test_the_pipe_stays_its_owners() -> None:
     ours, theirs = multiprocessing.Pipe()
     link, ear = PipeLink(ours), Ear()
     link.listen(ear)
+    link.send(["a word"])
     link.close()
-    assert msgpack.unpackb(theirs.recv_bytes()) == ["good-bye"]
+    _, source, target, words = msgpack.unpackb(theirs.recv_bytes())
+    assert (target, words) == (None, ["a word"])
+    assert msgpack.unpackb(theirs.recv_bytes()) == ["", source, None, None], "its good-bye"
     ours.send("something of the owner's")
     assert theirs.recv() == "something of the owner's"
     ours.close()

@@ -6,6 +6,8 @@ import asyncio
 import multiprocessing
 import os
 import socket
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -80,7 +82,7 @@ def test_what_others_send_meanwhile_is_not_cut_and_cuts_nothing() -> None:
     while len(words) < 21 or len(found) < len(others):
         assert theirs.poll(10)
         if mail.speaks_words():
-            words += [value[1][0] for value in joining.take(theirs.recv_bytes())]
+            words += [said[0] for *_, said in joining.take(theirs.recv_bytes())]
         else:
             found.append(theirs.recv())
     sending.join()
@@ -95,7 +97,7 @@ def test_closing_waits_for_nobody_who_does_not_read_and_leaves_no_thread() -> No
     ours, theirs = multiprocessing.Pipe()
     link = SharedPipeLink(ours, "policy")
     link.send(["long", LONG])
-    (writer,) = [thread for thread in threading.enumerate() if thread.name == "words into a pipe"]
+    (writer,) = writers()
     link.close()
     writer.join(30)
     assert not writer.is_alive()
@@ -147,11 +149,77 @@ async def test_a_message_that_was_given_up_leaves_whole_or_not_at_all() -> None:
             await mail.send((LONG, "update_weights"), 0.1)
     await asyncio.to_thread(theirs.recv)
     link.send(["a word"])
-    assert await asyncio.to_thread(theirs.recv_bytes) == next(iter(pieces_of(["policy", ["a word"]])))
+    assert await asyncio.to_thread(theirs.recv_bytes) == next(iter(pieces_of(["policy", link.token, None, ["a word"]])))
     link.close()
     mail.close()
     theirs.close()
     ours.close()
+
+
+async def test_what_has_begun_to_leave_is_finished_however_late_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "_PATIENCE", 0.0)
+    ours, theirs = multiprocessing.Pipe()
+    mail = PipeMail(ours)
+    with pytest.raises(DeadlineExceeded):
+        await mail.send((LONG, "update_weights"), 0.1)
+    (writer,) = writers()
+    await asyncio.to_thread(writer.join, 0.2)  # it waits for a reader that was stopped for so long
+    assert writer.is_alive()
+    first = asyncio.create_task(asyncio.to_thread(theirs.recv))
+    await mail.send((None, "updated"), 20)
+    assert await first == (LONG, "update_weights")
+    ours.send("something of the owner's")
+    assert theirs.recv() == (None, "updated")
+    assert theirs.recv() == "something of the owner's"
+    mail.close()
+    theirs.close()
+    ours.close()
+
+
+async def test_nothing_follows_half_a_message_that_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "_PATIENCE", 0.0)
+    ours, theirs = multiprocessing.Pipe()
+    mail = PipeMail(ours)
+    with pytest.raises(DeadlineExceeded):
+        await mail.send((LONG, "update_weights"), 0.1)
+    (writer,) = writers()
+    mail.close()
+    await asyncio.to_thread(writer.join, 30)
+    assert not writer.is_alive()
+    reason = "did not read a message to its end"
+    mail, link = PipeMail(ours), SharedPipeLink(ours, "policy")
+    with pytest.raises(PeerLost, match=reason):
+        await mail.send((None, "updated"), 0.1)
+    with pytest.raises(PeerLost, match=reason):
+        link.send(["a word"])
+    with pytest.raises(PeerLost, match=reason):
+        ours.send("something of the owner's")
+    link.close()
+    mail.close()
+    ours.close()
+    with pytest.raises(OSError, match="end of file during message"):
+        theirs.recv()
+    theirs.close()
+
+
+def test_a_message_that_nobody_reads_does_not_keep_a_process_from_ending() -> None:
+    script = (
+        "import asyncio, multiprocessing\n"
+        "from rlinf_async.weights.links.pipe_mail import PipeMail\n"
+        "ours, theirs = multiprocessing.Pipe()\n"
+        "async def main():\n"
+        "    await PipeMail(ours).send((bytes(3_000_000), 'update_weights'), 0.1)\n"
+        "try:\n"
+        "    asyncio.run(main())\n"
+        "except Exception as error:\n"
+        "    print(type(error).__name__)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], timeout=60, capture_output=True, text=True, check=True)
+    assert ended.stdout == "DeadlineExceeded\n"
+
+
+def writers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "words into a pipe"]
 
 
 def test_a_process_that_is_forked_leaves_what_waits_to_its_parent() -> None:
