@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 import torch
 
+from rlinf_async.errors import ClosedError, WeightMismatch
 from rlinf_async.weights.links.local_link import LocalLink
+from rlinf_async.weights.plane.outlets import Outlets
 from rlinf_async.weights.plane.publisher import Publisher
 from rlinf_async.weights.plane.subscriber import Subscriber
+from rlinf_async.weights.plane.sync_handle import SyncHandle
 from rlinf_async.weights.slots.store import Store
+from rlinf_async.weights.state import words as say
+from rlinf_async.work import Work
+from tests.weights.ears import Ear
+from tests.weights.gpus import FakeGpus
+from tests.weights.pairs import pair
 
 LARGE = 300_000
 """Elements for which a thread is asked."""
@@ -40,11 +49,12 @@ async def joined(publisher: Publisher, name: int, apply: str) -> tuple[Subscribe
 
 
 @pytest.fixture
-def cancelled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Publishes, and is cancelled when everything is packed."""
+def packed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Publishes: within the context everything is packed, and nothing is published; after it, the task is done."""
     pack = Store.pack
 
-    async def publish(publisher: Publisher, source: Any, **options: Any) -> None:
+    @contextlib.asynccontextmanager
+    async def publish(publisher: Publisher, source: Any, **options: Any) -> AsyncIterator[asyncio.Task[SyncHandle]]:
         packed, goes_on = threading.Event(), threading.Event()
 
         def pack_and_wait(*args: Any, **kwargs: Any) -> Any:
@@ -57,11 +67,26 @@ def cancelled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         publishing = asyncio.create_task(publisher.publish(source, **options))
         assert await asyncio.to_thread(packed.wait, 5)
         monkeypatch.setattr(Store, "pack", pack)
-        publishing.cancel()
-        await asyncio.sleep(0)
-        goes_on.set()
-        with pytest.raises(asyncio.CancelledError):
-            await publishing
+        try:
+            yield publishing
+        finally:
+            await asyncio.sleep(0)
+            goes_on.set()
+            await asyncio.wait([publishing])
+
+    return publish
+
+
+@pytest.fixture
+def cancelled(packed: Callable[..., Any]) -> Callable[..., Any]:
+    """Publishes, and is cancelled when everything is packed; what happens before is said."""
+
+    async def publish(publisher: Publisher, source: Any, meanwhile: Callable[[], Any] | None = None) -> None:
+        async with packed(publisher, source) as publishing:
+            if meanwhile is not None:
+                meanwhile()
+            publishing.cancel()
+        assert publishing.cancelled()
 
     return publish
 
@@ -95,3 +120,203 @@ async def test_what_was_not_published_is_in_no_later_version(cancelled: Callable
             await (await publisher.publish(weights(value), keys=["b"]))
             assert values(held) == [[2], [value]]
         await subscriber.close()
+
+
+# -- who comes when everything is packed ----------------------------------------------------------------------------
+
+
+def added(publisher: Publisher, name: int, apply: str = "copy") -> tuple[Subscriber, dict[str, torch.Tensor]]:
+    """A receiver whose link is there and which has not connected yet."""
+    to_receiver, to_sender = LocalLink.pair()
+    held = weights(0)
+    publisher.add(name, to_receiver)
+    return Subscriber(to_sender, held, apply=apply), held
+
+
+@pytest.mark.parametrize("apply", ["copy", "map"])
+async def test_who_comes_when_all_is_packed_hears_of_what_is_published_and_not_of_what_is_withdrawn(
+    cancelled: Callable[..., Any], apply: str
+) -> None:
+    came: list[tuple[Subscriber, dict[str, torch.Tensor]]] = []
+    async with Publisher(weights(0), apply=apply) as publisher:
+        first, held = await joined(publisher, 0, apply)
+        await (await publisher.publish(weights(1)))
+        await cancelled(publisher, weights(9), lambda: came.append(added(publisher, 1, apply)))
+        ((late, shown),) = came
+        await late.connect(5)
+        assert (late.version, values(shown)) == (1, [[1], [1]])
+        late.serve()
+        report = await (await publisher.publish(weights(3), version=2))
+        assert {name: ack.status for name, ack in report.per_worker.items()} == {0: "applied", 1: "applied"}
+        assert first.version == late.version == 2
+        assert values(held) == values(shown) == [[3], [3]]
+        await first.close()
+        await late.close()
+
+
+async def test_the_first_version_when_it_is_withdrawn_was_heard_of_by_nobody(cancelled: Callable[..., Any]) -> None:
+    to_receiver, to_sender = LocalLink.pair()
+    ear = Ear()
+    to_sender.listen(ear)
+    async with Publisher(weights(0)) as publisher:
+        await publisher.connect(5)
+        await cancelled(publisher, weights(9), lambda: publisher.add(0, to_receiver))
+        assert [(words[0], *words[-2:]) for words in ear.words] == [(say.HELLO, None, 0)]
+    to_sender.close()
+
+
+async def test_who_comes_when_all_is_packed_gets_it_once_it_is_published(packed: Callable[..., Any]) -> None:
+    async with Publisher(weights(0)) as publisher:
+        first, _ = await joined(publisher, 0, "copy")
+        async with packed(publisher, weights(1)) as publishing:
+            late, shown = added(publisher, 1)
+        await late.connect(5)
+        assert (late.version, values(shown)) == (1, [[1], [1]])
+        assert set((await publishing.result()).per_worker) == {0}
+        await first.close()
+        await late.close()
+
+
+async def test_who_takes_what_it_has_refused_hears_of_what_is_published_and_not_of_what_is_withdrawn(
+    cancelled: Callable[..., Any],
+) -> None:
+    to_receiver, to_sender = LocalLink.pair()
+    ear = Ear()
+    to_sender.listen(ear)
+    async with Publisher(weights(0)) as publisher:
+        publisher.add(0, to_receiver)
+        to_sender.send([say.REFUSE, say.pack_error(WeightMismatch("not yet"))])
+        with pytest.raises(WeightMismatch):
+            await (await publisher.publish(weights(1)))
+        await cancelled(publisher, weights(9), lambda: to_sender.send([say.READY, 0, ""]))
+        ear.until(lambda: any(words[0] == say.PUBLISH and words[2] is not None for words in ear.words))
+        assert ear.words[-1][:2] == [say.PUBLISH, 1]
+    to_sender.close()
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+async def test_what_is_only_on_a_gpu_is_fetched_for_who_comes_once_it_is_known_what_is_published(
+    packed: Callable[..., Any], is_cancelled: bool
+) -> None:
+    gpus = FakeGpus()
+    source = gpus.put(weights(0))
+    async with pair(source, gpus.put(weights(0)), gpus=gpus) as (publisher, _):
+        source["a"].fill_(1)
+        await (await publisher.publish(source))
+        gpus.calls.clear()
+        source["a"].fill_(2)
+        async with packed(publisher, source) as publishing:
+            late, shown = added(publisher, 1)
+            if is_cancelled:
+                publishing.cancel()
+        expected = 1 if is_cancelled else 2
+        await late.connect(5)
+        assert (late.version, values(shown)) == (expected, [[expected], [0]])
+        assert [way for way, _ in gpus.done("copy")].count("D2H") == 1
+        await late.close()
+
+
+class FarLink(LocalLink):
+    """Leads to another machine."""
+
+    node = 1
+
+    def send_tensor(self, tensor: Any, line: int, receiver: Any = None) -> Work[None]:
+        sent: Work[None] = Work()
+        sent._settle()
+        return sent
+
+
+async def test_another_machine_gets_afresh_what_is_published_and_not_what_is_withdrawn(
+    cancelled: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links = [FarLink.pair() for _ in range(2)]
+    host, late = Ear(), Ear()
+    links[0][1].listen(host)
+    links[1][1].listen(late)
+    begin = Outlets.begin
+
+    def begin_and_add(*args: Any) -> Any:
+        is_under_way = begin(*args)
+        publisher.add(1, links[1][0])  # which lacks version 1, and would get version 2 as the others do
+        return is_under_way
+
+    async with Publisher(weights(0)) as publisher:
+        publisher.add(0, links[0][0])
+        links[0][1].send([say.READY, 0, ""])
+        await publisher.connect(5)
+        handle = await publisher.publish(weights(1))
+        line = host.words[0][-1]
+        links[0][1].send([say.ROOM, 1, line])
+        await asyncio.to_thread(host.until, lambda: host.words[-1][0] == say.WHOLE)
+        links[0][1].send([say.LANDED, 1, say.pack_error(MemoryError("no room")), None, line])
+        with pytest.raises(MemoryError):
+            await handle
+        monkeypatch.setattr(Outlets, "begin", begin_and_add)
+        await cancelled(publisher, weights(2))
+        assert [words[1] for words in host.words if words[0] == say.BRING] == [1, 2, 1]
+        assert late.words[0][0] == say.HELLO
+    for _, to_sender in links:
+        to_sender.close()
+
+
+# -- who goes when everything is packed -----------------------------------------------------------------------------
+
+
+async def test_who_is_removed_when_all_is_packed_has_failed_and_the_others_get_it(packed: Callable[..., Any]) -> None:
+    async with Publisher(weights(0)) as publisher:
+        (first, held), (second, _) = await joined(publisher, 0, "copy"), await joined(publisher, 1, "copy")
+        async with packed(publisher, weights(1)) as publishing:
+            publisher.remove(1)
+        handle = publishing.result()
+        with pytest.raises(ClosedError, match="receiver 1 of 'policy' was removed"):
+            await handle
+        assert handle.report is not None
+        assert {name: ack.status for name, ack in handle.report.per_worker.items()} == {0: "applied", 1: "failed"}
+        assert values(held) == [[1], [1]]
+        report = await (await publisher.publish(weights(2)))
+        assert (report.version, set(report.per_worker)) == (2, {0})
+        assert values(held) == [[2], [2]]
+        await first.close()
+        await second.close()
+
+
+async def test_if_nobody_is_left_when_all_is_packed_nobody_is_waited_for(packed: Callable[..., Any]) -> None:
+    async with Publisher(weights(0)) as publisher:
+        subscriber, _ = await joined(publisher, 0, "copy")
+        async with packed(publisher, weights(1)) as publishing:
+            publisher.remove(0)
+        with pytest.raises(ClosedError, match="receiver 0 of 'policy' was removed"):
+            await publishing.result()
+        assert (await (await publisher.publish(weights(2)))).version == 2
+        await subscriber.close()
+
+
+async def test_who_is_replaced_when_all_is_packed_gets_it_all_the_same(packed: Callable[..., Any]) -> None:
+    async with Publisher(weights(0)) as publisher:
+        before, _ = await joined(publisher, 0, "copy")
+        async with packed(publisher, weights(1)) as publishing:
+            after, held = added(publisher, 0)
+        after.serve()
+        assert (await publishing.result()).per_worker[0].status == "applied"
+        assert values(held) == [[1], [1]]
+        await before.close()
+        await after.close()
+
+
+async def test_what_goes_wrong_in_publishing_is_raised_and_the_next_version_is_published(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with Publisher(weights(0)) as publisher:
+        subscriber, held = await joined(publisher, 0, "copy")
+        with monkeypatch.context() as patch:
+            patch.setattr(Outlets, "publish", broken)
+            with pytest.raises(ZeroDivisionError):
+                await publisher.publish(weights(9))
+        report = await (await publisher.publish(weights(1)))
+        assert (report.version, values(held)) == (1, [[1], [1]])
+        await subscriber.close()
+
+
+def broken(*args: Any) -> None:
+    raise ZeroDivisionError

@@ -7,6 +7,7 @@ thread that reads it.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from typing import Any, Protocol
@@ -14,11 +15,13 @@ from typing import Any, Protocol
 from rlinf_async.errors import ClosedError, PeerLost, RLinfAsyncError
 from rlinf_async.work import Work
 
+logger = logging.getLogger(__name__)
+
 Words = list[Any]
 
 
 class Listener(Protocol):
-    """Who hears a link, one word at a time, in whatever thread reads it."""
+    """Who hears a link, one word at a time, in whatever thread reads it.  Raises nothing: that would end the link."""
 
     def hear(self, words: Words) -> None: ...
 
@@ -58,12 +61,15 @@ class Link:
 
     def listen(self, listener: Listener) -> None:
         """From now on this one hears what arrives, and first what has arrived already."""
+        is_heard = True
         with self._order:
-            self._listener = listener
+            self._listener, ended = listener, self.error
             while self._kept:
-                listener.hear(self._kept.popleft())
-            if self.error is not None:
-                listener.hear_end(self.error)
+                is_heard = self._say_to(listener, self._kept.popleft())
+            if ended is not None:
+                self._say_end(listener, ended)
+        if not is_heard:
+            self._close()
 
     def send(self, words: Words) -> None:
         """Sends a word; what becomes of it is not known.
@@ -106,10 +112,31 @@ class Link:
     def _arrive(self, words: Words) -> None:
         """A word has come."""
         with self._order:
+            if self.error is not None:
+                return
             if self._listener is None:
                 self._kept.append(words)
-            else:
-                self._listener.hear(words)
+                return
+            is_heard = self._say_to(self._listener, words)
+        if not is_heard:
+            self._close()
+
+    def _say_to(self, listener: Listener, words: Words) -> bool:
+        """Whether it has been heard.  What goes wrong there ends the link: nobody is to wait for more on this one."""
+        try:
+            listener.hear(words)
+        except Exception as error:
+            logger.exception("what %s says could not be heard, and the link is given up", self.label)
+            self._kept.clear()
+            self._end(error.with_traceback(None))
+            return False
+        return True
+
+    def _say_end(self, listener: Listener, error: Exception) -> None:
+        try:
+            listener.hear_end(error)
+        except Exception:
+            logger.exception("the end of the link to %s could not be heard", self.label)
 
     def _end(self, error: Exception) -> None:
         """Nothing more will come."""
@@ -118,7 +145,8 @@ class Link:
                 return
             self.error = error
             if self._listener is not None:
-                self._listener.hear_end(error)
+                self._kept.clear()
+                self._say_end(self._listener, error)
 
     def _told(self) -> Exception:
         """The error, for one who is to raise it."""

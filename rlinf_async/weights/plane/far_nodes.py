@@ -72,8 +72,12 @@ class FarNodes:
         self._delta: tuple[int, int, Delta] | None = None
         """The version, its base, and how it differs from that."""
 
-    def greet(self, outlet: Outlet, store: Store) -> None:
-        """A receiver on another machine is told what comes."""
+    def greet(self, outlet: Outlet, store: Store, latest: SlotWriter | None) -> None:
+        """A receiver on another machine is told what comes.
+
+        Args:
+            latest: what was published last; the store may have the next version already.
+        """
         assert outlet.link.node is not None
         self._store = store
         node = self._nodes.setdefault(outlet.link.node, FarNode(outlet.link.node))
@@ -82,20 +86,19 @@ class FarNodes:
             outlet.say(say.HELLO, store.manifest.to_bytes(), store.extra, store.slots, node.memory, node.version)
         else:
             self._appoint(node, store)
-        self._catch_up(node, [outlet], store)
+        self._catch_up(node, [outlet], store, latest)
 
-    def catch_up(self, outlet: Outlet, store: Store) -> None:
-        """A receiver that has refused what comes takes it now."""
-        node, latest = self._of(outlet), store.latest
+    def catch_up(self, outlet: Outlet, store: Store, latest: SlotWriter | None) -> None:
+        """A receiver that has refused what comes takes it now; as ``greet``."""
+        node = self._of(outlet)
         if node is None or latest is None:
             return
         if node.version >= latest.version:
             self._landed([outlet], node.version, node.memory, None)
-        self._catch_up(node, [outlet], store)
+        self._catch_up(node, [outlet], store, latest)
 
-    def _catch_up(self, node: FarNode, waiting: list[Outlet], store: Store) -> None:
+    def _catch_up(self, node: FarNode, waiting: list[Outlet], store: Store, latest: SlotWriter | None) -> None:
         """They get what was published last, if it is not there."""
-        latest = store.latest
         if latest is None or node.version >= latest.version:
             return
         if node.coming is not None and node.coming.outgoing.version >= latest.version:
@@ -117,11 +120,11 @@ class FarNodes:
             node.outlets[0].say(say.HOST, *facts)
 
     def _next_host(self, node: FarNode, store: Store) -> None:
-        """It is another receiver's turn; who was the host gives its memory back."""
+        """It is another receiver's turn, if there is one; who was the host gives its memory back."""
         before = node.outlets.pop(0)
         node.outlets.append(before)
         self._appoint(node, store)
-        if node.outlets[0] is not before:
+        if before in node.outlets[1:]:  # nobody is left where it was alone, and is found to be gone when it is told
             before.say(say.HELLO, store.manifest.to_bytes(), store.extra, store.slots, None, 0)
 
     def _give_up(self, node: FarNode) -> None:
@@ -171,7 +174,7 @@ class FarNodes:
                     self._go_on(node)
 
     def abandon(self, version: int) -> None:
-        """A version that was begun is not published."""
+        """A version that was begun is not published, and is in the store no more."""
         outgoing = self._outgoing
         if outgoing is not None and outgoing.version == version and outgoing.facts is None:
             self._outgoing = None
@@ -180,7 +183,7 @@ class FarNodes:
                     waiting = node.coming.waiting
                     self._appoint(node, outgoing.store)
                     if waiting:
-                        self._catch_up(node, waiting, outgoing.store)
+                        self._catch_up(node, waiting, outgoing.store, outgoing.store.latest)
 
     def bring(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rlinf_async.errors import ClosedError, TransferFailed
@@ -50,7 +50,7 @@ class Outlets:
         self._changed = changed
         self._fill = fill
         self._lacking: list[Outlet] = []
-        """Those that wait for that, having been told of the version."""
+        """Those that wait for that, or for the end of the packing."""
         self._lock = threading.RLock()
         """Held while words are said too: they leave in the order in which they were decided on."""
         self._outlets: dict[Hashable, Outlet] = {}
@@ -117,18 +117,26 @@ class Outlets:
 
     def remove(self, name: Hashable) -> None:
         self.check([name])
-        error = ClosedError(f"receiver {name!r} of '{self._model_id}' was removed")
         with self._lock:
             outlet = self._outlets.pop(name)
-            complete = self.ledger.remove(name, Ack("failed", self.ledger.version, error))
+            complete = self.ledger.remove(name, self._removed(name, self.ledger.version))
             self._far.forget(outlet)
         outlet.link.close()
         self._finish(complete)
 
+    def _removed(self, name: Hashable, version: int) -> Ack:
+        return Ack("failed", version, ClosedError(f"receiver {name!r} of '{self._model_id}' was removed"))
+
+    def is_published(self, writer: SlotWriter) -> bool:
+        """Whether that version is; what is only packed, nobody hears of: it may be withdrawn."""
+        return writer.version <= self.ledger.version
+
     def greet(self, store: Store) -> None:
-        """It is known what comes: everybody who is there is told."""
+        """It is known what comes: everybody who is there, and has not been told, is."""
         self._store = store
         self._greet(list(self._outlets.values()))
+        if self._lacking:
+            self._fill()
 
     def _greet(self, outlets: Iterable[Outlet]) -> None:
         store = self._store
@@ -139,12 +147,14 @@ class Outlets:
                 if outlet.is_greeted or not outlet.link.opened.done() or outlet.link.error is not None:
                     continue
                 latest = store.latest
+                if latest is not None and not self.is_published(latest):
+                    continue  # until it is, or is withdrawn
                 if latest is not None and not latest.is_in_slot:
                     self._fill()  # what it is greeted with, everybody can read
                     continue
                 outlet.is_greeted = True
                 if outlet.link.node is not None:
-                    self._far.greet(outlet, store)
+                    self._far.greet(outlet, store, latest)
                     continue
                 memory, version = (None, 0) if latest is None else (list(latest.name), latest.version)
                 manifest, extra = store.manifest.to_bytes(), store.extra
@@ -178,18 +188,20 @@ class Outlets:
         return bool(there), len(there) < len(here)
 
     def filled(self, store: Store, error: Exception | None) -> None:
-        """The latest version is in its slot; or why it is not."""
+        """The latest version is in its slot; or why it is not.  If it is not published, ``greet`` asks again."""
         complete: list[int] = []
         with self._lock:
-            lacking, self._lacking = self._lacking, []
             latest = store.latest
+            if latest is None or not self.is_published(latest):
+                return
+            lacking, self._lacking = self._lacking, []
             for outlet in lacking:
-                if latest is None or self._outlets.get(outlet.name) is not outlet:
+                if self._outlets.get(outlet.name) is not outlet:
                     continue
                 if error is not None:
                     complete += self._failed(outlet, latest.version, error)
                 else:
-                    complete += self._tell(outlet, latest.version, list(latest.name), None)
+                    complete += self._show(outlet, store, latest)
         self._finish(complete)
         if error is None:
             self.greet(store)
@@ -210,19 +222,22 @@ class Outlets:
             self._far.packed(version, nbytes)
 
     def abandon(self, version: int) -> None:
-        """It could not be packed."""
+        """It could not be packed, or is not published after all, and is in the store no more."""
         with self._lock:
             self._far.abandon(version)
+        if self._store is not None:
+            self.greet(self._store)  # who came when all was packed has not been told yet
 
     def publish(self, version: int, names: Sequence[Hashable], store: Store, writer: SlotWriter) -> list[Outlet]:
         """Tells them of a version that is packed; returns those on other machines, to which it has to be brought."""
         with self._lock:
+            there = [self._outlets[name] for name in names if name in self._outlets]
+            gone = {name: self._removed(name, version) for name in names if name not in self._outlets}
             # Who is greeted with this version may answer at once: not before it is known that an answer is due.
-            complete = [version] if self.ledger.begin(version, names) else []
+            complete = [version] if self.ledger.begin(version, names, gone) else []
             self.greet(store)
             far = []
-            for name in names:
-                outlet = self._outlets[name]
+            for outlet in there:
                 error = outlet.refusal or outlet.link.error
                 if error is not None:
                     complete += self._failed(outlet, version, error)
@@ -314,15 +329,18 @@ class Outlets:
         outlet.is_behind, outlet.refusal = False, None
         store = self._store
         latest = None if store is None else store.latest
-        if store is None or latest is None or latest.version > self.ledger.version:  # which it hears of with the others
+        if store is None or latest is None:
             return []
-        if outlet.link.node is not None:
-            self._far.catch_up(outlet, store)
-        elif latest.is_in_slot:
+        if self.is_published(latest) and latest.is_in_slot:
+            return self._show(outlet, store, latest)
+        self._lacking.append(outlet)
+        self._fill()
+        return []
+
+    def _show(self, outlet: Outlet, store: Store, latest: SlotWriter) -> list[int]:
+        if outlet.link.node is None:
             return self._tell(outlet, latest.version, list(latest.name), None)
-        else:
-            self._lacking.append(outlet)
-            self._fill()
+        self._far.catch_up(outlet, store, latest)
         return []
 
     def hear_end(self, outlet: Outlet, error: Exception) -> None:
@@ -369,10 +387,10 @@ class Outlets:
         with self._lock:
             self.ledger.forget(version)
 
-    def answers(self, version: int) -> dict[Any, Ack]:
-        """Of a version that is complete."""
+    def answers(self, version: int) -> Mapping[Any, Ack] | None:
+        """Of a version that is complete; None where nobody waits for it any more."""
         with self._lock:
-            return dict(self.ledger.finish(version))
+            return self.ledger.finish(version)
 
     def _finish(self, versions: Iterable[int]) -> None:
         for version in versions:

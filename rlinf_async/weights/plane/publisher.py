@@ -216,26 +216,32 @@ class Publisher:
         try:
             writer, packed = await self._stage(source, number, keys, names)
             self._check_open()  # it may have been closed meanwhile
+            self._facts = (begun, time.monotonic() - begun)
+            self._handle = handle = SyncHandle(number, seconds, self._expire, self._outlets.forget)
+            if writer is None:  # another rank publishes it
+                self._outlets.pass_over(number)
+                handle.finish(self._report(handle, {}))
+                return handle
+            assert self._store is not None
+            handle.nbytes = packed
+            far = self._outlets.publish(number, names, self._store, writer)
+            if far:
+                near = packed if len(far) < len(names) else 0
+                self._aside.start(self._bring, handle, far, self._store, writer, near, nbytes=writer.leaves.nbytes)
+            return handle
         except BaseException:  # also where whoever waited was cancelled, and all is packed
-            self._outlets.abandon(number)
-            if self._store is not None:
-                self._store.withdraw(number)
+            self._take_back(number)
             raise
         finally:
             self._is_packing = False
-        self._facts = (begun, time.monotonic() - begun)
-        self._handle = handle = SyncHandle(number, seconds, self._expire, self._outlets.forget)
-        if writer is None:  # another rank publishes it
-            self._outlets.pass_over(number)
-            handle.finish(self._report(handle, {}))
-            return handle
-        assert self._store is not None
-        handle.nbytes = packed
-        far = self._outlets.publish(number, names, self._store, writer)
-        if far:
-            near = packed if len(far) < len(names) else 0
-            self._aside.start(self._bring, handle, far, self._store, writer, near, nbytes=writer.leaves.nbytes)
-        return handle
+
+    def _take_back(self, version: int) -> None:
+        """What is not published after all is in the store no more, and nobody waits for it."""
+        self._handle, store = None, self._store
+        if store is not None and version > self.version:
+            store.withdraw(version)
+        self._outlets.forget(version)
+        self._outlets.abandon(version)
 
     def _refuse_second(self) -> None:
         handle = self._handle
@@ -271,15 +277,19 @@ class Publisher:
         taker = Source(tree, self._select, self._transport_dtype)
         if gathers_here() or not taker.is_sharded:
             extra = len(pack_extra(tree))
+            made: list[Store] = []
 
-            def make() -> Store:
-                return Store(taker.manifest, self._slots, extra, self._model_id, self._gpus)
+            def make() -> None:
+                made.append(Store(taker.manifest, self._slots, extra, self._model_id, self._gpus))
 
-            store = await self._aside.do(make, nbytes=taker.manifest.nbytes)
-            if self._is_closed:
-                store.close()
-                self._check_open()
-            self._store = store
+            try:
+                await self._aside.do(make, nbytes=taker.manifest.nbytes)
+                self._check_open()  # it may have been closed meanwhile
+            except BaseException:  # also where whoever waited was cancelled, and the store is there
+                for store in made:
+                    store.close()
+                raise
+            (self._store,) = made
         self._packing = Packing(
             taker, tree, self._store, self._outlets, self._comparing, self._gpus, with_checksum=self._with_checksum
         )
@@ -303,7 +313,8 @@ class Publisher:
 
     def _fill_now(self) -> None:
         store, failure = self._store, None
-        if store is None:
+        latest = None if store is None else store.latest
+        if store is None or self._is_closed or (latest is not None and not self._outlets.is_published(latest)):
             return
         try:
             store.fill()
@@ -324,7 +335,7 @@ class Publisher:
         """All have answered."""
         answers = self._outlets.answers(version)
         handle = self._handle
-        if handle is not None and handle.version == version:
+        if answers is not None and handle is not None and handle.version == version:
             handle.finish(self._report(handle, answers))
 
     def _report(self, handle: SyncHandle, answers: Any) -> SyncReport:
@@ -338,15 +349,23 @@ class Publisher:
             raise ClosedError(f"the publisher of '{self._model_id}' is closed")
 
     async def close(self) -> None:
-        """Closes the links and gives the memory back; receivers keep their last version.  Idempotent."""
+        """Closes the links and gives the memory back; receivers keep their last version.  Idempotent.
+
+        Whoever is cancelled while it waits is told so at the end.
+        """
         self._is_closed = True
         handle, self._handle = self._handle, None
         if handle is not None and not handle.done():
             self._outlets.forget(handle.version)
             handle._settle(error=ClosedError(f"the publisher of '{self._model_id}' is closed"))
-        store, self._store = self._store, None
         try:
             await self._aside.wait()
+        finally:
+            await self._let_go()
+
+    async def _let_go(self) -> None:
+        store, self._store = self._store, None
+        try:
             self._outlets.close()
             if store is not None:  # nothing is packed there, or sent from there, any more
                 await self._aside.do(store.close, nbytes=store.layout.size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from types import MappingProxyType
 from typing import Any
 
 from rlinf_async.weights.state.arguments import number_of
@@ -147,13 +148,17 @@ class Ledger:
         """Of each version that is under way, those who have not answered."""
         return {version: list(sending.waiting) for version, sending in self._sendings.items()}
 
-    def begin(self, version: int, targets: Iterable[Any]) -> bool:
-        """A version is published to these.  Returns whether it is complete, because there are none."""
-        waiting = set(targets)
+    def begin(self, version: int, targets: Iterable[Any], answers: Mapping[Any, Any] = MappingProxyType({})) -> bool:
+        """A version is published to these.  Returns whether it is complete, because there are none.
+
+        Args:
+            answers: of those that are gone already, and are waited for no more.
+        """
+        waiting = set(targets) - answers.keys()
         if unknown := waiting - self.targets.keys():
             raise KeyError(f"nobody is called {unknown.pop()!r}")
         self.version = self.check(version)
-        self._sendings[version] = _Sending(waiting, {})
+        self._sendings[version] = _Sending(waiting, dict(answers))
         return not waiting
 
     def answer(self, target: Any, version: int, answer: Any, trouble: str | None = None) -> bool:
@@ -182,9 +187,10 @@ class Ledger:
         """Nothing more will come from a target; returns the versions that are complete now."""
         return [version for version in list(self._sendings) if self.answer(target, version, answer, trouble)]
 
-    def finish(self, version: int) -> Mapping[Any, Any]:
-        """All answers to a version, which is then forgotten."""
-        return self._sendings.pop(version).answers
+    def finish(self, version: int) -> Mapping[Any, Any] | None:
+        """All answers to a version, which is then forgotten; None of one that is forgotten already."""
+        sending = self._sendings.pop(version, None)
+        return None if sending is None else sending.answers
 
     def forget(self, version: int) -> Collection[Any]:
         """Nobody waits for that version any more; returns those who have not answered."""

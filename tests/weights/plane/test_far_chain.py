@@ -39,7 +39,7 @@ def hosts_of(sender: Sender, *numbers: int) -> list[Any]:
     for number in numbers:
         outlet = Outlet(number)
         outlet.link.address = ["rollout", number]
-        sender.nodes.greet(outlet, sender.store)  # type: ignore[arg-type]
+        sender.nodes.greet(outlet, sender.store, sender.store.latest)  # type: ignore[arg-type]
         outlets.append(outlet)
     return outlets
 
@@ -100,7 +100,7 @@ def test_if_one_dies_the_next_follows_the_one_before_it_and_the_machine_of_the_d
 ) -> None:
     one, two, three = outlets = hosts_of(sender, 1, 2, 3)
     heir = Outlet(2)
-    sender.nodes.greet(heir, sender.store)  # type: ignore[arg-type]
+    sender.nodes.greet(heir, sender.store, sender.store.latest)  # type: ignore[arg-type]
     slot, writer = sender.begin(1, *outlets, heir)
     for outlet in outlets:
         sender.room(outlet, 1)

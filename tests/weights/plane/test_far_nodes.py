@@ -34,7 +34,7 @@ def test_pieces_double_up_to_a_limit_and_leave_nothing_out() -> None:
 def test_what_is_packed_leaves_once_there_is_room_and_is_whole_only_when_published(sender: Sender) -> None:
     host, other = Outlet(), Outlet()
     for outlet in (host, other):
-        sender.nodes.greet(outlet, sender.store)  # type: ignore[arg-type]
+        sender.nodes.greet(outlet, sender.store, sender.store.latest)  # type: ignore[arg-type]
     slot, writer = sender.begin(1, host, other)
     assert host.said[-1] == (say.BRING, 1, [1024, 2048], 0, b"")
     writer.leaves.fill_(7)
@@ -59,7 +59,7 @@ def test_what_is_packed_leaves_once_there_is_room_and_is_whole_only_when_publish
 
 def test_a_version_that_lands_before_it_is_published_is_told_to_nobody_until_then(sender: Sender) -> None:
     host = Outlet()
-    sender.nodes.greet(host, sender.store)  # type: ignore[arg-type]
+    sender.nodes.greet(host, sender.store, sender.store.latest)  # type: ignore[arg-type]
     slot, writer = sender.begin(1, host)
     failure = say.pack_error(MemoryError("no room"))
     sender.answer(host, 1, failure, None)
@@ -71,7 +71,7 @@ def test_a_version_that_lands_before_it_is_published_is_told_to_nobody_until_the
 
 def test_a_version_that_cannot_be_packed_leaves_the_line_that_it_was_coming_on(sender: Sender) -> None:
     host = Outlet()
-    sender.nodes.greet(host, sender.store)  # type: ignore[arg-type]
+    sender.nodes.greet(host, sender.store, sender.store.latest)  # type: ignore[arg-type]
     slot, _ = sender.begin(1, host)
     sender.room(host, 1)
     sender.nodes.packed(1, 1024)
@@ -90,7 +90,7 @@ def test_a_version_that_cannot_be_packed_leaves_the_line_that_it_was_coming_on(s
 def test_if_the_host_dies_while_a_version_is_packed_another_one_gets_all_of_it(sender: Sender) -> None:
     host, other = Outlet(), Outlet()
     for outlet in (host, other):
-        sender.nodes.greet(outlet, sender.store)  # type: ignore[arg-type]
+        sender.nodes.greet(outlet, sender.store, sender.store.latest)  # type: ignore[arg-type]
     slot, writer = sender.begin(1, host, other)
     sender.room(host, 1)
     sender.nodes.packed(1, 1024)
@@ -106,7 +106,7 @@ def test_if_the_host_dies_while_a_version_is_packed_another_one_gets_all_of_it(s
 
 def test_no_other_version_comes_into_memory_that_is_still_being_sent(sender: Sender) -> None:
     host = Outlet()
-    sender.nodes.greet(host, sender.store)  # type: ignore[arg-type]
+    sender.nodes.greet(host, sender.store, sender.store.latest)  # type: ignore[arg-type]
     slot, writer = sender.begin(1, host)
     sender.pack(slot, 1)
     sender.nodes.bring(1, [host], sender.store, writer)  # type: ignore[list-item]
@@ -120,7 +120,7 @@ def test_no_other_version_comes_into_memory_that_is_still_being_sent(sender: Sen
 def test_a_host_that_dies_before_anything_was_published_is_followed_by_another(sender: Sender) -> None:
     host, other = Outlet(), Outlet()
     for outlet in (host, other):
-        sender.nodes.greet(outlet, sender.store)  # type: ignore[arg-type]
+        sender.nodes.greet(outlet, sender.store, sender.store.latest)  # type: ignore[arg-type]
     sender.nodes.forget(host)  # type: ignore[arg-type]
     assert other.words == [say.HELLO, say.HOST]
 
@@ -128,16 +128,48 @@ def test_a_host_that_dies_before_anything_was_published_is_followed_by_another(s
 def test_a_receiver_that_takes_what_it_has_refused_hears_of_what_is_there_or_is_on_its_way(sender: Sender) -> None:
     host, other = Outlet(), Outlet()
     for outlet in (host, other):
-        sender.nodes.greet(outlet, sender.store)  # type: ignore[arg-type]
-    sender.nodes.catch_up(other, sender.store)  # type: ignore[arg-type]
+        sender.nodes.greet(outlet, sender.store, sender.store.latest)  # type: ignore[arg-type]
+    sender.nodes.catch_up(other, sender.store, sender.store.latest)  # type: ignore[arg-type]
     assert sender.landed == [], "there is nothing yet"
     slot, writer = sender.begin(1, host)
     sender.pack(slot, 1)
     sender.nodes.bring(1, [host], sender.store, writer)  # type: ignore[list-item]
-    sender.nodes.catch_up(other, sender.store)  # type: ignore[arg-type]
+    sender.nodes.catch_up(other, sender.store, sender.store.latest)  # type: ignore[arg-type]
     assert sender.landed == []
     sender.answer(host, 1, None, "there")
     assert sender.landed == [([host, other], 1, "there", None)]
-    sender.nodes.catch_up(other, sender.store)  # type: ignore[arg-type]
+    sender.nodes.catch_up(other, sender.store, sender.store.latest)  # type: ignore[arg-type]
     assert sender.landed[1:] == [([other], 1, "there", None)]
     assert host.words.count(say.BRING) == 1
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_host_that_is_gone_when_it_is_to_be_host_again_keeps_nothing_from_the_other_machines(
+    sender: Sender, left: int
+) -> None:
+    class Gone(Outlet):
+        """Its end is heard when it is told something."""
+
+        is_gone = False
+
+        def say(self, *words: object) -> None:
+            super().say(*words)
+            if self.is_gone:
+                self.is_gone = False
+                sender.nodes.forget(self)  # type: ignore[arg-type]
+
+    late, gone, other = Outlet(1), Gone(1), Outlet(2)
+    here = [late, gone][1 - left :]
+    for outlet in (*here, other):
+        sender.nodes.greet(outlet, sender.store, sender.store.latest)  # type: ignore[arg-type]
+    sender.nodes.doubt(here[0])  # type: ignore[arg-type]
+    gone.is_gone = True
+    slot = sender.store.take()
+    sender.pack(slot, 1)
+    sender.nodes.bring(1, [*here, other], sender.store, sender.store.writer(slot))  # type: ignore[list-item]
+    assert other.words == [say.HOST, say.BRING]
+    if left:
+        assert late.words == [say.HOST, say.HOST, say.BRING]
+        assert sender.landed == []
+    else:
+        assert sender.landed == [([gone], 1, None, "PeerLost")]

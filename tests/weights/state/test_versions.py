@@ -108,6 +108,23 @@ def test_an_answer_to_another_version_does_not_count() -> None:
     assert ledger.finish(2) == {"a": "yes"}
 
 
+def test_the_answers_of_those_who_are_gone_before_a_version_is_published_are_among_its_answers() -> None:
+    ledger = two()
+    assert not ledger.begin(1, ["a", "removed"], {"removed": "was removed"})
+    assert ledger.answer("a", 1, "yes")
+    assert ledger.finish(1) == {"removed": "was removed", "a": "yes"}
+    assert ledger.begin(2, ["removed"], {"removed": "was removed"}), "nobody is waited for"
+    assert ledger.finish(2) == {"removed": "was removed"}
+
+
+def test_a_version_that_is_forgotten_when_its_last_answer_has_come_is_finished_by_nobody() -> None:
+    ledger = two()
+    ledger.begin(1, ["a"])
+    assert ledger.answer("a", 1, "yes")
+    ledger.forget(1)
+    assert ledger.finish(1) is None
+
+
 def test_who_answers_late_is_whole_again_but_not_by_an_answer_to_an_old_version() -> None:
     ledger = two()
     ledger.begin(1, ["a"])

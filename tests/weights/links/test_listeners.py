@@ -1,0 +1,152 @@
+"""Whoever listens to a link and raises ends it: no link is open that nobody reads."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from rlinf_async.errors import ClosedError, PeerLost
+from rlinf_async.weights.links.link import Link, Words
+from rlinf_async.weights.links.local_link import LocalLink
+from rlinf_async.weights.links.pipe_link import PipeLink
+from rlinf_async.weights.links.shared_pipe_link import SharedPipeLink
+from rlinf_async.weights.plane.outlets import Outlets
+from rlinf_async.weights.plane.publisher import Publisher
+from rlinf_async.weights.plane.subscriber import Subscriber
+from rlinf_async.weights.plane.sync_handle import SyncHandle
+from tests.weights.ears import Ear
+
+Ends = tuple[Link, Link]
+
+
+class Fault(Exception):
+    pass
+
+
+class Raising(Ear):
+    """Of what it hears."""
+
+    def hear(self, words: Words) -> None:
+        super().hear(words)
+        raise Fault(words[0])
+
+
+class RaisingAtTheEnd(Ear):
+    def hear_end(self, error: Exception) -> None:
+        super().hear_end(error)
+        raise Fault("at the end")
+
+
+@pytest.fixture(params=["local", "pipe", "shared pipe"])
+def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
+    if request.param == "local":
+        links: Ends = LocalLink.pair()
+        yield links
+    else:
+        pipes = multiprocessing.Pipe()
+        if request.param == "pipe":
+            links = PipeLink(pipes[0]), PipeLink(pipes[1])
+        else:
+            links = SharedPipeLink(pipes[0], "policy"), SharedPipeLink(pipes[1], "policy")
+        yield links
+        for pipe in pipes:
+            pipe.close()
+
+
+def test_a_listener_that_raises_ends_the_link_on_both_sides_and_hears_nothing_more(ends: Ends) -> None:
+    one, other = ends
+    own, ear = Ear(), Raising()
+    one.listen(own)
+    other.listen(ear)
+    one.send(["first"])
+    ear.until(lambda: ear.end is not None)
+    own.until(lambda: own.end is not None)
+    assert isinstance(ear.end, Fault)
+    assert other.error is ear.end
+    assert isinstance(own.end, PeerLost)
+    with pytest.raises(PeerLost, match="is gone: first"):
+        other.send(["an answer"])
+    with pytest.raises(PeerLost):
+        one.send(["second"])
+    assert ear.words == [["first"]]
+    for link in ends:
+        link.close()
+
+
+def test_a_listener_that_raises_at_what_was_kept_for_it_hears_the_end_once_and_nothing_more() -> None:
+    one, other = LocalLink.pair()
+    for word in ("first", "second"):
+        one.send([word])
+    ear = Raising()
+    other.listen(ear)
+    assert ear.words == [["first"]]
+    assert isinstance(ear.end, Fault)
+    assert isinstance(one.error, PeerLost)
+    one.close()
+
+
+def test_a_listener_that_closes_the_link_at_what_was_kept_for_it_hears_the_end_once() -> None:
+    one, other = LocalLink.pair()
+
+    class Closing(Ear):
+        def hear(self, words: Words) -> None:
+            super().hear(words)
+            other.close()
+
+    for word in ("first", "second"):
+        one.send([word])
+    ear = Closing()
+    other.listen(ear)
+    assert ear.words == [["first"]]
+    assert isinstance(ear.end, ClosedError)
+    one.close()
+
+
+def test_a_listener_that_raises_at_the_end_keeps_no_other_from_hearing_it() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    links = [SharedPipeLink(ours, name) for name in ("a", "b")]
+    ears = [RaisingAtTheEnd(), RaisingAtTheEnd()]
+    for link, ear in zip(links, ears, strict=True):
+        link.listen(ear)
+    theirs.close()
+    for ear in ears:
+        ear.until(lambda ear=ear: ear.end is not None)  # type: ignore[misc]
+    for link in links:
+        link.close()
+    ours.close()
+
+
+async def test_a_wait_that_is_cancelled_when_the_last_answer_has_come_makes_nobody_deaf(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    finish = Outlets._finish
+    handles: list[SyncHandle] = []
+
+    def cancel_first(self: Outlets, versions: Any) -> None:
+        complete = list(versions)
+        for handle in handles:
+            if handle.version in complete:
+                handle.cancel()  # as another thread does, when the answer is counted and its version not yet complete
+        finish(self, complete)
+
+    monkeypatch.setattr(Outlets, "_finish", cancel_first)
+    ours, theirs = multiprocessing.Pipe()
+    held = {"a": torch.zeros(5)}
+    link = PipeLink(ours)
+    subscriber = Subscriber(PipeLink(theirs), held)
+    async with Publisher({"a": torch.ones(5)}) as publisher:
+        publisher.add(0, link)
+        handles.append(await publisher.publish())
+        subscriber.serve()
+        with pytest.raises(ClosedError, match="nobody waited"):
+            await handles[0]
+        report = await (await publisher.publish({"a": torch.full((5,), 2.0)}, timeout=5))
+        assert (report.version, report.per_worker[0].status, held["a"].tolist()) == (2, "applied", [2.0] * 5)
+        assert link.error is None
+        await subscriber.close()
+    ours.close()
+    theirs.close()
