@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import multiprocessing
 import os
 import threading
@@ -178,23 +177,21 @@ def test_what_serves_in_a_loop_that_stands_still_is_not_waited_for() -> None:
     loop.close()
 
 
-def test_what_served_in_a_loop_that_is_closed_is_not_waited_for(complaints: list[str]) -> None:
+def test_what_served_in_a_loop_that_is_closed_is_not_waited_for() -> None:
     _, link = LocalLink.pair()
     subscriber = Subscriber(link, large(0.0))
     loop = asyncio.new_event_loop()
 
-    async def begin(serve: Callable[[], Any]) -> None:
-        serve()
+    async def begin() -> asyncio.Task[None]:
+        serving = subscriber.serve()
         await asyncio.sleep(0)
+        return serving
 
-    loop.run_until_complete(begin(subscriber.serve))
+    serving = loop.run_until_complete(begin())
+    serving._log_destroy_pending = False  # type: ignore[attr-defined]  # which is the fault of the loop's owner
     loop.close()
     closed(subscriber)
     assert isinstance(link.error, ClosedError)
-    del subscriber, link, _
-    gc.collect()
-    assert all(complaint.startswith("Task was destroyed but it is pending") for complaint in complaints)
-    complaints.clear()  # of the loop's owner
 
 
 def test_a_loop_that_stops_while_it_is_waited_for_is_waited_for_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
