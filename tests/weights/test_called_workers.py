@@ -53,7 +53,7 @@ def test_a_method_is_told_the_version_if_it_has_a_parameter_for_it(name: str) ->
 def test_a_call_of_torchs_tells_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def call(to: Any, function: Any, args: Any, kwargs: Any) -> Any:
+    def call(to: Any, function: Any, args: Any, kwargs: Any, timeout: float) -> Any:
         asked.append((to, args[0], kwargs))
         future: torch.futures.Future[None] = torch.futures.Future()
         future.set_result(None)

@@ -2,20 +2,30 @@
 
 Every rank puts its shards of a bucket into one message to the rank that gathers.  No other rank ever has a whole
 tensor, and that one those of a bucket at a time.
+
+Every message says which call of which sender it is of.  Whoever gathers puts together shards of one call only: those of
+calls that it was refused, or has failed in, are thrown away when the next call comes, and until then their ranks wait;
+a rank that is further on than the others is ``TransferFailed``, and the next call is as good as new.  That holds for
+ranks that make the same calls, whatever becomes of each.  A rank that does not make a call at all keeps the others
+waiting for as long as torch's process group lets them, and what it calls next is taken for that call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 
+from rlinf_async.weights.model.gather_calls import Call, Calls, Header, announce, await_headers, received
 from rlinf_async.weights.model.param_tree import ParamTree, Path
 
 BUCKET: Final = 64 << 20
+
+_calls: Final = Calls()
+"""Of whoever counts none of its own."""
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
@@ -29,7 +39,11 @@ def gathers_here(dst: int = 0) -> bool:
 
 
 def gather_buckets(
-    tree: ParamTree, dst: int = 0, bucket_size: int = BUCKET, group: dist.ProcessGroup | None = None
+    tree: ParamTree,
+    dst: int = 0,
+    bucket_size: int = BUCKET,
+    group: dist.ProcessGroup | None = None,
+    call: Call | None = None,
 ) -> Iterator[dict[Path, torch.Tensor]]:
     """The tensors of a tree in its order, whole.  Collective: every rank iterates to the end.
 
@@ -38,12 +52,17 @@ def gather_buckets(
         dst: the global rank that gets them.
         bucket_size: bytes after which a bucket ends; tensors are not divided.
         group: the ranks that take part, and what they send through; by default all, through the default group.
+        call: that gathers; one may gather several trees, on every rank the same.
 
     Yields:
         ``{path: tensor}``: whole ones of DTensors on ``dst`` only, new; plain ones on every rank, the tree's own.
+
+    Raises:
+        TransferFailed: on ``dst``: another rank is not in this call, or has other weights.
     """
+    call = _calls.next() if call is None else call
     for bucket in _buckets(tree.tensors, bucket_size):
-        yield _gather(bucket, dst, group, {})
+        yield _gather(bucket, dst, group, {}, call)
 
 
 def gather_into(
@@ -52,16 +71,18 @@ def gather_into(
     dst: int = 0,
     bucket_size: int = BUCKET,
     group: dist.ProcessGroup | None = None,
+    call: Call | None = None,
 ) -> None:
     """Packs the tensors of a tree, whole, on one rank: shards go straight to their places where no dtype is cast.
 
-    Collective, as ``gather_buckets``.
+    Collective, as ``gather_buckets``, and raises the same.
 
     Args:
         views: on ``dst`` where each goes, cast to its dtype (``Manifest.views``); elsewhere empty.
     """
+    call = _calls.next() if call is None else call
     for bucket in _buckets(tree.tensors, bucket_size):
-        whole = _gather(bucket, dst, group, views)
+        whole = _gather(bucket, dst, group, views, call)
         for path in whole.keys() & views.keys():
             if whole[path] is not views[path]:
                 views[path].copy_(whole[path])
@@ -96,47 +117,79 @@ class _Shard:
 
 
 def _gather(
-    bucket: Mapping[Path, Any], dst: int, group: dist.ProcessGroup | None, places: Mapping[Path, torch.Tensor]
+    bucket: Mapping[Path, Any],
+    dst: int,
+    group: dist.ProcessGroup | None,
+    places: Mapping[Path, torch.Tensor],
+    call: Call,
 ) -> dict[Path, torch.Tensor]:
     """One bucket; what fits into its place is there at once."""
     whole: dict[Path, torch.Tensor] = {}
-    shards: list[_Shard] = []
+    by_rank: dict[int, list[_Shard]] = {}
+    together: list[Path] = []
     me = dist.get_rank() if dist.is_initialized() else dst
     for path, tensor in bucket.items():
         if not is_sharded(tensor):
             whole[path] = tensor.detach()
         elif (found := _shards(path, tensor, dst)) is None:
-            full = tensor.detach().full_tensor()
-            if me == dst:
-                whole[path] = full
+            together.append(path)
         else:
-            shards += found
+            for shard in found:
+                by_rank.setdefault(shard.rank, []).append(shard)
             if me == dst:
                 device, place = tensor.to_local().device, places.get(path)
                 if place is None or (place.dtype, place.device) != (tensor.dtype, device):
                     place = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
                 whole[path] = place
-    if me != dst:
-        if mine := [_local(bucket[shard.path]) for shard in shards if shard.rank == me]:
-            dist.send(torch.cat(mine), dst, group)
+    if not by_rank and not together:
         return whole
-    by_rank: dict[int, list[_Shard]] = {}
-    for shard in shards:
-        by_rank.setdefault(shard.rank, []).append(shard)
-    arriving: list[tuple[list[_Shard], torch.Tensor, Any]] = []
+    headers = _headers(bucket, by_rank, together, dst, call)
+    if me == dst:
+        await_headers(headers, group)
+    elif me in headers and not announce(headers[me][0], dst, group, headers[me][1]):
+        return whole  # the call is over there
+    for path in together:
+        full = bucket[path].detach().full_tensor()
+        if me == dst:
+            whole[path] = full
+    if me != dst:
+        if me in by_rank:
+            dist.send(torch.cat([_local(bucket[shard.path]) for shard in by_rank[me]]), dst, group)
+        return whole
+    arriving: list[tuple[int, torch.Tensor, Any]] = []
     for rank, theirs in by_rank.items():
         if rank == me:
-            flat = torch.cat([_local(bucket[shard.path]) for shard in theirs])
-            arriving.append((theirs, flat, None))
+            arriving.append((rank, torch.cat([_local(bucket[shard.path]) for shard in theirs]), None))
             continue
-        nbytes = sum(_numel(shard.shape) * bucket[shard.path].element_size() for shard in theirs)
-        flat = torch.empty(nbytes, dtype=torch.uint8, device=whole[theirs[0].path].device)
-        arriving.append((theirs, flat, dist.irecv(flat, rank, group)))
-    for theirs, flat, work in arriving:
+        flat = torch.empty(_nbytes(theirs, bucket), dtype=torch.uint8, device=whole[theirs[0].path].device)
+        arriving.append((rank, flat, dist.irecv(flat, rank, group)))
+    for rank, flat, work in arriving:
         if work is not None:
             work.wait()
-        _put(theirs, flat, whole)
+            received(rank, group, flat.device)
+        _put(by_rank[rank], flat, whole)
     return whole
+
+
+def _headers(
+    bucket: Mapping[Path, Any], by_rank: Mapping[int, list[_Shard]], together: Iterable[Path], dst: int, call: Call
+) -> dict[int, tuple[Header, torch.device]]:
+    """What each rank announces to the one that gathers, and where from."""
+    devices = {rank: bucket[shards[0].path].to_local().device for rank, shards in by_rank.items()}
+    for path in together:
+        for rank in bucket[path].device_mesh.mesh.view(-1).tolist():
+            devices.setdefault(rank, bucket[path].to_local().device)
+    awaits = bool(together)
+    plain = call.header(0, awaits=awaits)
+    return {
+        rank: (replace(plain, nbytes=_nbytes(by_rank.get(rank, ()), bucket)), device)
+        for rank, device in sorted(devices.items())
+        if rank != dst
+    }
+
+
+def _nbytes(shards: Iterable[_Shard], bucket: Mapping[Path, Any]) -> int:
+    return sum(_numel(shard.shape) * bucket[shard.path].element_size() for shard in shards)
 
 
 def _put(shards: Iterable[_Shard], flat: torch.Tensor, whole: Mapping[Path, torch.Tensor]) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 from rlinf_async.core import codec
 from rlinf_async.errors import ConfigError, WeightMismatch
 from rlinf_async.weights.model.gather import gather_into, is_sharded
+from rlinf_async.weights.model.gather_calls import Call
 from rlinf_async.weights.model.manifest import Manifest, TransportDtype, dtype_of
 from rlinf_async.weights.model.param_tree import EXTRA_STATE, ParamTree, Path, Select, memory_of, name_of
 from rlinf_async.weights.model.update import are_equal
@@ -126,16 +127,24 @@ class Source:
         return found
 
     def gather(
-        self, targets: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], given: Sequence[int] | None
+        self,
+        targets: Sequence[torch.Tensor],
+        tensors: Sequence[torch.Tensor],
+        given: Sequence[int] | None,
+        call: Call | None = None,
     ) -> None:
         """Puts sharded tensors whole to where they go on the rank that gathers; on the others there are no targets.
 
         Collective.
+
+        Raises:
+            TransferFailed: another rank is not in this call.
         """
         leaves = self.manifest.leaves
         paths = [leaf.path for leaf in (leaves if given is None else [leaves[index] for index in given])]
         with torch.no_grad():
-            gather_into(dict(zip(paths, targets, strict=False)), ParamTree(dict(zip(paths, tensors, strict=True))))
+            tree = ParamTree(dict(zip(paths, tensors, strict=True)))
+            gather_into(dict(zip(paths, targets, strict=False)), tree, call=call)
 
 
 def _first(tree: ParamTree) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -46,8 +46,7 @@ class Update:
         Raises:
             Exception: what a module's ``set_extra_state`` raises; nothing was changed.
         """
-        self._write_extra()
-        with in_turn({tensor.device for tensor in (*self.targets, *self.sources)}):
+        with self._extra_written(), in_turn({tensor.device for tensor in (*self.targets, *self.sources)}):
             self._write_tensors()
 
     def _write_tensors(self) -> None:
@@ -93,16 +92,19 @@ class Update:
                 )
                 yield f"{name_of(path)!r} {is_there}"
 
-    def _write_extra(self) -> None:
-        # First: it is the only thing that can fail, and it can be taken back.
+    @contextmanager
+    def _extra_written(self) -> Iterator[None]:
+        # Before the tensors: what models make of it may fail, and it can be taken back, also if the tensors fail.
         written: list[tuple[Callable[[Any], Any], Any]] = []
         try:
             for get, put, value in self._extra:
                 written.append((put, get()))
                 put(value)
+            yield
         except Exception:
             for put, before in reversed(written):
-                put(before)
+                with suppress(Exception):  # the one that has failed may fail again
+                    put(before)
             raise
 
 
@@ -198,7 +200,34 @@ def _misfit(target: torch.Tensor, source: torch.Tensor) -> str | None:
         return f"is {target.layout} there and {source.layout} here; only dense ones can be written"
     if any(stride == 0 and size > 1 for stride, size in zip(target.stride(), target.shape, strict=True)):
         return "is an expanded tensor there, in which elements share memory"
+    if target.is_conj() or target.is_neg():
+        return "is a lazily conjugated or negated view there: use its .resolve_conj().resolve_neg()"
+    if target.numel() and not _can_be_copied(target, source):
+        return f"is {target.dtype} on {target.device} there, to which torch copies no {source.dtype}"
     return None
+
+
+_copies: dict[Any, bool] = {}
+"""Whether torch copies one dtype to another, by both and where they are; ``can_cast`` does not tell that."""
+
+
+def _can_be_copied(target: torch.Tensor, source: torch.Tensor) -> bool:
+    if target.is_quantized or source.is_quantized:
+        return target.is_quantized or not source.is_quantized
+    key = target.dtype, source.dtype, target.device.type, source.device.type
+    if key not in _copies:
+        one, other = (
+            (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach().new_empty(1)
+            for tensor in (target, source)
+        )
+        try:
+            with torch.no_grad():
+                torch._foreach_copy_(*as_integers([one], [other]))
+        except NotImplementedError:
+            _copies[key] = False
+        else:
+            _copies[key] = True
+    return _copies[key]
 
 
 def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -10,6 +10,7 @@ import torch
 
 from rlinf_async.weights.gpu.gpus import Gpus, Marks, copy_settled
 from rlinf_async.weights.model.copying import Copy, copy_in_order, copy_tensors
+from rlinf_async.weights.model.gather_calls import Call
 from rlinf_async.weights.model.param_tree import ParamTree
 from rlinf_async.weights.model.source import Source
 from rlinf_async.weights.plane.comparing import Comparing
@@ -66,20 +67,27 @@ class Packing:
         return self._gpus.mark(self._places)
 
     def pack(
-        self, source: Any, version: int, given: Sequence[int] | None, names: Sequence[Hashable], marks: Marks
+        self,
+        source: Any,
+        version: int,
+        given: Sequence[int] | None,
+        names: Sequence[Hashable],
+        marks: Marks,
+        call: Call | None = None,
     ) -> SlotWriter | None:
         """Packs a version; None where that is done on another rank.
 
         Args:
             given: indices of the leaves that are new; None: all.
             names: of the readers.
+            call: by which other ranks know that they are in the same one.
         """
         if self._taker.is_sharded and self._places:
             self._gpus.follow(marks)  # shards are put together, and sent, in the streams of this thread
         tensors, extra = self._taker.take(source, given)
         store = self._store
         if store is None:
-            self._taker.gather((), tensors, given)
+            self._taker.gather((), tensors, given, call)
             for device in self._places:
                 self._gpus.settle(device)  # what is sent has been enqueued only, and the source may change from here on
             return None
@@ -88,7 +96,7 @@ class Packing:
         if self._taker.is_sharded:
             for device in self._places:
                 store.register(slot, device)
-            how["copy"] = functools.partial(self._taker.gather, given=given)
+            how["copy"] = functools.partial(self._taker.gather, given=given, call=call)
         else:
             places = self._gpus.places(tensors)
             at_once = given is None and self._leaves_at_once(version, names, store, slot)

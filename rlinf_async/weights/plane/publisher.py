@@ -12,6 +12,7 @@ from rlinf_async.weights.gpu.cuda import CUDA
 from rlinf_async.weights.gpu.gpus import Gpus
 from rlinf_async.weights.links.link import Link
 from rlinf_async.weights.model.gather import gathers_here
+from rlinf_async.weights.model.gather_calls import Call, Calls
 from rlinf_async.weights.model.param_tree import ParamTree
 from rlinf_async.weights.model.source import Source, pack_extra
 from rlinf_async.weights.plane.comparing import Comparing
@@ -102,6 +103,7 @@ class Publisher:
         """Of the version under way: when it was begun, seconds until it was staged."""
         self._is_packing = False
         self._is_closed = False
+        self._calls = Calls()
 
     def __repr__(self) -> str:
         return f"<Publisher of '{self._model_id}' version {self.version} to {self.worker_ids}>"
@@ -147,6 +149,7 @@ class Publisher:
             ValueError: there is no source yet.
             ConfigError: the weights are sharded, and a rank that does not gather them has receivers.
         """
+        call = self._calls.next()
         self._check_open()
         if self._taker is None:
             source = weights if weights is not None else self._source
@@ -169,7 +172,7 @@ class Publisher:
             )
         if weights is not None:
             remaining = self._ack_timeout if deadline is None else max(0.0, deadline - time.monotonic())
-            await (await self.publish(weights, timeout=remaining))
+            await (await self.publish(weights, timeout=remaining, call=call))
 
     # -- publishing ---------------------------------------------------------------------------------------------
 
@@ -181,6 +184,7 @@ class Publisher:
         version: int | None = None,
         keys: Collection[Any] | None = None,
         timeout: float | None = None,
+        call: Call | None = None,
     ) -> SyncHandle:
         """Packs a version and publishes it; returns when the source may change.
 
@@ -191,6 +195,7 @@ class Publisher:
             keys: names or paths of what is new; a prefix names all below it.  By default all.  The rest stays as in
                 the version before.
             timeout: seconds that the receivers have; by default ``ack_timeout``.
+            call: what it is a part of, where somebody else counts; every rank of sharded weights counts alike.
 
         Returns:
             To be awaited until all have applied it.
@@ -201,7 +206,11 @@ class Publisher:
             WeightMismatch: there are other weights, shapes or dtypes than at first.  Nothing was sent to anyone.
             KeyError: ``keys`` names something that the weights do not have.
             ConfigError: as ``connect``.
+            TransferFailed: the weights are sharded, and another rank is not in this call.  Nothing was sent to anyone.
         """
+        call = self._calls.next() if call is None else call  # before anything that this rank alone may refuse
+        if self._taker is not None and self._taker.is_sharded and not (self._store is None and self.worker_ids):
+            call.found_sharded()
         self._check_open()
         self._refuse_second()
         begun = time.monotonic()
@@ -214,7 +223,7 @@ class Publisher:
         self._outlets.seconds = seconds = self._ack_timeout if timeout is None else timeout
         self._is_packing = True
         try:
-            writer, packed = await self._stage(source, number, keys, names)
+            writer, packed = await self._stage(source, number, keys, names, call)
             self._check_open()  # it may have been closed meanwhile
             self._facts = (begun, time.monotonic() - begun)
             self._handle = handle = SyncHandle(number, seconds, self._expire, self._outlets.forget)
@@ -255,7 +264,7 @@ class Publisher:
             )
 
     async def _stage(
-        self, source: Any, version: int, keys: Collection[Any] | None, names: Sequence[Hashable]
+        self, source: Any, version: int, keys: Collection[Any] | None, names: Sequence[Hashable], call: Call
     ) -> tuple[SlotWriter | None, int]:
         """Packs a version, of which so many bytes are new; None where that is done on another rank."""
         if self._taker is None:
@@ -267,8 +276,8 @@ class Publisher:
         if self._store is None:
             self._refuse_receivers()
         given = select_leaves(taker.manifest, keys_of(keys))
-        marks = packing.marks()
-        writer = await self._aside.do(packing.pack, source, version, given, names, marks, nbytes=packing.nbytes)
+        wanted = (source, version, given, names, packing.marks(), call)
+        writer = await self._aside.do(packing.pack, *wanted, nbytes=packing.nbytes)
         return writer, taker.manifest.nbytes_of(given)
 
     async def _make_store(self, source: Any) -> None:

@@ -8,6 +8,9 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rlinf_async.errors import ClosedError
+from rlinf_async.weights.model.gather import gathers_here
+from rlinf_async.weights.model.gather_calls import Call, Calls
 from rlinf_async.weights.schemes.held import held
 from rlinf_async.weights.schemes.publishing import Publishing
 from rlinf_async.weights.schemes.roster import Roster, close_all
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from rlinf_async.weights.schemes.scheme import WeightSyncScheme
 
 _PENDING = "while an async send is pending. Call wait_async() first."
+_NOT_PENDING = "No async send is pending. Call send_async() first."
 
 
 class WeightSender(Roster):
@@ -62,7 +66,7 @@ class WeightSender(Roster):
         self._pending: Staged | None = None
         self._current: Any = None
         self._publishing = Publishing(self._scheme)
-        self._bridge, self._gathering = Bridge(), Gathering(self._model_id)
+        self._bridge, self._gathering, self._calls = Bridge(), Gathering(self._model_id), Calls()
 
     def __repr__(self) -> str:
         state = "pending" if self._pending_async else "idle"
@@ -110,10 +114,12 @@ class WeightSender(Roster):
             TypeError: a version, or a timeout, that is no number.
             DeadlineExceeded, PeerLost, Exception: what went wrong at a worker; the notes name which.
         """
+        return self._send_as(self._calls.next(), weights, worker_ids, version, keys, timeout)
+
+    def _send_as(self, *wanted: Any) -> Any:
         if self._pending_async:
             raise RuntimeError(f"Cannot call send() {_PENDING}")
         self._refuse_second("send")
-        wanted = (weights, worker_ids, version, keys, timeout)
         if not self._is_complete:
             return self._start(lambda: self._once_complete(self._send, wanted), "a send")
         update, ways = self._prepare(*wanted)
@@ -138,12 +144,12 @@ class WeightSender(Roster):
         Returns:
             The version; in a coroutine a ``Work`` of it.
         """
+        wanted = (self._calls.next(), weights, worker_ids, version, keys, timeout)
         if self._pending_async:
             raise RuntimeError(
                 "Cannot call send_async() again while a previous send is pending. Call wait_async() first."
             )
         self._refuse_second("send_async")
-        wanted = (weights, worker_ids, version, keys, timeout)
         if not self._is_complete:
             return self._start(lambda: self._once_complete(self._send_async, wanted), "an async send")
         update, ways = self._prepare(*wanted)
@@ -168,9 +174,9 @@ class WeightSender(Roster):
                 pending, and may be waited for again.
         """
         if not self._pending_async:
-            raise RuntimeError("No async send is pending. Call send_async() first.")
+            raise RuntimeError(_NOT_PENDING)
         check_seconds(timeout)
-        return self._bridge.run(self._wait_async(timeout), f"an async send of '{self._model_id}'")
+        return self._bridge.run(self._wait_async(self._pending, timeout), f"an async send of '{self._model_id}'")
 
     def update_weights(self, weights: Any) -> Any:
         """``send(weights)`` (TorchRL's older name)."""
@@ -183,6 +189,7 @@ class WeightSender(Roster):
 
     def _prepare(
         self,
+        call: Call,
         weights: Any,
         worker_ids: int | Sequence[int] | None,
         version: int | None,
@@ -192,7 +199,10 @@ class WeightSender(Roster):
         check_seconds(timeout)
         number = 0 if version is None else self._next(number_of(version))
         prepared = self._weights(weights)
-        helps = self._scheme.needs_weights and only_helps(prepared)
+        shares = self._scheme.needs_weights and are_sharded(prepared)
+        if shares:
+            call.found_sharded()
+        helps = shares and not gathers_here()
         targets = {} if helps else self._targets(worker_ids)
         if prepared is None and self._scheme.needs_weights:
             raise ValueError(
@@ -201,7 +211,7 @@ class WeightSender(Roster):
             )
         if timeout is None:
             timeout = self._scheme.options.ack_timeout
-        update = Update(self._model_id, prepared, number, keys_of(keys), timeout)
+        update = Update(self._model_id, prepared, number, keys_of(keys), timeout, call)
         if helps and self._publishes:
             return update, [self._publishing.way(self._model_id, {}, self._model_weights)]
         return update, self._ways(targets)
@@ -292,9 +302,11 @@ class WeightSender(Roster):
         self._gave_up = True
         give_up(ways)
 
-    async def _wait_async(self, timeout: float | None) -> SyncReport:
-        pending = self._pending
-        assert pending is not None
+    async def _wait_async(self, pending: Staged | None, timeout: float | None) -> SyncReport:
+        if pending is None or pending is not self._pending:  # since it was called, something has happened
+            if pending is not None and pending.missing:  # and nobody has waited for it to the end
+                raise ClosedError(f"the sender of '{self._model_id}' is closed")
+            raise RuntimeError(_NOT_PENDING)
         report = await pending.report_within(timeout)
         if self._pending is pending:
             self._pending, self._pending_async = None, False
@@ -315,13 +327,16 @@ class WeightSender(Roster):
             ValueError: there are neither, and the workers have to be told what comes.
             DeadlineExceeded: somebody did not come, or did not apply them; the notes name who.
         """
+        return self._connect_as(self._calls.next(), weights, timeout)
+
+    def _connect_as(self, call: Call, weights: Any, timeout: float | None) -> Any:
         check_seconds(timeout)
         current = self._current
         if current is not None and not current.done() and current._cancelled:
-            return self._start(lambda: self._connect_after_all(weights, timeout), "a connection")
+            return self._start(lambda: self._connect_after_all(call, weights, timeout), "a connection")
         is_first = not self._version or (self._gave_up and not self._publishes)
         if weights is not None or (is_first and self._weights(None) is not None):
-            return self.send(weights, timeout=timeout)
+            return self._send_as(call, weights, None, None, None, timeout)
         return self._bridge.run(self._connect(timeout), f"the workers of '{self._model_id}'")
 
     def replace(self, worker_id: int, pipe_or_worker: Any) -> Any:
@@ -344,10 +359,10 @@ class WeightSender(Roster):
         await close_all([old])
         self._publishing.meet(self._model_id, worker_id, new)
 
-    async def _connect_after_all(self, weights: Any, timeout: float | None) -> None:
+    async def _connect_after_all(self, call: Call, weights: Any, timeout: float | None) -> None:
         """Once it is known what has become of a send that was cancelled."""
         self._current = None
-        await self.connect(weights, timeout=timeout)
+        await self._connect_as(call, weights, timeout)
 
     async def _connect(self, timeout: float | None) -> None:
         if only_helps(self._weights(None)):
@@ -383,7 +398,7 @@ class WeightSender(Roster):
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the context, and without what is pending."""
-        own = ("_bridge", "_gathering", "_publishing", "_current", "_pending", "_pending_async")
+        own = ("_bridge", "_gathering", "_calls", "_publishing", "_current", "_pending", "_pending_async")
         state = {name: value for name, value in self.__dict__.items() if name not in own}
         return {**state, "_context_ref": None}
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from rlinf_async.weights.model.gather import gather_buckets, gathers_here, is_sharded
+from rlinf_async.weights.model.gather_calls import Call
 from rlinf_async.weights.model.param_tree import ParamTree, Path, is_tensordict
 from rlinf_async.weights.schemes.updates import Update, chosen
 from rlinf_async.weights.waiting.aside import Aside
@@ -54,19 +55,22 @@ class Gathering:
 
         Collective; a rank that does not take part keeps the others waiting for as long as torch's process group lets
         them.
+
+        Raises:
+            TransferFailed: another rank is not in this call.
         """
-        weights = await self._aside.do(_gather, chosen(update), nbytes=None)
+        weights = await self._aside.do(_gather, chosen(update), update.call, nbytes=None)
         return dataclasses.replace(update, weights=weights, keys=None)
 
     async def close(self) -> None:
         await self._aside.end()
 
 
-def _gather(weights: Any) -> Any:
+def _gather(weights: Any, call: Call | None) -> Any:
     tree = ParamTree.of(weights)
     found: dict[Path, torch.Tensor] = {}
     with torch.no_grad():
-        for bucket in gather_buckets(tree):
+        for bucket in gather_buckets(tree, call=call):
             found.update((path, tensor.cpu() if is_sharded(tree[path]) else tensor) for path, tensor in bucket.items())
     if not gathers_here():
         return None

@@ -166,8 +166,8 @@ class _SharedSender(WeightSender):
         self._transports[worker_id] = MPTransport(pipe_or_context, timeout=scheme.options.ack_timeout)
         return old
 
-    def _prepare(self, weights: Any, *others: Any) -> tuple[Update, list[Way]]:
-        update, ways = super()._prepare(weights, *others)
+    def _prepare(self, *wanted: Any) -> tuple[Update, list[Way]]:
+        update, ways = super()._prepare(*wanted)
         transport = self._shared
         is_new = transport.buffer(self._model_id) is None
         first = whole(update, self._model_weights(), self._scheme.options.select).weights if is_new else None

@@ -11,6 +11,7 @@ import torch
 
 from rlinf_async.errors import WeightMismatch
 from rlinf_async.weights.model.gather import is_sharded
+from rlinf_async.weights.model.gather_calls import Call
 from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.param_tree import ParamTree, Path, is_tensordict, memory_of, name_of, path_of
 
@@ -26,6 +27,7 @@ class Update:
         version: of the weights; 0 until it is known which comes next.
         keys: which of the weights; None: all.
         timeout: seconds that the receivers have; None: as long as it takes.
+        call: of the sender, by which the ranks of sharded weights know that they are in the same one.
     """
 
     model_id: str
@@ -33,6 +35,7 @@ class Update:
     version: int
     keys: Any = None
     timeout: float | None = None
+    call: Call | None = None
 
 
 def chosen(update: Update) -> Any:

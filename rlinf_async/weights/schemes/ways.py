@@ -206,7 +206,7 @@ class PublisherWay:
 
     async def _publish(self, update: Update, weights: Any, keys: Any) -> SyncHandle:
         return await self._publisher.publish(
-            weights, self.worker_ids, version=update.version, keys=keys, timeout=update.timeout
+            weights, self.worker_ids, version=update.version, keys=keys, timeout=update.timeout, call=update.call
         )
 
     @property

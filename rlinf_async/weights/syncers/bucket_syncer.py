@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from rlinf_async.errors import ConfigError, WeightMismatch
+from rlinf_async.weights.model.gather_calls import Call
 from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.param_tree import ParamTree, name_of
 from rlinf_async.weights.model.update import plan_update
@@ -16,7 +17,7 @@ from rlinf_async.weights.syncers.fit import check_fit, check_rank
 from rlinf_async.weights.syncers.incoming import IncomingBuckets
 from rlinf_async.weights.syncers.options import device_of, precision_of
 from rlinf_async.weights.syncers.sending import Sending
-from rlinf_async.weights.syncers.syncer import Recv, Send, WeightSyncer, in_thread
+from rlinf_async.weights.syncers.syncer import Recv, Send, WeightSyncer, find_shards, in_thread
 
 
 class BucketWeightSyncer(WeightSyncer):
@@ -66,9 +67,10 @@ class BucketWeightSyncer(WeightSyncer):
         recv: Recv | None = None,
         is_sender: bool = True,
     ) -> None:
-        self._begin_anew(is_sender)
+        call = self._begin_anew(is_sender)
         tree = self._select(state_dict, param_names_need_sync)
         check_rank(tree, is_sender)
+        find_shards(tree, call)
         sent: dict[str, torch.Tensor] = {}
         for path, tensor in tree.items():
             name = self._renamed(name_of(path))
@@ -90,7 +92,7 @@ class BucketWeightSyncer(WeightSyncer):
                     f"{name!r} has become {form}; the two sides agreed on {self._forms[name]}: init_sender() once more"
                 )
 
-    def _produce(self, tree: ParamTree, sending: Sending) -> Iterator[dict[str, torch.Tensor]]:
+    def _produce(self, tree: ParamTree, sending: Sending, call: Call) -> Iterator[dict[str, torch.Tensor]]:
         items = [(self._renamed(name_of(path)), tensor) for path, tensor in tree.items()]
         buckets = iter_named_tensor_buckets(
             items,
@@ -98,6 +100,7 @@ class BucketWeightSyncer(WeightSyncer):
             bucket_size=self.bucket_size,
             bucket_device=self.bucket_device,
             dtype_resolver=lambda name, dtype: self.bucket_dtype or dtype,
+            call=call,
         )
         yield from numbered(buckets, sending)
 

@@ -8,6 +8,7 @@ from typing import Final
 import torch
 
 from rlinf_async.weights.model.gather import gather_buckets
+from rlinf_async.weights.model.gather_calls import Call, Calls
 from rlinf_async.weights.model.param_tree import ParamTree, Path
 from rlinf_async.weights.syncers.options import device_of
 from rlinf_async.weights.syncers.sending import Sending
@@ -19,6 +20,9 @@ SYNCER_SENDING: Final = "syncer_sending"
 LARGEST: Final = (1 << 31) - 1
 """Of the numbers of versions, which travel as int32."""
 
+_calls: Final = Calls()
+"""Of whoever counts none of its own."""
+
 _METADATA: Final = (TOTAL_BUCKETS, SYNCER_VERSION, BUCKET_NUMBER, SYNCER_SENDING)
 
 
@@ -29,6 +33,7 @@ def iter_named_tensor_buckets(
     bucket_size: int,
     bucket_device: str | torch.device,
     dtype_resolver: Callable[[str, torch.dtype], torch.dtype] | None = None,
+    call: Call | None = None,
 ) -> Iterator[dict[str, torch.Tensor]]:
     """Copies of tensors by name, in buckets that are made when they are asked for.
 
@@ -38,11 +43,14 @@ def iter_named_tensor_buckets(
         bucket_size: bytes, after the cast, after which a bucket ends.  Tensors are not divided.
         bucket_device: where the copies are.
         dtype_resolver: what a floating-point tensor is cast to, by name and dtype.
+        call: by which the ranks know that they are in the same one.
 
     Raises:
         ValueError: a tensor has the name of one of these two, or of ``bucket_number`` or ``syncer_sending``, which
             syncers add.
+        TransferFailed: another rank is not in this call.
     """
+    call = _calls.next() if call is None else call
     plan: list[list[tuple[str, torch.Tensor, torch.dtype]]] = [[]]
     filled = 0
     for name, tensor in items:
@@ -61,7 +69,7 @@ def iter_named_tensor_buckets(
             bucket[SYNCER_VERSION] = torch.tensor(version, dtype=torch.int32)
         tensors: dict[Path, torch.Tensor] = {(name,): tensor for name, tensor, _ in part}
         dtypes: dict[Path, torch.dtype] = {(name,): dtype for name, _, dtype in part}
-        for whole in gather_buckets(ParamTree(tensors)):
+        for whole in gather_buckets(ParamTree(tensors), call=call):
             for path, tensor in whole.items():
                 bucket[path[0]] = tensor.to(device_of(bucket_device), dtypes[path], copy=True)
         yield bucket

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import torch
 
@@ -10,7 +11,9 @@ from rlinf_async.errors import ConfigError, WeightMismatch
 from rlinf_async.weights.model.gather import is_sharded
 from rlinf_async.weights.model.manifest import Manifest, dtype_name, dtype_of
 from rlinf_async.weights.model.param_tree import ParamTree, Path, memory_of, name_of
-from rlinf_async.weights.model.update import places_of, plan_update
+from rlinf_async.weights.model.update import are_equal, places_of, plan_update
+
+Leaves: TypeAlias = Mapping[Path, torch.Tensor]
 
 
 def check_fit(manifest: Manifest, destination: Any) -> None:
@@ -56,6 +59,36 @@ def leaves_of(
         if isinstance(there[path], torch.Tensor) and memory_of(there[path]) != memory_of(leaves[owner])
     ]
     return leaves, twins
+
+
+def check_ties(manifest: Manifest, destination: Any, leaves: Leaves, write: Callable[[Leaves], None]) -> None:
+    """Looks at what would be written where the destination ties tensors that are several at the sender.
+
+    Args:
+        leaves: of the destination.
+        write: writes to such leaves, according to what they hold.
+
+    Raises:
+        WeightMismatch: tensors that are tied there get values that differ; nothing was written to the destination.
+    """
+    there = dict(places_of(destination))
+    names: dict[Any, dict[Path, Path]] = {}  # by memory: leaf → the name by which it is there
+    for path in sorted(manifest.by_path):
+        if isinstance(there[path], torch.Tensor):
+            names.setdefault(memory_of(there[path]), {}).setdefault(manifest.aliases.get(path, path), path)
+    tied = [found for found in names.values() if len(found) > 1]
+    if not tied:
+        return
+    copies = {path: leaf.clone() for path, leaf in leaves.items()}
+    write(copies)
+    for found in tied:
+        (first, name), *others = found.items()
+        for other, name_of_other in others:
+            if not are_equal(copies[first], copies[other]):
+                raise WeightMismatch(
+                    f"Error updating destination: {name_of(name)!r} and {name_of(name_of_other)!r} are tied there, and "
+                    "their values differ: tie them at the sender too, or give each a tensor of its own here"
+                )
 
 
 def receivers_dtypes(tree: ParamTree, hello: Any) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
@@ -12,17 +13,18 @@ import torch
 from rlinf_async.errors import ConfigError, StaleVersion, WeightMismatch, WrongBase
 from rlinf_async.weights.model.delta import PIECE, Delta, encode
 from rlinf_async.weights.model.gather import gather_into, is_sharded
+from rlinf_async.weights.model.gather_calls import Call
 from rlinf_async.weights.model.leaf_memory import LeafMemory
 from rlinf_async.weights.model.manifest import Manifest, dtype_name
 from rlinf_async.weights.model.param_tree import ParamTree, name_of, path_of
 from rlinf_async.weights.model.update import in_turn, plan_update
 from rlinf_async.weights.syncers.buckets import iter_named_tensor_buckets, numbered
-from rlinf_async.weights.syncers.fit import check_rank, leaves_of, receivers_dtypes
+from rlinf_async.weights.syncers.fit import Leaves, check_rank, check_ties, leaves_of, receivers_dtypes
 from rlinf_async.weights.syncers.incoming import IncomingBuckets
 from rlinf_async.weights.syncers.options import device_of
 from rlinf_async.weights.syncers.patch import CompressedWeightPatch, EmptyWeightPatch, WeightPatch, checksums, digest_of
 from rlinf_async.weights.syncers.sending import BEGINNING, Sending
-from rlinf_async.weights.syncers.syncer import Recv, Send, WeightSyncer, in_thread
+from rlinf_async.weights.syncers.syncer import Recv, Send, WeightSyncer, exhaust, find_shards, in_thread
 
 _GPU_PIECE: Final = 64 << 20
 
@@ -71,6 +73,7 @@ class PatchWeightSyncer(WeightSyncer):
         self._manifest: Manifest | None = None
         self._snapshot: torch.Tensor | None = None
         self._base: Sending | None = None  # what the receivers have
+        self._requests = self._heard = 0  # for everything; how many there were when the last version was made
         self._digest = b""
         self._here = BEGINNING  # what has been applied last
 
@@ -84,12 +87,13 @@ class PatchWeightSyncer(WeightSyncer):
         recv: Recv | None = None,
         is_sender: bool = True,
     ) -> None:
-        self._begin_anew(is_sender)
+        call = self._begin_anew(is_sender)
         tree = self._select(state_dict, param_names_need_sync)
         check_rank(tree, is_sender)
+        find_shards(tree, call)
         if not is_sender:
             self._manifest = Manifest.of(tree)
-            await in_thread(_packed, self._manifest, tree, torch.device("cpu"), is_sender)
+            await in_thread(_packed, self._manifest, tree, torch.device("cpu"), is_sender, call)
         else:
             if recv is None:
                 raise ValueError("a patch syncer's sender needs recv=: the receiver says what it has")
@@ -97,7 +101,7 @@ class PatchWeightSyncer(WeightSyncer):
             dtypes = receivers_dtypes(tree, hello)
             self._manifest = Manifest.of(tree, lambda name, dtype: dtypes.get(name))
             await send({"manifest": self._manifest.to_bytes(), "init_sync": self.init_sync_enabled})
-            self._snapshot = await in_thread(_packed, self._manifest, tree, self.snapshot_device, is_sender)
+            self._snapshot = await in_thread(_packed, self._manifest, tree, self.snapshot_device, is_sender, call)
             sums = await in_thread(checksums, self._manifest, self._manifest.views(self._snapshot))
             different = {name for name, value in sums.items() if hello["checksums"].get(name) != value}
             self._digest = digest_of(sums)
@@ -109,11 +113,18 @@ class PatchWeightSyncer(WeightSyncer):
                 BEGINNING.version,
                 bucket_size=self.init_sync_bucket_size,
                 bucket_device=self.transport_device or "cpu",
+                call=call,
             )
             marked = numbered(buckets, BEGINNING)
             while (bucket := await in_thread(next, marked, None)) is not None:
                 if is_sender:
-                    await send(bucket)
+                    try:
+                        await send(bucket)
+                    except BaseException:
+                        if find_shards(everything, call):
+                            with contextlib.suppress(Exception):
+                                await exhaust(marked)
+                        raise
         if is_sender:
             left = {name for name in different if not (self.init_sync_enabled and self._is_first(name))}
             self._base = None if left else BEGINNING
@@ -123,25 +134,30 @@ class PatchWeightSyncer(WeightSyncer):
         return self.init_sync_prefixes is None or name.startswith(self.init_sync_prefixes)
 
     def request_full(self) -> None:
-        """The next version is sent whole: a receiver does not have the one before."""
+        """The next version is sent whole: a receiver does not have the one before.
+
+        That is the one after a version that is on its way, or staged.
+        """
+        self._requests += 1
         self._base = None
 
     def _sent(self, sending: Sending) -> None:
         super()._sent(sending)
-        self._base = sending
+        self._base = sending if self._requests == self._heard else None
 
     def _check(self, tree: ParamTree, version: int) -> None:
         manifest = self._manifest
         assert manifest is not None
         manifest.check(Manifest.of(tree, lambda name, dtype: manifest.by_path[path_of(name)].transport_dtype))
 
-    def _produce(self, tree: ParamTree, sending: Sending) -> Iterator[Any]:
+    def _produce(self, tree: ParamTree, sending: Sending, call: Call) -> Iterator[Any]:
+        self._heard = self._requests  # before the base: a request from here on is for the version after this
         manifest, base = self._manifest, self._base
         assert manifest is not None
         self._base = None  # until it has been sent, nobody knows what the receivers have
         new: torch.Tensor | LeafMemory
         if any(is_sharded(tensor) for tensor in tree.tensors.values()):
-            new = _packed(manifest, tree, self.snapshot_device, self._is_sender)
+            new = _packed(manifest, tree, self.snapshot_device, self._is_sender, call)
         else:
             tensors = {path: tensor.detach().to(self.snapshot_device) for path, tensor in tree.tensors.items()}
             new = LeafMemory(manifest, tensors, self.snapshot_device)
@@ -245,14 +261,20 @@ class PatchWeightSyncer(WeightSyncer):
             device = next(iter(leaves.values())).device if leaves else torch.device("cpu")
             inference = torch.inference_mode(any(leaf.is_inference() for leaf in leaves.values()))
             with in_turn({device}), inference, torch.no_grad():
-                Delta(patch.head, patch.body.to(device)).apply(manifest, LeafMemory(manifest, leaves, device))
+                delta = Delta(patch.head, patch.body.to(device))
+
+                def apply(to: Leaves) -> None:
+                    delta.apply(manifest, LeafMemory(manifest, to, device))
+
+                check_ties(manifest, model, leaves, apply)
+                apply(leaves)
                 for target, leaf in twins:
                     target.copy_(leaf)
         self.version, self._here = patch.version, patch.sending
 
 
-def _packed(manifest: Manifest, tree: ParamTree, device: torch.device, is_sender: bool) -> torch.Tensor:
+def _packed(manifest: Manifest, tree: ParamTree, device: torch.device, is_sender: bool, call: Call) -> torch.Tensor:
     """A region with the tree's tensors; collective if some are sharded."""
     region = torch.zeros(manifest.nbytes if is_sender else 0, dtype=torch.uint8, device=device)
-    gather_into(manifest.views(region) if is_sender else {}, tree)
+    gather_into(manifest.views(region) if is_sender else {}, tree, call=call)
     return region

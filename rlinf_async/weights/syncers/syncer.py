@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -12,6 +13,8 @@ import torch
 from torch import nn
 
 from rlinf_async.errors import StaleVersion, WeightMismatch
+from rlinf_async.weights.model.gather import is_sharded
+from rlinf_async.weights.model.gather_calls import Call, Calls
 from rlinf_async.weights.model.param_tree import EXTRA_STATE, ParamTree, name_of
 from rlinf_async.weights.state.arguments import number_of
 from rlinf_async.weights.syncers.configured import read
@@ -52,6 +55,7 @@ class WeightSyncer(abc.ABC):
         self._busy = False
         self._applying = False
         self._latest = Sending.none_yet()  # the last one that a receiver may have heard of
+        self._calls, self._shares = Calls(), False
 
     @staticmethod
     def create(cfg: Any) -> WeightSyncer:
@@ -92,6 +96,7 @@ class WeightSyncer(abc.ABC):
         Raises:
             WeightMismatch: the receiver's weights are others.
             RuntimeError: a version is on its way.
+            TransferFailed: as ``sync``.
         """
 
     async def sync(self, state_dict: Mapping[str, Any], send: Send, version: int) -> None:
@@ -108,7 +113,10 @@ class WeightSyncer(abc.ABC):
             RuntimeError: not initialised, or another version is on its way.
             StaleVersion: (a ValueError) the version is lower than the last one; nothing was sent.
             WeightMismatch: the weights are no more those that were agreed on; nothing was sent.
-            Exception: what ``send`` raises.  The next ``sync`` sends everything.
+            TransferFailed: the weights are sharded, and another rank does not take part in this call: it was refused
+                there, or has failed.
+            Exception: what ``send`` raises, once other ranks have gathered what they have begun.  The next ``sync``
+                sends everything.
         """
         messages = await self._begin(state_dict, version)
         try:
@@ -121,6 +129,8 @@ class WeightSyncer(abc.ABC):
                 except BaseException:
                     with contextlib.suppress(Exception):
                         await finish_in_thread(coming)
+                        if self._shares:
+                            await exhaust(messages)
                     raise
                 message = await finish_in_thread(coming)
             self._sent(self._latest)
@@ -134,7 +144,7 @@ class WeightSyncer(abc.ABC):
             What is to be delivered before the next ``stage`` or ``sync``.
 
         Raises:
-            RuntimeError, StaleVersion, WeightMismatch: as ``sync``.
+            RuntimeError, StaleVersion, WeightMismatch, TransferFailed: as ``sync``.
         """
         messages = await self._begin(state_dict, version)
         try:
@@ -147,8 +157,12 @@ class WeightSyncer(abc.ABC):
         return self._names is not None
 
     @abc.abstractmethod
-    def _produce(self, tree: ParamTree, sending: Sending) -> Iterator[Any]:
-        """The messages of one sending, each made when it is asked for, in a thread."""
+    def _produce(self, tree: ParamTree, sending: Sending, call: Call) -> Iterator[Any]:
+        """The messages of one sending, each made when it is asked for, in a thread.
+
+        Args:
+            call: that gathers, if they are sharded.
+        """
 
     def _sent(self, sending: Sending) -> None:
         self.version = sending.version
@@ -162,13 +176,16 @@ class WeightSyncer(abc.ABC):
             WeightMismatch: the tensors are no more those that were agreed on.
         """
 
-    def _begin_anew(self, is_sender: bool) -> None:
+    def _begin_anew(self, is_sender: bool) -> Call:
+        call = self._calls.next()
         if self._busy:
             raise RuntimeError("a version is on its way: await its sync(), or deliver() what was staged")
         self._is_sender, self._names = is_sender, None
         self.version, self._latest = -1, Sending.none_yet()
+        return call
 
     async def _begin(self, state_dict: Mapping[str, Any], version: int) -> Iterator[Any]:
+        call = self._calls.next()  # before anything that this rank alone may refuse
         if self._names is None:
             raise RuntimeError("the sender is not initialised: await init_sender() first")
         if self._busy:
@@ -183,7 +200,8 @@ class WeightSyncer(abc.ABC):
             self._busy = False
             raise
         self._latest = self._latest.following(version)
-        return self._produce(tree, self._latest)
+        self._shares = find_shards(tree, call)
+        return self._produce(tree, self._latest, call)
 
     def _checked(self, state_dict: Mapping[str, Any], names: Collection[str], version: int) -> ParamTree:
         tree = self._select(state_dict, names)
@@ -290,3 +308,16 @@ def collect_param_names_need_sync(module: nn.Module) -> list[str]:
 async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
     """In a thread of the loop's own; also if nobody waits any more, it has ended when this ends."""
     return await finish_in_thread(asyncio.get_running_loop().run_in_executor(None, function, *arguments))
+
+
+async def exhaust(messages: Iterator[Any]) -> None:
+    """What nobody sends any more: the other ranks gather it, and would wait for this one."""
+    await in_thread(deque, messages, 0)
+
+
+def find_shards(tree: ParamTree, call: Call) -> bool:
+    """Whether this rank has only a part of some of them."""
+    found = any(map(is_sharded, tree.tensors.values()))
+    if found:
+        call.found_sharded()
+    return found

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 from asyncio import _get_running_loop as running_loop
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 
 import torch
 
 from rlinf_async.errors import DeadlineExceeded
 from rlinf_async.group import WorkerGroup
-from rlinf_async.weights.model.param_tree import ParamTree, is_tensordict
+from rlinf_async.weights.model.param_tree import ParamTree, is_tensordict, memory_of
 from rlinf_async.weights.waiting.bridge import Bridge, at_once
 from rlinf_async.work import Work
 
@@ -85,7 +86,9 @@ class CallTransport:
         self, model_id: str, weights: Any, version: int | None = None, timeout: float | None = None
     ) -> Any:
         """Calls; the weights have been copied when it returns.  ``wait_ack`` waits for the end of the call."""
-        self._pending = self._call(weights, version, timeout)
+        callee = self.callee  # a group's call copies them itself
+        ours = weights if callee is None or isinstance(callee, WorkerGroup) else copied(weights)
+        self._pending = self._call(ours, version, timeout)
         return self._bridge.run(nothing(), self._describe())
 
     @property
@@ -196,6 +199,32 @@ def detached(weights: Any) -> Any:
     if isinstance(weights, dict):
         return {key: detached(value) for key, value in weights.items()}
     return weights.data if is_tensordict(weights) else weights
+
+
+def copied(weights: Any) -> Any:
+    """The same with memory of their own, which tied tensors share; what is no tensor is copied too."""
+    clones: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def clone(tensor: torch.Tensor) -> torch.Tensor:
+        memory = memory_of(tensor)
+        if memory not in clones:
+            clones[memory] = tensor.detach().clone(), tensor  # which stays, for as long as its id may mean it
+        return clones[memory][0]
+
+    def copy_of(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return clone(value)
+        if is_tensordict(value):
+            return value.data.apply(clone)
+        if isinstance(value, dict):
+            same = copy.copy(value)  # of its class, with what torch notes on state dicts
+            same.update({key: copy_of(part) for key, part in value.items()})
+            return same
+        if isinstance(value, Mapping):
+            return {key: copy_of(part) for key, part in value.items()}
+        return copy.deepcopy(value)
+
+    return copy_of(weights)
 
 
 def size_of(weights: Any) -> int:

@@ -92,7 +92,7 @@ class Sharded(Source):
         self.is_sharded = True
         self._gpus = gpus
 
-    def gather(self, targets: Any, tensors: Any, given: Any) -> None:
+    def gather(self, targets: Any, tensors: Any, given: Any, call: Any = None) -> None:
         self._gpus.calls.append(("gather", len(targets)))
 
 

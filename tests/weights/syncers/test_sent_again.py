@@ -134,6 +134,22 @@ async def test_a_patch_for_another_sending_of_the_version_that_is_here_is_refuse
     assert [bits(target)] == weights
 
 
+async def test_a_request_for_everything_while_a_version_is_on_its_way_is_for_the_next_one() -> None:
+    sender, receiver, source, target = await a_receiver(PATCH)
+    await sendings(sender, source, [1])  # and the receiver has lost it
+    wire = Wire()
+    staged = await sender.stage(source.step().state_dict(), 2)
+    sender.request_full()
+    await staged.deliver(wire.send)
+    with pytest.raises(WrongBase):
+        await receiver.apply(target, coming(*wire.sent))
+    (whole, patch), weights = await sendings(sender, source, [3, 4])
+    assert (whole[0].base is None, patch[0].base.version) == (True, 3)
+    for number, messages, expected in zip((3, 4), (whole, patch), weights, strict=True):
+        assert await receiver.apply(target, coming(*messages)) == number
+        assert bits(target) == expected
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_where_both_ends_begin_anew_the_sendings_are_counted_anew(kind: str) -> None:
     sender, receiver, source, target = await a_receiver(KINDS[kind])

@@ -1,0 +1,175 @@
+"""Which call of which sender shards belong to: what a rank begins every message of shards with.
+
+Shards pair by the order in which they are sent, so that a call that one rank alone was refused, or has failed in, would
+leave them out of step for ever.  Each rank therefore counts the calls of each sender, also those that are refused, and
+whoever gathers throws away what belongs to calls that are over there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from rlinf_async.errors import TransferFailed
+
+_lock: Final = threading.Lock()
+_senders: Final[list[weakref.ref[Calls]]] = []
+"""Whose weights are sharded, in the order in which that was seen first, which is the same on every rank."""
+
+
+class Calls:
+    """Of one sender.  Every rank makes the same calls, in the same order, and counts each before it can be refused."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._place = -1
+
+    def next(self) -> Call:
+        with _lock:
+            self.count += 1
+            return Call(self, self.count)
+
+    @property
+    def place(self) -> int:
+        """Among those that gather, on every rank alike."""
+        with _lock:
+            if self._place < 0:
+                self._place = len(_senders)
+                _senders.append(weakref.ref(self))
+            return self._place
+
+
+class Call:
+    """One of them.  Gathers once, in one or more parts.
+
+    Attributes:
+        number: among those of its sender.
+    """
+
+    def __init__(self, calls: Calls, number: int) -> None:
+        self.number = number
+        self._calls = calls
+        self._buckets = itertools.count()
+
+    def found_sharded(self) -> None:
+        """The sender's weights are; to be told before this rank could refuse the call by itself."""
+        _ = self._calls.place
+
+    def header(self, nbytes: int, *, awaits: bool) -> Header:
+        """Of the next bucket."""
+        return Header(self._calls.place, self.number, next(self._buckets), nbytes, int(awaits))
+
+
+@dataclass(frozen=True)
+class Header:
+    """What goes before the shards of one rank in one bucket.
+
+    Attributes:
+        sender, call, bucket: whose, which of its calls, and which bucket of that, counted on every rank alike.
+        nbytes: of the shards.
+        awaits: 1: the rank goes on, to what all ranks do together, when it is told to; or leaves the bucket out.
+    """
+
+    sender: int
+    call: int
+    bucket: int
+    nbytes: int
+    awaits: int
+
+    def is_over(self, header: Header) -> bool:
+        """Here, where this is expected, that one is of a call that has been refused, has failed or was given up."""
+        if header.sender == self.sender:
+            return (header.call, header.bucket) < (self.call, self.bucket)
+        with _lock:
+            if header.sender >= len(_senders):
+                return False
+            calls = _senders[header.sender]()
+        return calls is None or header.call <= calls.count
+
+    def check(self, found: Header, rank: int) -> None:
+        """
+        Raises:
+            TransferFailed: it is another one.
+        """
+        if found == self:
+            return
+        where = (found.sender, found.call, found.bucket)
+        if where == (self.sender, self.call, self.bucket):
+            raise TransferFailed(
+                f"rank {rank} has {found.nbytes} bytes of shards where rank {dist.get_rank()} expects {self.nbytes}: "
+                "every rank sends the same weights; nothing was sent to anyone"
+            )
+        raise TransferFailed(
+            f"rank {rank} takes no part in call {self.call} of this sender of sharded weights: what came is of "
+            f"{f'call {found.call}' if found.sender == self.sender else 'another sender'}.  It was refused that call, "
+            "or has failed in it, or has not made it; nothing was sent to anyone"
+        )
+
+
+_waiting: Final[weakref.WeakKeyDictionary[Any, dict[tuple[int, str], Header]]] = weakref.WeakKeyDictionary()
+"""By group, rank and kind of device: headers that have come, and whose shards have not been received."""
+
+
+def announce(header: Header, dst: int, group: dist.ProcessGroup | None, device: torch.device) -> bool:
+    """Tells the rank that gathers what comes next; False: the shards are not to be sent."""
+    dist.send(_flat(header, device), dst, group)
+    if not header.awaits:
+        return True
+    answer = torch.empty(1, dtype=torch.int64, device=device)
+    dist.recv(answer, dst, group)
+    return bool(answer.item())
+
+
+def await_headers(expected: dict[int, tuple[Header, torch.device]], group: dist.ProcessGroup | None) -> None:
+    """Returns when each of these ranks is in this call and at this bucket, and what it sends next are its shards.
+
+    Raises:
+        TransferFailed: one is further on, or has other weights.  What it has announced is kept for the call that it
+            belongs to.
+    """
+    for rank, (header, device) in expected.items():
+        while header.is_over(found := _header_of(rank, group, device)):
+            _drop(found, rank, group, device)
+        header.check(found, rank)
+    for rank, (header, device) in expected.items():
+        if header.awaits:
+            dist.send(torch.ones(1, dtype=torch.int64, device=device), rank, group)
+            _waiting_in(group)[rank, device.type] = replace(header, awaits=0)
+
+
+def received(rank: int, group: dist.ProcessGroup | None, device: torch.device) -> None:
+    """Its shards have come."""
+    _waiting_in(group).pop((rank, device.type), None)
+
+
+def _header_of(rank: int, group: dist.ProcessGroup | None, device: torch.device) -> Header:
+    waiting = _waiting_in(group)
+    key = (rank, device.type)
+    if key not in waiting:
+        flat = _flat(Header(0, 0, 0, 0, 0), device)
+        dist.recv(flat, rank, group)
+        waiting[key] = Header(*flat.tolist())
+    return waiting[key]
+
+
+def _drop(header: Header, rank: int, group: dist.ProcessGroup | None, device: torch.device) -> None:
+    if header.awaits:
+        dist.send(torch.zeros(1, dtype=torch.int64, device=device), rank, group)
+    elif header.nbytes:
+        dist.recv(torch.empty(header.nbytes, dtype=torch.uint8, device=device), rank, group)
+    received(rank, group, device)
+
+
+def _flat(header: Header, device: torch.device) -> torch.Tensor:
+    numbers = [header.sender, header.call, header.bucket, header.nbytes, header.awaits]
+    return torch.tensor(numbers, dtype=torch.int64, device=device)
+
+
+def _waiting_in(group: dist.ProcessGroup | None) -> dict[tuple[int, str], Header]:
+    return _waiting.setdefault(dist.group.WORLD if group is None else group, {})
