@@ -310,18 +310,23 @@ class _Scripted:
         self.answers.append(error)
 
 
-def test_d16_a_late_or_doubled_message_is_answered_and_not_applied(pipes: Pipes) -> None:
+def test_d16_a_doubled_message_is_answered_a_late_one_is_refused_and_neither_is_applied(pipes: Pipes) -> None:
     model = Tied(0.0)
     scheme = MultiProcessWeightSyncScheme()
     scheme.init_on_worker("policy", pipe=pipes[1], model=model)
     receiver = scheme.get_receiver()
     transport = receiver._transport = _Scripted()
-    for version, value, is_new in ((2, 2.0, True), (2, 7.0, False), (1, 1.0, False), (3, 3.0, True)):
+    for version, value, is_new in ((2, 2.0, True), (2, 7.0, False), (1, 1.0, None), (3, 3.0, True)):
         transport.next, transport.version = ("policy", Tied(value).state_dict()), version
-        assert receiver.receive() is is_new
+        if is_new is None:
+            with pytest.raises(ValueError, match=r"not after version 2, .* goes on from there with send\(version=3\)"):
+                receiver.receive()
+            assert isinstance(transport.answers.pop(), ValueError)
+        else:
+            assert receiver.receive() is is_new
     assert model.values() == {3.0}
     assert receiver.version == 3
-    assert transport.answers == ["updated"] * 4
+    assert transport.answers == ["updated"] * 3
     transport.next, transport.version = ("critic", Tied(9.0).state_dict()), 4
     with pytest.raises(ValueError, match="weights of 'critic' have come to the receiver of 'policy'"):
         receiver.receive()

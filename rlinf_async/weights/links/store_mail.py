@@ -6,8 +6,8 @@
     NODE_<rank>_there/<g>  sender → receiver   so does the sender, or it no longer does
     NODE_<rank>_out/<n>    receiver → sender   the answer to it
 
-Nothing is overwritten by a second message, and an answer is found by its number.  All methods block, but for
-``interrupt`` and ``wake``: each side calls them in a thread of its own.
+Nothing is overwritten by a second message, and an answer is found by its number.  All methods block, and be it
+for a store that has stopped: each side calls them in a thread of its own, ``interrupt`` and ``wake`` in another one.
 
 Gloo lets nobody go who waits in the middle of a tensor, whatever becomes of its connection, but those at once who wait
 for what has not begun.  So nobody waits for the tensor itself: the receiver waits for a byte that follows it, and the
@@ -73,6 +73,8 @@ class StoreMail:
         self._number = 0
         self._sent: dict[int, _Sent] = {}
         self._receipt: _Sent | None = None
+        self._is_declined = False
+        """Whether the message that is to be answered has not even been begun to be received."""
 
     @property
     def _store(self) -> Any:
@@ -110,7 +112,8 @@ class StoreMail:
         if given_up.is_set():
             self._avoid(number)
             raise ClosedError(f"message {number} to {self._name} was given up")
-        facts = {**head, "generation": self._generation, "nbytes": tensor.numel()}
+        whose = {"sender": self._name_of_this, "generation": self._generation}
+        facts = {**head, **whose, "nbytes": tensor.numel()}
         self._store.set(self._key("in", number), frames.pack(facts))
         self._store.set(f"{self._name}_count", str(number))
         try:
@@ -120,9 +123,16 @@ class StoreMail:
                 sent.until.wait(timedelta(seconds=timeout))
         except (RuntimeError, PeerLost, DeadlineExceeded, ClosedError) as error:
             self.part()
+            if not given_up.is_set() and self._is_answered(number):
+                return number  # why it was not taken, says the answer
             self._avoid(number)
             raise self._translated(error, timeout) from None
         return number
+
+    def _is_answered(self, number: int) -> bool:
+        with contextlib.suppress(RuntimeError):  # of a store that is gone
+            return bool(self._store.check([self._key("out", number)]))
+        return False
 
     def _send(self, group: Any, tensor: torch.Tensor) -> _Sent:
         if self._backend == "nccl":
@@ -179,6 +189,8 @@ class StoreMail:
         while found is None:
             key = self._key("in", self._number)
             found = self._wait(key, 3600.0)
+            if found is None:
+                continue  # what comes from now on is not to be lost
             self._store.delete_key(key)  # CLOSED too: the next receiver of this rank begins here
             if found == CLOSED:
                 return None
@@ -199,12 +211,18 @@ class StoreMail:
         Raises:
             DeadlineExceeded, PeerLost: it does not come; the message may be answered all the same.
             ClosedError: it was given up.
+            Exception: there is no memory for it; the message has to be answered.
         """
         if head["generation"] != self._generation:
             self.part()
             with self._lock:
                 self._generation = head["generation"]
-        tensor = torch.empty(head["nbytes"], dtype=torch.uint8, device="cuda" if self._backend == "nccl" else "cpu")
+        device = "cuda" if self._backend == "nccl" else "cpu"
+        try:
+            tensor = torch.empty(head["nbytes"], dtype=torch.uint8, device=device)
+        except Exception:
+            self._is_declined = True
+            raise
         try:
             self._fill(self._connect(timeout, given_up), tensor, timedelta(seconds=timeout))
         except (RuntimeError, PeerLost, DeadlineExceeded, ClosedError) as error:
@@ -226,6 +244,11 @@ class StoreMail:
     def answer(self, text: bytes) -> None:
         self._store.set(self._key("out", self._number), text)
         self._number += 1
+        if self._is_declined:  # its sender waits for the connection yet, and not for the answer
+            self._is_declined = False
+            if self._group is None:
+                self._store.set(self._key("here", self._generation), CLOSED)
+            self.part()
 
     def _first(self) -> int:
         """A receiver that is started again begins with what has not been taken."""
@@ -245,6 +268,10 @@ class StoreMail:
 
     def interrupt(self) -> None:
         """What the other thread waits for, it waits for no longer; the next message takes another connection."""
+        self.tell(self.cut())
+
+    def cut(self) -> list[str]:
+        """The first half of ``interrupt``, which asks nothing of the store; returns what to ``tell`` it."""
         with self._lock:
             connection, self._connection = self._connection, None
             keys = [self._key("here" if self._me == 0 else "there", self._generation)]
@@ -252,6 +279,10 @@ class StoreMail:
                 keys.append(self._key("out", self._number))
         if connection is not None:
             connection.end()
+        return keys
+
+    def tell(self, keys: list[str]) -> None:
+        """The other half: it waits for the store, for however long that does not answer."""
         if self._beside is None:
             return  # nobody waits for the store
         with self._speaking, contextlib.suppress(RuntimeError):  # of a store that is gone, which nobody waits for

@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import logging
 import time
+from asyncio import _get_running_loop as running_loop
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
@@ -67,6 +68,8 @@ class WeightReceiver:
         """What belongs to this process."""
         self._state = Applied(self._scheme.options.ack_timeout)
         self._heard = 0
+        self._sender: Any = None
+        """Whose version the model has, where the transport tells."""
         self._subscriber: Subscriber | None = None
         self._bridge = Bridge()
 
@@ -105,6 +108,8 @@ class WeightReceiver:
     def receive(self, timeout: float = 0.001) -> Any:
         """Applies the weights that have come, if there are any, and tells the sender.
 
+        The version that the model has is acknowledged, and not applied for a second time.
+
         Args:
             timeout: seconds to wait for some.
 
@@ -112,7 +117,8 @@ class WeightReceiver:
             Whether the model has a new version; in a coroutine a ``Work`` of it.
 
         Raises:
-            ValueError: there is no model; they are another model's.
+            ValueError: there is no model; they are another model's; the model has a later version, or one of another
+                sender with that number.
             DeadlineExceeded: readers have not left within ``ack_timeout``.
             Exception: they do not fit.  As of all of these the sender gets the same error; the model is as it was.
         """
@@ -126,13 +132,14 @@ class WeightReceiver:
         if isinstance(transport, LinkTransport):
             if self._subscriber is None and await transport.leads_to_link(timeout):
                 self._subscribe(transport)
-            if self._subscriber is not None:
+            subscriber = self._subscriber
+            if subscriber is not None:
                 transport.look()
                 end = time.monotonic() + timeout
-                if await self._subscriber.receive(timeout):
+                if await subscriber.receive(timeout):
                     return True
                 while (remaining := end - time.monotonic()) > 0:  # it has heard something else
-                    if await self._subscriber.receive(remaining):
+                    if await subscriber.receive(remaining):
                         return True
             timeout = 0.0  # something past the link, perhaps
         coming = transport.receive_weights(timeout=timeout)
@@ -149,14 +156,16 @@ class WeightReceiver:
             return False
         self._heard += 1
         model_id, weights = found
-        version = getattr(transport, "version", None)
+        version, sender = getattr(transport, "version", None), getattr(transport, "sender", None)
         self._state.hear(version)
-        is_new = version is None or version > self.version
         try:
             if self._model_id not in (None, model_id):
                 raise ValueError(f"weights of '{model_id}' have come to the receiver of '{self._model_id}'")
+            is_new = (version is None or version > self.version) and await self._take(weights, version)
             if is_new:
-                await self._take(weights, version)
+                self._sender = sender
+            elif version != self.version or self._sender not in (None, sender):
+                raise self._stale(version)
         except Exception as error:
             await self._answer("send_error", error)
             raise
@@ -187,14 +196,17 @@ class WeightReceiver:
         try:
             self._state.hear(version)
             if not await self._apply(weights, version) and version != self.version:
-                raise ValueError(
-                    f"version {version} of '{self._model_id}' is not after version {self.version}, which the model "
-                    f"has: a sender that begins anew goes on from there with send(version={self.version + 1})"
-                )
+                raise self._stale(version)
         except Exception as error:
             await self._answer_call("send_error", error)
             raise
         await self._answer_call("send_ack", "updated")
+
+    def _stale(self, version: int | None) -> ValueError:
+        return ValueError(
+            f"version {version} of '{self._model_id}' is not after version {self.version}, which the model has: a "
+            f"sender that begins anew goes on from there with send(version={self.version + 1})"
+        )
 
     async def _answer_call(self, how: str, what: Any) -> None:
         if self._subscriber is None or not self._subscriber.has_met:  # a sender with a link waits for no message
@@ -337,6 +349,9 @@ class WeightReceiver:
 
     def close(self) -> Any:
         """Gives up the way to the sender; in a coroutine a ``Work``, which goes on where nobody waits for it."""
+        if self._subscriber is not None and running_loop() is None:
+            # Another thread may be waiting for weights, with the loop that this one is to use.
+            self._subscriber.hear_end(ClosedError(f"{self!r} is closed"))
         ends, self._subscriber, self._transport = (self._subscriber, self._transport), None, None
         work = self._bridge.run(_close(*ends), f"the closing of {self!r}", abandonable=False)
         self._bridge.release()

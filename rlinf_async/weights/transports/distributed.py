@@ -8,8 +8,8 @@ import dataclasses
 import functools
 import logging
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from typing import Any, Final
 
 import torch
@@ -20,12 +20,17 @@ from rlinf_async.weights.links.store_mail import StoreMail
 from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.param_tree import ParamTree, Path, is_tensordict, name_of
 from rlinf_async.weights.waiting.aside import Aside
+from rlinf_async.weights.waiting.beside import Beside
 from rlinf_async.weights.waiting.bridge import Bridge
 from rlinf_async.work import Work
 
 logger = logging.getLogger(__name__)
 
 _FAILED: Final = b"failed "
+
+_PARTING: Final = 10.0
+"""Seconds that ``close`` waits for the thread, which may wait for a store that has stopped; torch takes five of them
+now and then for a new client of one that has not."""
 
 
 class DistributedTransport:
@@ -67,10 +72,13 @@ class DistributedTransport:
         self._bridge = Bridge()
         self._aside = Aside(f"packing for rank {rank}")  # the other thread may be sending what came before
         self._mail: StoreMail | None = None
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread: Beside | None = None
+        self._interrupting = Beside(f"rlinf-weights-{rank}-interrupting")
         self._sent: Future[int] | None = None
         self._given_up = threading.Event()
         self._patience = timeout
+        self.sender: str | None = None
+        """Who has sent what was received last: another one counts anew."""
         self._coming: _Coming | None = None
         self._taking: tuple[dict[str, Any], _Coming] | None = None
         """A message that has begun to arrive; if whoever receives is cancelled, the next one gets it."""
@@ -157,13 +165,18 @@ class DistributedTransport:
         if sent is not None:
             self._given_up.set()
             if self._mail is not None:
-                self._mail.interrupt()
+                self._interrupting.submit(self._mail.tell, self._mail.cut())  # the store may not answer for long
                 self._executor.submit(self._mail.withdraw)
 
     # -- the receiver -------------------------------------------------------------------------------------------
 
     def receive_weights(self, timeout: float = 1.0) -> Any:
-        """``(model_id, weights)``: a TensorDict, or a flat dict, as was sent; None if nothing has come."""
+        """``(model_id, weights)``: a TensorDict, or a flat dict, as was sent; None if nothing has come.
+
+        Raises:
+            PeerLost: the store is gone.
+            Exception: what has come is of no use here; the sender hears the same.
+        """
         return self._bridge.run(self._receive(timeout), f"weights from {self!r}")
 
     async def _receive(self, timeout: float) -> tuple[str, Any] | None:
@@ -185,10 +198,17 @@ class DistributedTransport:
             logger.warning("version %d of '%s' has not come: %s", head["version"], head["model_id"], failure)
             await self._fail(failure)
             return None
-        if failure is not None:
-            raise failure
-        self.version = head["version"]
-        return head["model_id"], _unpack(head, packed)
+        try:
+            if failure is not None:
+                raise failure
+            weights = _unpack(head, packed)
+        except ClosedError:
+            raise
+        except Exception as error:
+            await self._fail(error)
+            raise
+        self.version, self.sender = head["version"], head.get("sender")
+        return head["model_id"], weights
 
     async def _begin_to_take(self, timeout: float) -> bool:
         """Whether a message is there."""
@@ -249,25 +269,44 @@ class DistributedTransport:
         return self._mail
 
     @property
-    def _executor(self) -> ThreadPoolExecutor:
+    def _executor(self) -> Beside:
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"rlinf-weights-{self._rank}")
+            self._thread = Beside(f"rlinf-weights-{self._rank}")
         return self._thread
 
     async def _in_thread(self, function: Any, *args: Any) -> Any:
         return await asyncio.wrap_future(self._executor.submit(function, *args))
 
     def close(self) -> Any:
-        """Ends the connection and the thread; in a coroutine a ``Work``.  A second time is nothing."""
+        """Ends the connection and the thread; in a coroutine a ``Work``.  A second time is nothing.
+
+        A thread that has not come back after some seconds, because the store has stopped or its host cannot be reached,
+        is left behind, and ends when the store answers or with the process.
+        """
         mail, thread, aside = self._mail, self._thread, self._aside
+        ending: _Coming | None = None
         if mail is not None or thread is not None:
             # Begun at once, in a thread: the store may be slow, and the other thread in the middle of making a group.
-            aside.start(_end, thread, *self._last_words(mail), nbytes=None)
+            end = functools.partial(_end, (thread, self._interrupting), *self._last_words(mail))
+            ending = _Coming(Beside(f"rlinf-weights-{self._rank}-ending"), end)
         self._thread = self._mail = self._coming = self._sent = self._taking = None
         self._aside = Aside(aside.label)
-        work = self._bridge.run(aside.end(), f"the closing of {self!r}")
+        work = self._bridge.run(self._part(aside, ending), f"the closing of {self!r}")
         self._bridge.release()
         return work
+
+    async def _part(self, aside: Aside, ending: _Coming | None) -> None:
+        await aside.end()
+        if ending is None:
+            return
+        try:
+            await ending.async_wait(_PARTING)
+        except DeadlineExceeded:
+            logger.warning(
+                "%r is closed, but its thread has not come back within %g s and is left behind: does the store answer?",
+                self,
+                _PARTING,
+            )
 
     def _last_words(self, mail: StoreMail | None) -> tuple[Callable[[], None], Callable[[], None]]:
         """What has the other thread come back, and what is to be done once it has."""
@@ -284,11 +323,12 @@ class DistributedTransport:
         return _nothing, mail.part
 
 
-def _end(thread: ThreadPoolExecutor | None, interrupt: Callable[[], None], finish: Callable[[], None]) -> None:
+def _end(threads: Iterable[Beside | None], interrupt: Callable[[], None], finish: Callable[[], None]) -> None:
     with contextlib.suppress(RuntimeError):  # of a store that is gone, which nobody waits for
         interrupt()
-    if thread is not None:
-        thread.shutdown()
+    for thread in threads:
+        if thread is not None:
+            thread.drain()
     with contextlib.suppress(RuntimeError):
         finish()
 
@@ -298,9 +338,9 @@ def _nothing() -> None:
 
 
 class _Coming(Work[Any]):
-    """The head of the next message, or the rest, which a thread waits for however long nobody else does."""
+    """What a thread waits for however long nobody else does: the head of the next message, or the rest."""
 
-    def __init__(self, executor: ThreadPoolExecutor, wait: Callable[[], Any]) -> None:
+    def __init__(self, executor: Beside, wait: Callable[[], Any]) -> None:
         super().__init__()
         executor.submit(self._run, wait)
 

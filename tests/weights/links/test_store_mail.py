@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
+from torch.distributed import DistStoreError, TCPStore  # type: ignore[attr-defined]  # torch does not list them
 
+from rlinf_async.core import frames
 from rlinf_async.errors import ClosedError, PeerLost
 from rlinf_async.weights.links.store_mail import StoreMail
 
@@ -68,3 +69,64 @@ def test_a_receiver_that_is_given_up_waits_for_no_sender(monkeypatch: pytest.Mon
         receiver.interrupt()
         with pytest.raises(ClosedError):
             receiving.result(30)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_why_a_receiver_has_no_memory_for_a_message_its_sender_hears(is_first: bool) -> None:
+    """Also while it waits for a connection, and one that is there ends with it."""
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise MemoryError("there is none")
+
+    def deliver(threads: ThreadPoolExecutor, answer: bytes) -> bytes:
+        sending = threads.submit(sent, sender, threading.Event())
+        head = receiver.next_head()
+        assert head is not None
+        if answer == b"updated":
+            assert torch.equal(receiver.receive(head, 30.0, threading.Event()), VALUES)
+        else:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(torch, "empty", fail)
+                with pytest.raises(MemoryError):
+                    receiver.receive(head, 30.0, threading.Event())
+        receiver.answer(answer)
+        return sender.wait_answer(sending.result(20), 20.0)
+
+    with both_ends() as (sender, receiver, _), ThreadPoolExecutor(1) as threads:
+        if not is_first:
+            assert deliver(threads, b"updated") == b"updated"
+        assert deliver(threads, b"failed: no memory") == b"failed: no memory"
+        assert deliver(threads, b"updated") == b"updated"
+
+
+class Late:
+    """A store that says nothing has come at the very moment in which something does."""
+
+    def __init__(self, store: Any, comes: Any) -> None:
+        self._store = store
+        self._comes = comes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def clone(self) -> Any:
+        return self
+
+    def wait(self, keys: list[str], timeout: Any) -> None:
+        if self._comes is not None:
+            comes, self._comes = self._comes, None
+            comes()
+            raise DistStoreError("nothing")
+        self._store.wait(keys, timeout)
+
+
+def test_a_message_that_comes_just_as_the_wait_for_it_is_over_is_not_lost() -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    late = Late(store, lambda: store.set("NODE_1_in/1", frames.pack(HEAD)))
+    with ThreadPoolExecutor(1) as threads:
+        receiver = StoreMail(late, 1, False, "gloo")
+        waiting = threads.submit(receiver.next_head)
+        try:
+            assert waiting.result(10) == HEAD
+        finally:
+            store.set("NODE_1_in/1", b"closed")

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
-from rlinf_async.errors import DeadlineExceeded, RemoteError
+from rlinf_async import MultiProcessWeightSyncScheme
+from rlinf_async.errors import ClosedError, DeadlineExceeded, RemoteError
 from tests.weights.ends import Tied, both
 
 # -- which version --------------------------------------------------------------------------------------------------
@@ -87,3 +92,29 @@ async def test_who_comes_to_read_waits_as_long_as_he_says(kind: str) -> None:
                     pass
         async with ends.receiver.reading(timeout=5) as version:
             assert version == 0
+
+
+def test_a_thread_that_waits_for_weights_hears_of_the_closing() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    sending, receiving = MultiProcessWeightSyncScheme(), MultiProcessWeightSyncScheme()
+    waits = threading.Event()
+    with ours, theirs, ThreadPoolExecutor(1) as threads:
+        sending.init_on_sender("policy", pipes=[ours], source_model=Tied(1.0))
+        receiving.init_on_worker("policy", pipe=theirs, model=Tied())
+        receiver = receiving.get_receiver()
+        first = threads.submit(receiver.receive, 20.0)
+        sending.get_sender().send(timeout=20)
+        assert first.result(20)
+        receive = receiver._subscriber.receive
+
+        async def tell_and_receive(timeout: float) -> Any:
+            waits.set()
+            return await receive(timeout)
+
+        receiver._subscriber.receive = tell_and_receive
+        second = threads.submit(receiver.receive, 20.0)
+        assert waits.wait(20)
+        receiving.close()
+        with pytest.raises(ClosedError, match="of 'policy' version 1> is closed"):
+            second.result(20)
+        sending.close()
