@@ -12,7 +12,7 @@ from rlinf_async.weights.model.gather_calls import Call
 from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.param_tree import ParamTree, name_of
 from rlinf_async.weights.model.update import plan_update
-from rlinf_async.weights.syncers.buckets import LARGEST, check_name, iter_named_tensor_buckets, numbered
+from rlinf_async.weights.syncers.buckets import LARGEST, buckets_in_call, check_name, numbered
 from rlinf_async.weights.syncers.fit import check_fit, check_rank
 from rlinf_async.weights.syncers.incoming import IncomingBuckets
 from rlinf_async.weights.syncers.options import device_of, precision_of
@@ -94,13 +94,13 @@ class BucketWeightSyncer(WeightSyncer):
 
     def _produce(self, tree: ParamTree, sending: Sending, call: Call) -> Iterator[dict[str, torch.Tensor]]:
         items = [(self._renamed(name_of(path)), tensor) for path, tensor in tree.items()]
-        buckets = iter_named_tensor_buckets(
+        buckets = buckets_in_call(
+            call,
             items,
             sending.version,
-            bucket_size=self.bucket_size,
-            bucket_device=self.bucket_device,
-            dtype_resolver=lambda name, dtype: self.bucket_dtype or dtype,
-            call=call,
+            self.bucket_size,
+            self.bucket_device,
+            lambda name, dtype: self.bucket_dtype or dtype,
         )
         yield from numbered(buckets, sending)
 

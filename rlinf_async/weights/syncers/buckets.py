@@ -33,7 +33,6 @@ def iter_named_tensor_buckets(
     bucket_size: int,
     bucket_device: str | torch.device,
     dtype_resolver: Callable[[str, torch.dtype], torch.dtype] | None = None,
-    call: Call | None = None,
 ) -> Iterator[dict[str, torch.Tensor]]:
     """Copies of tensors by name, in buckets that are made when they are asked for.
 
@@ -43,14 +42,24 @@ def iter_named_tensor_buckets(
         bucket_size: bytes, after the cast, after which a bucket ends.  Tensors are not divided.
         bucket_device: where the copies are.
         dtype_resolver: what a floating-point tensor is cast to, by name and dtype.
-        call: by which the ranks know that they are in the same one.
 
     Raises:
         ValueError: a tensor has the name of one of these two, or of ``bucket_number`` or ``syncer_sending``, which
             syncers add.
         TransferFailed: another rank is not in this call.
     """
-    call = _calls.next() if call is None else call
+    yield from buckets_in_call(_calls.next(), items, version, bucket_size, bucket_device, dtype_resolver)
+
+
+def buckets_in_call(
+    call: Call,
+    items: Iterable[tuple[str, torch.Tensor]],
+    version: int,
+    bucket_size: int,
+    bucket_device: str | torch.device,
+    dtype_resolver: Callable[[str, torch.dtype], torch.dtype] | None,
+) -> Iterator[dict[str, torch.Tensor]]:
+    """The same, in a call of a syncer's by which the ranks know that they are in the same one."""
     plan: list[list[tuple[str, torch.Tensor, torch.dtype]]] = [[]]
     filled = 0
     for name, tensor in items:

@@ -18,7 +18,7 @@ from rlinf_async.weights.model.leaf_memory import LeafMemory
 from rlinf_async.weights.model.manifest import Manifest, dtype_name
 from rlinf_async.weights.model.param_tree import ParamTree, name_of, path_of
 from rlinf_async.weights.model.update import in_turn, plan_update
-from rlinf_async.weights.syncers.buckets import iter_named_tensor_buckets, numbered
+from rlinf_async.weights.syncers.buckets import buckets_in_call, numbered
 from rlinf_async.weights.syncers.fit import Leaves, check_rank, check_ties, leaves_of, receivers_dtypes
 from rlinf_async.weights.syncers.incoming import IncomingBuckets
 from rlinf_async.weights.syncers.options import device_of
@@ -108,13 +108,8 @@ class PatchWeightSyncer(WeightSyncer):
         if self.init_sync_enabled:
             everything = self._select(state_dict, None)
             items = [(name_of(p), tensor) for p, tensor in everything.items() if self._is_first(name_of(p))]
-            buckets = iter_named_tensor_buckets(
-                items,
-                BEGINNING.version,
-                bucket_size=self.init_sync_bucket_size,
-                bucket_device=self.transport_device or "cpu",
-                call=call,
-            )
+            device = self.transport_device or "cpu"
+            buckets = buckets_in_call(call, items, BEGINNING.version, self.init_sync_bucket_size, device, None)
             marked = numbered(buckets, BEGINNING)
             while (bucket := await in_thread(next, marked, None)) is not None:
                 if is_sender:
