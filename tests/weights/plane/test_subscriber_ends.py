@@ -159,17 +159,17 @@ def test_a_scheme_that_serves_in_another_thread_is_closed() -> None:
         assert not thread.is_alive()
 
 
+async def served(subscriber: Subscriber) -> asyncio.Task[None]:
+    serving = subscriber.serve()
+    await asyncio.sleep(0)
+    return serving
+
+
 def test_what_serves_in_a_loop_that_stands_still_is_not_waited_for() -> None:
     _, link = LocalLink.pair()
     subscriber = Subscriber(link, large(0.0))
     loop = asyncio.new_event_loop()
-
-    async def begin() -> asyncio.Task[None]:
-        serving = subscriber.serve()
-        await asyncio.sleep(0)
-        return serving
-
-    serving = loop.run_until_complete(begin())
+    serving = loop.run_until_complete(served(subscriber))
     closed(subscriber)
     loop.run_until_complete(asyncio.wait([serving]))
     assert serving.cancelled()
@@ -181,13 +181,7 @@ def test_what_served_in_a_loop_that_is_closed_is_not_waited_for() -> None:
     _, link = LocalLink.pair()
     subscriber = Subscriber(link, large(0.0))
     loop = asyncio.new_event_loop()
-
-    async def begin() -> asyncio.Task[None]:
-        serving = subscriber.serve()
-        await asyncio.sleep(0)
-        return serving
-
-    serving = loop.run_until_complete(begin())
+    serving = loop.run_until_complete(served(subscriber))
     serving._log_destroy_pending = False  # type: ignore[attr-defined]  # which is the fault of the loop's owner
     loop.close()
     closed(subscriber)
