@@ -2,7 +2,8 @@
 
 # The house.  Imports run down this list only; tests/test_layers.py holds it so.
 #
-#   errors, gate  every exception; where a thread waits       address  frozen names for things
+#   errors, gate  every exception; where a thread waits       settings  timeouts and limits that a user may change
+#   address     frozen names for things
 #   core/       plain state: frames, codec, calls, failures, directory, segments; no IO
 #   hardware/   accelerators by their makers, robots, what users register of their own; no torch
 #   configuration/  the cluster section: node groups, variables, interpreters; read and checked
@@ -17,7 +18,7 @@
 #   queues/, channel                     what is asked of a queue, near or far; what users hold of it
 #   outcome, handle, stream              one call on many ranks
 #   data/       tensors                  worker/    inside a worker process
-#   members, group, settings, launch     many workers as one object
+#   members, group, launch_config, launch     many workers as one object
 #   nodes, own_nodes, output, sys_variables, cluster   the way into a run
 #
 #   weights/    a trainer's weights at its rollout workers; loaded when one of its names is asked for

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Generator, Sequence
 from typing import Any, Final
 
-from rlinf_async import tracing
+from rlinf_async import settings, tracing
 from rlinf_async.address import NodeInfo, WorkerAddress
 from rlinf_async.configuration import ClusterConfig, NodeGroup, get_path_env_merge_mode, merge_worker_env_vars
 from rlinf_async.core import codec
@@ -21,6 +21,7 @@ from rlinf_async.group import CLOSE_GRACE, WorkerGroup, public_methods, start_cl
 from rlinf_async.handle import Handle
 from rlinf_async.hardware import load_extension
 from rlinf_async.launch import Plan, base_environment, launch
+from rlinf_async.launch_config import groups_of, hardware_for, read_config, setting_for, trace_wanted, wanted_nodes
 from rlinf_async.loop_thread import LoopThread
 from rlinf_async.members import Members
 from rlinf_async.nodes import described, nodes_from
@@ -31,7 +32,6 @@ from rlinf_async.profiling import ProfileConfig, get_profiling_env_vars_for_work
 from rlinf_async.seat import seats
 from rlinf_async.seat.asks import HERE
 from rlinf_async.seat.client import NodeClient
-from rlinf_async.settings import groups_of, hardware_for, read_config, setting_for, trace_wanted, wanted_nodes
 from rlinf_async.sys_variables import ClusterEnvVar, get_full_env_var_name, get_sys_env_var
 from rlinf_async.wire.lifeline import Lifeline
 from rlinf_async.wire.local_socket import connect
@@ -81,7 +81,8 @@ class Cluster:
 
     Raises:
         LaunchError: the node could not be started, with what it said.
-        ConfigError: the configuration has a mistake, or there are fewer nodes than ``num_nodes``.
+        ConfigError: the configuration or a setting in the environment has a mistake, or there are fewer nodes than
+            ``num_nodes``.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class Cluster:
         log_to_driver: bool = True,
         trace: str | os.PathLike[str] | bool | None = None,
     ) -> None:
+        settings.check()
         load_extension(os.environ)  # its kinds of hardware may stand in the configuration
         if cluster_cfg is None and here.identity is not None and here.identity.config:
             cluster_cfg = json.loads(here.identity.config)

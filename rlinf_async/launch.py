@@ -18,12 +18,12 @@ from rlinf_async.core.worker_facts import pack_hardware
 from rlinf_async.errors import ClosedError, NodeLost
 from rlinf_async.group import CLOSE_GRACE, info_from
 from rlinf_async.hardware import REHEARSAL, AcceleratorType, get_family
+from rlinf_async.launch_config import LaunchConfig
 from rlinf_async.members import Members
 from rlinf_async.placement import Placement, worker_environment
 from rlinf_async.profiling import INTERPRETER, ProfileConfig, window_plan, wrap_interpreter
 from rlinf_async.profiling.windows import SECTION
 from rlinf_async.seat.client import NodeClient
-from rlinf_async.settings import Setting
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Plan:
     name: str
     address: WorkerAddress
     placements: Sequence[Placement]
-    settings: Sequence[Setting]
+    settings: Sequence[LaunchConfig]
     hardware: Sequence[Sequence[Any]]
     nodes: Sequence[NodeInfo]
     run: str
@@ -91,7 +91,7 @@ async def launch(client: NodeClient, members: Members, plan: Plan, *, reserved: 
 
 
 async def _spawn(client: NodeClient, plan: Plan) -> list[dict[str, Any]]:
-    alike: dict[tuple[int, Setting], list[Placement]] = {}
+    alike: dict[tuple[int, LaunchConfig], list[Placement]] = {}
     for placement, setting in zip(plan.placements, plan.settings, strict=True):
         alike.setdefault((placement.cluster_node_rank, setting), []).append(placement)
     first = plan.nodes[plan.placements[0].cluster_node_rank]

@@ -26,6 +26,7 @@ def rooms(line: str) -> set[str]:
 # Bottom first.  A room imports itself and the storeys below, not its neighbours on the same line.
 STOREYS = (
     "errors gate",
+    "settings",
     "address",
     "core",
     "hardware profiling",
@@ -45,7 +46,7 @@ STOREYS = (
     "worker",
     "members",
     "group",
-    "settings",
+    "launch_config",
     "launch",
     "nodes output own_nodes sys_variables",
     "cluster",
@@ -63,7 +64,7 @@ STOREYS = (
 HEIGHT = {room: height for height, line in enumerate(STOREYS) for room in rooms(line)}
 STRANGERS = [("data", "wire"), ("wire", "data")]  # they meet in the worker's mailbox
 
-OPEN_TO_LAUNCHER = ("errors", "address", "core", "hardware", "configuration", "wire", "placement")
+OPEN_TO_LAUNCHER = ("errors", "settings", "address", "core", "hardware", "configuration", "wire", "placement")
 NEAR = rooms(
     "__main__ cli job ssh local hosts options allocation table archive sweep check driver entry environment flags "
     "host inspection plan preview ranges stub tether text way words "

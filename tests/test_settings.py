@@ -1,0 +1,36 @@
+"""Settings read the environment, and say no to values that cannot be."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlinf_async import Cluster, settings
+from rlinf_async.errors import ConfigError
+from rlinf_async.settings import Setting
+
+
+@pytest.mark.parametrize("setting", settings.ALL, ids=lambda setting: setting.name)
+def test_a_default_lies_within_its_bounds(setting: Setting) -> None:
+    assert setting({}) == setting.default
+    assert setting({setting.variable: str(setting.default)}) == setting.default
+
+
+@pytest.mark.parametrize("text", ["soon", "nan", "-1", "1e99"])
+@pytest.mark.parametrize("setting", settings.ALL, ids=lambda setting: setting.name)
+def test_a_value_that_cannot_be_names_variable_value_and_bounds(setting: Setting, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        settings.check({setting.variable: text})
+    for part in (setting.variable, repr(text), f"{setting.minimum:g}", f"{setting.maximum:g}", f"{setting.default:g}"):
+        assert part in str(caught.value)
+
+
+def test_names_end_with_their_units() -> None:
+    units = {"seconds": "_s", "bytes": "_bytes"}
+    assert all(setting.name.endswith(units.get(setting.unit, "")) for setting in settings.ALL)
+    assert len({setting.name for setting in settings.ALL}) == len(settings.ALL)
+
+
+def test_a_cluster_refuses_a_setting_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(settings.DIRECT_ACK_S.variable, "soon")
+    with pytest.raises(ConfigError, match="RLINF_DIRECT_ACK_S='soon'"):
+        Cluster(num_nodes=1)
