@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlinf_async.errors import ConfigError, LaunchError, RLinfAsyncError
+from rlinf_async.wire.terminal import Terminal, TerminalStream
 
 from .allocation import find_hosts
 from .check import check
@@ -61,7 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _preview(nodes, source, options, variables)
     except ConfigError as error:
         return _fail(f"rlinf-launch: {error}", USAGE)
-    report = make_report(as_json=options.json, verbosity=options.verbosity)
+    terminal = Terminal()  # a stderr that is not read must not keep signals and losses from being heard
+    frame = ('{"event": "note", "text": "', '"}') if options.json else ("rlinf-launch: ", "")
+    stream: Any = TerminalStream(terminal, sys.stderr, *frame)
+    report = make_report(as_json=options.json, verbosity=options.verbosity, stream=stream)
     report.detail(f"hosts from {source}")
     try:
         if options.sweep:
@@ -77,6 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return LAUNCH_FAILED
     except KeyboardInterrupt:  # before a loop was there to hear of it
         return INTERRUPTED
+    finally:
+        terminal.close()
 
 
 def _preview(nodes: Sequence[Node], source: str, options: Options, variables: Mapping[str, str]) -> int:

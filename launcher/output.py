@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from rlinf_async.core.printable import printable
+
 LAST_WORDS: Final = 50
 LONGEST_LINE: Final = 8192
 LONGEST_WORD: Final = 400
@@ -40,7 +42,7 @@ class Output:
 
     def last_words(self) -> list[str]:
         """The last lines, the unfinished one among them."""
-        rest = self._rest.decode("utf-8", "replace").strip()
+        rest = _text(self._rest).strip()
         return [_cut(line, LONGEST_WORD) for line in (*self._last, rest) if line]
 
     def _readable(self) -> None:
@@ -63,7 +65,7 @@ class Output:
             lines.append(self._rest)
             self._rest = b""
         if lines:
-            texts = [_cut(line.decode("utf-8", "replace").rstrip("\r"), LONGEST_LINE) for line in lines]
+            texts = [_text(line) for line in lines]
             self._last.extend(text for text in texts if text.strip())
             if self._on_lines is not None:
                 self._on_lines(texts)
@@ -87,12 +89,16 @@ class Output:
             if not self._read():
                 break
         if self._rest.strip() and self._on_lines is not None:
-            self._on_lines([self._rest.decode("utf-8", "replace")])
+            self._on_lines([_text(self._rest)])
         self._loop.remove_reader(self._fd)
         os.close(self._fd)
         if self._log_fd is not None:
             os.close(self._log_fd)
             self._log_fd = None
+
+
+def _text(line: bytes) -> str:
+    return _cut(printable(line.decode("utf-8", "replace")), LONGEST_LINE)
 
 
 def _cut(line: str, most: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import os
@@ -35,6 +36,7 @@ from rlinf_async.seat.client import NodeClient
 from rlinf_async.sys_variables import ClusterEnvVar, get_full_env_var_name, get_sys_env_var
 from rlinf_async.wire.lifeline import Lifeline
 from rlinf_async.wire.local_socket import connect
+from rlinf_async.wire.terminal import Terminal
 from rlinf_async.work import Work, blocking
 from rlinf_async.worker import here
 from rlinf_async.worker.spec import GroupSpec
@@ -55,8 +57,8 @@ class Cluster:
     process ends, however it ends.
 
     Inside a running event loop everything lives on that loop, and nothing blocks it; in a plain script a background
-    thread has a loop, and the constructor returns when the cluster is ready.  No signal handler, no atexit hook, no
-    singleton: several clusters in one process work.
+    thread has a loop, and the constructor returns when the cluster is ready.  No signal handler, no exit hook (but for
+    output that is on its way to a terminal), no singleton: several clusters in one process work.
 
     Example:
         async with Cluster(num_nodes=1) as cluster:
@@ -109,6 +111,7 @@ class Cluster:
         self._local_nodes = local_nodes
         self._groups: list[Members] = []
         self._lifelines: list[Lifeline] = []
+        self._terminal: Terminal | None = None
         self._nodes: tuple[NodeInfo, ...] | None = None
         self._node_groups: tuple[NodeGroup, ...] = ()
         self._thread: LoopThread | None = None
@@ -130,7 +133,8 @@ class Cluster:
             self._client = NodeClient(loop)
             tracing.attach(self._client, "driver", compares_clocks=True)
             if log_to_driver:
-                self._client.events.on("output", show_output)
+                self._terminal = Terminal()
+                self._client.events.on("output", functools.partial(show_output, self._terminal))
         self._pid = os.getpid()
         self._started = self._client.run(self._start(), what="the start of the cluster")
         if running is None:
@@ -413,6 +417,8 @@ class Cluster:
                 await self._client.settle_tasks()
                 self._client.close()
                 await asyncio.gather(*(line.stop(STOP_GRACE) for line in self._lifelines))
+                if self._terminal is not None:
+                    await self._terminal.aclose()
 
     def _start_closing(self) -> Work[None]:
         if self._closing is None:

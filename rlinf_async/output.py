@@ -5,15 +5,13 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from rlinf_async.wire.terminal import Terminal
 
-def show_output(facts: dict[str, Any]) -> None:
-    """Writes the lines of one worker to the stream of the same name here."""
+
+def show_output(terminal: Terminal, facts: dict[str, Any]) -> None:
+    """Queues the lines of one worker for the stream of the same name here."""
     stream = sys.stderr if facts["stream"] == "stderr" else sys.stdout
     prefix = f"[{facts['who']}] "
-    text = "".join(f"{prefix}{line}\n" for line in facts["lines"])
-    try:
-        stream.write(text)
-        stream.flush()
-    except (OSError, ValueError):
-        # The user closed the stream; the log files have it all.
-        return
+    rank = facts["who"].rpartition("@")[0].rpartition(":")[2]
+    where = f": rank {rank}'s log has all of it: {facts['log']}"
+    terminal.write(stream, "".join(f"{prefix}{line}\n" for line in facts["lines"]), prefix, where)

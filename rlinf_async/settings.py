@@ -79,5 +79,17 @@ DIRECT_ACK_S: Final = Setting(
     "direct_ack_s", "seconds", 0.05, 0.001, 10, "how long a receiver may keep an acknowledgement that rides on no frame"
 )
 
-ALL: Final = (DIRECT_ACK_S,)
+OUTPUT_BUFFER_BYTES: Final = Setting(
+    "output_buffer_bytes",
+    "bytes",
+    1 << 20,
+    1 << 12,
+    1 << 30,
+    "lines that wait for a terminal that is not read",
+)
+OUTPUT_END_S: Final = Setting(
+    "output_end_s", "seconds", 2, 0, 3600, "what the end of a cluster gives lines that wait for a terminal"
+)
+
+ALL: Final = (DIRECT_ACK_S, OUTPUT_BUFFER_BYTES, OUTPUT_END_S)
 """Every setting, in the order of the documents."""

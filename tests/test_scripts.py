@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 from textwrap import dedent
 
 import psutil
@@ -151,3 +153,50 @@ def _belongs(process: psutil.Process, run: str) -> bool:
         return process.environ().get("RLINF_RUN_ID") == run
     except psutil.Error:
         return False
+
+
+UNREAD = """
+    import sys
+    from rlinf_async import Cluster, Worker
+
+    class Talker(Worker):
+        def talk(self):
+            for number in range(20_000):
+                print(f"line {number} \\x1b]0;title\\x07" + "x" * 80)
+
+        def hello(self):
+            return self._rank
+
+    with Cluster() as cluster:
+        group = Talker.create_group().launch(cluster, name="talk")
+        group.talk().wait()
+        print("alive", group.hello().wait(), file=sys.stderr, flush=True)
+        sys.stdin.readline()
+"""
+
+
+def test_a_stdout_that_is_not_read_freezes_nothing_and_what_is_missing_is_counted(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(dedent(UNREAD))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RLINF_OUTPUT_BUFFER_BYTES": "100000"}
+    with subprocess.Popen(
+        [sys.executable, str(script)], env=environment, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True
+    ) as driver:
+        try:
+            assert driver.stdin
+            assert driver.stdout
+            assert driver.stderr
+            said = next(line for line in driver.stderr if line.startswith("alive"))
+            assert said == "alive [0]\n"
+            driver.stdin.write("\n")
+            driver.stdin.close()
+            shown = driver.stdout.read().splitlines()
+        finally:
+            driver.kill()
+    said_missing = r"\[talk:0@localhost\] … (\d+) lines? w\w+ not shown: rank 0's log has all of it: (.+)"
+    missing = [match for line in shown if (match := re.fullmatch(said_missing, line))]
+    lines = [line for line in shown if not re.fullmatch(said_missing, line)]
+    assert missing
+    assert lines[0] == "[talk:0@localhost] line 0 " + "x" * 80
+    assert len(lines) + sum(int(match[1]) for match in missing) == 20_000
+    assert len(Path(missing[0][2]).read_text().splitlines()) == 20_000

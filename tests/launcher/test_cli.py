@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -343,3 +344,18 @@ def test_version_and_help_go_to_stdout(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out.startswith("rlinf-launch ")
     assert cli.main(["--help"]) == 0
     assert capsys.readouterr().out.startswith("usage: rlinf-launch ")
+
+
+def test_a_stderr_that_is_not_read_keeps_nothing_from_starting_and_ending(stage: Stage) -> None:
+    stage.runs("import sys; sys.exit(7)")
+    read, write = os.pipe()
+    with open(read), open(write, "wb", buffering=0) as full:
+        os.set_blocking(write, False)
+        with contextlib.suppress(BlockingIOError):
+            while os.write(write, bytes(4096)):
+                pass
+        os.set_blocking(write, True)
+        argv = stage.launcher(str(stage.script))
+        environ = {**stage.environ, "RLINF_OUTPUT_END_S": "0.1"}
+        done = subprocess.run(argv, cwd=CHECKOUT, env=environ, stderr=full, timeout=20, check=False)
+    assert done.returncode == 7

@@ -1,0 +1,230 @@
+"""Text for this process's stdout and stderr: a bounded buffer that a thread of its own empties.
+
+A reader may stop reading (``| less``, Ctrl-S) for as long as it likes; who writes here does not wait for it.  From the
+first text that does not fit nothing more is accepted until the buffer is empty, so that the number of lines that are
+missing can be said where they are missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import select
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from rlinf_async import settings
+
+PIPE_BUF: Final = 4096
+"""Bytes that a pipe takes without blocking once it polls as writable."""
+
+
+class Terminal:
+    """The writing end.  ``write`` may be called in any thread; the thread starts with the first text."""
+
+    def __init__(self) -> None:
+        self._limit = int(settings.OUTPUT_BUFFER_BYTES())
+        self._lock = threading.Lock()
+        self._queue: deque[tuple[Any, bytes]] = deque()
+        self._size = 0
+        self._left_out: dict[tuple[Any, str, str], int] = {}
+        self._wake = -1
+        self._idle = False
+        self._end_by: float | None = None
+        self._thread: threading.Thread | None = None
+        self._on_end: list[Callable[[], None]] = []
+
+    def write(self, stream: Any, text: str, who: str = "", where: str = "") -> None:
+        """Queues whole lines for a stream; counts them where they do not fit.
+
+        Args:
+            who: what the line that tells how many are missing begins with.
+            where: what it ends with: where they can be read.
+        """
+        data = text.encode("utf-8", "backslashreplace")
+        with self._lock:
+            if self._end_by is not None or stream is None:
+                return
+            fits = not self._left_out and (not self._size or self._size + len(data) <= self._limit)
+            if not fits or not (self._thread or self._start()):
+                key = (stream, who, where)
+                self._left_out[key] = self._left_out.get(key, 0) + text.count("\n")
+                return
+            self._queue.append((stream, data))
+            self._size += len(data)
+            if self._idle:
+                self._idle = False
+                os.eventfd_write(self._wake, 1)
+
+    def _start(self) -> bool:
+        """Starts the thread; False where this process may have no more threads or descriptors."""
+        thread = threading.Thread(target=self._run, name="rlinf-output", daemon=True)
+        try:
+            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            thread.start()
+        except (OSError, RuntimeError):
+            if self._wake >= 0:
+                os.close(self._wake)
+                self._wake = -1
+            return False
+        self._thread = thread
+        # A script that ends without closing its cluster: the thread is a daemon and would be cut off in the middle.
+        self._at_exit = weakref.finalize(self, _drain, weakref.WeakMethod(self.close), os.getpid())
+        return True
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Gives what is queued ``RLINF_OUTPUT_END_S`` seconds to leave, and ends the thread.  Idempotent."""
+        seconds = self._end()
+        if self._thread is not None:
+            # Longer than the thread itself takes: it ends unless a write blocks in spite of poll's promise.
+            self._thread.join(seconds + 0.5)
+
+    async def aclose(self) -> None:
+        """The same, without blocking the loop."""
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has been closed since
+                loop.call_soon_threadsafe(ended.set)
+
+        seconds = self._end(tell)
+        if self._thread is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds + 0.5):
+                    await ended.wait()
+                    self._thread.join()
+
+    def _end(self, tell: Callable[[], None] = lambda: None) -> float:
+        seconds = settings.OUTPUT_END_S()
+        with self._lock:
+            if self._end_by is None:
+                self._end_by = time.monotonic() + seconds
+            if self._thread is not None:
+                self._at_exit.detach()
+            if self._wake >= 0:
+                self._on_end.append(tell)
+                os.eventfd_write(self._wake, 1)
+            else:  # there is no thread, or it has ended
+                tell()
+        return seconds
+
+    # -- the thread ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while (item := self._next()) is not None:
+                stream, data = item
+                with contextlib.suppress(OSError, ValueError):  # the user closed the stream: the logs have it all
+                    self._put(stream, data)
+                with self._lock:
+                    self._size -= len(data)
+        finally:
+            with self._lock:
+                self._end_by = self._end_by or time.monotonic()
+                self._queue.clear()
+                os.close(self._wake)
+                self._wake = -1
+                callbacks, self._on_end = self._on_end, []
+            for tell in callbacks:
+                tell()
+
+    def _next(self) -> tuple[Any, bytes] | None:
+        """The next text; waits for it.  None at the end."""
+        while True:
+            with self._lock:
+                if not self._queue:
+                    self._tell_left_out()
+                if self._end_by is not None and (not self._queue or time.monotonic() > self._end_by):
+                    return None
+                if self._queue:
+                    return self._queue.popleft()
+                self._idle = True
+            self._wait(None)
+
+    def _tell_left_out(self) -> None:
+        left_out, self._left_out = self._left_out, {}
+        for (stream, who, where), count in left_out.items():
+            data = f"{who}… {count} line{'s' * (count != 1)} were not shown{where}\n".encode(
+                "utf-8", "backslashreplace"
+            )
+            self._queue.append((stream, data))
+            self._size += len(data)
+
+    def _put(self, stream: Any, data: bytes) -> None:
+        fd = _descriptor(stream)
+        if fd is None:
+            stream.write(data.decode())
+            stream.flush()
+            return
+        if stream.encoding.lower().replace("-", "") != "utf8":
+            data = data.decode().encode(stream.encoding, "backslashreplace")
+        view = memoryview(data)
+        while view:
+            if not self._wait(fd):
+                return
+            stream.flush()  # what the user has printed stands first
+            view = view[os.write(fd, view[:PIPE_BUF]) :]
+
+    def _wait(self, fd: int | None) -> bool:
+        """Waits until a descriptor can be written to, or (without one) until there is news; False when time is up."""
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        if fd is not None:
+            poll.register(fd, select.POLLOUT)
+        while True:
+            left = None if self._end_by is None else max(0.0, self._end_by - time.monotonic()) * 1000
+            ready = {number for number, _ in poll.poll(left)}
+            if self._wake in ready:
+                os.eventfd_read(self._wake)
+            if fd in ready or (fd is None and ready):
+                return True
+            if not ready:
+                return False
+
+
+class TerminalStream(io.TextIOBase):
+    """A stream of this process as a file to write to, by way of a ``Terminal``: for who wants a file (rich)."""
+
+    def __init__(self, terminal: Terminal, stream: Any, who: str = "", where: str = "") -> None:
+        self._terminal = terminal
+        self._stream = stream
+        self._who = who
+        self._where = where
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return str(getattr(self._stream, "encoding", None) or "utf-8")
+
+    def isatty(self) -> bool:
+        return bool(self._stream.isatty())
+
+    def fileno(self) -> int:
+        return int(self._stream.fileno())
+
+    def write(self, text: str) -> int:
+        self._terminal.write(self._stream, text, self._who, self._where)
+        return len(text)
+
+
+def _descriptor(stream: Any) -> int | None:
+    """What the text of a stream goes to in the end; None for a notebook's or a test's, which goes its own way."""
+    if not isinstance(stream, io.TextIOWrapper):
+        return None
+    try:
+        return stream.fileno()
+    except io.UnsupportedOperation:
+        return None
+
+
+def _drain(close: weakref.WeakMethod[Callable[[], None]], pid: int) -> None:
+    if pid == os.getpid() and (end := close()) is not None:  # a forked child has no such thread
+        end()
