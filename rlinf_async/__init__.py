@@ -3,7 +3,7 @@
 # The house.  Imports run down this list only; tests/test_layers.py holds it so.
 #
 #   errors, gate  every exception; where a thread waits       settings  timeouts and limits that a user may change
-#   address     frozen names for things
+#   process     whether this process was forked                address   frozen names for things
 #   core/       plain state: frames, codec, calls, failures, directory, segments; no IO
 #   hardware/   accelerators by their makers, robots, what users register of their own; no torch
 #   configuration/  the cluster section: node groups, variables, interpreters; read and checked
@@ -45,6 +45,7 @@ from rlinf_async.errors import (
     ConfigError,
     DeadlineExceeded,
     EndOfChannel,
+    ForkedProcessError,
     LaunchError,
     NodeLost,
     PeerLost,
@@ -225,6 +226,7 @@ __all__ = [
     "DistributedWeightSyncScheme",
     "EndOfChannel",
     "FlexiblePlacementStrategy",
+    "ForkedProcessError",
     "Handle",
     "Hardware",
     "HardwareConfig",

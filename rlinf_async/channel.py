@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import uuid
+import weakref
 from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from rlinf_async import far_links, tracing
+from rlinf_async import far_links, process, tracing
 from rlinf_async.errors import ClosedError, EndOfChannel
 from rlinf_async.gate import may_wait
 from rlinf_async.queues import registry
@@ -79,6 +81,7 @@ class Channel:
         self._opening: Work[None] | None = None
         self._closing: Work[None] | None = None
         self._wishes = Wishes(name, None if local is None else local.max_bytes)
+        _channels.add(self)
 
     def __repr__(self) -> str:
         if self._local is not None:
@@ -126,7 +129,8 @@ class Channel:
             maxsize: items that each key may hold; 0 is without bound.
             distributed: one queue on every node; a key lives where it was first touched.
             node_rank: the node that holds the queue, where it is not distributed.
-            local: a queue in this process only; each process that it is passed to has its own.
+            local: a queue in this process only; each process that it is passed to has its own, and a forked child,
+                which would have a copy, none.
             disable_distributed_log: RLinf's; a channel has no process that could log.
             max_bytes: size in bytes of all items together, beyond which puts wait; by default half of the memory of
                 the node, or of its container.
@@ -403,9 +407,12 @@ class Channel:
 
     def _bound(self) -> NodeClient:
         """The seat of this process in the channel's run, which one that has travelled looks for when it is used."""
+        if self._client is not None and self._client.pid != process.pid:
+            raise process.forked(f"channel '{self._name}'", self._client.pid)
         if self._client is None:
             roster = self._roster
-            self._client = seats.only_taken() if roster is None else seats.taken_in(roster["run"])
+            what = f"channel '{self._name}'"
+            self._client = seats.only_taken(what) if roster is None else seats.taken_in(roster["run"], what)
             if roster is None:
                 self._open(registry.find(self._client, self._name, None))
             else:
@@ -467,6 +474,19 @@ def _again(name: str, maxsize: int, roster: registry.Roster | None) -> Channel:
     channel = Channel(name, maxsize, None)
     channel._roster = roster
     return channel
+
+
+_channels: weakref.WeakSet[Channel] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """In a forked child no channel has a way to its queues: who uses one asks ``_bound``, which says why."""
+    for channel in list(_channels):
+        channel._replicas = None
+    _local_queues.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 _local_queues: dict[str, LocalQueue] = {}

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Generator, Sequence
 from typing import Any, Final
 
-from rlinf_async import settings, tracing
+from rlinf_async import process, settings, tracing
 from rlinf_async.address import NodeInfo, WorkerAddress
 from rlinf_async.configuration import ClusterConfig, NodeGroup, get_path_env_merge_mode, merge_worker_env_vars
 from rlinf_async.core import codec
@@ -135,7 +135,6 @@ class Cluster:
             if log_to_driver:
                 self._terminal = Terminal()
                 self._client.events.on("output", functools.partial(show_output, self._terminal))
-        self._pid = os.getpid()
         self._started = self._client.run(self._start(), what="the start of the cluster")
         if running is None:
             try:
@@ -430,7 +429,7 @@ class Cluster:
 
         Everything is closed when it returns or raises; an error means that it could not be done in order.
         """
-        if self._pid != os.getpid():
+        if self._client.pid != process.pid:  # a forked child: the nodes are its parent's
             return
         await self._start_closing().async_wait()
         if self._thread is not None and not self._thread.loop.is_closed():
@@ -438,14 +437,14 @@ class Cluster:
 
     def close(self) -> Any:
         """The same; blocks without a running loop, and returns a ``Work`` inside a coroutine."""
+        if self._client.pid != process.pid:
+            return None
         try:
             asyncio.get_running_loop()
         except RuntimeError:
             pass
         else:
             return self._start_closing()
-        if self._pid != os.getpid():  # a forked child: the nodes are its parent's
-            return None
         try:
             self._start_closing().wait()
         finally:

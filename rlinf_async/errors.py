@@ -17,6 +17,7 @@ worker.  What stands here is the framework's own word::
       ConfigError              (ValueError, AssertionError) bad configuration or arguments
       ClosedError              *your* code closed the thing that it now uses
         EndOfChannel             a channel was closed, and everything in it has been taken
+      ForkedProcessError       (RuntimeError) a forked child uses what belongs to its parent; says what to do instead
       AuthError                the other side is not who it should be
       VersionMismatch          two sides of different Python or protocol versions
       SerializationError       (TypeError) a value that cannot travel; names the path inside it
@@ -177,6 +178,10 @@ class ClosedError(RLinfAsyncError):
 
 class EndOfChannel(ClosedError):
     """A channel was closed, and everything in it has been taken: what ``async for`` ends with."""
+
+
+class ForkedProcessError(RLinfAsyncError, RuntimeError):
+    """A forked child uses a handle, a channel, a group or a worker of its parent's; says what to do instead."""
 
 
 class AuthError(RLinfAsyncError):

@@ -246,6 +246,7 @@ class Handle(Work[list[Any]]):
 
     def __getitem__(self, index: int) -> Work[Any]:
         """One rank's result, by its place among the ranks that were called."""
+        self._check_process()
         slot = range(len(self._callee.ranks))[index]
         with self._lock:
             if self._parts is None:
@@ -267,6 +268,7 @@ class Handle(Work[list[Any]]):
         Raises:
             Exception: what awaiting the handle raises, as soon as one rank has failed.
         """
+        self._check_process()
         seen = 0
         while seen < len(self._callee.ranks):
             with self._lock:
@@ -298,6 +300,7 @@ class Handle(Work[list[Any]]):
         Returns:
             A work: ``await`` it, or ``.wait(timeout)`` for it.
         """
+        self._check_process()
         self._keep_going = True
         self._mark_retrieved()
         every: Part[list[Outcome]] = Part(self)
@@ -320,6 +323,7 @@ class Handle(Work[list[Any]]):
         """
         if self._done:
             return
+        self._check_process()
         self._cancelled = True
         self._cancel_open()
         self._finish()

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
+from rlinf_async import process
 from rlinf_async.core import codec
 from rlinf_async.core.body import Body
 from rlinf_async.core.calls import Next, Tally
@@ -36,6 +37,7 @@ class Stream:
     def __init__(self, callee: Callee, method: str) -> None:
         self._callee = callee
         self._method = method
+        self._pid = process.pid
         self._call = 0
         self._items: deque[tuple[int, Body]] = deque()
         self._consumed = [0] * len(callee.ranks)
@@ -127,7 +129,10 @@ class Stream:
 
         Raises:
             Exception: a rank's error, once what came before it has been consumed.
+            ForkedProcessError: in a forked child: what comes goes to its parent.
         """
+        if self._pid != process.pid:
+            raise process.forked(f"stream {self._callee.name}.{self._method}()", self._pid)
         with self._lock:
             if not self._items:
                 if self._error is not None:
@@ -169,6 +174,8 @@ class Stream:
     def close(self) -> None:
         """Closes the remote generators without waiting for it.  Any thread; idempotent."""
         self._closed = True
+        if self._pid != process.pid:
+            return
         self._items.clear()
         self._cancel_open()
         self._wake()

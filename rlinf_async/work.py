@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Final, Generic, TypeVar
 
-from rlinf_async.errors import DeadlineExceeded
+from rlinf_async import process
+from rlinf_async.errors import DeadlineExceeded, ForkedProcessError
 from rlinf_async.gate import may_wait, new_gate
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     """
 
     def __init__(self) -> None:
+        self._pid = process.pid
         self._lock = threading.Lock()
         self._done = False
         self._value: Any = None
@@ -54,6 +56,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
     def _lose_interest(self) -> None:
         """Somebody who wanted the result does not any more; if nobody else waits, nobody does."""
+        if self._pid != process.pid:
+            return  # whether it goes on is decided in the process that has started it
         with self._lock:
             last = not self._waiters and not self._done
         if last:
@@ -100,7 +104,22 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
+    def _check_process(self) -> None:
+        """Raises:
+        ForkedProcessError: this was started by the process that this one was forked from, and cannot end here.
+        """
+        if self._pid != process.pid and not self._done:
+            raise self._inherited()
+
+    def _inherited(self) -> ForkedProcessError:
+        # The thread that held the lock when the process was forked is not there to release it, and the waiters are the
+        # parent's: to wake one would write to an eventfd that both processes have.
+        self._lock, self._waiters = threading.Lock(), []
+        return process.forked(f"what is to finish {self._describe()}", self._pid)
+
     def _waiting(self, *, abandon: bool) -> Generator[Any, Any, None]:
+        if self._pid != process.pid:
+            raise self._inherited()
         loop = asyncio.get_running_loop()
         future = loop.create_future()
         bell = _bell_of(loop)
@@ -159,12 +178,15 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             RuntimeError: called where a loop runs on this thread, which would block it; ``await`` instead.  Or in a
                 function that was given to ``then``.
             DeadlineExceeded: ``timeout`` seconds have passed.
+            ForkedProcessError: it was started by the process that this one was forked from.
         """
         if not self._done:
             self._wait_for_thread(timeout)
         return self._result()
 
     def _wait_for_thread(self, timeout: float | None) -> None:
+        if self._pid != process.pid:
+            raise self._inherited()
         if running_loop() is not None:
             raise RuntimeError(
                 f".wait() would block the event loop that runs on this thread (waiting for {self._describe()}): "
@@ -204,6 +226,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         That may be one which reads this process's sockets: there nothing blocks, and what would returns its ``Work``.
         An error of this work, or of the function, is the new work's error.
         """
+        self._check_process()
         following: Work[Any] = Work()
 
         def follow() -> None:
@@ -308,6 +331,7 @@ class Part(Work[T]):
 
     def __init__(self, whole: Work[Any]) -> None:
         super().__init__()
+        self._pid = whole._pid
         self._whole = whole
 
     def _describe(self) -> str:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import uvloop
 
-from rlinf_async import ClosedError, Cluster, LaunchError, WorkerGroup
+from rlinf_async import ClosedError, Cluster, ForkedProcessError, LaunchError, WorkerGroup
 from rlinf_async.work import Work
 from tests.workers import Plain
 
@@ -138,8 +138,8 @@ def test_a_forked_child_of_the_driver_leaves_the_cluster_alone() -> None:
             code = 1
             try:
                 group.hello()
-            except ClosedError as error:
-                code = 0 if "belongs to the process that forked" in str(error) else 2
+            except ForkedProcessError as error:
+                code = 0 if f"belongs to process {os.getppid()}" in str(error) else 2
             del stream
             cluster.close()
             os._exit(code)

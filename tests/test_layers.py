@@ -26,7 +26,7 @@ def rooms(line: str) -> set[str]:
 # Bottom first.  A room imports itself and the storeys below, not its neighbours on the same line.
 STOREYS = (
     "errors gate",
-    "settings",
+    "settings process",
     "address",
     "core",
     "hardware profiling",

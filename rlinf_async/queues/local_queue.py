@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from typing import Any, Final
 
+from rlinf_async import process
 from rlinf_async.core.frames import NOWAIT, wanted
 from rlinf_async.core.queue import Queue
 from rlinf_async.core.refusals import refusal
@@ -25,6 +26,7 @@ class LocalQueue:
     """The same queue without a daemon: what is put is handed over as it is, neither pickled nor copied."""
 
     def __init__(self, token: str, name: str, maxsize: int, max_bytes: int) -> None:
+        self._pid = process.pid
         self.token = token
         self.name = name
         self.max_bytes = max_bytes
@@ -42,6 +44,7 @@ class LocalQueue:
         return f"<LocalQueue {self.name} [{self._queue!r}]>"
 
     def start(self, wish: Wish[Any]) -> None:
+        self._check_process()
         wish.door = self
         queue = self._queue
         with self._lock:
@@ -66,6 +69,10 @@ class LocalQueue:
         if isinstance(wish, Question):
             wish._settle(found)
         self._follow(steps)
+
+    def _check_process(self) -> None:
+        if self._pid != process.pid:  # a copy of the parent's queue would pass for one that both processes have
+            raise process.forked(f"channel '{self.name}'", self._pid)
 
     def _enter(self, wish: Wish[Any]) -> int:
         number = wish.number = next(self._numbers)
@@ -102,6 +109,7 @@ class LocalQueue:
         return body[0]
 
     def close(self) -> None:
+        self._check_process()
         with self._lock:
             steps = self._queue.close()
         self._follow(steps)

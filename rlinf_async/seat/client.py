@@ -15,17 +15,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 import socket
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
+from rlinf_async import process
 from rlinf_async.core import codec, failures, frames
 from rlinf_async.core.body import Body, open_body
 from rlinf_async.core.frames import Status
 from rlinf_async.core.pool import pool
 from rlinf_async.core.segment import close_fds, copy_fds
-from rlinf_async.errors import ClosedError, NodeLost
+from rlinf_async.errors import ClosedError, ForkedProcessError, NodeLost
 from rlinf_async.seat import seats
 from rlinf_async.seat.asks import HERE, Ask, Asks, error_of
 from rlinf_async.seat.direct_calls import DirectCalls
@@ -49,6 +49,7 @@ class NodeClient:
 
     Attributes:
         endpoint: this process's id in the run; 0 until ``ready`` is done.
+        pid: of the process that has made this; its forked children have copies that are closed.
         node: rank of the node that this process is attached to.
         welcome: what the daemon said of the run: its id, its nodes, this process's place.
         ready: done when the daemon has answered.
@@ -59,6 +60,7 @@ class NodeClient:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, inbox: Inbox | None = None) -> None:
         self.loop = loop
+        self.pid = process.pid
         self.endpoint = 0
         self.node = -1
         self.welcome: dict[str, Any] = {}
@@ -250,7 +252,7 @@ class NodeClient:
 
     def later(self, seconds: float, callback: Callable[[], None]) -> None:
         """Calls back on the client's loop after so many seconds; from any thread."""
-        with contextlib.suppress(ClosedError):
+        with contextlib.suppress(ClosedError, ForkedProcessError):
             self._on_loop(lambda: self.loop.call_later(seconds, callback))
 
     # -- the wire -----------------------------------------------------------------------------------------------
@@ -276,6 +278,8 @@ class NodeClient:
         self._connection.send(frame, fds, later=later, hold=hold, on_left=on_left)
 
     def _on_loop(self, callback: Callable[[], object]) -> None:
+        if self.pid != process.pid:
+            raise process.forked("this cluster", self.pid)
         try:
             self.loop.call_soon_threadsafe(callback)
         except RuntimeError:
@@ -390,7 +394,7 @@ class NodeClient:
 
     def leave_to_parent(self) -> None:
         """In a forked child: the socket and everything on it are the parent's."""
-        self._closed = ClosedError(f"this cluster belongs to the process that forked this one (pid {os.getppid()})")
+        self._closed = process.forked("this cluster", self.pid)
         self._calls.clear()
         self._asks.forget()
         self._directs.forget()

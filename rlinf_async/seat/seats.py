@@ -15,6 +15,8 @@ import os
 import weakref
 from typing import TYPE_CHECKING
 
+from rlinf_async import process
+
 if TYPE_CHECKING:
     from rlinf_async.seat.client import NodeClient
 
@@ -22,6 +24,9 @@ _clients: weakref.WeakSet[NodeClient] = weakref.WeakSet()
 """All that there are, also those that are not ready yet and those that have closed."""
 
 _taken: list[NodeClient] = []
+
+_left: list[NodeClient] = []
+"""In a forked child: those that its parent had taken."""
 
 
 def add(client: NodeClient) -> None:
@@ -50,33 +55,44 @@ def any_taken() -> bool:
     return bool(_taken)
 
 
-def only_taken() -> NodeClient:
+def only_taken(what: str = "the cluster that was open here") -> NodeClient:
     """The client of the only open cluster of this process.
+
+    Args:
+        what: is looked for it, for the error of a forked child: ``"channel 'obs'"``.
 
     Raises:
         RuntimeError: there is none, or there are several.
+        ForkedProcessError: the one that was open when this process was forked is its parent's.
     """
     if len(_taken) == 1:
         return _taken[0]
+    if _left and not _taken:
+        raise process.forked(what, _left[-1].pid)
     how_many = f"{len(_taken)} clusters are" if _taken else "no cluster is"
     raise RuntimeError(f"{how_many} open in this process: say which one is meant with cluster=...")
 
 
-def taken_in(run: str) -> NodeClient:
-    """The client of this process in a run.
+def taken_in(run: str, what: str) -> NodeClient:
+    """The client of this process in a run; ``what`` as of ``only_taken``.
 
     Raises:
         RuntimeError: it has none there.
+        ForkedProcessError: as ``only_taken``.
     """
     for client in _taken:
         if client.welcome.get("run") == run:
             return client
+    for client in _left:
+        if client.welcome.get("run") == run:
+            raise process.forked(what, client.pid)
     raise RuntimeError(f"this process has no open cluster of run {run}")
 
 
 def _leave_to_parent() -> None:
     for client in list(_clients):
         client.leave_to_parent()
+    _left.extend(_taken)
     _taken.clear()
 
 

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from rlinf_async.errors import ClosedError
+from rlinf_async.errors import ClosedError, ForkedProcessError
 from rlinf_async.work import Work
 
 OnLoop = Callable[[Callable[[], None]], None]
@@ -49,7 +49,7 @@ class Task(Work[Any]):
             if self._task is not None:
                 self._task.cancel()
 
-        with contextlib.suppress(ClosedError):
+        with contextlib.suppress(ClosedError, ForkedProcessError):
             self._on_loop(cancel)
 
     def _abandon(self) -> None:
@@ -61,7 +61,8 @@ class Tasks:
     """Those of one loop; whoever owns it awaits them all.
 
     Args:
-        on_loop: has something called on the loop, from any thread; raises ``ClosedError`` once the loop is closed.
+        on_loop: has something called on the loop, from any thread; raises ``ClosedError`` once the loop is closed, and
+            ``ForkedProcessError`` in a forked child, which has no such loop.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_loop: OnLoop) -> None:
@@ -74,6 +75,7 @@ class Tasks:
 
         Raises:
             ClosedError: the loop is closed.
+            ForkedProcessError: the loop runs in the process that this one was forked from.
         """
         work = Task(self._on_loop, what, abandonable)
 

@@ -76,7 +76,7 @@ class Lifeline:
         self._err = bytearray()
         self._news = asyncio.Event()
         self._exited = asyncio.Event()
-        self._out_ended = self._broken = self._sealed = self._closed = False
+        self._out_ended = self._broken = self._sealed = self._closed = self._is_parents = False
         assert process.stderr is not None
         self._stderr = process.stderr
         os.set_blocking(self._stderr.fileno(), False)
@@ -203,7 +203,7 @@ class Lifeline:
 
     def kill(self) -> None:
         """SIGKILL to the local process.  What hangs on it ends by itself."""
-        if self._process.returncode is None:
+        if self._process.returncode is None and not self._is_parents:
             self._process.kill()
 
     async def close(self, cut: float = _CUT) -> None:
@@ -330,4 +330,5 @@ def _spawn(
 def _let_go_after_fork() -> None:
     # A forked child of the user's process must not keep a far side alive after its parent has died.
     for lifeline in list(_open_here):
+        lifeline._is_parents = True
         lifeline._let_go()

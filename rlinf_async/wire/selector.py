@@ -112,6 +112,16 @@ class SharedSelector(selectors.BaseSelector):
                 ready.append((key, happened & key.events))
         return ready
 
+    def forget(self) -> None:
+        """In a forked child: an epoll of its own, and nothing registered there.
+
+        Both processes have the parent's: a loop that ran in the child, or was closed there, would take wake-ups of the
+        parent's loop away.
+        """
+        self._epoll.close()
+        self._epoll = select.epoll()
+        self._at_once.clear()
+
     def close(self) -> None:
         self._epoll.close()
         self._keys.clear()

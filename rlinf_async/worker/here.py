@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rlinf_async import process
 from rlinf_async.address import WorkerAddress, WorkerInfo
 from rlinf_async.seat.client import NodeClient
 from rlinf_async.worker.exchange import Exchange
@@ -34,15 +35,19 @@ client: NodeClient | None = None
 exchange: Exchange | None = None
 """Of this worker process; None in a driver."""
 
+_parent: Identity | None = None
+"""In a forked child: the worker that it was forked from."""
+
 
 def require_client() -> NodeClient:
     """What this worker speaks to daemons with.
 
     Raises:
         RuntimeError: this process is no worker.
+        ForkedProcessError: it is a forked child of one.
     """
     if client is None:
-        raise RuntimeError("this process is no worker (a forked child of one, perhaps)")
+        raise _no_worker("this process is no worker")
     return client
 
 
@@ -51,13 +56,21 @@ def require_exchange() -> Exchange:
 
     Raises:
         RuntimeError: this process is no worker.
+        ForkedProcessError: it is a forked child of one.
     """
     if exchange is None:
-        raise RuntimeError("only a worker has others to send to: this process is none (a forked child of one, perhaps)")
+        raise _no_worker("only a worker has others to send to: this process is none")
     return exchange
+
+
+def _no_worker(why: str) -> RuntimeError:
+    if _parent is None:
+        return RuntimeError(why)
+    return process.forked(f"worker {_parent.address}", _parent.info.pid)
 
 
 def forget() -> None:
     """A forked child of user code is no worker; its copy of the socket is let go by the client."""
-    global identity, client, exchange
+    global identity, client, exchange, _parent
+    _parent = identity or _parent
     identity = client = exchange = None

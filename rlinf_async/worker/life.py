@@ -61,6 +61,8 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: here.Identity, sto
     thread.start()
     os.register_at_fork(after_in_child=here.forget)
     os.register_at_fork(after_in_child=reader.forget)
+    os.register_at_fork(after_in_child=selector.forget)
+    os.register_at_fork(after_in_child=socket_selector.forget)
     os.register_at_fork(after_in_child=lambda: wait_at(LockGate))
     os.register_at_fork(after_in_child=lambda: far_links.use(None))
     os.register_at_fork(after_in_child=runtime.shortcuts.forget)

@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Final
 
-from rlinf_async import tracing
+from rlinf_async import process, tracing
 from rlinf_async.core import codec, failures, frames
 from rlinf_async.core.body import open_body, pack_body
 from rlinf_async.core.frames import Status
@@ -51,6 +51,7 @@ class Runtime:
     """The inbox of a worker's client, and the loop that empties it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, identity: here.Identity, max_concurrency: int | None) -> None:
+        self._pid = process.pid
         self._loop = loop
         self._identity = identity
         self._max_concurrency = max_concurrency or MAX_CONCURRENCY
@@ -372,12 +373,16 @@ class Runtime:
         self._answer(call, Status.OK, body, fds)
 
     def _answer_error(self, call: Call, error: BaseException) -> None:
+        if self._pid != process.pid:
+            process.leave(error)
         if (call.cancelled or self._stopping) and isinstance(error, asyncio.CancelledError):
             self._answer(call, Status.CANCELLED, b"")
         else:
             self._answer(call, Status.ERROR, failures.pack(self._capture(error)))
 
     def _answer(self, call: Call, status: int, body: Any, fds: Any = ()) -> None:
+        if self._pid != process.pid:  # a forked child that has left the method too: it is no second worker
+            process.leave(None)
         self._open.pop((call.source, call.call), None)
         call.state = State.ENDED
         call.body = None

@@ -1,0 +1,68 @@
+"""This process: its pid, its parent's after a fork, and the check that keeps a forked child off its parent's things.
+
+A thing that is tied to threads, loops or sockets remembers the pid of the process that made it.  After a fork the
+child has a copy of it without those threads, so that waiting for it would last for ever::
+
+    self._pid = process.pid                           when it is made
+    if self._pid != process.pid:                      where it is about to wait
+        raise process.forked("channel 'obs'", self._pid)
+
+``pid`` is kept up to date by a fork hook, because ``os.getpid`` is a system call.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import traceback
+from typing import NoReturn
+
+from rlinf_async.errors import ForkedProcessError
+
+pid = os.getpid()
+"""Of this process."""
+
+parent = 0
+"""The pid of the process that this one was forked from; 0 where this module was imported after the fork, if any."""
+
+
+def forked(what: str, owner: int) -> ForkedProcessError:
+    """The error of a forked child that uses something of an ancestor's.
+
+    Args:
+        what: the thing in words: ``"channel 'obs'"``.
+        owner: pid of the process that it belongs to.
+    """
+    return ForkedProcessError(
+        f"{what} belongs to process {owner}, from which this one (pid {pid}) was forked: a forked child has copies of "
+        f"its objects, and none of its sockets, threads and loops. Do this in process {owner} and hand its results to "
+        "the child; a child that is to take part by itself (Cluster(...), Worker(parent_address=...)) is started by "
+        'multiprocessing\'s "spawn" or "forkserver" method (DataLoader: multiprocessing_context="spawn")'
+    )
+
+
+def leave(error: BaseException | None) -> NoReturn:
+    """Ends this process as Python ends a script that is through, or that ``error`` has escaped from."""
+    code = 0 if error is None else 1
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if isinstance(error.code, str):
+            sys.stderr.write(f"{error.code}\n")
+    elif error is not None:
+        traceback.print_exception(error)
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()
+    with contextlib.suppress(BaseException):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code & 0xFF)
+
+
+def _after_fork() -> None:
+    global pid, parent
+    parent, pid = pid, os.getpid()
+
+
+os.register_at_fork(after_in_child=_after_fork)
