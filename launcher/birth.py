@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,8 @@ from typing import Any
 from rlinf_async.core.frames import PROTOCOL
 from rlinf_async.errors import VersionMismatch
 from rlinf_async.wire.credentials import NodeCredentials
+
+from .run_logs import RunLogs
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Birth:
     hidden: bool
     bind: str | None
     credentials: NodeCredentials | None = field(repr=False)
-    log_dir: Path
+    logs: RunLogs
     run_dir: Path
     environment: dict[str, str] = field(repr=False)
     gpus: tuple[str, ...] | None
@@ -35,6 +36,10 @@ class Birth:
     sync: tuple[str, str] | None
     tee: str
     rest_of_stdin: bytes = field(repr=False)
+
+    @property
+    def log_dir(self) -> Path:
+        return self.logs.path
 
     @property
     def socket_path(self) -> Path:
@@ -64,7 +69,7 @@ def read_birth(data: bytes, make_run_dir: Any) -> Birth:
     credentials = None
     if told.get("cert"):
         credentials = NodeCredentials(ca=told["ca"], cert=told["cert"], key=told["key"])
-    log_dir = told.get("log_dir") or str(Path(tempfile.gettempdir()) / f"rlinf-logs-{os.getuid()}" / run)
+    run_dir: Path = make_run_dir(told.get("run_dir"), run, told["node"])
     sync = told.get("sync")
     return Birth(
         run=run,
@@ -74,8 +79,8 @@ def read_birth(data: bytes, make_run_dir: Any) -> Birth:
         hidden=bool(told.get("hidden")),
         bind=told.get("bind"),
         credentials=credentials,
-        log_dir=Path(log_dir),
-        run_dir=make_run_dir(told.get("run_dir"), run, told["node"]),
+        logs=RunLogs(run, told.get("log_dir") or None, run_dir / "logs"),
+        run_dir=run_dir,
         environment=dict(told.get("env") or {}),
         gpus=tuple(told["gpus"]) if told.get("gpus") is not None else None,
         fake_gpus=told.get("fake_gpus"),

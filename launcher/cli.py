@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from rlinf_async import settings
 from rlinf_async.errors import ConfigError, LaunchError, RLinfAsyncError
 from rlinf_async.wire.terminal import Terminal, TerminalStream
 
@@ -51,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _print(help_text())
         if options.version:
             return _print(f"rlinf-launch {own_version() or '(from a checkout)'}")
+        settings.check()
         is_preview = options.dry_run or options.show_placement is not None
         is_run = not (options.sweep or options.check or is_preview)
         if is_run and script_is_missing(options):

@@ -29,6 +29,7 @@ def daemon(data: bytes, leave_to_guardian: int) -> int:
         data: stdin as far as it has been read: its first line, and maybe more.
         leave_to_guardian: where it writes which folders the guardian removes if it cannot do so itself.
     """
+    from rlinf_async import settings
     from rlinf_async.errors import RLinfAsyncError
 
     from .birth import read_birth
@@ -47,6 +48,7 @@ def daemon(data: bytes, leave_to_guardian: int) -> int:
     try:
         if not birth.hidden:
             templates.get()
+        birth.logs.prune(int(settings.KEPT_RUNS()))  # beside the template's import of torch
         _live(birth, templates)
     except Exception as error:
         logging.getLogger(__name__).exception("the daemon failed")
@@ -55,6 +57,7 @@ def daemon(data: bytes, leave_to_guardian: int) -> int:
         return 1
     finally:
         templates.close()
+        birth.logs.close()
     return 0
 
 

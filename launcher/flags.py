@@ -98,7 +98,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("start-timeout", "SECONDS", "until every node must be up (default 60; 0 waits for ever)."),
     ),
     "output": (
-        Flag("log-dir", "DIR", "where the log of every rank goes."),
+        Flag("log-dir", "DIR", "where the log of every rank goes (default: $TMPDIR/rlinf-logs-UID/RUN; 20 runs stay)."),
         Flag("trace", "FILE", "write what the run does when to FILE, here, for https://ui.perfetto.dev."),
         Flag("tee", "all|none|0,3", "ranks of each group whose output is shown here (default all)."),
         Flag("json", "", "one JSON object per line instead of the table."),

@@ -179,6 +179,8 @@ class Job:
         for node, lifeline in zip(self._nodes, lifelines, strict=True):
             lifeline.on_stderr = self._report.output
             self._watchers[node.rank] = asyncio.create_task(self._watch(node.rank), name=f"watch {node.name}")
+        for note, name in {peer["note"]: peer["name"] for peer in reversed(self._peers) if peer["note"]}.items():
+            self._report.warn(f"{name}: {note}")
         self._report.ready(self._shape())
 
     async def _pack(self) -> Archive | None:

@@ -123,6 +123,7 @@ class Node:
                 "socket": str(self._birth.socket_path),
                 "pid": os.getpid(),
                 "facts": self._facts,
+                "note": self._birth.logs.note,
             }
         )
         lines = self._birth.rest_of_stdin

@@ -155,10 +155,11 @@ class Cluster:
     # -- starting -----------------------------------------------------------------------------------------------
 
     async def _start(self) -> None:
+        notes: list[str] | None = None
         if not self._attached:
             path = os.environ.get("RLINF_NODE_SOCKET")
             if path is None:
-                path = await self._start_here()
+                path, notes = await self._start_here()
             facts = {
                 "role": "driver",
                 "pid": os.getpid(),
@@ -167,6 +168,8 @@ class Cluster:
             }
             self._client.attach(connect(path), facts)
         welcome = await self._client.ready.async_wait(self._start_timeout)
+        if notes is not None:
+            self._introduce_run(notes)
         nodes = nodes_from(welcome["nodes"])
         if self._wanted and len(nodes) < self._wanted:
             raise ConfigError(
@@ -181,7 +184,16 @@ class Cluster:
                 await tracing.open_trace(self._client, "driver", self._trace.output_file)
             seats.take(self._client)
 
-    async def _start_here(self) -> str:
+    def _introduce_run(self, notes: list[str]) -> None:
+        """Tells the user of a run that this process has started its id, and where its logs are."""
+        if self._terminal is None:
+            for note in notes:
+                logger.warning("%s", note)
+            return
+        lines = [f"rlinf run {self.run_id}: logs in {self.log_dir}", *(f"warning: {note}" for note in notes)]
+        self._terminal.write(sys.stderr, "".join(f"{line}\n" for line in lines))
+
+    async def _start_here(self) -> tuple[str, list[str]]:
         return await start_own_nodes(
             secrets.token_hex(4),
             self._lifelines,

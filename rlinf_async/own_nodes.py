@@ -25,8 +25,8 @@ async def start_own_nodes(
     log_dir: str | None,
     fake_gpus: int | None,
     timeout: float,
-) -> str:
-    """Starts this machine's node, or several that behave as machines; the path of the first one's socket.
+) -> tuple[str, list[str]]:
+    """Starts this machine's node, or several that behave as machines; the first one's socket, and notes for the user.
 
     Args:
         run: the id of the run.
@@ -62,7 +62,7 @@ async def start_own_nodes(
             )
         )
     peers = await start_nodes(lifelines, births, timeout=timeout)
-    return str(peers[0]["socket"])
+    return str(peers[0]["socket"]), list(dict.fromkeys(peer["note"] for peer in peers if peer["note"]))
 
 
 def declared_gpus(asked: int | None, *, joins: bool, environ: Mapping[str, str]) -> int | None:

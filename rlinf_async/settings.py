@@ -91,5 +91,7 @@ OUTPUT_END_S: Final = Setting(
     "output_end_s", "seconds", 2, 0, 3600, "what the end of a cluster gives lines that wait for a terminal"
 )
 
-ALL: Final = (DIRECT_ACK_S, OUTPUT_BUFFER_BYTES, OUTPUT_END_S)
+KEPT_RUNS: Final = Setting("kept_runs", "runs", 20, 1, 1_000_000, "how many runs' logs stay in the temporary directory")
+
+ALL: Final = (DIRECT_ACK_S, KEPT_RUNS, OUTPUT_BUFFER_BYTES, OUTPUT_END_S)
 """Every setting, in the order of the documents."""

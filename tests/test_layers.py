@@ -72,8 +72,8 @@ NEAR = rooms(
 )
 FAR = rooms(
     "channels hosted teller daemon guardian router processes resources birth desk endpoint gathering inquiry lines "
-    "locks names neighbour node obituaries output ports preflight profiled questions sub_workers sweeper templates "
-    "traces verdict workplace"
+    "locks names neighbour node obituaries output ports preflight profiled questions run_logs sub_workers sweeper "
+    "templates traces verdict workplace"
 )
 
 # Run where nothing of ours is installed, or must stay small: the standard library only.

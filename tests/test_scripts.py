@@ -116,7 +116,9 @@ def test_output_of_workers_carries_who_said_it(tmp_path: Path) -> None:
         "[talk:0@localhost] hello from 0",
         "[talk:1@localhost] hello from 1",
     ]
-    assert sorted(done.stderr.splitlines()) == ["[talk:0@localhost] trouble", "[talk:1@localhost] trouble"]
+    first, *stderr = done.stderr.splitlines()
+    assert re.fullmatch(r"rlinf run [0-9a-f]{8}: logs in /.+/[0-9a-f]{8}", first)
+    assert sorted(stderr) == ["[talk:0@localhost] trouble", "[talk:1@localhost] trouble"]
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,8 @@ async def start_nodes(
     """Makes one cluster of started daemons: births out, addresses in, everyone told of everyone.
 
     Returns the list of peers that every daemon was given: ``node``, ``name``, ``address``, ``hidden``, ``labels``,
-    ``facts``, and the ``socket`` and ``pid`` of each daemon, which only its own machine can use.
+    ``facts``, the ``socket`` and ``pid`` of each daemon, which only its own machine can use, and a ``note`` for the
+    user, which is often empty.
 
     The lifelines stay the caller's to stop, whatever happens.
 
@@ -114,7 +115,10 @@ async def start_nodes(
     _, failures = await on_all_nodes(len(names), ready, doing="connecting to the other nodes", **common)
     if failures:
         raise launch_error(names, failures, hidden)
-    return [peer | {"socket": ups[index]["socket"], "pid": ups[index]["pid"]} for index, peer in enumerate(known)]
+    return [
+        peer | {"socket": up["socket"], "pid": up["pid"], "note": up.get("note", "")}
+        for peer, up in zip(known, (ups[index] for index in range(len(known))), strict=True)
+    ]
 
 
 async def on_all_nodes(

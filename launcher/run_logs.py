@@ -1,0 +1,151 @@
+"""The directory of a run's logs: this user's alone, beside those of the runs before, of which the newest are kept."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+MAX_REMOVED: Final = 50
+"""Runs that one start removes at most: a start must not take long where thousands have been left."""
+
+LATEST: Final = "latest"
+
+_RUN: Final = re.compile(r"[0-9a-f]{8}")
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class RunLogs:
+    """Where a node writes its logs.  A run lives while one of its daemons holds a lock on its directory.
+
+    Args:
+        asked: the user's own choice (``--log-dir``), which is taken as it is, and never cleaned up.
+        spare: a folder to fall back on where the temporary directory takes nothing.
+
+    Attributes:
+        path: the directory.
+        note: what the user should hear of it; often empty.
+    """
+
+    def __init__(self, run: str, asked: str | None, spare: Path) -> None:
+        self.note = ""
+        self._parent: Path | None = None
+        self._lock = -1
+        if asked is not None:
+            self.path = Path(asked)
+            return
+        try:
+            self._parent, refused = _find_parent(Path(tempfile.gettempdir()))
+            self.path = self._open(self._parent, run)
+            if refused:
+                self.note = f"{refused}: it is left alone, and the logs of this run are in {self.path}"
+        except OSError as error:  # a full or read-only disk: no run is refused for its logs
+            self._parent = None
+            self.path = spare
+            self.note = f"no logs can be kept: {error}; those of this run are in {spare} and end with it"
+
+    def _open(self, parent: Path, run: str) -> Path:
+        # The directory is made and locked in one step, and candidates for removal are locked in one step: else a run
+        # that starts at the same time could take for dead what has no lock yet.
+        with _locked(parent):
+            path = parent / run
+            with contextlib.suppress(FileExistsError):  # another node of this run, on this machine too
+                path.mkdir(mode=0o700)
+            self._lock = os.open(path, _DIRECTORY)
+            with contextlib.suppress(OSError):  # a file system without locks: nothing is ever removed there
+                fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            _point(parent / LATEST, run)
+        return path
+
+    def close(self) -> None:
+        """Lets go of the run: it is one of those that have ended."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def prune(self, keep: int) -> None:
+        """Removes all but the newest runs; never one that lives."""
+        if self._parent is None:
+            return
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            with _locked(self._parent):
+                runs = sorted(_runs(self._parent), key=lambda path: path.lstat().st_mtime_ns, reverse=True)
+                dead = [path for path in runs[keep : keep + MAX_REMOVED] if _lock_dead(path, stack)]
+            for path in dead:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _find_parent(base: Path) -> tuple[Path, str]:
+    """A directory of this user alone, and why the usual one is not it (empty where it is)."""
+    usual = base / f"rlinf-logs-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        usual.mkdir(mode=0o700)
+    if not (refused := _refusal(usual)):
+        return usual, ""
+    others = sorted(path for path in base.glob(f"{usual.name}-*") if not _refusal(path))
+    return others[0] if others else Path(tempfile.mkdtemp(prefix=f"{usual.name}-", dir=base)), refused
+
+
+def _refusal(path: Path) -> str:
+    """Why logs do not belong there, since somebody else could read or redirect them; empty where they do."""
+    try:
+        descriptor = os.open(path, _DIRECTORY)
+    except OSError:
+        kind = "a link" if path.is_symlink() else "no directory that this user can open"
+        return f"{path} is {kind}"
+    try:
+        status = os.fstat(descriptor)
+        if status.st_uid != os.geteuid():
+            return f"{path} belongs to user {status.st_uid}"
+        if status.st_mode & 0o022:
+            return f"{path} can be written to by others (mode {stat.S_IMODE(status.st_mode):04o})"
+        os.fchmod(descriptor, 0o700)
+        return ""
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Holds the lock of a directory, for a few system calls."""
+    descriptor = os.open(directory, _DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _runs(parent: Path) -> Iterator[Path]:
+    for entry in os.scandir(parent):
+        if _RUN.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+            yield Path(entry.path)
+
+
+def _lock_dead(path: Path, stack: contextlib.ExitStack) -> bool:
+    """Whether a run has ended; then nobody else removes it before the stack is left."""
+    descriptor = os.open(path, _DIRECTORY)
+    stack.callback(os.close, descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _point(link: Path, target: str) -> None:
+    fresh = link.with_name(f".{link.name}-{os.getpid()}")
+    with contextlib.suppress(OSError):  # the user keeps something else under that name
+        fresh.symlink_to(target)
+        try:
+            fresh.replace(link)
+        except OSError:
+            fresh.unlink()
