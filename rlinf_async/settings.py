@@ -93,5 +93,23 @@ OUTPUT_END_S: Final = Setting(
 
 KEPT_RUNS: Final = Setting("kept_runs", "runs", 20, 1, 1_000_000, "how many runs' logs stay in the temporary directory")
 
-ALL: Final = (DIRECT_ACK_S, KEPT_RUNS, OUTPUT_BUFFER_BYTES, OUTPUT_END_S)
+WAIT_WARNING_S: Final = Setting(
+    "wait_warning_s", "seconds", 60, 0.01, 1e7, "how long something is waited for until a warning says so"
+)
+WAIT_WARNING_2_S: Final = Setting("wait_warning_2_s", "seconds", 300, 0.01, 1e7, "the same, for the second time")
+WAIT_WARNING_3_S: Final = Setting("wait_warning_3_s", "seconds", 1800, 0.01, 1e7, "the same, for the last time")
+WAIT_ANSWER_S: Final = Setting(
+    "wait_answer_s", "seconds", 5, 0.01, 1e4, "how long such a warning waits for what daemons say of the other side"
+)
+
+ALL: Final = (
+    DIRECT_ACK_S,
+    KEPT_RUNS,
+    OUTPUT_BUFFER_BYTES,
+    OUTPUT_END_S,
+    WAIT_WARNING_S,
+    WAIT_WARNING_2_S,
+    WAIT_WARNING_3_S,
+    WAIT_ANSWER_S,
+)
 """Every setting, in the order of the documents."""

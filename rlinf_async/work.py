@@ -5,22 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import warnings
 from asyncio import _get_running_loop as running_loop  # None where there is none, and no exception
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Final, Generic, TypeVar
+from time import monotonic
+from typing import Any, Generic, TypeVar
 
-from rlinf_async import process
+from rlinf_async import process, waits
 from rlinf_async.errors import DeadlineExceeded, ForkedProcessError
 from rlinf_async.gate import may_wait, new_gate
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-_SLOW: Final = 60.0
-"""Seconds after which a blocking wait without a deadline says once that it still waits."""
 
 
 class Work(Coroutine[Any, Any, T], Generic[T]):
@@ -35,7 +32,12 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     Example:
         work = worker.recv("actor", 0)       # in a coroutine: started, not waited for
         tensor = await work                  # or work.wait() in a thread without a running loop
+
+    Attributes:
+        kind: what it is, in one word, for the table of waits.
     """
+
+    kind = "operation"
 
     def __init__(self) -> None:
         self._pid = process.pid
@@ -53,6 +55,14 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     def _describe(self) -> str:
         """What is awaited and from whom, for deadlines and warnings."""
         return "an operation"
+
+    def _whom(self) -> str:
+        """Who has to do something for it to end, for the table of waits; empty where that is not known."""
+        return ""
+
+    def _far_side(self) -> waits.FarSide | None:
+        """Asks daemons what those do who have to do something, in words; only for a word about a long wait."""
+        return None
 
     def _lose_interest(self) -> None:
         """Somebody who wanted the result does not any more; if nobody else waits, nobody does."""
@@ -123,22 +133,23 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         loop = asyncio.get_running_loop()
         future = loop.create_future()
         bell = _bell_of(loop)
-
-        def resume() -> None:
-            if not future.done():
-                future.set_result(None)
+        rows = bell.waits.rows
 
         def wake() -> None:
             if running_loop() is loop and not bell.waking:
-                resume()
+                if not future.done():
+                    future.set_result(None)
             else:
-                bell.ring(resume)
+                bell.ring(future)
 
         with self._lock:
             if self._done:
                 return
             self._waiters.append(wake)
         try:
+            rows[future] = (self, monotonic())
+            if not bell.waits.armed:
+                bell.waits.arm()
             yield from future
         except BaseException:
             with self._lock:
@@ -148,6 +159,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             if last:
                 self._abandon()
             raise
+        finally:
+            rows.pop(future, None)
 
     def __await__(self) -> Generator[Any, Any, T]:
         if not self._done:
@@ -204,12 +217,9 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             if self._done:
                 return
             self._waiters.append(gate.open)
+        soon = waits.SOON_S if timeout is None else max(0.0, min(timeout, waits.SOON_S))
         try:
-            if timeout is None and not gate.wait(_SLOW):
-                warnings.warn(f"still waiting after {_SLOW:.0f} s for {self._describe()}", RuntimeWarning, stacklevel=4)
-                while not gate.wait(_SLOW):
-                    pass
-            elif timeout is not None and not gate.wait(max(0.0, timeout)):
+            if not gate.wait(soon) and not waits.wait_on(self, gate, timeout):
                 raise self._late(timeout)
         except BaseException:
             with self._lock:
@@ -289,15 +299,17 @@ class _Bell:
 
     Attributes:
         waking: those who are to be woken and are not yet; nobody else may come before them.
+        waits: what is waited for on this loop.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.waking: deque[Callable[[], None]] = deque()
+        self.waking: deque[asyncio.Future[None]] = deque()
+        self.waits = waits.LoopWaits(loop)
         self._rung = False
 
-    def ring(self, resume: Callable[[], None]) -> None:
-        self.waking.append(resume)
+    def ring(self, future: asyncio.Future[None]) -> None:
+        self.waking.append(future)
         if not self._rung:
             self._rung = True
             try:
@@ -308,7 +320,9 @@ class _Bell:
     def _answer(self) -> None:
         self._rung = False  # first: whoever comes now rings again
         while self.waking:
-            self.waking.popleft()()
+            future = self.waking.popleft()
+            if not future.done():
+                future.set_result(None)
 
 
 class _Here(threading.local):
@@ -336,6 +350,16 @@ class Part(Work[T]):
 
     def _describe(self) -> str:
         return self._whole._describe()
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        return self._whole.kind
+
+    def _whom(self) -> str:
+        return self._whole._whom()
+
+    def _far_side(self) -> waits.FarSide | None:
+        return self._whole._far_side()
 
     def _abandon(self) -> None:
         self._whole._lose_interest()

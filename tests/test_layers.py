@@ -33,6 +33,8 @@ STOREYS = (
     "configuration",
     "placement routing",
     "wire",
+    "user_code",
+    "waits",
     "work each loop_thread",
     "seat",
     "trace",

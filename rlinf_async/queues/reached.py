@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
-import time
-from typing import Any, Final
+from typing import Any
 
 from rlinf_async.core import frames
 from rlinf_async.core.segment import close_fds
@@ -15,9 +13,6 @@ from rlinf_async.queues.remote_queue import RemoteQueue
 from rlinf_async.seat.client import NodeClient
 
 logger = logging.getLogger(__name__)
-
-SLOW: Final = 60.0
-"""Seconds; beyond them a coroutine that waits without a deadline is worth a warning."""
 
 
 class Queues:
@@ -31,9 +26,6 @@ class Queues:
         self._client = client
         self._queues: dict[tuple[int, int], RemoteQueue] = {}
         self._lock = threading.Lock()
-        self._timer: asyncio.TimerHandle | None = None
-        self._watching = False
-        self._warned: set[RemoteQueue] = set()
         client.receivers[frames.GIVE] = client.receivers[frames.QUEUE] = self
         client.events.on("node_lost", self._on_node_lost)
         client.events.on("closed", self._on_closed)
@@ -54,9 +46,7 @@ class Queues:
         with self._lock:
             queue = self._queues.get(place)
             if queue is None:
-                queue = self._queues[place] = RemoteQueue(
-                    self._client, self.watch, node, channel, name, max_bytes, maxsize
-                )
+                queue = self._queues[place] = RemoteQueue(self._client, node, channel, name, max_bytes, maxsize)
         over = self._client.closed or self._client.lost_nodes.get(node)
         if over is not None:
             queue.fail(over)
@@ -79,35 +69,9 @@ class Queues:
             queue.on_give(frame, fds)
         elif frame[5] == "gone":
             del self._queues[place]
-            self._warned.discard(queue)
             queue.end(frame[6])
         else:
             queue.on_word(frame[5], frame[6])
-
-    # -- patience -----------------------------------------------------------------------------------------------
-
-    def watch(self) -> None:
-        """Something waits: if that takes long, it is worth a warning, one for each queue."""
-        if not self._watching:
-            self._watching = True
-            self._client.later(0.0, self._arm)
-
-    def _arm(self) -> None:
-        if self._client.closed is None:
-            self._timer = self._client.loop.call_later(SLOW, self._look)
-
-    def _look(self) -> None:
-        self._watching = False
-        now = time.monotonic()
-        for queue in self._queues.values():
-            wish = queue.oldest()
-            if wish is None or queue in self._warned:
-                continue
-            if now - wish.since < SLOW:
-                self.watch()
-            else:
-                self._warned.add(queue)
-                logger.warning("still waiting after %.0f s for %s", now - wish.since, wish._describe())
 
     # -- ends ---------------------------------------------------------------------------------------------------
 
@@ -118,8 +82,6 @@ class Queues:
                 queue.fail(error)
 
     def _on_closed(self, facts: dict[str, Any]) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
         for queue in list(self._queues.values()):
             queue.fail(self._client.closed or ClosedError(facts["reason"]))
 

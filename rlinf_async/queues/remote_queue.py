@@ -41,19 +41,16 @@ class RemoteQueue:
     def __init__(
         self,
         client: NodeClient,
-        watch: Callable[[], None],
         node: int,
         channel: int,
         name: str,
         max_bytes: int,
         maxsize: int = 0,
     ) -> None:
-        """``watch`` is told when something waits."""
         self.node = node
         self.name = name
         self.channel = channel
         self._client = client
-        self._watch = watch
         self._place = frames.endpoint(node, 0)
         self._numbers = itertools.count(1)
         self._questions = itertools.count(1)
@@ -93,7 +90,6 @@ class RemoteQueue:
         if wish.done():
             return
         wish.door = self
-        self._watch()
         # Not isinstance(): of an abstract base class that takes a microsecond.
         kind = type(wish)
         if kind is Put:
@@ -338,13 +334,6 @@ class RemoteQueue:
         question = self._asked.pop(number, None)
         if question is not None:
             question._settle(value)
-
-    def oldest(self) -> Wish[Any] | None:
-        """What has waited for longest, of what coroutines wait for."""
-        first: list[Wish[Any]] = []
-        for wishes in (self._puts, self._leaving, self._gets):
-            first += itertools.islice((wish for wish in list(wishes.values()) if wish.awaited), 1)
-        return min(first, key=lambda wish: wish.since, default=None)
 
     # -- the end ------------------------------------------------------------------------------------------------
 

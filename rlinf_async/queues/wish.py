@@ -51,10 +51,7 @@ class Wish(Work[T]):
         number: what it is known by there.
         key: canonical.
         since: when it was asked; seconds of the monotonic clock.
-        awaited: a coroutine waits, or has waited, for it.
     """
-
-    awaited = False
 
     def __init__(self, verb: str, channel: str, name: Any, key: bytes, timeout: float | None) -> None:
         """``verb`` with its preposition, ``channel`` and ``name``, which the key goes by, are for messages.
@@ -76,7 +73,6 @@ class Wish(Work[T]):
 
     def __await__(self) -> Generator[Any, Any, T]:
         if not self._done:
-            self.awaited = True
             if self._timeout is None:
                 yield from Work._waiting(self, abandon=True)
             else:
@@ -94,7 +90,6 @@ class Wish(Work[T]):
         return self._done
 
     def _waiting(self, *, abandon: bool) -> Generator[Any, Any, None]:
-        self.awaited = True
         remaining = self._remaining()
         if remaining is None:
             yield from super()._waiting(abandon=abandon)
@@ -277,7 +272,6 @@ class Get(Wish[T]):
             self._interested += 1
             try:
                 if self._timeout is None:
-                    self.awaited = True
                     yield from Work._waiting(self, abandon=True)
                 else:
                     yield from super()._waiting(abandon=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Generator
 from typing import Any, Protocol, TypeVar
@@ -13,9 +12,6 @@ from rlinf_async.data.memory import Place
 from rlinf_async.errors import ClosedError, DeadlineExceeded
 from rlinf_async.work import Work
 from rlinf_async.worker.payload import Content, Payload
-from rlinf_async.worker.vigil import vigil_of
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -38,7 +34,6 @@ class Operation(Work[T]):
         self.withdraw: Callable[[Exception], None] | None = None
         self.explain: Callable[[], None] | None = None
         self._since = time.monotonic()
-        self._warned = False
 
     def _describe(self) -> str:
         return f"{self.what} {self.peer}"
@@ -46,16 +41,11 @@ class Operation(Work[T]):
     # -- deadlines ----------------------------------------------------------------------------------------------
 
     def _waiting(self, *, abandon: bool) -> Generator[Any, Any, None]:
-        loop = asyncio.get_running_loop()
         if self.timeout is None:
-            vigil = vigil_of(loop)
-            number = vigil.begin(self._warn)
-            try:
-                yield from super()._waiting(abandon=abandon)
-            finally:
-                vigil.end(number)
+            yield from super()._waiting(abandon=abandon)
             return
-        timer = loop.call_later(max(0.0, self._since + self.timeout - time.monotonic()), self._expire)
+        remaining = max(0.0, self._since + self.timeout - time.monotonic())
+        timer = asyncio.get_running_loop().call_later(remaining, self._expire)
         try:
             yield from super()._waiting(abandon=abandon)
         finally:
@@ -71,12 +61,6 @@ class Operation(Work[T]):
         except DeadlineExceeded:
             self._expire()
             super()._wait_for_thread(None)  # until the explanation is here
-
-    def _warn(self) -> None:
-        if self._warned:
-            return
-        self._warned = True
-        logger.warning("still waiting after %.0f s for %s", time.monotonic() - self._since, self._describe())
 
     def _expire(self) -> None:
         if self.explain is not None:

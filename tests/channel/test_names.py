@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlinf_async import Channel, ClosedError, Cluster, ConfigError, DeadlineExceeded, EndOfChannel
-from rlinf_async.queues import reached, registry
+from rlinf_async.queues import registry
 from tests.channel_workers import launch_mortal
 
 pytestmark = pytest.mark.shared_cluster
@@ -161,19 +161,3 @@ async def test_a_local_get_that_is_cancelled_leaves_the_item() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert await channel.get(timeout=1) == "a"
-
-
-async def test_a_coroutine_that_waits_for_long_is_told_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reached, "SLOW", 0.05)
-    async with (
-        Cluster(num_nodes=1, log_to_driver=False) as cluster,
-        Channel.create("slow", cluster=cluster) as channel,
-    ):
-        for _ in range(2):
-            with pytest.raises(DeadlineExceeded):
-                await channel.get(timeout=0.3)
-    assert [record.getMessage() for record in caplog.records if "still waiting" in record.getMessage()] == [
-        "still waiting after 0 s for get() from channel 'slow' on node 0 (key 'default_queue')"
-    ]

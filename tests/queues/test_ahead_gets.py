@@ -250,7 +250,7 @@ def test_with_the_channel_goes_what_nobody_has_had(daemon: Daemon, consumer: Pro
 def test_a_bounded_queue_has_none(daemon: Daemon) -> None:
     for bounds in ((0, 1), (1 << 20, 0)):
         process = Process(daemon)
-        process.queue = RemoteQueue(process, lambda: None, 0, NUMBER, "obs", *bounds)  # type: ignore[arg-type]
+        process.queue = RemoteQueue(process, 0, NUMBER, "obs", *bounds)  # type: ignore[arg-type]
         for number in range(10):
             process.put(number)
             assert had(daemon, process) == number

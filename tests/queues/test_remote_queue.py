@@ -60,7 +60,7 @@ def client() -> Client:
 @pytest.fixture
 def queue(client: Client) -> RemoteQueue:
     """One that has credit."""
-    queue = RemoteQueue(client, lambda: None, 0, 1, "obs", 0)  # type: ignore[arg-type]
+    queue = RemoteQueue(client, 0, 1, "obs", 0)  # type: ignore[arg-type]
     queue.on_word("news", [[], [], CREDIT])
     return queue
 

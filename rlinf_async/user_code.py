@@ -1,0 +1,148 @@
+"""Finds who waits, and the user's file and line, from the stacks of tasks and threads.
+
+Nothing is recorded while things run: a stack is looked at when a word about a long wait is said, or when somebody asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import os
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+_PACKAGE: Final = str(Path(__file__).resolve().parent) + os.sep
+_STDLIB: Final = sysconfig.get_path("stdlib") + os.sep
+_INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+"""Below the standard library's folder, and not of it."""
+
+_MAX_AWAITERS: Final = 32
+"""Tasks that wait for each other, beyond which nobody is looked for any more."""
+
+
+@dataclass(frozen=True)
+class Waiter:
+    """A task or a thread that waits.
+
+    Attributes:
+        name: of the task or thread.
+        line: the innermost line of the user's code on its stack, ``train.py:12 in main()`` with the full path.
+        internal: none but the framework's own code is on its stack.
+    """
+
+    name: str
+    line: str | None
+    internal: bool
+
+
+def waiter_in_thread(ident: int) -> Waiter:
+    """The thread of that id."""
+    name = next((thread.name for thread in threading.enumerate() if thread.ident == ident), str(ident))
+    frame = sys._current_frames().get(ident)
+    while frame is not None:
+        if _is_users(frame):
+            return Waiter(f"thread {name}", _line_of(frame), False)
+        frame = frame.f_back
+    return Waiter(f"thread {name}", None, True)
+
+
+def waiter_for(future: asyncio.Future[Any]) -> Waiter:
+    """The task that waits for a future; where it runs no code of the user's, the task that waits for that one."""
+    first = task = _awaiter(future)
+    internal = False
+    for _ in range(_MAX_AWAITERS):
+        if task is None or first is None:
+            break
+        frames = list(_frames(task.get_coro(), task))
+        users = [frame for frame in frames if _is_users(frame)]
+        if users:
+            return Waiter(f"task {first.get_name()}", _line_of(users[-1]), False)
+        # A task that is nothing but an operation, ``gather(work)``, is whose task waits for it.
+        internal = internal or not hasattr(task.get_coro(), "_drivers")
+        task = _awaiter(task)
+    return Waiter("nobody known" if first is None else f"task {first.get_name()}", None, internal)
+
+
+def futures_of(task: asyncio.Task[Any]) -> Iterator[asyncio.Future[Any]]:
+    """The futures that a task waits for, through the tasks and gatherings in between."""
+    waiting = [getattr(task, "_fut_waiter", None)]
+    for _ in range(_MAX_AWAITERS):
+        if not waiting:
+            return
+        future = waiting.pop()
+        if future is None or future.done():
+            continue
+        waiting += getattr(future, "_children", ())
+        if isinstance(future, asyncio.Task):
+            waiting.append(getattr(future, "_fut_waiter", None))
+        else:
+            yield future
+
+
+def _awaiter(future: asyncio.Future[Any] | None) -> asyncio.Task[Any] | None:
+    """The task that goes on when a future is done, through ``gather``, ``shield``, ``wait`` and ``TaskGroup``."""
+    for _ in range(_MAX_AWAITERS):
+        following = None
+        for callback, *_ in getattr(future, "_callbacks", None) or ():
+            owner = getattr(callback, "__self__", None)
+            if isinstance(owner, asyncio.Task):
+                return owner
+            if isinstance(owner, asyncio.TaskGroup):
+                return getattr(owner, "_parent_task", None)
+            cells = [cell.cell_contents for cell in getattr(callback, "__closure__", None) or () if _is_filled(cell)]
+            following = next((value for value in cells if isinstance(value, asyncio.Future)), following)
+        if following is None or following is future:
+            return None
+        future = following
+    return None
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
+def _frames(awaitable: Any, task: asyncio.Task[Any]) -> Iterator[FrameType]:
+    """The frames of a suspended coroutine, the outermost first."""
+    while awaitable is not None:
+        for kind, following in (("cr", "cr_await"), ("gi", "gi_yieldfrom"), ("ag", "ag_await")):
+            if hasattr(awaitable, following):
+                frame = getattr(awaitable, f"{kind}_frame")
+                if frame is not None:
+                    yield frame
+                awaitable = getattr(awaitable, following)
+                break
+        else:
+            awaitable = _wrapped(awaitable, task)
+
+
+def _wrapped(awaitable: Any, task: asyncio.Task[Any]) -> Any:
+    """What a step of an async generator, the awaitable of a coroutine or an operation run as a task consists of."""
+    drivers = getattr(awaitable, "_drivers", None)
+    if drivers:
+        return drivers.get(task)
+    if isinstance(awaitable, asyncio.Future):
+        return None
+    inner = (inspect.iscoroutine, inspect.isgenerator, inspect.isasyncgen)
+    return next((found for found in gc.get_referents(awaitable) if any(of(found) for of in inner)), None)
+
+
+def _is_users(frame: FrameType) -> bool:
+    path = frame.f_code.co_filename
+    if path.startswith((_PACKAGE, "<frozen")):
+        return False
+    return not path.startswith(_STDLIB) or any(folder in path for folder in _INSTALLED)
+
+
+def _line_of(frame: FrameType) -> str:
+    code = frame.f_code
+    return f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}()"
