@@ -15,6 +15,7 @@ import asyncio
 import logging
 import resource
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final, NoReturn
 
 from rlinf_async.core import frames
@@ -27,6 +28,7 @@ from rlinf_async.core.refusals import refusal
 from rlinf_async.core.segment import close_fds
 from rlinf_async.core.steps import ACCEPTED, DELIVER, Act, Step
 
+from .cleanup import run_all
 from .hosted import Hosted, Segment
 from .router import Router
 from .teller import Teller
@@ -168,15 +170,17 @@ class Channels:
             self._taken(hosted, source, facts)
         elif what == "returned":
             amount, answers = facts
+            _numbers([amount])
             self._follow(hosted, queue.returned(source, amount, answers=answers))
         elif what == "cancel":
-            for number in facts:
+            for number in _numbers(facts):
                 self._follow(hosted, queue.cancel(source, number))
         elif what == "gave_back":
             key, numbers = facts
-            self._follow(hosted, queue.gave_back(source, key, numbers))
+            self._follow(hosted, queue.gave_back(source, _key(key), _numbers(numbers)))
         elif what in ("size", "peek"):
             question, key = facts
+            _numbers([question]), _key(key)
             self._follow(hosted, queue.ask(source, key, (what, question)))
 
     def _answer(self, hosted: Hosted, asked: Question) -> None:
@@ -281,11 +285,11 @@ class Channels:
 
     async def do_host_channel(self, source: int, ask: int, arguments: Any) -> bool:
         """Makes the queue of a channel on this node; the number is the asker's to choose, and used once in a run."""
-        if source in self._gone:
-            return False
         max_bytes = arguments["max_bytes"] or self._budget
         queue = Queue(arguments["maxsize"], max_bytes, self._gone, lends_to=self._lends_to)
         number = arguments["number"]
+        if type(number) is not int or number in self._hosted:
+            raise ValueError(f"a new channel's number is an integer that no other one has, got {number!r}")
         self._hosted[number] = Hosted(number, arguments["name"], source, queue)
         return True
 
@@ -306,7 +310,8 @@ class Channels:
         if hosted.queue.closed:
             self._follow(hosted, steps)
             return True
-        hosted.closers.append((source, ask))
+        if source not in self._gone:
+            hosted.closers.append((source, ask))
         self._follow(hosted, steps)
         return LATER
 
@@ -314,8 +319,10 @@ class Channels:
         """Makes a channel known (node 0); what is known by that name, which is another one if it was taken."""
         name, roster = arguments["name"], arguments["roster"]
         entry = self.names.entries.get(name)
-        if entry is not None or source in self._gone:
-            return entry.roster if entry is not None else roster
+        if entry is not None:
+            return entry.roster
+        if type(roster) is not dict or type(roster.get("number")) is not int:
+            raise ValueError(f"a channel's roster has its number, got {roster!r}")
         self.names.reserve(name, source)
         for waiter, waiting_ask in self.names.publish(name, source, roster):
             self._router.deliver((frames.ANSWER, 0, self._me, waiter, waiting_ask, True, roster))
@@ -349,19 +356,21 @@ class Channels:
 
     def drop_party(self, gone: int) -> None:
         """A process is dead: its leases go back, what it waited for is forgotten.  What it has put stays."""
-        for hosted in list(self._hosted.values()):
-            self._follow(hosted, hosted.queue.drop(gone))
-        for name, waiting in list(self.names.waiters.items()):
-            for waiter in [waiter for waiter in waiting if waiter[0] == gone]:
-                self.names.forget_waiter(name, waiter)
+        queues = (partial(self._drop_from, hosted, gone) for hosted in list(self._hosted.values()))
+        run_all(f"endpoint {gone}", (*queues, partial(self.names.drop_waiter, gone)))
+
+    def _drop_from(self, hosted: Hosted, gone: int) -> None:
+        hosted.closers = [closer for closer in hosted.closers if closer[0] != gone]
+        self._follow(hosted, hosted.queue.drop(gone))
 
     def drop_owner(self, gone: int) -> None:
         """Ends the channels of a driver that is gone, or of a worker whose group is."""
         for entry in [entry for entry in self.names.entries.values() if entry.owner == gone]:
             self._pins.pop(entry.roster["number"], None)
         self.names.drop_owner(gone)
-        for hosted in [hosted for hosted in self._hosted.values() if hosted.owner == gone]:
-            self._end(hosted, "the process that had created it is gone, or its group is closed")
+        why = "the process that had created it is gone, or its group is closed"
+        owned = [hosted for hosted in self._hosted.values() if hosted.owner == gone]
+        run_all(f"endpoint {gone}", (partial(self._end, hosted, why) for hosted in owned))
 
     def parties_and_owners(self) -> set[int]:
         """Everybody for whom something is kept here."""
@@ -390,6 +399,18 @@ class Channels:
             }
             for hosted in self._hosted.values()
         }
+
+
+def _numbers(facts: Any) -> list[int]:
+    if type(facts) is list and all(type(number) is int and number >= 0 for number in facts):
+        return facts
+    raise TypeError(f"a list of numbers was expected, got {facts!r}")
+
+
+def _key(key: Any) -> bytes:
+    if type(key) is bytes:
+        return key
+    raise TypeError(f"a key is bytes, got {key!r}")
 
 
 def _is_question(frame: list[Any]) -> bool:

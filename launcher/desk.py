@@ -7,6 +7,7 @@ the same name.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import socket
@@ -21,6 +22,7 @@ from rlinf_async.errors import LaunchError
 from rlinf_async.wire.unix import Connection
 
 from .channels import LATER, Channels
+from .cleanup import run_all
 from .endpoint import Endpoint
 from .lines import EmulatedLines
 from .locks import Locks
@@ -41,6 +43,15 @@ logger = logging.getLogger(__name__)
 
 GRACE: Final = 2.0
 """Seconds that workers have for an orderly end when nobody says otherwise."""
+
+_KEPT: Final = frozenset({
+    "await_spans", "find_channel", "host_channel", "join", "lease_port", "lock_devices", "lookup", "name_channel",
+    "open_store", "pin_key", "reserve", "spawn", "watch", "watched_by",
+})  # fmt: skip
+"""Operations that keep something for the asker: those of a process that is gone come too late.
+
+A frame is read before its connection ends, but its operation begins in a task of its own, maybe after the cleanup.
+"""
 
 
 @dataclass
@@ -100,8 +111,8 @@ class Desk:
         self.channels = Channels(loop, router, self.gone, count_memory() // 2)
         self.obituaries = Obituaries(router)
         self.names = Names(self._answer, self.gone, self.lost)
-        self.locks = Locks(self._answer, self.gone)
-        self.ports = Ports(site.address, self.gone)
+        self.locks = Locks(self._answer)
+        self.ports = Ports(site.address)
         self.sub_workers = SubWorkers(router, site.name)
         self.questions = Questions(site.name, site.environment)
         self.lines = EmulatedLines()
@@ -120,6 +131,9 @@ class Desk:
             method = next(filter(None, (getattr(owner, f"do_{operation}", None) for owner in owners)), None)
             if method is None:
                 raise ValueError(f"a daemon knows no operation {operation!r}")
+            _check_names(operation, arguments)
+            if source in self.gone and operation in _KEPT:
+                raise LaunchError(f"{operation}: the process that asked for this is gone")
             value = await method(source, ask, arguments)
         except asyncio.CancelledError:
             raise
@@ -143,15 +157,10 @@ class Desk:
         facts = {"endpoint": endpoint.id, "node": self._site.node, **self.welcome, "lost": self.lost, "parent": parent}
         endpoint.send((frames.HELLO, 0, frames.endpoint(self._site.node, 0), facts))
 
-    def _must_live(self, source: int) -> None:
-        if source in self.gone:
-            raise LaunchError("whoever asked for this is gone")
-
     # -- groups -------------------------------------------------------------------------------------------------
 
     async def do_open_store(self, source: int, ask: int, arguments: Any) -> int:
         """A listening socket on this node's own address for the group's first rank; its port."""
-        self._must_live(source)
         family = socket.AF_INET6 if ":" in self._site.address else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
@@ -160,12 +169,14 @@ class Desk:
         except OSError:
             listener.close()
             raise
+        earlier = self._stores.pop((source, arguments["group"]), None)
+        if earlier is not None:
+            earlier.close()
         self._stores[source, arguments["group"]] = listener
         return int(listener.getsockname()[1])
 
     async def do_spawn(self, source: int, ask: int, arguments: Any) -> list[list[Any]]:
         """Starts workers on this node; ``[number, pid, log path]`` of each, in the order of the request."""
-        self._must_live(source)
         name = arguments["group"]
         while (group := self.groups.setdefault((source, name), Group(name, source))).closed is not None:
             await asyncio.shield(group.closed)  # an earlier one of this name, on its way out
@@ -277,12 +288,15 @@ class Desk:
         story = process.story(endpoint.debts.methods(time.monotonic()))
         if not process.closing:
             logger.warning("worker %s (pid %d) %s", process.birth.name, process.pid, story["verdict"])
-        self.router.bury(endpoint, story, expected=process.closing)
-        self.obituaries.ended(endpoint.id, None if process.closing else story)
-        self.forget_endpoint(endpoint.id, ended=process.closing)
+        parts = [
+            lambda: self.router.bury(endpoint, story, expected=process.closing),
+            lambda: self.obituaries.ended(endpoint.id, None if process.closing else story),
+            lambda: self.forget_endpoint(endpoint.id, ended=process.closing),
+        ]
         group = next((group for group in self.groups.values() if endpoint in group.workers), None)
         if group is not None and not process.closing:
-            self.router.tell(group.owner, "died", {**story, "endpoint": endpoint.id})
+            parts.append(lambda: self.router.tell(group.owner, "died", {**story, "endpoint": endpoint.id}))
+        run_all(f"worker {process.birth.name}", parts)
 
     async def do_close(self, source: int, ask: int, arguments: Any) -> bool:
         """Ends the workers of a group on this node, in order if they can within ``grace`` seconds."""
@@ -332,8 +346,8 @@ class Desk:
         story = self.sub_workers.end(endpoint)
         if story is not None:
             logger.warning("worker %s (pid %d) %s", endpoint.name, endpoint.pid, story["verdict"])
-        self.obituaries.ended(endpoint.id, story)
-        self.forget_endpoint(endpoint.id)
+        parts = (lambda: self.obituaries.ended(endpoint.id, story), lambda: self.forget_endpoint(endpoint.id))
+        run_all(f"worker {endpoint.name}", parts)
 
     def forget_endpoint(self, gone: int, *, ended: bool = True) -> None:
         """An endpoint of this node is no more: here and elsewhere nobody need do anything for it.
@@ -341,24 +355,26 @@ class Desk:
         Args:
             ended: what it shared with its group, its channels, ends too.
         """
-        self.router.broadcast((frames.GONE, 0, frames.endpoint(self._site.node, 0), gone, ended))
-        self.drop_owner(gone, ended=ended)
+        frame = (frames.GONE, 0, frames.endpoint(self._site.node, 0), gone, ended)
+        parts = (lambda: self.router.broadcast(frame), lambda: self.drop_owner(gone, ended=ended))
+        run_all(f"endpoint {gone}", parts)
 
     def drop_owner(self, gone: int, *, ended: bool = True) -> None:
         """Frees what an endpoint (of any node) owned: its calls, its names and lookups, its stores, its groups."""
         self.gone.add(gone)
-        self.channels.drop_party(gone)
-        self.obituaries.forget(gone)
-        self.locks.drop(gone)
-        self.ports.drop(gone)
-        self.traces.look_again()
-        if ended:
-            self.channels.drop_owner(gone)
-        self.router.cancel_calls_of(gone)
-        self.names.drop(gone)
-        for key in [key for key in self._stores if key[0] == gone]:
+        parts: list[Callable[[int], None]] = [
+            self.channels.drop_party, self.obituaries.forget, self.locks.drop, self.ports.drop, self.traces.drop,
+            *((self.channels.drop_owner,) if ended else ()),
+            self.router.drop_caller, self.names.drop, self._drop_stores, self._abandon_groups,
+        ]  # fmt: skip
+        run_all(f"endpoint {gone}", (functools.partial(part, gone) for part in parts))
+
+    def _drop_stores(self, owner: int) -> None:
+        for key in [key for key in self._stores if key[0] == owner]:
             self._stores.pop(key).close()
-        for group in [group for group in self.groups.values() if group.owner == gone]:
+
+    def _abandon_groups(self, owner: int) -> None:
+        for group in [group for group in self.groups.values() if group.owner == owner]:
             self._abandon(group)
 
     def drop_node(self, node: int) -> None:
@@ -416,6 +432,13 @@ def _first(error: Exception) -> Exception:
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def _check_names(operation: str, arguments: Any) -> None:
+    """Names are texts: they are sorted and compared with those of others."""
+    for key in ("name", "group"):
+        if isinstance(arguments, dict) and type(arguments.get(key, "")) is not str:
+            raise ValueError(f"{operation}: {key} must be a text, got {arguments[key]!r}")
 
 
 def _first_number(text: str | None) -> int | None:

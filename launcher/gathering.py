@@ -70,3 +70,8 @@ class Gathering:
         """One of the ranks is dead: what has waited for it."""
         entry = self._open.pop((source, call), None)
         return entry[1] if entry is not None else []
+
+    def drop(self, source: int) -> list[Answer]:
+        """Forgets the calls of a caller that is gone; the answers that waited."""
+        calls = [key for key in self._open if key[0] == source]
+        return [answer for key in calls for answer in self._open.pop(key)[1]]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from rlinf_async.core.locks import DeviceLocks, Ticket
-from rlinf_async.errors import LaunchError
 
 from .channels import LATER
 
@@ -16,18 +15,14 @@ class Locks:
 
     Args:
         answer: tells an asker, by its ask, that it has what it waited for.
-        gone: processes that are no more; nothing is given to them.
     """
 
-    def __init__(self, answer: Callable[[int, int, bool, Any], None], gone: Set[int]) -> None:
+    def __init__(self, answer: Callable[[int, int, bool, Any], None]) -> None:
         self._answer = answer
-        self._gone = gone
         self._devices = DeviceLocks()
 
     async def do_lock_devices(self, source: int, ask: int, arguments: Any) -> Any:
         """Answered once the devices, ids of the whole cluster, are the asker's."""
-        if source in self._gone:
-            raise LaunchError("whoever asked for this is gone")
         granted = self._devices.take(Ticket(source, ask), arguments["name"], arguments["devices"])
         return True if granted else LATER
 

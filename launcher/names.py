@@ -7,7 +7,6 @@ from typing import Any
 
 from rlinf_async.core import frames
 from rlinf_async.core.directory import Directory
-from rlinf_async.errors import LaunchError
 
 from .channels import LATER
 
@@ -31,7 +30,6 @@ class Names:
 
     async def do_reserve(self, source: int, ask: int, arguments: Any) -> bool:
         """Takes a name for a group that is about to be launched."""
-        self._must_live(source)
         name = arguments["name"]
         if not self.directory.reserve(name, source):
             raise ValueError(
@@ -47,7 +45,6 @@ class Names:
 
     async def do_join(self, source: int, ask: int, arguments: Any) -> bool:
         """Makes a worker known that was not launched; the others of its name may come later."""
-        self._must_live(source)
         name, entry = arguments["name"], arguments["entry"]
         for waiter, waiting_ask in self.directory.join(name, arguments["rank"], arguments["size"], source, entry):
             self._answer(waiter, waiting_ask, True, self.directory.entries[name].roster_with(arguments["rank"]))
@@ -55,7 +52,6 @@ class Names:
 
     async def do_lookup(self, source: int, ask: int, arguments: Any) -> Any:
         """The roster of a name; answered when there is one, with ``rank`` when it has that."""
-        self._must_live(source)
         roster = self.directory.lookup(arguments["name"], (source, ask), arguments.get("rank"))
         return LATER if roster is None else roster
 
@@ -85,15 +81,9 @@ class Names:
     def drop(self, gone: int) -> None:
         """A process is no more: what it owned is free, and nobody is to be told for it."""
         self.directory.drop_owner(gone)
-        for name, waiting in list(self.directory.waiters.items()):
-            for waiter in [waiter for waiter in waiting if waiter[0] == gone]:
-                self.directory.forget_waiter(name, waiter)
+        self.directory.drop_waiter(gone)
 
     def parties(self) -> set[int]:
         """The processes that own a name, or wait for one."""
         waiters = {waiter for waiting in self.directory.waiters.values() for waiter, _ in waiting}
         return waiters | self.directory.owners()
-
-    def _must_live(self, source: int) -> None:
-        if source in self._gone:
-            raise LaunchError("whoever asked for this is gone")

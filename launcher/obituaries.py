@@ -54,7 +54,8 @@ class Obituaries:
             self._tell(watcher, endpoint, story)
 
     def forget(self, gone: int) -> None:
-        """An endpoint of any node does not listen any more."""
+        """An endpoint of any node does not listen any more, and is not watched."""
+        self._watchers.pop(gone, None)
         for watched in [watched for watched, watchers in self._watchers.items() if gone in watchers]:
             self._watchers[watched].discard(gone)
             if not self._watchers[watched]:

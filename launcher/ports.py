@@ -6,12 +6,10 @@ import contextlib
 import ipaddress
 import random
 import socket
-from collections.abc import Set
 from pathlib import Path
 from typing import Any, Final
 
 from rlinf_async.core.locks import PortLeases, port_range
-from rlinf_async.errors import LaunchError
 
 TRIES: Final = 10_000
 
@@ -23,12 +21,10 @@ class Ports:
 
     Args:
         address: this node's own.
-        gone: processes that are no more; nothing is promised to them.
     """
 
-    def __init__(self, address: str, gone: Set[int]) -> None:
+    def __init__(self, address: str) -> None:
         self._address = address
-        self._gone = gone
         self._leases = PortLeases()
 
     async def do_free_port(self, source: int, ask: int, arguments: Any) -> int:
@@ -46,8 +42,6 @@ class Ports:
         Raises:
             RuntimeError: there is none; ValueError: there can be none.
         """
-        if source in self._gone:
-            raise LaunchError("whoever asked for this is gone")
         ports = port_range(_ephemeral(), arguments["most"])
         first = random.randrange(len(ports))  # not where the last run had its own, whose connections may still linger
         for index in range(min(TRIES, len(ports))):

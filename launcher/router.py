@@ -13,6 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from rlinf_async.core import frames
@@ -20,6 +21,7 @@ from rlinf_async.core.frames import FrameError, Status
 from rlinf_async.core.segment import close_fds
 from rlinf_async.errors import NodeLost
 
+from .cleanup import run_all
 from .endpoint import Endpoint
 from .gathering import PATIENCE, Answer, Gathering
 from .neighbour import Neighbour
@@ -99,6 +101,8 @@ class Router:
             self._route_signal(frame)
         elif kind == frames.ASK:
             close_fds(fds)
+            if type(frame[4]) is not int or type(frame[5]) is not str:
+                raise FrameError(f"{source!r} asks as number {frame[4]!r} for {frame[5]!r}")
             if frame[3] == self.node:
                 self._on_ask(source.id, frame[4], frame[5], frame[6])
             else:
@@ -330,18 +334,28 @@ class Router:
         status, body = Status.DIED, endpoint.obituary
         if expected:
             status, body = Status.UNKNOWN, frames.pack("its group was closed")
-        for source, call, slot in endpoint.debts.default():
+
+        def default(source: int, call: int, slot: int) -> None:
             for frame, fds in self._gathering.forget(source, call):
                 self.deliver(frame, fds)
             self.deliver((frames.REPLY, 0, me, source, call, slot, int(status), body))
+
+        run_all(f"the calls of {endpoint!r}", (partial(default, *debt) for debt in endpoint.debts.default()))
         if endpoint.connection is not None:
             endpoint.connection.close()
 
-    def cancel_calls_of(self, source: int) -> None:
-        """A caller is gone: nobody waits for what its calls would return."""
-        for endpoint in self.endpoints.values():
-            for call in endpoint.debts.of_source(source):
-                endpoint.send((frames.CANCEL, 0, source, 0, call))
+    def drop_caller(self, source: int) -> None:
+        """Cancels the calls of an endpoint that is gone, and drops their answers."""
+        for _, fds in self._gathering.drop(source):
+            close_fds(fds)
+        run_all(
+            f"the calls by endpoint {source}",
+            (
+                partial(endpoint.send, (frames.CANCEL, 0, source, 0, call))
+                for endpoint in self.endpoints.values()
+                for call in endpoint.debts.of_source(source)
+            ),
+        )
 
     def callers_on(self, node: int) -> set[int]:
         """Endpoints of a node that have calls open on workers of this one."""

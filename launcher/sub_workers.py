@@ -41,13 +41,15 @@ class SubWorkers:
                 f"{self._node_name}: only a subprocess that a worker has started, with its environment, may join"
             )
         name = root.process.birth.name
-        if not isinstance(address, str) or not address.startswith(f"{name}:"):
+        called = address if isinstance(address, str) else ""
+        below = called.removeprefix(f"{name}:")
+        if below == called or not all(rank.isascii() and rank.isdecimal() for rank in below.split(":")):
             raise AuthError(
                 f"process {endpoint.pid} descends from worker '{name}' and wants to be {address!r}: give the parent's "
                 "own worker_address as parent_address="
             )
         endpoint.root = root
-        endpoint.name = address
+        endpoint.name = called
         self._of.setdefault(root.number, []).append(endpoint)
         info: dict[str, Any] = root.process.birth.spec["info"]
         return {**info, "log": root.process.log_path}

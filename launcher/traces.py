@@ -202,6 +202,8 @@ class Traces:
     async def do_collected(self, source: int, ask: int, arguments: Any) -> bool:
         """A process has sent everything."""
         await self.do_written(source, ask, arguments)
+        if source in self._gone:
+            return False
         self._rounds.setdefault(arguments, set()).add(source)
         while len(self._rounds) > MOST_ROUNDS:  # of those that nobody waited for to the end
             del self._rounds[next(iter(self._rounds))]
@@ -210,7 +212,10 @@ class Traces:
 
     async def do_await_spans(self, source: int, ask: int, arguments: Any) -> Any:
         """Answered once these processes have sent everything, or are gone."""
-        self._waiting[arguments["round"]] = (source, ask, set(arguments["processes"]))
+        processes = arguments["processes"]
+        if not all(type(process) is int for process in processes):
+            raise ValueError(f"processes must be numbers of endpoints, got {processes!r}")
+        self._waiting[arguments["round"]] = (source, ask, set(processes))
         self._look(arguments["round"])
         return LATER
 
@@ -220,8 +225,19 @@ class Traces:
         self._rounds.pop(arguments["round"], None)
         return True
 
+    def drop(self, gone: int) -> None:
+        """A process is no more: nobody waits for its spans, nor it for those of others."""
+        for turn, (source, *_) in list(self._waiting.items()):
+            if source == gone:
+                del self._waiting[turn]
+        self.look_again()
+        for turn, sent in list(self._rounds.items()):
+            sent.discard(gone)
+            if not sent:
+                del self._rounds[turn]
+
     def look_again(self) -> None:
-        """Some process is no more."""
+        """Some process or node is no more."""
         for turn in list(self._waiting):
             self._look(turn)
 

@@ -73,9 +73,9 @@ NEAR = rooms(
     "placement_svg script_config show_placement"
 )
 FAR = rooms(
-    "channels hosted teller daemon guardian router processes resources birth desk endpoint gathering inquiry lines "
-    "locks names neighbour node obituaries output ports preflight profiled questions run_logs sub_workers sweeper "
-    "templates traces verdict workplace"
+    "channels cleanup hosted teller daemon guardian router processes resources birth desk endpoint gathering inquiry "
+    "lines locks names neighbour node obituaries output ports preflight profiled questions run_logs sub_workers "
+    "sweeper templates traces verdict workplace"
 )
 
 # Run where nothing of ours is installed, or must stay small: the standard library only.

@@ -128,6 +128,12 @@ class Directory:
             self.waiters.pop(name, None)
         self.wanted.pop((name, waiter), None)
 
+    def drop_waiter(self, gone: int) -> None:
+        """Forgets the lookups of an endpoint; waiters are (endpoint, number of its ask)."""
+        for name, waiting in list(self.waiters.items()):
+            for waiter in [waiter for waiter in waiting if waiter[0] == gone]:
+                self.forget_waiter(name, waiter)
+
     def release(self, name: str, owner: int) -> bool:
         """False if the name was not this owner's."""
         entry = self.entries.get(name)

@@ -80,7 +80,12 @@ class Intake:
 
     def _take_in(self, item: Item, steps: list[Step]) -> None:
         """What was paid for is in already, as its producer knows it."""
-        covered = self.ledger.spend(item.producer, item.paid)
+        try:
+            covered = self.ledger.spend(item.producer, item.paid)
+        except ValueError:
+            # A lie, or what a party that is gone had said out of turn.  It must not end what others are told here.
+            steps.append((Act.LOST, item))
+            return
         if self.closed:
             steps.append((Act.LOST, item))
             return

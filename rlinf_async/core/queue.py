@@ -68,10 +68,8 @@ class Queue(Ahead):
         """An item wants to go in; without a body only its size is told, and the body is pulled when there is room.
 
         Args:
-            paid: bytes of credit, no fewer than ``nbytes``, with which it is paid for.
-
-        Raises:
-            ValueError: the producer does not have so much credit.
+            paid: bytes of credit, no fewer than ``nbytes``, with which it is paid for; where the producer does not
+                have so much, the item is lost.
         """
         return self._hear(producer, number, Item(producer, number, key, weight, nbytes, body, nowait, paid))
 

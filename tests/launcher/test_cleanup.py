@@ -1,0 +1,348 @@
+"""Cleanup after a process leaves nothing, whatever it had said, and whatever one part of the cleanup raises."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launcher import sub_workers
+from launcher.cleanup import run_all
+from launcher.desk import Desk, Site
+from launcher.endpoint import Endpoint
+from launcher.router import Router
+from rlinf_async.core import frames
+from rlinf_async.core.frames import FrameError
+from rlinf_async.errors import AuthError
+
+NODE = 3
+"""Of the daemon: so that endpoint ids are large numbers, which stand for nothing else."""
+
+CHANNEL = 5
+HERE = NODE << 32
+NONSENSE = [b"k", b"", "obs", "", 0, 1, 2, 5, 1.5, -1, None, True, [], [1], [[1]], {}, {"a": 1}, 1 << 40]
+OPERATIONS = [
+    "reserve", "publish", "join", "lookup", "forget_lookup", "release", "is_alive", "host_channel", "close_channel",
+    "name_channel", "unname_channel", "find_channel", "forget_find", "pin_key", "watch", "watched_by", "lock_devices",
+    "unlock_devices", "lease_port", "open_store", "collected", "await_spans", "forget_spans", "status", "collect_spans",
+]  # fmt: skip
+SEEDS = int(os.environ.get("SEEDS", "300"))
+"""More of them take longer, and find more."""
+
+
+class Client:
+    """A process of the node, as far as a daemon knows it; it remembers what it is sent."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.endpoint: Endpoint = daemon.router.new_endpoint("driver")
+        self.endpoint.connection = self  # type: ignore[assignment]
+        self.sent: list[Any] = []
+        self._daemon = daemon
+
+    @property
+    def id(self) -> int:
+        return self.endpoint.id
+
+    def send(self, frame: Any, fds: Any = ()) -> None:
+        frames.pack(frame)
+        self.sent.append(list(frame))
+
+    def hear_out(self) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+    def say(self, frame: list[Any]) -> bool:
+        """Whether it made sense; a daemon ends a connection that makes none."""
+        try:
+            self._daemon.router.from_endpoint(self.endpoint, frame, [])
+        except (FrameError, TypeError, ValueError, IndexError, AttributeError):
+            return False
+        except Exception:
+            logging.getLogger(__name__).exception("a frame could not be handled")  # and the connection goes on
+        return True
+
+    def ask(self, ask: int, operation: str, /, **arguments: Any) -> bool:
+        return self.say([frames.ASK, 0, 0, NODE, ask, operation, arguments])
+
+
+class Daemon:
+    """A daemon without IO."""
+
+    def __init__(self, folder: Path) -> None:
+        loop = asyncio.get_running_loop()
+        self.asks: set[asyncio.Task[None]] = set()
+        self.router = Router(loop, NODE, self._on_ask)
+        site = Site("cafecafe", NODE, "here", "127.0.0.1", folder, {}, 4)
+        templates: Any = None
+        self.desk = Desk(loop, site, templates, self.router, lambda group: None)
+
+    def _on_ask(self, source: int, ask: int, operation: str, arguments: Any) -> None:
+        self.asks.add(asyncio.ensure_future(self.desk.answer(source, ask, operation, arguments)))
+
+    async def settle(self) -> None:
+        """Returns when everything that was asked has been done, or waits."""
+        while self.asks:
+            asks, self.asks = self.asks, set()
+            await asyncio.wait(asks)
+        await asyncio.sleep(0)
+
+    async def end(self, client: Client) -> None:
+        """The client's process has ended."""
+        self.router.endpoints.pop(client.endpoint.number, None)
+        self.desk.forget_endpoint(client.id)
+        await self.settle()
+
+    def left_of(self, client: Client) -> list[str]:
+        """Where the daemon's state still names a client; that it is gone, and whose items these were, it may know."""
+        found = find(self.desk, client.id, "desk", set())
+        items = ("items[].producer", "returned[].producer")
+        return [place for place in found if not place.startswith("desk.gone") and not place.endswith(items)]
+
+
+def find(inside: Any, number: int, path: str, seen: set[int]) -> Iterator[str]:
+    """The paths by which a number is reached from an object of the daemon's."""
+    if type(inside) is int:
+        if inside == number:
+            yield path
+        return
+    if id(inside) in seen or isinstance(inside, str | bytes | float | Path | asyncio.AbstractEventLoop):
+        return
+    seen.add(id(inside))
+    if isinstance(inside, dict):
+        for key, value in list(inside.items()):
+            yield from find(key, number, f"{path}, a key", seen)
+            yield from find(value, number, f"{path}[{key!r}]", seen)
+    elif isinstance(inside, list | tuple | set | frozenset) or type(inside).__name__ in ("deque", "odict_values"):
+        for value in list(inside):
+            yield from find(value, number, f"{path}[]", seen)
+    elif type(inside).__module__.startswith(("launcher", "rlinf_async")):
+        slots = [name for kind in type(inside).__mro__ for name in getattr(kind, "__slots__", ())]
+        names = [*vars(inside), *slots] if hasattr(inside, "__dict__") else slots
+        for name in names:
+            yield from find(getattr(inside, name, None), number, f"{path}.{name}", seen)
+
+
+@pytest.fixture
+async def daemon(tmp_path: Path) -> AsyncIterator[Daemon]:
+    daemon = Daemon(tmp_path)
+    yield daemon
+    daemon.desk.close_stores()
+
+
+async def with_channel(daemon: Daemon) -> Client:
+    """An honest process that has made a channel."""
+    honest = Client(daemon)
+    honest.ask(1, "host_channel", number=CHANNEL, name="obs", maxsize=0, max_bytes=1 << 30)
+    roster = {"number": CHANNEL, "nodes": [NODE]}
+    honest.ask(2, "name_channel", name="obs", roster=roster)
+    await daemon.settle()
+    assert [frame[5] for frame in honest.sent] == [True, True]
+    honest.sent.clear()
+    return honest
+
+
+def test_a_part_that_raises_keeps_no_other_from_being_done(caplog: pytest.LogCaptureFixture) -> None:
+    done: list[int] = []
+
+    def fail() -> None:
+        raise RuntimeError("stray")
+
+    run_all("a test", [lambda: done.append(1), fail, lambda: done.append(2)])
+    assert done == [1, 2]
+    assert caplog.text.count("cleaning up after a test") == caplog.text.count("RuntimeError: stray") == 1
+
+
+PARTS = [
+    "channels.drop_party", "channels.drop_owner", "obituaries.forget", "locks.drop", "ports.drop", "traces.drop",
+    "router.drop_caller", "names.drop", "_drop_stores", "_abandon_groups",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("part", PARTS)
+async def test_whichever_part_of_a_cleanup_raises_the_others_are_done_and_it_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    daemon = Daemon(tmp_path)
+    done: list[str] = []
+    for name in PARTS:
+        *owners, method = name.split(".")
+        owner = getattr(daemon.desk, owners[0]) if owners else daemon.desk
+        cleans = getattr(owner, method)
+
+        def clean(gone: int, name: str = name, really: Any = cleans) -> None:
+            done.append(name)
+            really(gone)
+            if name == part:
+                raise RuntimeError("stray")
+
+        monkeypatch.setattr(owner, method, clean)
+    await daemon.end(Client(daemon))
+    assert sorted(done) == sorted(PARTS)
+    assert caplog.text.count("RuntimeError: stray") == 1
+
+
+async def test_of_several_queues_one_that_raises_keeps_the_others_from_nothing(
+    daemon: Daemon, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, other = Client(daemon), Client(daemon)
+    for number in range(3):
+        client.ask(number, "host_channel", number=number, name=f"c{number}", maxsize=1, max_bytes=0)
+    await daemon.settle()
+    for number in range(3):
+        other.say([frames.GET, 0, 0, HERE, number, 1, b"k", None, None])
+    first = daemon.desk.channels._hosted[0].queue
+
+    def fail(who: int) -> Any:
+        raise RuntimeError("stray")
+
+    monkeypatch.setattr(first, "drop", fail)
+    await daemon.end(other)
+    parties = [list(hosted.queue.parties) for hosted in daemon.desk.channels._hosted.values()]
+    assert parties == [[other.id], [], []]
+    assert caplog.text.count("RuntimeError: stray") == 1
+
+
+# -- what had kept a cleanup from its end ---------------------------------------------------------------------------
+
+
+async def test_credit_that_a_producer_never_had_loses_its_item_and_nothing_of_others(daemon: Daemon) -> None:
+    await with_channel(daemon)
+    consumer, liar = Client(daemon), Client(daemon)
+    consumer.say([frames.GET, 0, 0, HERE, CHANNEL, 1, b"k", None, None])
+    liar.say([frames.PUT, 0, 0, HERE, CHANNEL, 2, b"k", 0, frames.CREDITED, b"a lie"])
+    liar.say([frames.PUT, 0, 0, HERE, CHANNEL, 4, b"k", 0, frames.CREDITED, b"another one"])
+    assert liar.say([frames.PUT, 0, 0, HERE, CHANNEL, 1, b"k", 0, frames.WAIT, b"true"])
+    await daemon.settle()
+    assert [frame[6][1] for frame in consumer.sent] == [[(1, False, False, b"true")]]
+    await daemon.end(liar)
+    assert daemon.left_of(liar) == []
+
+
+ODD_ASKS: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "spans of processes that are none": [("await_spans", {"round": "r", "processes": ["x"]})],
+    "a channel without a number": [("name_channel", {"name": "a", "roster": {}})],
+    "a watch": [("watch", {"numbers": [1]})],
+    "a lookup of a channel": [("find_channel", {"name": "never"})],
+    "two stores for one group": [("open_store", {"group": "g"}), ("open_store", {"group": "g"})],
+}
+
+
+@pytest.mark.parametrize("asks", ODD_ASKS.values(), ids=ODD_ASKS)
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_what_a_process_asks_before_or_after_its_end_leaves_nothing(
+    daemon: Daemon, caplog: pytest.LogCaptureFixture, when: str, asks: list[tuple[str, dict[str, Any]]]
+) -> None:
+    """A frame is read before its connection ends; what it asks for begins in a task of its own, maybe later."""
+    client = Client(daemon)
+    client.endpoint.is_known = True
+    for number, (operation, arguments) in enumerate(asks):
+        client.ask(number, operation, **arguments)
+    if when == "before":
+        await daemon.settle()
+    await daemon.end(client)
+    assert daemon.left_of(client) == []
+    assert "cleaning up" not in caplog.text
+
+
+@pytest.mark.parametrize("number", [[], {}, "1", None, 1.5], ids=repr)
+async def test_an_ask_has_a_number(daemon: Daemon, number: Any) -> None:
+    client = Client(daemon)
+    assert not client.say([frames.ASK, 0, 0, NODE, number, "lookup", {"name": "a", "rank": 0}])
+
+
+@pytest.mark.parametrize("name", [5, ["a"], b"a"], ids=repr)
+async def test_names_are_texts(daemon: Daemon, name: Any) -> None:
+    """Others that ask which names there are would have theirs sorted among them."""
+    client = Client(daemon)
+    client.ask(1, "reserve", name=name)
+    await daemon.settle()
+    assert client.sent[0][5:] == [False, ["ValueError", f"reserve: name must be a text, got {name!r}"]]
+
+
+@pytest.mark.parametrize("address", ["w:0:x", "w:0:", "w:0:1:", "w:0", "w:01", "w:0:-1", 7], ids=repr)
+async def test_a_subprocess_of_a_worker_joins_under_ranks_only(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, address: Any
+) -> None:
+    """Its rank is read when it ends."""
+    monkeypatch.setattr(sub_workers, "_token_of", lambda pid: "token")
+    root: Any = daemon.router.new_endpoint("worker")
+    root.process = SimpleNamespace(verdict=None, birth=SimpleNamespace(name="w:0", spec={"token": "token"}))
+    with pytest.raises(AuthError, match=r"descends from worker 'w:0' and wants to be"):
+        daemon.desk.sub_workers.admit(Client(daemon).endpoint, {"address": address})
+
+
+class Liar:
+    """Frames that are nearly what they should be, from one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def pick(self, *usual: Any) -> Any:
+        return self._random.choice(usual if self._random.random() < 0.85 else NONSENSE)
+
+    def frame(self) -> list[Any]:
+        return self._random.choice([self._put, self._get, self._word, self._ask])()
+
+    def _put(self) -> list[Any]:
+        mode = self.pick(frames.WAIT, frames.CREDITED, frames.NOWAIT, frames.SUPPLY)
+        number, key, weight = self.pick(*range(1, 8)), self.pick(b"k", b"j"), self.pick(0, 1)
+        return [frames.PUT, 0, 0, HERE, CHANNEL, number, key, weight, mode, b"body"]
+
+    def _get(self) -> list[Any]:
+        number, key, taken = self.pick(*range(1, 8)), self.pick(b"k", b"j"), self.pick(None, [], [1])
+        return [frames.GET, 0, 0, HERE, CHANNEL, number, key, self.pick(None, 1, frames.AHEAD, frames.NOW, [1]), taken]
+
+    def _word(self) -> list[Any]:
+        number, key = self.pick(*range(1, 8)), self.pick(b"k", b"j")
+        put, get = [number, key, 0, self.pick(0, 1, 2), b"x"], [self.pick(2, 3), key, self.pick(None)]
+        facts = {
+            "wishes": [[put], [get], [number]],
+            "taken": [number],
+            "returned": [self.pick(1000), self.pick(True)],
+            "cancel": [number, self.pick(1, 2)],
+            "gave_back": [key, [number]],
+            "size": [number, key],
+            "peek": [number, key],
+        }
+        what = self._random.choice(list(facts))
+        return [frames.QUEUE, 0, 0, HERE, CHANNEL, what, self.pick(facts[what])]
+
+    def _ask(self) -> list[Any]:
+        arguments = {
+            "name": self.pick("a", "b", "obs"), "group": self.pick("a", "b"), "rank": self.pick(0, 1, None),
+            "size": self.pick(1, 2), "entry": self.pick({"endpoint": 7}), "number": self.pick(9, CHANNEL, 10),
+            "roster": self.pick({"number": 9}, {"number": CHANNEL}, [{"endpoint": 3}]), "ask": self.pick(3, 4),
+            "maxsize": self.pick(0), "max_bytes": self.pick(0), "key": self.pick(b"k"), "node": self.pick(NODE),
+            "numbers": self.pick([1, 2, 3]), "endpoints": self.pick([HERE + 1, 9]), "devices": self.pick([0, 1], [1]),
+            "most": self.pick(None), "round": self.pick("r"), "processes": self.pick([1, HERE + 1]),
+        }  # fmt: skip
+        operation = self._random.choice(OPERATIONS)
+        facts = self.pick("r") if operation == "collected" else arguments
+        return [frames.ASK, 0, 0, NODE, self.pick(*range(3, 20)), operation, facts]
+
+
+async def test_whatever_a_process_says_nothing_is_left_of_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for seed in range(SEEDS):
+        daemon = Daemon(tmp_path)
+        honest, liar = await with_channel(daemon), Liar(seed)
+        liars = [Client(daemon), Client(daemon)]
+        for client in liars:
+            for turn in range(10):
+                if not client.say(liar.frame()):
+                    break
+                if turn % 3 == 2:
+                    await daemon.settle()
+        for client in (*liars, honest):
+            await daemon.end(client)
+            assert daemon.left_of(client) == [], f"seed {seed}"
+        daemon.desk.close_stores()
+    assert "cleaning up" not in caplog.text
