@@ -41,6 +41,8 @@ TIMED_OUT: Final = 124
 LAUNCH_FAILED: Final = 255
 UNNOTICED: Final = 1
 """A rank failed and the script did not look."""
+MAX_TOLD: Final = 20
+"""Lines about failures that the script did not notice."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -119,8 +121,9 @@ async def _launch(nodes: Sequence[Node], options: Options, variables: Mapping[st
     if job.was_interrupted:
         return TIMED_OUT if limit.has_passed else INTERRUPTED
     report.exit(str(options.script), code)
-    if code == 0 and job.unheard:
-        report.error("the script ended well, but did not notice these failures:\n  " + "\n  ".join(job.unheard))
+    if code == 0 and (failures := job.unobserved):
+        told = failures if len(failures) <= MAX_TOLD else [*failures[:MAX_TOLD], f"and {len(failures) - MAX_TOLD} more"]
+        report.error("the script ended well, but did not notice these failures:\n  " + "\n  ".join(told))
         return UNNOTICED
     return code
 

@@ -53,6 +53,9 @@ _KEPT: Final = frozenset({
 A frame is read before its connection ends, but its operation begins in a task of its own, maybe after the cleanup.
 """
 
+MAX_UNOBSERVED: Final = 1000
+"""Errors that a daemon keeps for the launcher: one is enough for the exit code, and people read the first ones."""
+
 
 @dataclass
 class Group:
@@ -117,8 +120,8 @@ class Desk:
         self.questions = Questions(site.name, site.environment)
         self.lines = EmulatedLines()
         self.traces = Traces(router, site.name, site.run, site.log_dir, lambda: self.welcome, self._answer, self.gone)
-        self.unheard: dict[tuple[int, str], str] = {}
-        """What has failed without the script's knowledge; what is left at the end is told to the launcher."""
+        self.unobserved: dict[tuple[int, str], str] = {}
+        """Errors that the script has not got; what is left of them at the end is told to the launcher."""
 
     async def answer(self, source: int, ask: int, operation: str, arguments: Any) -> None:
         """Does what is asked and sends the ANSWER."""
@@ -387,14 +390,15 @@ class Desk:
                 self.drop_owner(owner)
         self.traces.look_again()
 
-    # -- failures that nobody has heard of ------------------------------------------------------------------------
+    # -- errors that the script has not got -------------------------------------------------------------------------
 
     async def do_failed(self, source: int, ask: int, arguments: Any) -> bool:
-        self.unheard[source, arguments["key"]] = arguments["text"]
+        if len(self.unobserved) < MAX_UNOBSERVED:
+            self.unobserved[source, arguments["key"]] = arguments["text"]
         return True
 
     async def do_heard(self, source: int, ask: int, arguments: Any) -> bool:
-        self.unheard.pop((source, arguments["key"]), None)
+        self.unobserved.pop((source, arguments["key"]), None)
         return True
 
     # -- questions ----------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ class Job:
     ) -> None:
         self.run_id = fresh_run_id()
         self.was_interrupted = False
-        self.unheard: list[str] = []
+        self.unobserved: list[str] = []
         """What failed without the script's noticing, once the nodes are down."""
         self._nodes = nodes
         self._options = options
@@ -259,8 +259,8 @@ class Job:
                 if lost in self._watchers:  # its own lifeline knows better why, and may be about to say it
                     await asyncio.wait({self._watchers[lost]}, timeout=_OWN_WORD)
                 self._show_loss(lost, str(message["reason"]))
-            elif message.get("event") == "unheard":
-                self.unheard += map(str, message["failures"])
+            elif message.get("event") == "unobserved":
+                self.unobserved += map(str, message["failures"])
 
     def _show_loss(self, rank: int, reason: str) -> None:
         if self._phase != "stopping" and rank not in self._lost:

@@ -99,8 +99,8 @@ class Node:
                 self._loop.remove_reader(listener.fileno())
                 await self._close_everything()
                 conversation.cancel()
-            if self._desk.unheard:
-                self._say({"event": "unheard", "failures": list(self._desk.unheard.values())})
+            if self._desk.unobserved:
+                self._say({"event": "unobserved", "failures": list(self._desk.unobserved.values())})
         finally:
             listener.close()
             self._desk.close_stores()

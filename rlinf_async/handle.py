@@ -13,7 +13,8 @@ from rlinf_async.core.calls import Next, Tally
 from rlinf_async.core.frames import Status
 from rlinf_async.core.root_cause import fold_ranks
 from rlinf_async.errors import ClosedError
-from rlinf_async.outcome import Callee, Outcome, error_of, hear, root_error, summary_of
+from rlinf_async.outcome import Callee, Outcome, error_of, hear, root_error, unobserved, unobserved_refusal
+from rlinf_async.unobserved_errors import UnobservedError
 from rlinf_async.work import Part, Work
 
 logger = logging.getLogger(__name__)
@@ -62,7 +63,10 @@ class Handle(Work[list[Any]]):
         self._cancelled = False
         self._cancel_sent = False
         self._retrieved = False
-        self._told = False
+        self._iterated = 0
+        """Loops over ``as_completed`` that go on: they get the outcome, though they wait for nothing at the moment."""
+        self._cause: str | None = None
+        """Of the error, once that has arrived."""
         self._departed = False
         self._outcome: tuple[list[Any] | None, BaseException | None] | None = None
 
@@ -132,9 +136,8 @@ class Handle(Work[list[Any]]):
         self._finish()
 
     def _finish(self) -> None:
-        if (text := self._unheard()) is not None:
-            self._told = True
-            self._callee.client.failed(self._key, text)
+        if self._tally.failed or self._outcome is not None:
+            self._arrive()
         self._settle()
         for slot, part in list((self._parts or {}).items()):
             if not part.done():
@@ -142,6 +145,29 @@ class Handle(Work[list[Any]]):
         tick, self._tick = self._tick, None
         if tick is not None:
             tick._settle()
+
+    def _arrive(self) -> None:
+        """The error is here: it is unobserved until the user's code gets it."""
+        error = self._unobserved()
+        if error is None:
+            return
+        self._callee.client.unobserved.arrived(error)
+        # In this order: who asks in another thread meanwhile sees the cause, or is seen here.
+        self._cause = error.cause
+        if self._retrieved:
+            self._callee.client.unobserved.heard(error.cause)
+
+    def _unobserved(self) -> UnobservedError | None:
+        awaited = bool(self._waiters or self._iterated) or any(view._waiters for view in self._views)
+        if self._outcome is not None:
+            error = self._outcome[1]
+            if error is None or isinstance(error, ClosedError):
+                return None
+            return unobserved_refusal(self._callee, self._method, error, awaited=awaited)
+        failed = [failure for failure in self._tally.failures() if failure[1] != Status.UNKNOWN]
+        if not failed:
+            return None
+        return unobserved(self._callee, self._method, self._describe(), failed, awaited=awaited)
 
     def _stop_others(self) -> None:
         """One has failed."""
@@ -179,16 +205,11 @@ class Handle(Work[list[Any]]):
 
     # -- outcomes, in a waiter's thread -------------------------------------------------------------------------
 
-    @property
-    def _key(self) -> str:
-        return f"call {self._call} of {self._callee.name}"
-
     def _mark_retrieved(self) -> None:
         """The user's code gets the outcome, or has asked for something that holds it."""
         self._retrieved = True
-        if self._told:
-            self._told = False
-            self._callee.client.heard(self._key)
+        if self._cause is not None:
+            self._callee.client.unobserved.heard(self._cause)
 
     def _result(self) -> list[Any]:
         self._mark_retrieved()
@@ -269,8 +290,22 @@ class Handle(Work[list[Any]]):
             Exception: what awaiting the handle raises, as soon as one rank has failed.
         """
         self._check_process()
-        seen = 0
-        while seen < len(self._callee.ranks):
+        self._iterated += 1
+        try:
+            for seen in range(len(self._callee.ranks)):
+                slot = await self._next_slot(seen)
+                if slot is None:
+                    return
+                outcome = self._part_outcome(slot)
+                if outcome.error is not None:
+                    raise outcome.error
+                yield outcome.rank, outcome.value
+        finally:
+            self._iterated -= 1
+
+    async def _next_slot(self, seen: int) -> int | None:
+        """The slot that has answered as the ``seen``-th; None where there will be no more."""
+        while True:
             with self._lock:
                 if seen >= len(self._order) and not self._done and self._tick is None:
                     self._tick = Part(self)
@@ -279,20 +314,15 @@ class Handle(Work[list[Any]]):
             if seen >= len(self._order) and tick is not None:
                 await tick
                 continue
-            if self._done and self._tally.failures():
+            if seen >= len(self._order) or (self._done and self._tally.failures()):
                 self._result()
             if seen >= len(self._order):
-                self._result()
-                return
+                return None
             slot = self._order[seen]
             answer = self._tally.answers[slot]
             if answer is None or answer[0] != Status.OK:
                 await self
-            seen += 1
-            outcome = self._part_outcome(slot)
-            if outcome.error is not None:
-                raise outcome.error
-            yield outcome.rank, outcome.value
+            return slot
 
     def outcomes(self) -> Work[list[Outcome]]:
         """Every rank's result or error; one rank's failure does not cancel the others when this is asked for first.
@@ -379,17 +409,6 @@ class Handle(Work[list[Any]]):
 
     def __reduce__(self) -> Any:
         raise TypeError("a handle belongs to the process that made the call: pass its results on, or a group's name")
-
-    def _unheard(self) -> str | None:
-        """What failed and has not been asked for, in one line."""
-        if self._retrieved or not self._tally.failed:
-            return None
-        failed = [failure for failure in self._tally.failures() if failure[1] != Status.UNKNOWN]
-        return f"{self._describe()}: {summary_of(self._callee, failed)}" if failed else None
-
-    def __del__(self) -> None:
-        if self._done and (text := self._unheard()) is not None:
-            logger.error("failed, and nobody asked for the result: %s", text)
 
 
 def _only(times: list[dict[str, float]], tag: str) -> list[float]:

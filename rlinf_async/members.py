@@ -16,10 +16,11 @@ from rlinf_async.core.root_cause import fold_ranks
 from rlinf_async.core.segment import close_fds
 from rlinf_async.errors import ClosedError
 from rlinf_async.handle import WINDOW, Handle
-from rlinf_async.outcome import death_key
+from rlinf_async.outcome import death_cause
 from rlinf_async.seat.client import NodeClient
 from rlinf_async.seat.tasks import Task
 from rlinf_async.stream import Stream
+from rlinf_async.unobserved_errors import UnobservedError, cause_of
 from rlinf_async.work import Work
 
 logger = logging.getLogger(__name__)
@@ -93,7 +94,9 @@ class Members:
             rank = self.endpoints.index(facts["endpoint"])
             self.deaths[rank] = facts
             who = f"rank {rank} of group '{self.name}' on {facts['node']}"
-            self.client.failed(death_key(facts["endpoint"]), f"{who} {facts['verdict']}; full log {facts['log_path']}")
+            text = f"{who} {facts['verdict']}; full log {facts['log_path']}"
+            death = UnobservedError(death_cause(facts), who, text, is_due=True)  # logged here
+            self.client.unobserved.arrived(death)
             logger.warning(
                 "rank %d of group '%s' on %s (pid %d) %s; full log %s",
                 rank, self.name, facts["node"], facts["pid"], facts["verdict"], facts["log_path"],
@@ -126,6 +129,7 @@ class Members:
             with self._lock:
                 if self._failure is not None:
                     close_fds(fd for _, fds in bodies for fd in fds)
+                    self.client.unobserved.heard(cause_of(self._failure))
                     raise self._failure.with_traceback(None)
                 if not self._started:
                     self._pending.append((callee, sink, method, bodies, same))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rlinf_async.core import failures, frames
 from rlinf_async.core.body import Body
 from rlinf_async.core.frames import Status
-from rlinf_async.core.root_cause import choose_root_cause
+from rlinf_async.core.root_cause import choose_root_cause, is_death, root_cause
 from rlinf_async.errors import ClosedError, NodeLost, WorkerDied
 from rlinf_async.seat.client import NodeClient
+from rlinf_async.unobserved_errors import UnobservedError, cause_of
 
 
 class Callee(Protocol):
@@ -70,23 +71,73 @@ def root_error(callee: Callee, failed: Sequence[tuple[int, int, Body]]) -> BaseE
     return choose_root_cause(errors)
 
 
-def death_key(endpoint: int) -> str:
-    return f"death of {endpoint:x}"
+def death_cause(facts: Mapping[str, Any]) -> str:
+    """What the failures that come of a worker's death share; of its story, or of a ``WorkerDied``'s attributes."""
+    return f"death of pid {facts['pid']} on {facts['node']}"
+
+
+def loss_cause(node: int) -> str:
+    """What the failures that come of the loss of a node share."""
+    return f"loss of node {node}"
 
 
 def hear(callee: Callee, failed: Sequence[tuple[int, int, Body]]) -> None:
-    """The user's code gets these errors; deaths among them are no news any more."""
-    for slot, status, _ in failed:
-        if status == Status.DIED:
-            callee.client.heard(death_key(callee.targets[slot]))
+    """The user's code gets these errors."""
+    for answer in failed:
+        callee.client.unobserved.heard(_cause_of(callee, *answer))
 
 
-def summary_of(callee: Callee, failed: Sequence[tuple[int, int, Body]]) -> str:
-    """One line about failed slots, for people."""
-    slot, status, body = failed[0]
+def _cause_of(callee: Callee, slot: int, status: int, body: Body) -> str:
+    """A death is the same whoever tells of it: the daemon, or a rank that has run into it."""
     if status == Status.ERROR:
         failure = failures.unpack(bytes(body))
-        text = f"{failure.type_name}: {failure.text}".partition("\n")[0]
+        if not is_death(failure.type_name):
+            return failures.identity_of(failure)
+        error: BaseException = failures.rebuild(failure)
     else:
-        text = str(error_of(callee, slot, status, body)).partition("\n")[0]
-    return text[:300]
+        error = error_of(callee, slot, status, body)
+    if isinstance(error, WorkerDied):
+        return death_cause(vars(error))
+    return loss_cause(error.node_rank) if isinstance(error, NodeLost) else cause_of(error)
+
+
+def unobserved(
+    callee: Callee, method: str, what: str, failed: Sequence[tuple[int, int, Body]], *, awaited: bool
+) -> UnobservedError:
+    """The root of a call's failures, as an error that nobody has got yet.
+
+    Args:
+        what: the call and its ranks, for people.
+    """
+    roots: list[tuple[int, BaseException | failures.Failure]] = []
+    for slot, status, body in failed:
+        is_error = status == Status.ERROR
+        root = failures.unpack(bytes(body)) if is_error else error_of(callee, slot, status, body)
+        roots.append((callee.ranks[slot], root))
+    index, _ = root_cause(roots)
+    rank, root = roots[index]
+    if isinstance(root, failures.Failure):
+        text, details = f"rank {rank}: {root.type_name}: {root.text}", failures.origin_of(root)
+    else:
+        text, _, details = str(root).partition("\n")
+    return UnobservedError(
+        cause=_cause_of(callee, *failed[index]),
+        of=f"{callee.name}.{method}()",
+        text=f"{what}: {text}".partition("\n")[0][:400],
+        details=details.strip("\n"),
+        make=lambda: root_error(callee, failed),
+        awaited=awaited,
+    )
+
+
+def unobserved_refusal(callee: Callee, method: str, error: BaseException, *, awaited: bool) -> UnobservedError:
+    """The error of a call that could not be sent, because its group could not be launched."""
+    type_name = failures.type_name_of(type(error))
+    return UnobservedError(
+        cause=cause_of(error),
+        of=f"{callee.name}.{method}()",
+        text=f"{callee.name}.{method}(): {type_name}: {failures.text_of(error)}".partition("\n")[0][:400],
+        details=failures.text_of(error).partition("\n")[2],
+        make=lambda: error,
+        awaited=awaited,
+    )

@@ -102,8 +102,18 @@ WAIT_ANSWER_S: Final = Setting(
     "wait_answer_s", "seconds", 5, 0.01, 1e4, "how long such a warning waits for what daemons say of the other side"
 )
 
+UNOBSERVED_ERROR_S: Final = Setting(
+    "unobserved_error_s",
+    "seconds",
+    1.0,
+    0,
+    86400,
+    "how long the error of a call may lie about unawaited before it is logged, and ends waits where fail_fast is set",
+)
+
 ALL: Final = (
     DIRECT_ACK_S,
+    UNOBSERVED_ERROR_S,
     KEPT_RUNS,
     OUTPUT_BUFFER_BYTES,
     OUTPUT_END_S,

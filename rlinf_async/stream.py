@@ -16,7 +16,8 @@ from rlinf_async.core.frames import Status
 from rlinf_async.core.root_cause import fold_ranks
 from rlinf_async.errors import DeadlineExceeded
 from rlinf_async.handle import ABORT_GRACE, WINDOW
-from rlinf_async.outcome import Callee, root_error, summary_of
+from rlinf_async.outcome import Callee, root_error, unobserved
+from rlinf_async.unobserved_errors import cause_of
 from rlinf_async.work import Work
 
 logger = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class Stream:
             if step is Next.CANCEL_OTHERS:
                 self._cancel_open()
             if step in (Next.CANCEL_OTHERS, Next.FINISH) and not self._closed and not self._told:
-                self._tell_failure()
+                self._arrive()
         self._wake()
         if not self._tally.missing:
             self.ended._settle()
@@ -92,18 +93,13 @@ class Stream:
             return True
         return False
 
-    def _tell_failure(self) -> None:
-        failed = self._tally.failures()
-        with self._lock:
-            if not failed or self._error is not None:  # the consumer, on its own thread, has been quicker
-                return
+    def _arrive(self) -> None:
+        """The error is here: unobserved until the consumer has come to it; who iterates does."""
+        if failed := self._tally.failures():
             self._told = True
             what = f"{self._callee.name}.{self._method}()"
-            self._callee.client.failed(self._key, f"{what}: {summary_of(self._callee, failed)}")
-
-    @property
-    def _key(self) -> str:
-        return f"call {self._call} of {self._callee.name}"
+            error = unobserved(self._callee, self._method, what, failed, awaited=self._iterated)
+            self._callee.client.unobserved.arrived(error)
 
     def fail(self, error: BaseException) -> None:
         self._error = error
@@ -136,12 +132,11 @@ class Stream:
         with self._lock:
             if not self._items:
                 if self._error is not None:
+                    self._callee.client.unobserved.heard(cause_of(self._error))
                     raise self._error
                 failed = self._tally.failures()
                 if failed:
                     self._error = root_error(self._callee, failed)
-                    if self._told:
-                        self._callee.client.heard(self._key)
                     raise self._error
                 if not self._tally.missing or self._closed:
                     return None

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from rlinf_async import settings
+from rlinf_async import settings, unobserved_errors
 from rlinf_async.core.wait_table import FOREVER, WaitTable
 from rlinf_async.gate import Gate
 from rlinf_async.user_code import Waiter, waiter_for, waiter_in_thread
@@ -207,7 +207,7 @@ def _words_of(far_side: FarSide) -> str:
 
 
 def _log(text: str, far_side: str) -> None:
-    logger.warning("%s%s", text, f": {far_side}" if far_side else "")
+    logger.warning("%s%s%s", text, f": {far_side}" if far_side else "", unobserved_errors.word())
 
 
 def work_on(future: asyncio.Future[Any]) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Generator
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
-from rlinf_async import process, waits
+from rlinf_async import process, unobserved_errors, waits
 from rlinf_async.errors import DeadlineExceeded, ForkedProcessError
 from rlinf_async.gate import may_wait, new_gate
 
@@ -221,10 +221,12 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         try:
             if not gate.wait(soon) and not waits.wait_on(self, gate, timeout):
                 raise self._late(timeout)
-        except BaseException:
+        except BaseException as error:
             with self._lock:
                 if gate.open in self._waiters:
                     self._waiters.remove(gate.open)
+            if isinstance(error, KeyboardInterrupt):
+                error.add_note(f"while waiting for {self._describe()}{unobserved_errors.word()}")
             raise
 
     def _late(self, timeout: float | None) -> DeadlineExceeded:

@@ -33,7 +33,7 @@ STOREYS = (
     "configuration",
     "placement routing",
     "wire",
-    "user_code",
+    "user_code unobserved_errors",
     "waits",
     "work each loop_thread",
     "seat",

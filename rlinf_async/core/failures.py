@@ -137,16 +137,22 @@ def rebuild(failure: Failure) -> Exception:
     if error is None:
         error = RemoteError.from_facts(failure.type_name, failure.text, failure.traceback)
     here = _notes_of(error)
-    for note in failure.notes:
+    for note in (*failure.notes, origin_of(failure)):
         if note not in here:
             add_note(error, note)
-    place = _describe(failure.where)
-    if failure.relayed:
-        add_note(error, place)
-    else:
-        add_note(error, f"\n{place}\n{textwrap.indent(failure.traceback.rstrip(), '    ')}")
     vars(error)[_WHEN] = failure.when
     return error
+
+
+def origin_of(failure: Failure) -> str:
+    """The worker that it comes from, with the traceback from there; of what passed through it, only the worker."""
+    place = _describe(failure.where)
+    return place if failure.relayed else f"\n{place}\n{textwrap.indent(failure.traceback.rstrip(), '    ')}"
+
+
+def identity_of(failure: Failure) -> str:
+    """The same for every copy of what was captured once, and for nothing else."""
+    return f"{failure.where.get('node')}:{failure.where.get('pid')}:{failure.when!r}"
 
 
 # -- looking at an exception that may not want to be looked at ----------------------------------------------------

@@ -66,6 +66,11 @@ def fold_ranks(ranks: Iterable[int]) -> str:
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in folded)
 
 
+def is_death(type_name: str) -> bool:
+    """Whether an exception of that type tells of the end of a worker or of a node."""
+    return type_name in _DEATHS
+
+
 def _precedence(failure: BaseException | Failure) -> tuple[int, float]:
     if isinstance(failure, Failure):
         type_name, when = failure.type_name, failure.when
@@ -74,7 +79,7 @@ def _precedence(failure: BaseException | Failure) -> tuple[int, float]:
         if isinstance(failure, PeerLost) and when == math.inf:
             return 0, when  # seen from here: the rank itself is dead
         type_name = failure.type_name if isinstance(failure, RemoteError) else type_name_of(type(failure))
-    if type_name in _DEATHS:
+    if is_death(type_name):
         return 1, when
     return (3 if type_name.endswith("CancelledError") else 2), when
 

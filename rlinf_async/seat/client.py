@@ -32,7 +32,7 @@ from rlinf_async.seat.direct_calls import DirectCalls
 from rlinf_async.seat.events import Events, Listener
 from rlinf_async.seat.sink import Inbox, Receiver, Sink
 from rlinf_async.seat.tasks import Task, Tasks
-from rlinf_async.seat.unheard import Unheard
+from rlinf_async.unobserved_errors import UnobservedErrors
 from rlinf_async.wire.directs import Directs
 from rlinf_async.wire.idle_reader import IdleReader
 from rlinf_async.wire.turns import Turns
@@ -55,6 +55,7 @@ class NodeClient:
         ready: done when the daemon has answered.
         events: what daemons announce.
         receivers: by kind, who takes the frames that are neither the client's own nor the inbox's.
+        unobserved: the errors of this client's calls that were not awaited.
         unsent: what sends that which has only been kept back for the end of a loop's turn.
     """
 
@@ -82,7 +83,7 @@ class NodeClient:
         self._closed: Exception | None = None
         self._tasks = Tasks(loop, self._on_loop)
         self.events = Events()
-        self._unheard = Unheard(self._tell)
+        self.unobserved = UnobservedErrors(self._tell if inbox is None else None, self.later)
         seats.add(self)
 
     def __repr__(self) -> str:
@@ -216,15 +217,6 @@ class NodeClient:
         else:
             self.send((frames.ASK, 0, self.endpoint, target, asked.number, operation, arguments))
         return asked
-
-    def failed(self, key: str, text: str) -> None:
-        """Something has failed of which the user's code has not heard: unless it does, the run is no success."""
-        if self._inbox is None:
-            self._unheard.failed(key, text)
-
-    def heard(self, key: str) -> None:
-        """The user's code has got the error of what ``failed`` told."""
-        self._unheard.heard(key)
 
     def _tell(self, operation: str, arguments: Any) -> None:
         """An ask whose answer nobody waits for."""
@@ -387,6 +379,7 @@ class NodeClient:
 
     def close(self, reason: str = "the cluster is closed") -> None:
         """Closes the socket; everything that still waits fails with ``ClosedError``.  On the loop's own thread."""
+        self.unobserved.close()  # what fails from here on, fails because of this
         self._end(ClosedError(reason))
         self._directs.close()
         if self._connection is not None:
@@ -397,6 +390,7 @@ class NodeClient:
         self._closed = process.forked("this cluster", self.pid)
         self._calls.clear()
         self._asks.forget()
+        self.unobserved.forget()
         self._directs.forget()
         if self._connection is not None:
             self._connection.forget()

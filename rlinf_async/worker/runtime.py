@@ -34,6 +34,7 @@ from rlinf_async.seat.client import NodeClient
 from rlinf_async.wire.unix import Connection
 from rlinf_async.worker import here
 from rlinf_async.worker.call import Call, State
+from rlinf_async.worker.failure_log import FailureLog
 from rlinf_async.worker.main_module import adopt
 from rlinf_async.worker.methods import CONSTRUCT, Kind, Methods
 from rlinf_async.worker.shortcuts import Shortcuts
@@ -56,6 +57,8 @@ class Runtime:
         self._identity = identity
         self._max_concurrency = max_concurrency or MAX_CONCURRENCY
         self._stillborn: bytes | None = None
+        """What the constructor has failed with, which is the answer to every call."""
+        self._failures = FailureLog()
         self._methods = Methods(self._construct)
         self._queue: deque[Call] = deque()
         self._early: list[Call] | None = []
@@ -247,11 +250,7 @@ class Runtime:
     def _construct(self, worker_cls: type, *args: Any, **kwargs: Any) -> None:
         adopt(worker_cls)
         here.identity = self._identity
-        try:
-            self._methods.worker = worker_cls(*args, **kwargs)
-        except BaseException as error:
-            self._stillborn = failures.pack(self._capture(error))
-            raise
+        self._methods.worker = worker_cls(*args, **kwargs)
 
     def _run(self, call: Call, function: Callable[..., Any]) -> None:
         try:
@@ -377,8 +376,13 @@ class Runtime:
             process.leave(error)
         if (call.cancelled or self._stopping) and isinstance(error, asyncio.CancelledError):
             self._answer(call, Status.CANCELLED, b"")
-        else:
-            self._answer(call, Status.ERROR, failures.pack(self._capture(error)))
+            return
+        failure = self._capture(error)
+        self._failures.add(call.method, error, failure)
+        packed = failures.pack(failure)
+        if call.method == CONSTRUCT:
+            self._stillborn = packed
+        self._answer(call, Status.ERROR, packed)
 
     def _answer(self, call: Call, status: int, body: Any, fds: Any = ()) -> None:
         if self._pid != process.pid:  # a forked child that has left the method too: it is no second worker

@@ -1,0 +1,36 @@
+"""Failures counted by kind: which of them are worth a line in a log."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Final
+
+MAX_KINDS: Final = 256
+"""Kinds whose counts are kept; the one that has not occurred for longest makes room."""
+
+
+class FailureCounts:
+    """Says when a kind of failure is worth a line: the first time, then at powers of ten.
+
+    Example:
+        >>> counts = FailureCounts()
+        >>> [counts.add("ValueError in step()") for _ in range(10)]
+        [1, None, None, None, None, None, None, None, None, 10]
+    """
+
+    __slots__ = ("_counts",)
+
+    def __init__(self) -> None:
+        self._counts: dict[Hashable, int] = {}
+
+    def add(self, kind: Hashable) -> int | None:
+        """Counts one more; the count where it is worth a line, else None."""
+        count = self._counts.pop(kind, 0) + 1
+        self._counts[kind] = count  # behind the others: the first is the one to make room
+        if len(self._counts) > MAX_KINDS:
+            del self._counts[next(iter(self._counts))]
+        return count if count == 10 ** (len(str(count)) - 1) else None
+
+    def forget(self, kind: Hashable) -> None:
+        """Has the next one of this kind be the first again."""
+        self._counts.pop(kind, None)
