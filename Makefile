@@ -10,13 +10,13 @@ READY := .venv/.ready
 JOBS ?= 2
 SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test lint orphans histories stress training bench clean
+.PHONY: run test lint orphans histories faults stress training bench clean
 
 run: $(READY)
 	$(BIN)/rlinf-launch examples/embodiment/train_embodied_agent.py $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not orphans and not histories and not training and not stress" $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not orphans and not histories and not training and not stress and not faults" $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -26,6 +26,10 @@ lint: $(READY)
 # moments, thousands of times.
 histories: $(READY)
 	$(BIN)/python -m pytest -m histories $(ARGS)
+
+# Random programs of calls, messages and channels under faults, for ten minutes or RLINF_FAULTS_SECONDS.
+faults: $(READY)
+	RLINF_FAULTS_SECONDS=$${RLINF_FAULTS_SECONDS:-600} $(BIN)/python -m pytest tests/faults -m faults $(ARGS)
 
 # Half a minute of weights sent without a pause, by every scheme, while four readers look at every value; and receivers
 # that end or stop while large weights are on their way.

@@ -1,0 +1,85 @@
+"""Faults of a process's own: no descriptors, broken sockets, forks.  They are called in a worker."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import socket
+import threading
+import time
+import warnings
+
+from rlinf_async.wire.unix import Connection
+from rlinf_async.worker import here
+
+GARBAGE = b"\xc1" * 64
+"""Bytes that no frame begins with."""
+
+
+def starve(seconds: float, spare: int) -> None:
+    """Uses up the descriptors of this process, but for so many, and gives them back after a time."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    limit = highest + 2 + spare
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(limit, soft), hard))
+    hoard = []
+    try:
+        while True:
+            hoard.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError:
+        pass
+    for _ in range(min(spare, len(hoard))):
+        os.close(hoard.pop())
+
+    def relieve() -> None:
+        for fd in hoard:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    timer = threading.Timer(seconds, relieve)
+    timer.daemon = True
+    timer.start()
+
+
+def sever(how: str, which: int) -> int:
+    """Breaks one or all (-1) of this process's sockets to others than the daemon.
+
+    Returns:
+        How many there were to break.
+    """
+    fds = sorted(connection.fileno() for connection in _direct_connections())
+    for fd in fds if which < 0 else fds[which : which + 1]:
+        if how == "shutdown":
+            with socket.socket(fileno=os.dup(fd)) as copy:
+                copy.shutdown(socket.SHUT_RDWR)
+        elif how == "garbage":
+            os.write(fd, GARBAGE)
+        else:
+            # The number stays taken: another file under it would get the frames, and there is no cure for that.
+            null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+            os.dup2(null, fd, inheritable=False)
+            os.close(null)
+    return len(fds)
+
+
+def _direct_connections() -> list[Connection]:
+    client = here.require_client()
+    found = [thing for thing in gc.get_objects() if type(thing) is Connection and thing is not client._connection]
+    return [connection for connection in found if connection.fileno() >= 0]
+
+
+def fork(seconds: float) -> None:
+    """A child that sleeps and ends; a thread waits for it."""
+    threading.Thread(target=os.waitpid, args=(fork_child(seconds), 0), daemon=True).start()
+
+
+def fork_child(seconds: float) -> int:
+    """The pid of a child that sleeps and ends."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, about forks of threads
+        pid = os.fork()
+    if pid == 0:
+        time.sleep(seconds)
+        os._exit(0)
+    return pid

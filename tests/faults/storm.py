@@ -1,0 +1,56 @@
+"""Calls that a thread makes without waiting for any, while the daemon dies."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from rlinf_async import DeadlineExceeded
+from rlinf_async.seat.client import NodeClient
+from tests.faults.waits import PATIENCE_S
+
+UNDER_WAY = 300
+"""Calls after which the daemon may die."""
+
+AFTERWARDS = 20
+"""Calls that are made when the client knows of its death."""
+
+
+class StormError(Exception):
+    """Calls that do not end (``hang``), or that raise where they are made (``error``)."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+def storm(group: Any, client: NodeClient, loop: asyncio.AbstractEventLoop, under_way: asyncio.Event) -> None:
+    """Makes calls until some have failed, and waits for all.
+
+    Raises:
+        StormError: some never end, or a call was refused where it was made.
+    """
+    handles: list[Any] = []
+    deadline = time.monotonic() + PATIENCE_S
+    after, refused = 0, ""
+    while after < AFTERWARDS and time.monotonic() < deadline:
+        try:
+            handles.append(group.block(0.0))
+        except Exception as error:
+            refused = f"a call was refused where it was made: {type(error).__name__}: {error}"
+        if len(handles) == UNDER_WAY:
+            loop.call_soon_threadsafe(under_way.set)
+        after += client.closed is not None
+    hung = 0
+    for handle in handles:
+        try:
+            handle.wait(timeout=max(0.0, deadline - time.monotonic()))
+        except DeadlineExceeded:
+            hung += 1
+        except Exception:
+            pass
+    if hung:
+        raise StormError("hang", f"{hung} of {len(handles)} calls never end")
+    if refused:
+        raise StormError("error", refused)
