@@ -289,13 +289,13 @@ def test_locks_that_other_threads_held_at_the_fork_hold_up_no_child(cluster: Clu
     leave = threading.Event()
 
     def hold() -> None:
-        with call._lock, stream._lock, cluster.client._turns.lock:
+        with cluster.client._turns.lock, call._lock, stream._lock:  # as the thread that handles frames takes them
             held.set()
             leave.wait(PATIENCE)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    held.wait()
+    assert held.wait(PATIENCE)
     try:
         found = in_child(
             {
