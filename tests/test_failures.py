@@ -395,3 +395,18 @@ def test_the_last_answer_of_a_worker_that_dies_at_once_is_not_lost(cluster: Clus
         with pytest.raises(WorkerDied, match="exited with code 3"):
             group.sleep(5).wait()
         group.close()
+
+
+@pytest.mark.parametrize("breaks", ["asyncio.get_event_loop().close()", "os.closerange(3, 100)"])
+def test_a_worker_that_breaks_its_own_loop_says_how(cluster: Cluster, breaks: str) -> None:
+    group = Plain.create_group().launch(cluster, name="breaks").wait_ready()
+    with pytest.raises(WorkerDied) as caught:
+        group.run(breaks).wait(5)
+        group.sleep(5).wait(5)
+    died = caught.value
+    assert died.exit_code == 70
+    told = "\n".join(died.last_words)
+    assert "Traceback (most recent call last)" in told
+    assert "RuntimeError: Event loop is closed" in told or "Bad file descriptor" in told
+    assert "this worker's event loop broke" in told
+    group.close()

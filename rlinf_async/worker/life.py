@@ -10,7 +10,8 @@ import signal
 import socket
 import sys
 import threading
-from typing import Any
+import traceback
+from typing import Any, Final
 
 from rlinf_async import far_links, tracing
 from rlinf_async.gate import LockGate, wait_at
@@ -24,6 +25,9 @@ from rlinf_async.worker.exchange import Exchange
 from rlinf_async.worker.runtime import Runtime
 from rlinf_async.worker.shortcuts import Shortcuts
 from rlinf_async.worker.store import MasterStore
+
+BROKEN: Final = 70
+"""Exit code of a worker that cannot go on (sysexits.h: an internal error)."""
 
 
 def live(sock: socket.socket, spec: dict[str, Any], identity: here.Identity, store_fd: int | None) -> None:
@@ -55,7 +59,11 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: here.Identity, sto
         asyncio.set_event_loop(socket_loop)
         if store_fd is not None:
             runtime.store = MasterStore(socket_loop, store_fd)
-        socket_loop.run_forever()
+        try:
+            socket_loop.run_forever()
+        except BaseException as error:
+            _tell_break(error)
+            os._exit(BROKEN)  # deaf from here on: nobody could tell it to stop
 
     thread = threading.Thread(target=serve_socket, name="rlinf-socket", daemon=True)
     thread.start()
@@ -69,9 +77,30 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: here.Identity, sto
     code = 0
     try:
         runtime.serve()
-    finally:
+    except BaseException as error:
+        code = BROKEN
+        _tell_break(error)
+    with contextlib.suppress(BaseException):
         runtime.shortcuts.last_words(0.5)
-        _leave(client, code)
+    _leave(client, code)
+
+
+_breaking: Final = threading.Lock()
+
+
+def _tell_break(error: BaseException) -> None:
+    """The traceback of what ended a loop of this worker, as its last words.
+
+    A method that closes descriptors breaks both loops at once, and the first thread that exits takes the other along:
+    one after the other, so that what is told is whole.
+    """
+    with _breaking, contextlib.suppress(BaseException):
+        text = "".join(traceback.format_exception(error))
+        sys.stderr.write(
+            f"{text}this worker's event loop broke ({type(error).__name__}: {error}): did a method close the loop, or "
+            "descriptors that are not its own (os.closerange)?\n"
+        )
+        sys.stderr.flush()
 
 
 def _cut_off(facts: dict[str, Any]) -> None:
