@@ -44,7 +44,8 @@ def daemon(data: bytes, leave_to_guardian: int) -> int:
     os.write(leave_to_guardian, f"{birth.run_dir}\n".encode())
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     _log_to(birth.log_dir, birth.node)
-    templates = Templates(sys.executable, birth.worker_environment, open_files=_raise_open_files())
+    open_files = _raise_open_files()
+    templates = Templates(sys.executable, birth.worker_environment, open_files=open_files, log_dir=birth.log_dir)
     try:
         if not birth.hidden:
             templates.get()
@@ -94,7 +95,7 @@ def _live(birth: Birth, templates: Templates) -> None:
 
 
 def _log_to(log_dir: Path, node: int) -> None:
-    """The daemon's own words go to a file beside its workers' logs; its stderr follows, for the template's sake."""
+    """The daemon's own words go to a file beside its workers' logs, and its stderr with them."""
     log_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = log_dir / f"daemon_{node}.log"
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)

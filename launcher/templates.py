@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import msgpack
@@ -20,6 +21,7 @@ import msgpack
 from rlinf_async.core.frames import PROTOCOL
 from rlinf_async.errors import LaunchError
 
+from .template_log import last_words, open_log
 from .verdict import oom_kills, reap
 
 EXEC_TIME: Final = (
@@ -59,19 +61,24 @@ class Template:
     It is started at once and imports while the daemon goes on; ``fork`` waits for it.
     """
 
-    def __init__(self, python: str, environment: Mapping[str, str], open_files: int) -> None:
+    def __init__(self, python: str, environment: Mapping[str, str], open_files: int, log: Path | None = None) -> None:
+        """``log`` is where it writes; without one, where this process does."""
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * PACKET)
         far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * PACKET)
         self._python = python
         self._socket = near
         self._oom_kills = oom_kills()
+        self._log = log
+        output = open_log(log)
         try:
             self._process = subprocess.Popen(
                 [python, "-m", "rlinf_async.worker.template", str(far.fileno()), str(os.getpid())],
                 env={**environment, "OPENBLAS_NUM_THREADS": "1", MARKER: NOBODY},
                 pass_fds=(far.fileno(),),
                 stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
             )
         except OSError as error:
@@ -79,6 +86,8 @@ class Template:
             raise LaunchError(f"the worker template could not be started with {python}: {error}") from error
         finally:
             far.close()
+            if output is not None:
+                os.close(output)
         try:
             self._pidfd = os.pidfd_open(self._process.pid)
         except OSError as error:
@@ -184,7 +193,7 @@ class Template:
         self._process.returncode = 0  # reaped here; Popen must not look for it
         while self._read():
             pass
-        text = f"the worker template {verdict.text}; what it said stands in the log of this node's daemon"
+        text = f"the worker template {verdict.text}{last_words(self._log)}"
         if self.facts is None and self._python != sys.executable:
             text += f"\n  fix: {self._python} needs torch and this version of rlinf_async, as this node's own has them"
         self._fail(text)
@@ -202,7 +211,8 @@ class Template:
 
     def _give_up(self, seconds: float) -> None:
         doing = "importing torch" if self.facts is None else "forking a worker"
-        self._fail(f"the worker template (pid {self._process.pid}) has said nothing for {seconds:g} s while {doing}")
+        silent = f"the worker template (pid {self._process.pid}) has said nothing for {seconds:g} s while {doing}"
+        self._fail(silent + last_words(self._log))
         self._kill()  # its pidfd brings the rest
 
     def _fail(self, reason: str) -> None:
@@ -268,8 +278,12 @@ class Template:
 class Templates:
     """The templates of a node, made when they are first needed."""
 
-    def __init__(self, python: str, environment: Mapping[str, str], *, open_files: int) -> None:
+    def __init__(
+        self, python: str, environment: Mapping[str, str], *, open_files: int, log_dir: Path | None = None
+    ) -> None:
         self.python = python
+        self._log_dir = log_dir
+        self._made = 0
         self.open_files = open_files
         self._environment = dict(environment)
         self._templates: dict[tuple[str, frozenset[tuple[str, str]]], Template] = {}
@@ -289,7 +303,10 @@ class Templates:
         key = (python or self.python, frozenset(special.items()))
         template = self._templates.get(key)
         if template is None or template.dead:
-            template = Template(key[0], {**self._environment, **special}, self.open_files)
+            # The pid tells the nodes of one machine apart.
+            log = None if self._log_dir is None else self._log_dir / f"template_{os.getpid()}_{self._made}.log"
+            self._made += 1
+            template = Template(key[0], {**self._environment, **special}, self.open_files, log)
             try:
                 if self._loop is not None:
                     template.watch(self._loop)

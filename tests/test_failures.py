@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
 
-from rlinf_async import ClosedError, Cluster, NodePlacementStrategy, RemoteError, WorkerDied, each
+from rlinf_async import ClosedError, Cluster, LaunchError, NodePlacementStrategy, RemoteError, WorkerDied, each
 from rlinf_async import handle as handles
 from tests.workers import Plain, SeedWorker, Stillborn
 
@@ -367,10 +369,15 @@ def test_calls_made_during_a_launch_come_after_the_constructor_and_keep_their_ar
     group.close()
 
 
-def test_a_template_that_cannot_start_fails_the_launch_with_a_cause(cluster: Cluster) -> None:
-    group = Plain.create_group().launch(cluster, name="broken", env={"PYTHONHOME": "/nonexistent"})
-    with pytest.raises(Exception, match="template"):
+def test_a_template_that_cannot_start_fails_the_launch_with_its_last_words(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.99 is not there')")
+    group = Plain.create_group().launch(cluster, name="broken", env={"PYTHONPATH": str(tmp_path)})
+    with pytest.raises(LaunchError, match="the worker template exited with code 1") as caught:
         group.wait_ready()
+    assert "    | ImportError: libcudart.so.99 is not there" in str(caught.value)
+    log = re.search(r"full log +(/.+)", str(caught.value))
+    assert log is not None
+    assert "ImportError: libcudart.so.99 is not there" in Path(log[1]).read_text()
     group.close()
 
 
@@ -400,9 +407,10 @@ def test_the_last_answer_of_a_worker_that_dies_at_once_is_not_lost(cluster: Clus
 @pytest.mark.parametrize("breaks", ["asyncio.get_event_loop().close()", "os.closerange(3, 100)"])
 def test_a_worker_that_breaks_its_own_loop_says_how(cluster: Cluster, breaks: str) -> None:
     group = Plain.create_group().launch(cluster, name="breaks").wait_ready()
+    call = group.run(breaks)
     with pytest.raises(WorkerDied) as caught:
-        group.run(breaks).wait(5)
-        group.sleep(5).wait(5)
+        group.sleep(5).wait(10)
+    call.cancel()
     died = caught.value
     assert died.exit_code == 70
     told = "\n".join(died.last_words)

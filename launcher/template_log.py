@@ -1,0 +1,37 @@
+"""The log of a worker template: what it wrote last is told with its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Final
+
+from rlinf_async.core.printable import printable
+
+TAIL_BYTES: Final = 16 * 1024
+LAST_LINES: Final = 20
+LONGEST_WORD: Final = 400
+"""What is told of the end of a template's log: bytes that are read, lines, and characters of each."""
+
+
+def open_log(path: Path | None) -> int | None:
+    """A descriptor to append to; None where the template writes where this process does."""
+    if path is not None:
+        with contextlib.suppress(OSError):  # a full disk, for example
+            return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    return None
+
+
+def last_words(log: Path | None) -> str:
+    """The end of what a template has written, and where that stands: lines to append to an error."""
+    if log is None:
+        return ""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+            lines = [printable(line)[:LONGEST_WORD] for line in file.read().decode("utf-8", "replace").splitlines()]
+    except OSError as error:
+        return f"; what it said is not known: {error}"
+    told = [line for line in lines if line.strip()][-LAST_LINES:]
+    return "".join(f"\n{line}" for line in (*(f"    | {line}" for line in told), f"  full log    {log}"))
