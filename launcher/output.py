@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,10 @@ class Output:
     """One stream (stdout or stderr) of one worker, read from a pipe.
 
     Lines go to the log file as they are, and to ``on_lines`` without their newline.
+
+    Attributes:
+        written_bytes: how much was written.
+        lost_bytes: how much of it the log lacks, for the ``log_error``.
     """
 
     def __init__(
@@ -31,12 +36,16 @@ class Output:
     ) -> None:
         self._loop = loop
         self._fd = fd
-        self._log_fd: int | None = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._log = log
+        self._log_fd: int | None = None
+        self.log_error = ""
         self._on_lines = on_lines
         self._rest = b""
         self._last: deque[str] = deque(maxlen=LAST_WORDS)
         self._open = True
+        self.written_bytes = 0
         self.lost_bytes = 0
+        self._open_log()
         os.set_blocking(fd, False)
         loop.add_reader(fd, self._readable)
 
@@ -59,7 +68,7 @@ class Output:
         if not data:
             self._loop.remove_reader(self._fd)
             return False
-        self._write_log(data)
+        lacks_now = self._write_log(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > LONGEST_LINE:
             lines.append(self._rest)
@@ -69,16 +78,31 @@ class Output:
             self._last.extend(text for text in texts if text.strip())
             if self._on_lines is not None:
                 self._on_lines(texts)
+        if lacks_now and self._on_lines is not None:
+            self._on_lines([f"… from here on lines are missing in {self._log}: {self.log_error}"])
         return True
 
-    def _write_log(self, data: bytes) -> None:
-        if self._log_fd is None:
-            return
+    def _open_log(self) -> None:
         try:
-            os.write(self._log_fd, data)
-        except OSError:
-            # A full disk must not stop the run; the count says that lines are missing.
-            self.lost_bytes += len(data)
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            self._log_fd = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
+            self.log_error = _reason(error)
+
+    def _write_log(self, data: bytes) -> bool:
+        """Whether the log lacks something now, and did not before; a full disk must not stop the run."""
+        complete = not self.lost_bytes
+        self.written_bytes += len(data)
+        view = memoryview(data)
+        try:
+            while self._log_fd is not None and view:
+                view = view[os.write(self._log_fd, view) :]  # a disk that is nearly full takes a part
+        except OSError as error:
+            self.log_error = _reason(error)
+        self.lost_bytes += len(view)
+        return complete and bool(view)
 
     def close(self) -> None:
         """Reads what is still there (not to the end: a grandchild may hold the pipe open, and write on) and closes."""
@@ -95,6 +119,21 @@ class Output:
         if self._log_fd is not None:
             os.close(self._log_fd)
             self._log_fd = None
+
+
+def log_lacks(outputs: Sequence[Output]) -> str:
+    """How much of what a worker has written is not in its logs, and why; empty where nothing is missing."""
+    error = next((output.log_error for output in outputs if output.lost_bytes), "")
+    if not error:
+        return ""
+    whole = sum(output.written_bytes for output in outputs)
+    there = whole - sum(output.lost_bytes for output in outputs)
+    amount = f"{there / 1e6:.1f} of {whole / 1e6:.1f} MB" if whole >= 100_000 else f"{there} of {whole} bytes"
+    return f"{amount} are in the log: {error}"
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error)).lower().removesuffix(" on device")
 
 
 def _text(line: bytes) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 from rlinf_async.errors import LaunchError
 
 from .guardian import children
-from .output import Output
+from .output import Output, log_lacks
 from .templates import MARKER
 from .verdict import Verdict, oom_kills, reap
 
@@ -80,7 +80,6 @@ class WorkerProcess:
             LaunchError: it could not be forked.
         """
         try:
-            self.log.parent.mkdir(parents=True, exist_ok=True)
             near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         except BaseException:
             if self.birth.store is not None:
@@ -188,6 +187,7 @@ class WorkerProcess:
             "methods": methods,
             "last_words": self.last_words(),
             "log_path": self.log_path,
+            "log_lacks": log_lacks(self._outputs),
             "when": time.time(),
         }
 

@@ -72,10 +72,17 @@ class WorkerDied(PeerLost):
             lines.append("  last words")
             lines += [f"    | {line}" for line in story["last_words"]]
         if story.get("log_path"):
-            lines.append(f"  full log    {story['log_path']}")
+            lines.append("  {:<11} {}".format(*told_log(story)))
         error = cls("\n".join(lines))
         error.__dict__.update(story)
         return error
+
+
+def told_log(story: Mapping[str, Any]) -> tuple[str, str]:
+    """What the log of a dead worker is to be called, and where it is: ``("full log", path)``."""
+    if lacks := story.get("log_lacks"):
+        return "log", f"{story['log_path']} ({lacks})"
+    return "full log", str(story["log_path"])
 
 
 class NodeLost(PeerLost):

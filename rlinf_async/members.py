@@ -14,7 +14,7 @@ from rlinf_async.core.body import pack_body
 from rlinf_async.core.encoded import Encoded
 from rlinf_async.core.root_cause import fold_ranks
 from rlinf_async.core.segment import close_fds
-from rlinf_async.errors import ClosedError
+from rlinf_async.errors import ClosedError, told_log
 from rlinf_async.handle import WINDOW, Handle
 from rlinf_async.outcome import death_cause
 from rlinf_async.seat.client import NodeClient
@@ -94,13 +94,11 @@ class Members:
             rank = self.endpoints.index(facts["endpoint"])
             self.deaths[rank] = facts
             who = f"rank {rank} of group '{self.name}' on {facts['node']}"
-            text = f"{who} {facts['verdict']}; full log {facts['log_path']}"
+            log = " ".join(told_log(facts))
+            text = f"{who} {facts['verdict']}; {log}"
             death = UnobservedError(death_cause(facts), who, text, is_due=True)  # logged here
             self.client.unobserved.arrived(death)
-            logger.warning(
-                "rank %d of group '%s' on %s (pid %d) %s; full log %s",
-                rank, self.name, facts["node"], facts["pid"], facts["verdict"], facts["log_path"],
-            )  # fmt: skip
+            logger.warning("%s (pid %d) %s; %s", who, facts["pid"], facts["verdict"], log)
 
     # -- calls --------------------------------------------------------------------------------------------------
 
