@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlinf_async.core import frames
+from rlinf_async.core.descriptors import explained_shortage
 from rlinf_async.errors import LaunchError
 from rlinf_async.wire.unix import Connection
 
@@ -29,7 +30,7 @@ from .locks import Locks
 from .names import Names
 from .obituaries import Obituaries
 from .ports import Ports
-from .processes import Birth, WorkerProcess
+from .processes import DESCRIPTORS, Birth, WorkerProcess
 from .profiled import ProfiledBirth
 from .questions import Questions
 from .resources import count_memory
@@ -164,6 +165,15 @@ class Desk:
 
     async def do_open_store(self, source: int, ask: int, arguments: Any) -> int:
         """A listening socket on this node's own address for the group's first rank; its port."""
+        with explained_shortage(self._site.name, f"the store of group '{arguments['group']}'", 1):
+            listener = self._listen()
+        earlier = self._stores.pop((source, arguments["group"]), None)
+        if earlier is not None:
+            earlier.close()
+        self._stores[source, arguments["group"]] = listener
+        return int(listener.getsockname()[1])
+
+    def _listen(self) -> socket.socket:
         family = socket.AF_INET6 if ":" in self._site.address else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
@@ -172,14 +182,16 @@ class Desk:
         except OSError:
             listener.close()
             raise
-        earlier = self._stores.pop((source, arguments["group"]), None)
-        if earlier is not None:
-            earlier.close()
-        self._stores[source, arguments["group"]] = listener
-        return int(listener.getsockname()[1])
+        return listener
 
     async def do_spawn(self, source: int, ask: int, arguments: Any) -> list[list[Any]]:
         """Starts workers on this node; ``[number, pid, log path]`` of each, in the order of the request."""
+        count = len(arguments["workers"])
+        what = f"{count} worker{'s' * (count != 1)} of group '{arguments['group']}'"
+        with explained_shortage(self._site.name, what, count * DESCRIPTORS):
+            return await self._spawn(source, arguments)
+
+    async def _spawn(self, source: int, arguments: Any) -> list[list[Any]]:
         name = arguments["group"]
         while (group := self.groups.setdefault((source, name), Group(name, source))).closed is not None:
             await asyncio.shield(group.closed)  # an earlier one of this name, on its way out

@@ -21,6 +21,9 @@ from .output import Output, log_lacks
 from .templates import MARKER
 from .verdict import Verdict, oom_kills, reap
 
+DESCRIPTORS: Final = 9
+"""What a worker costs its daemon while it is born: two ends of a socket and of two pipes, two logs, a pidfd."""
+
 _SUFFIXES: Final = {"stdout": ".out", "stderr": ".err"}
 
 

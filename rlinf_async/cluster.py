@@ -16,6 +16,7 @@ from rlinf_async import process, settings, tracing
 from rlinf_async.address import NodeInfo, WorkerAddress
 from rlinf_async.configuration import ClusterConfig, NodeGroup, get_path_env_merge_mode, merge_worker_env_vars
 from rlinf_async.core import codec
+from rlinf_async.core.descriptors import explained_shortage
 from rlinf_async.core.frames import PROTOCOL
 from rlinf_async.errors import ClosedError, ConfigError
 from rlinf_async.group import CLOSE_GRACE, WorkerGroup, public_methods, start_closing
@@ -41,6 +42,8 @@ from rlinf_async.work import Work, blocking
 from rlinf_async.worker import here
 from rlinf_async.worker.spec import GroupSpec
 
+DESCRIPTORS: Final = 32
+"""What a driver has open with a cluster of its own, about: its loop, a node's lifeline, a socket."""
 START_TIMEOUT: Final = 60.0
 STOP_GRACE: Final = 5.0
 CLOSE_DEADLINE: Final = 8.0
@@ -127,7 +130,8 @@ class Cluster:
             self._client = here.client
         else:
             if running is None:
-                self._thread = LoopThread()
+                with explained_shortage("this machine", "a cluster", DESCRIPTORS):
+                    self._thread = LoopThread()
             loop = running if self._thread is None else self._thread.loop
             assert loop is not None
             self._client = NodeClient(loop)
@@ -135,7 +139,7 @@ class Cluster:
             if log_to_driver:
                 self._terminal = Terminal()
                 self._client.events.on("output", functools.partial(show_output, self._terminal))
-        self._started = self._client.run(self._start(), what="the start of the cluster")
+        self._started = self._client.run(self._start_explained(), what="the start of the cluster")
         if running is None:
             try:
                 self._started.wait()
@@ -153,6 +157,10 @@ class Cluster:
         return f"<Cluster {self._client.welcome.get('run', '')} [{state}]>"
 
     # -- starting -----------------------------------------------------------------------------------------------
+
+    async def _start_explained(self) -> None:
+        with explained_shortage("this machine", "a cluster", DESCRIPTORS):
+            await self._start()
 
     async def _start(self) -> None:
         notes: list[str] | None = None

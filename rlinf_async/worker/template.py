@@ -17,6 +17,7 @@ import errno
 import faulthandler
 import gc
 import os
+import resource
 import signal
 import socket
 import sys
@@ -146,7 +147,11 @@ def _receive(control: socket.socket, flags: int) -> Order | None:
             numbers = array.array("i")
             numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
             fds.extend(numbers)
-    if got & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+    if got & socket.MSG_CTRUNC:
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        text = f"the template may have {most} files open, and that is not enough for the descriptors of {BATCH} workers"
+        return Order({}, fds, f"{text} (`ulimit -n`)")
+    if got & socket.MSG_TRUNC:
         return Order({}, fds, f"the description of a worker is larger than {PACKET} bytes; is its environment huge?")
     return Order(msgpack.unpackb(packet, raw=False, unicode_errors="surrogateescape"), fds)
 
@@ -264,8 +269,6 @@ def _settle_in(spec: dict[str, Any], fds: list[int]) -> tuple[socket.socket, int
 
 def _limit_open_files(most: int) -> None:
     """The user's own limit: the daemon has raised its own to the utmost, and the template inherited that."""
-    import resource
-
     _, utmost = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, utmost))
 

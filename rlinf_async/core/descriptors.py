@@ -1,0 +1,46 @@
+"""Shortage of file descriptors, told with the host, the limit and what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlinf_async.errors import LaunchError
+
+
+@contextlib.contextmanager
+def explained_shortage(host: str, what: str, needed: int) -> Iterator[None]:
+    """Turns the errors of a process that may open no more files into a ``LaunchError``.
+
+    Args:
+        host: where this process runs.
+        what: the descriptors are for: ``"4 workers"``.
+        needed: how many those are, about.
+    """
+    try:
+        yield
+    except (OSError, LaunchError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(cause, OSError) or cause.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise LaunchError(_told(cause, host, what, needed)) from error
+
+
+def _told(error: OSError, host: str, what: str, needed: int) -> str:
+    if error.errno == errno.ENFILE:
+        return f"{host}: the system has no file left for {what}, about {needed} are needed\n  fix: `sysctl fs.file-max`"
+    limit, utmost = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = 0
+    with contextlib.suppress(OSError):  # to look takes a descriptor, too
+        used = sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1
+    enough = 1 << (max(limit, used + needed) + needed).bit_length()
+    by_whom = ", by root or in limits.conf" if enough > utmost else ""
+    count = f", of which {used} are in use" if used else ""
+    return (
+        f"{host}: too few file descriptors for {what}: about {needed} are needed, and process {os.getpid()} may have "
+        f"{limit}{count}\n  fix: `ulimit -n {enough}` before the run is started{by_whom}"
+    )
