@@ -144,7 +144,7 @@ class WorkerProcess:
         """Ends what the worker left behind; this daemon, a subreaper, has become its parent."""
         marker = f"{MARKER}={self.birth.spec['token']}".encode()
         for pid in children():
-            if pid not in self._orphans and _carries(pid, marker):
+            if pid not in self._orphans and (_carries(pid, marker) or _session_of(pid) == self.pid):
                 with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or is another user's now
                     os.kill(pid, signal.SIGKILL)
                     pidfd = os.pidfd_open(pid)
@@ -193,6 +193,14 @@ class WorkerProcess:
             "log_lacks": log_lacks(self._outputs),
             "when": time.time(),
         }
+
+
+def _session_of(pid: int) -> int:
+    """The session of a process, a zombie as well; that has no environment any more."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return 0
 
 
 def _carries(pid: int, marker: bytes) -> bool:

@@ -316,6 +316,14 @@ def test_what_a_dead_worker_left_behind_is_gone_with_it(cluster: Cluster) -> Non
     assert [pid for pid in left if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"] == []
 
 
+def test_children_that_ended_before_their_worker_leave_no_zombies(cluster: Cluster) -> None:
+    group = Plain.create_group().launch(cluster, name="forker").wait_ready()
+    pid = group.run("os.fork() or os._exit(0)").wait()[0]
+    assert group.run(f"os.waitid(os.P_PID, {pid}, os.WEXITED | os.WNOWAIT).si_pid").wait() == [pid]
+    group.close()
+    assert not psutil.pid_exists(pid)
+
+
 def test_a_closing_group_gives_coroutines_time_to_clean_up(cluster: Cluster, tmp_path: Any) -> None:
     group = Plain.create_group().launch(cluster, name="cleaner").wait_ready()
     handle = group.write_when_cancelled(str(tmp_path / "words"))

@@ -56,9 +56,9 @@ class Performance:
             scene.journal.close()
             await scene.waits.give_up()
         found = [Violation("hang", name) for name in dict.fromkeys(hung)]
-        for name, error in scene.waits.errors():
-            if isinstance(error, StormError):
-                found.append(Violation(error.kind, f"{name}: {error}"))
+        for name, failure in scene.waits.errors():
+            if isinstance(failure, StormError):
+                found.append(Violation(failure.kind, f"{name}: {failure}"))
         return found
 
     async def _end(self) -> None:
