@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 import signal
 import sys
 
@@ -13,9 +12,6 @@ from tests.faults.journal import all_of
 from tests.faults.scene import HungError, Life, Scene, send_signal
 from tests.faults.storm import storm
 from tests.faults.subject import whole
-
-EXEC_S = 0.2
-"""Seconds for which a worker that is something else now is left to itself."""
 
 # -- calls ----------------------------------------------------------------------------------------------------------
 
@@ -108,10 +104,16 @@ async def settle(scene: Scene, step: steps.Settle) -> None:
 
 async def fork(scene: Scene, step: steps.Fork) -> None:
     if step.where != "driver":
-        scene.script(f"{step}", scene.live[step.where].group.fork(step.seconds))
+        scene.script(f"{step}", scene.live[step.where].group.fork(step.seconds, scene.other(step.where).name))
         return
-    pid = injections.fork_child(step.seconds)
-    scene.waits.start_thread(f"{step}", lambda: os.waitpid(pid, 0))
+    group = scene.live["a"].group
+    wait = injections.fork(step.seconds, lambda: group.echo(0, b"").wait())
+
+    def wait_for_child() -> None:
+        with scene.journal.noted("fork", "driver"):
+            wait()
+
+    scene.waits.start_thread(f"{step}", wait_for_child)
 
 
 async def starve(scene: Scene, step: steps.Starve) -> None:
@@ -151,7 +153,7 @@ async def exec_(scene: Scene, step: steps.Exec) -> None:
     scene.killed.add(life.name)
     scene.replaced.append(life)
     scene.script(f"{step}", life.group.become_sleep())
-    await asyncio.sleep(EXEC_S)
+    await scene.now(f"a word about {life.name}", scene.words.about(f"{life.name}.become_sleep()"))
 
 
 async def kill_daemon(scene: Scene, step: steps.KillDaemon) -> None:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import signal
 import socket
 import threading
 import time
 import warnings
+from collections.abc import Callable
 
+from rlinf_async import ForkedProcessError
 from rlinf_async.wire.unix import Connection
 from rlinf_async.worker import here
 
 GARBAGE = b"\xc1" * 64
 """Bytes that no frame begins with."""
+
+REFUSED_S = 1.0
+"""Seconds in which a forked child has to be refused."""
 
 
 def starve(seconds: float, spare: int) -> None:
@@ -69,17 +75,29 @@ def _direct_connections() -> list[Connection]:
     return [connection for connection in found if connection.fileno() >= 0]
 
 
-def fork(seconds: float) -> None:
-    """A child that sleeps and ends; a thread waits for it."""
-    threading.Thread(target=os.waitpid, args=(fork_child(seconds), 0), daemon=True).start()
+def fork(seconds: float, touch: Callable[[], object]) -> Callable[[], None]:
+    """A child that sleeps and ends, after it has tried to use what is its parent's.
 
-
-def fork_child(seconds: float) -> int:
-    """The pid of a child that sleeps and ends."""
+    Returns:
+        Waits for the child, and raises AssertionError if it was not refused at once.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, about forks of threads
         pid = os.fork()
     if pid == 0:
-        time.sleep(seconds)
-        os._exit(0)
-    return pid
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, REFUSED_S)
+        try:
+            touch()
+        except ForkedProcessError:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            time.sleep(seconds)
+            os._exit(0)
+        finally:
+            os._exit(1)
+
+    def wait() -> None:
+        _, status = os.waitpid(pid, 0)
+        assert status == 0, f"a forked child that used what is its parent's ended with status {status}"
+
+    return wait

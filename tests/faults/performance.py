@@ -14,6 +14,7 @@ from tests.faults.judgement import Violation
 from tests.faults.scene import HungError, Scene, send_signal
 from tests.faults.storm import StormError
 from tests.faults.waits import PATIENCE_S
+from tests.faults.words import Words
 
 ACTS: dict[type, Callable[[Scene, Any], Awaitable[None]]] = {
     steps.Call: acts.call,
@@ -38,8 +39,8 @@ ACTS: dict[type, Callable[[Scene, Any], Awaitable[None]]] = {
 class Performance:
     """Carries out one program; its ``scene`` has what it is judged by."""
 
-    def __init__(self, cluster: Cluster, daemon: int, folder: Path) -> None:
-        self.scene = Scene(cluster, daemon, folder)
+    def __init__(self, cluster: Cluster, daemon: int, words: Words, folder: Path) -> None:
+        self.scene = Scene(cluster, daemon, words, folder)
 
     async def play(self, program: steps.Program) -> list[Violation]:
         """What hangs, or fails outside of the journals; those are judged afterwards."""

@@ -6,12 +6,12 @@ import sys
 import time
 from pathlib import Path
 
-from tests.faults.stage import Stage, read_program
+from tests.faults.stage import Stage, read_program, surroundings
 
 
 def main() -> None:
     program = read_program(Path(sys.argv[1]).read_text())
-    with Stage() as stage:
+    with surroundings(), Stage() as stage:
         for _ in range(int(sys.argv[2]) if len(sys.argv) > 2 else 1):
             before = time.monotonic()
             report = stage.play(program)

@@ -16,6 +16,7 @@ from tests.faults.journal import Counters, Journal, Operation, read
 from tests.faults.judgement import Facts
 from tests.faults.subject import Subject
 from tests.faults.waits import PATIENCE_S, Waits
+from tests.faults.words import Words
 
 _generations = itertools.count()
 
@@ -47,6 +48,7 @@ class Scene:
     """What the steps of one program act upon.
 
     Attributes:
+        words: what the driver's log says about waits.
         journal: the driver's own.
         channels: by name, the youngest last.
         live: the workers by their roles, ``a`` and ``b``; ``lives``, all that there were.
@@ -54,9 +56,10 @@ class Scene:
         until: the loop's time at which the last fault is over.
     """
 
-    def __init__(self, cluster: Cluster, daemon: int, folder: Path) -> None:
+    def __init__(self, cluster: Cluster, daemon: int, words: Words, folder: Path) -> None:
         self.cluster = cluster
         self.daemon = daemon
+        self.words = words
         self.waits = Waits()
         self.nonces, self.items = itertools.count(), Counters()
         self.channels: dict[str, list[Incarnation]] = {}

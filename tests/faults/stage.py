@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import shutil
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from rlinf_async import Cluster
+import pytest
+
+from rlinf_async import Cluster, settings
 from tests import leaks
 from tests.faults import steps
 from tests.faults.journal import Operation
 from tests.faults.judgement import Violation, judge
 from tests.faults.performance import Performance
 from tests.faults.scene import warm_up
+from tests.faults.words import WARNING_S, Words
 
 TAIL_LINES = 12
 """Of each worker's log, in a report."""
+
+
+WARNINGS = (settings.WAIT_WARNING_S, settings.WAIT_WARNING_2_S, settings.WAIT_WARNING_3_S)
+
+COUNTED_LATER = ("mapped memory /memfd:", "file or folder")
+"""What a cluster may keep between programs, in the words of ``leaks``."""
 
 
 @dataclass
@@ -67,6 +76,7 @@ class Stage:
     def __init__(self) -> None:
         self._runner = asyncio.Runner()
         self._cluster: Cluster | None = None
+        self._environment = pytest.MonkeyPatch()
         self._daemon = 0
         self._before: leaks.Snapshot | None = None
         self._used: leaks.Snapshot | None = None
@@ -91,21 +101,23 @@ class Stage:
             self._before = leaks.take()
         folder = Path(tempfile.mkdtemp(prefix="faults-"))
         try:
-            with _complaints() as complaints:
-                report = self._runner.run(self._play(program, folder))
+            with Words(self._runner.get_loop()) as words:
+                report = self._runner.run(self._play(program, words, folder))
                 if report.violations or self._cluster is None:
                     report.violations += self.close()
-            report.violations += [Violation("logged", text) for text in complaints]
+            report.violations += [Violation("logged", text) for text in words.complaints]
         finally:
             shutil.rmtree(folder)
         return report
 
-    async def _play(self, program: steps.Program, folder: Path) -> Report:
+    async def _play(self, program: steps.Program, words: Words, folder: Path) -> Report:
         if self._cluster is None:
+            for setting in WARNINGS:  # all three: where a wait took as long before, only the last word is said
+                self._environment.setenv(setting.variable, str(WARNING_S))
             self._cluster = await Cluster(num_nodes=1, log_to_driver=False)
             self._daemon = (await self._cluster.status())["pid"]
             await warm_up(self._cluster)
-        performance = Performance(self._cluster, self._daemon, folder)
+        performance = Performance(self._cluster, self._daemon, words, folder)
         violations = await performance.play(program)
         if not violations and not performance.scene.daemon_died:
             violations += await performance.close()
@@ -119,12 +131,12 @@ class Stage:
         return Report(program, violations, operations, tails)
 
     async def _left(self) -> list[str]:
-        """What a program has left in this process, or as a process; pooled memory aside."""
+        """What a program has left in this process, or as a process; pooled memory and folders count at the end."""
         if self._used is None:
             self._used = leaks.take()
             return []
         deadline = time.monotonic() + leaks.PATIENCE
-        while found := [text for text in leaks.found_since(self._used) if "memfd:" not in text]:
+        while found := [text for text in leaks.found_since(self._used) if not text.startswith(COUNTED_LATER)]:
             if time.monotonic() > deadline:
                 break
             await asyncio.sleep(0.02)  # threads, files and processes tell nobody that they have gone
@@ -141,6 +153,7 @@ class Stage:
         if self._before is None:
             return []
         before, self._before = self._before, None
+        self._environment.undo()
         self._runner.run(self._leave())
         found = leaks.settle(before)
         if found:
@@ -157,22 +170,14 @@ def _tail(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _complaints() -> Iterator[list[str]]:
-    """Errors that asyncio logs because there is nobody to raise them to."""
-    heard: list[str] = []
-
-    class Ear(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            heard.append(self.format(record))
-
-    ear, logger = Ear(logging.ERROR), logging.getLogger("asyncio")
-    logger.addHandler(ear)
-    logger.propagate = False
-    try:
-        yield heard
-    finally:
-        logger.propagate = True
-        logger.removeHandler(ear)
+def surroundings() -> Iterator[None]:
+    """What ``conftest.py`` gives to tests, for programs that are played from the command line."""
+    with tempfile.TemporaryDirectory(prefix="rlt-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(leaks.SESSION_MARK, uuid.uuid4().hex)
+        patch.setenv("XDG_RUNTIME_DIR", folder)
+        patch.setenv("TMPDIR", f"{folder}/tmp")
+        Path(folder, "tmp").mkdir()
+        yield
 
 
 def seconds_of(variable: str, default: float) -> float:

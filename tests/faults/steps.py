@@ -203,7 +203,9 @@ _ends = st.one_of(
 
 def programs() -> st.SearchStrategy[Program]:
     """Programs of a dozen steps or less, some of which end with the death of a worker or of the daemon."""
-    deaths = st.one_of(st.just([]), st.just([]), st.lists(st.builds(Kill, _worker), max_size=1))
+    deaths: st.SearchStrategy[list[Step]] = st.one_of(
+        st.just([]), st.just([]), st.lists(st.builds(Kill, _worker), max_size=1)
+    )
 
     def join(first: list[Step], death: list[Step], rest: list[Step], end: tuple[Step, ...]) -> Program:
         return (*first, *death, *rest, *end)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from rlinf_async import Channel, Worker, WorkerGroup
@@ -132,9 +134,14 @@ class Subject(Worker):
     def sever(self, how: str, which: int) -> int:
         return injections.sever(how, which)
 
-    def fork(self, seconds: float) -> None:
-        """A child that does nothing ends; this method goes on at once."""
-        injections.fork(seconds)
+    def fork(self, seconds: float, peer: str) -> None:
+        """A child that may do nothing here ends; this method goes on at once."""
+        wait = injections.fork(seconds, lambda: self.send(None, peer, 0))
+        threading.Thread(target=self._wait_for_child, args=(wait,), daemon=True).start()
+
+    def _wait_for_child(self, wait: Callable[[], None]) -> None:
+        with contextlib.suppress(AssertionError), self.journal.noted("fork", self._group_name):
+            wait()
 
     def become_sleep(self) -> None:
         os.execv("/bin/sleep", ["sleep", "60"])

@@ -13,7 +13,7 @@ from collections import Counter
 import hypothesis
 from hypothesis import HealthCheck, Phase, given
 
-from tests.faults.stage import Stage
+from tests.faults.stage import Stage, surroundings
 from tests.faults.steps import Program, programs
 
 
@@ -25,7 +25,7 @@ def main() -> None:
     counts: Counter[str] = Counter()
     first: dict[str, tuple[float, Program]] = {}
     played, failed = 0, 0
-    with Stage() as stage:
+    with surroundings(), Stage() as stage:
 
         def play(program: Program) -> None:
             nonlocal played, failed
