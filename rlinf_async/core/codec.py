@@ -10,10 +10,11 @@ object that is nothing but its memory, the byte 2 and a pickle of what it is reb
 from __future__ import annotations
 
 import importlib
+import multiprocessing  # noqa: F401  # importing it gives the main module its second name
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -22,6 +23,11 @@ import cloudpickle
 from rlinf_async.core.encoded import COPIED_BELOW, Elsewhere, Encoded, split
 from rlinf_async.core.guilty import ATOMS, cannot_travel, summary
 from rlinf_async.errors import SerializationError
+
+if "__mp_main__" in sys.modules:
+    # In a child that multiprocessing has spawned the script's module is __mp_main__, which no other process has: what
+    # it defines travels by value, as what __main__ defines does.
+    cloudpickle.register_pickle_by_value(ModuleType("__mp_main__"))
 
 _IN_BAND_BELOW: Final = 1024
 """Smaller buffers are copied into the pickle, which costs less than their place in the index."""

@@ -1,0 +1,53 @@
+"""worker/main_module.py: what a script defines is found in its workers, whatever its module is called."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import multiprocessing, pickle, sys
+from dataclasses import dataclass
+from rlinf_async import Cluster, Worker
+
+@dataclass
+class Item:
+    x: int
+
+class OwnError(ValueError): ...
+
+def twice(x): return 2 * x
+
+class Own(Worker):
+    def apply(self, function, item):
+        assert type(pickle.loads(pickle.dumps(self.make()))) is Item  # as a DataLoader's spawned child would need it
+        return Item(function(item.x))
+    def make(self): return Item(0)
+    def fail(self): raise OwnError("as told")
+
+def run():
+    with Cluster(log_to_driver=False) as cluster:
+        group = Own.create_group().launch(cluster)
+        items = group.apply(twice, Item(4)).wait(), group.apply(lambda x: twice(x) + 1, Item(1)).wait()
+        print(items, type(items[0][0]) is Item)
+        try:
+            group.fail().wait()
+        except OwnError as error:
+            print(error)
+
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=run)
+    child.start()
+    child.join()
+    sys.exit(child.exitcode)
+"""
+
+
+def test_what_a_spawned_child_has_of_the_script_works_in_the_workers_that_it_launches(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "([Item(x=8)], [Item(x=3)]) True\nas told\n"), done.stderr
