@@ -22,6 +22,8 @@ class Birth:
     run: str
     marker: str
     node: int
+    num_nodes: int
+    """Those that may hold workers."""
     name: str
     hidden: bool
     bind: str | None
@@ -75,6 +77,7 @@ def read_birth(data: bytes, make_run_dir: Any) -> Birth:
         run=run,
         marker=told["marker"],
         node=told["node"],
+        num_nodes=told["num_nodes"],
         name=told["name"],
         hidden=bool(told.get("hidden")),
         bind=told.get("bind"),

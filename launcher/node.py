@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -14,13 +15,15 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Final
 
+from rlinf_async import settings
 from rlinf_async.core import frames
 from rlinf_async.core.frames import FrameError
 from rlinf_async.core.segment import close_fds
 from rlinf_async.errors import AuthError, RLinfAsyncError
-from rlinf_async.wire.local_socket import check_peer, listen
+from rlinf_async.wire.local_socket import check_peer, listen, peer_of
 from rlinf_async.wire.unix import Connection
 
+from .admission import Admission
 from .birth import Birth
 from .desk import GRACE, Desk, Group, Site
 from .endpoint import Endpoint
@@ -39,6 +42,11 @@ PARENT_SOCKET: Final = "RLINF_PARENT_SOCKET"
 
 LOG_DIR: Final = "RLINF_LOG_DIR"
 """What tells workers where this node's logs are."""
+
+AGAIN: Final = 0.1
+"""Seconds until a connection is accepted again where there were no descriptors or memory for one."""
+
+_SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 LAST_RESORT: Final = 5
 """Seconds after a SIGTERM in which this process ends in order; then the kernel ends it."""
@@ -81,6 +89,7 @@ class Node:
             tee=birth.tee,
         )
         self._router = Router(loop, birth.node, self._on_ask)
+        self._admission = Admission(loop, birth.worker_environment, self._begin, self._driver_gone)
         self._desk = Desk(loop, site, templates, self._router, self._abandon)
 
     def __repr__(self) -> str:
@@ -88,7 +97,7 @@ class Node:
 
     async def run(self) -> None:
         listener = listen(str(self._birth.socket_path))
-        self._loop.add_reader(listener.fileno(), self._accept, listener)
+        self._listen(listener)
         self._loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
         try:
             async with asyncio.TaskGroup() as self._tasks:
@@ -165,7 +174,15 @@ class Node:
         from rlinf_async.wire.peer_server import PeerServer
 
         assert birth.credentials is not None
-        self._server = PeerServer(birth.node, birth.run, birth.credentials, birth.bind, self._on_link)
+        self._server = PeerServer(
+            birth.node,
+            birth.run,
+            birth.credentials,
+            birth.bind,
+            self._on_link,
+            greeting_timeout=settings.GREETING_TIMEOUT_S(birth.worker_environment),
+            most_connections=birth.num_nodes + 1 + int(settings.UNAUTHENTICATED_CONNECTIONS(birth.worker_environment)),
+        )
         address: str = await self._server.start()
         return address
 
@@ -254,19 +271,32 @@ class Node:
 
     # -- local processes ----------------------------------------------------------------------------------------
 
+    def _listen(self, listener: socket.socket) -> None:
+        if not self._stop.is_set():
+            self._loop.add_reader(listener.fileno(), self._accept, listener)
+
     def _accept(self, listener: socket.socket) -> None:
-        """A driver connects."""
+        """A driver connects, or a worker's subprocess."""
         try:
             sock, _ = listener.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in _SHORT and not self._admission.end_oldest():
+                # It would be readable all the time until something is closed.
+                self._loop.remove_reader(listener.fileno())
+                self._loop.call_later(AGAIN, self._listen, listener)
             return
         try:
-            pid = check_peer(sock)
-            pidfd = os.pidfd_open(pid)
+            check_peer(sock)
         except (AuthError, OSError) as error:
             logger.warning("a connection was refused: %s", error)
             sock.close()
             return
+        self._admission.add(sock)
+
+    def _begin(self, sock: socket.socket) -> Endpoint:
+        """It has said something: it gets an endpoint, and has to say hello first."""
+        pid, _ = peer_of(sock)
+        pidfd = os.pidfd_open(pid)
         endpoint = self._router.new_endpoint("driver")
         endpoint.pid, endpoint.pidfd = pid, pidfd
         endpoint.connection = Connection(
@@ -278,9 +308,10 @@ class Node:
         # A forked child of the driver may hold its socket open: its pidfd tells the truth.
         self._loop.add_reader(pidfd, self._driver_gone, endpoint)
         endpoint.connection.open()
+        return endpoint
 
     def _from_driver(self, endpoint: Endpoint, frame: list[Any], fds: list[int]) -> None:
-        if frame[0] == frames.HELLO:
+        if frame[0] == frames.HELLO and not endpoint.is_known:
             close_fds(fds)
             self._greet(endpoint, frame[3])
             return
@@ -313,6 +344,7 @@ class Node:
                 self._loop.call_soon(self._driver_gone, endpoint)
                 return
         endpoint.is_known = True
+        self._admission.remove(endpoint)
         self._desk.greet(endpoint, parent)
 
     def _cut_off(self, endpoint: Endpoint) -> None:
@@ -326,14 +358,17 @@ class Node:
         self._loop.remove_reader(endpoint.pidfd)
         pidfd, endpoint.pidfd = endpoint.pidfd, -1
         os.close(pidfd)
+        self._admission.remove(endpoint)
         if endpoint.connection is not None:
             endpoint.connection.drain()  # its last words
             endpoint.connection.close()
+            endpoint.connection = None  # each refers to the other, and the collector would leave both for long
         if endpoint.root is not None:
             self._desk.end_sub_worker(endpoint)
         else:
             self._router.endpoints.pop(endpoint.number, None)
-            self._desk.forget_endpoint(endpoint.id)
+            if endpoint.is_known:  # else nothing was done for it, and nobody has heard of it
+                self._desk.forget_endpoint(endpoint.id)
 
     def _on_ask(self, source: int, ask: int, operation: str, arguments: Any) -> None:
         self._start(self._desk.answer(source, ask, operation, arguments), operation)
@@ -381,6 +416,7 @@ class Node:
 
     async def _take_leave(self) -> None:
         """Of the other nodes and of the drivers."""
+        self._admission.close()
         for endpoint in list(self._router.endpoints.values()):
             if endpoint.pidfd >= 0:
                 self._driver_gone(endpoint)

@@ -111,12 +111,26 @@ UNOBSERVED_ERROR_S: Final = Setting(
     "how long the error of a call may lie about unawaited before it is logged, and ends waits where fail_fast is set",
 )
 
+GREETING_TIMEOUT_S: Final = Setting(
+    "greeting_timeout_s", "seconds", 10, 0.01, 1e4, "how long a connection may take to say who it is"
+)
+UNAUTHENTICATED_CONNECTIONS: Final = Setting(
+    "unauthenticated_connections",
+    "connections",
+    256,
+    1,
+    100_000,
+    "how many of a node's connections may not have said yet who they are",
+)
+
 ALL: Final = (
     DIRECT_ACK_S,
     UNOBSERVED_ERROR_S,
+    GREETING_TIMEOUT_S,
     KEPT_RUNS,
     OUTPUT_BUFFER_BYTES,
     OUTPUT_END_S,
+    UNAUTHENTICATED_CONNECTIONS,
     WAIT_WARNING_S,
     WAIT_WARNING_2_S,
     WAIT_WARNING_3_S,

@@ -75,7 +75,7 @@ NEAR = rooms(
 FAR = rooms(
     "channels cleanup hosted teller daemon guardian router processes resources birth desk endpoint gathering inquiry "
     "lines locks names neighbour node obituaries output ports preflight profiled questions run_logs sub_workers "
-    "sweeper template_log templates traces verdict workplace"
+    "admission sweeper template_log templates traces verdict workplace"
 )
 
 # Run where nothing of ours is installed, or must stay small: the standard library only.

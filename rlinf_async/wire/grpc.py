@@ -51,11 +51,12 @@ def _shared_options(keepalive: float) -> _Options:
     ]
 
 
-def _server_options(keepalive: float) -> _Options:
+def _server_options(keepalive: float, patience: float, most: int | None) -> _Options:
     return [
         *_shared_options(keepalive),
+        *([("grpc.max_allowed_incoming_connections", most)] if most is not None else []),
         ("grpc.so_reuseport", 0),  # else a second process could bind the same port and take half the calls
-        ("grpc.server_handshake_timeout_ms", 5_000),
+        ("grpc.server_handshake_timeout_ms", round(patience * 1000)),
         ("grpc.http2.min_ping_interval_without_data_ms", round(keepalive * 400)),  # else the third ping is one too many
         ("grpc.server.max_pending_requests", 1 << 20),
         ("grpc.server_max_unrequested_time_in_server", 86_400),
@@ -77,9 +78,16 @@ def _channel_options(keepalive: float, name: str) -> _Options:
 # --- Servers and channels -------------------------------------------------------------------------------------
 
 
-def new_server(keepalive: float, *, control: _Handler, bulk: _Handler) -> Any:
-    """A server of the two streams, which listens nowhere yet; must be called on a loop."""
-    server = grpc.aio.server(options=_server_options(keepalive))
+def new_server(
+    keepalive: float, patience: float, most_connections: int | None, *, control: _Handler, bulk: _Handler
+) -> Any:
+    """A server of the two streams, which listens nowhere yet; must be called on a loop.
+
+    Args:
+        patience: seconds that a connection has for TLS.
+        most_connections: at a time, whether they have shown a certificate or not; more are closed as they come.
+    """
+    server = grpc.aio.server(options=_server_options(keepalive, patience, most_connections))
     methods = {
         "Control": grpc.stream_stream_rpc_method_handler(control),
         "Bulk": grpc.stream_stream_rpc_method_handler(bulk),

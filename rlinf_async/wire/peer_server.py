@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from rlinf_async import settings
 from rlinf_async.errors import AuthError, ClosedError, ConfigError, LaunchError, RLinfAsyncError
 from rlinf_async.wire import grpc
 from rlinf_async.wire.credentials import NodeCredentials, node_name
@@ -15,8 +16,6 @@ from rlinf_async.wire.endpoint import parse_ip
 from rlinf_async.wire.grpc import KEEPALIVE
 from rlinf_async.wire.hello import Hello
 from rlinf_async.wire.link import Broken, PeerLink, Stream, report_failure
-
-_HELLO_SECONDS = 5.0
 
 
 class PeerServer:
@@ -28,6 +27,8 @@ class PeerServer:
         bind: the IP address to listen on, at a port of the kernel's choice.
         on_link: called on the loop with every new link, which is up in both directions.
         keepalive: see `KEEPALIVE`; shorter in tests.
+        greeting_timeout: seconds for TLS, and again for each of the two words with which a link begins.
+        most_connections: at a time, those of the run's nodes included; None for any number.
 
     Raises:
         ConfigError: ``bind`` is no IP address, or stands for every interface.
@@ -42,6 +43,8 @@ class PeerServer:
         on_link: Callable[[PeerLink], None],
         *,
         keepalive: float = KEEPALIVE,
+        greeting_timeout: float = settings.GREETING_TIMEOUT_S.default,
+        most_connections: int | None = None,
     ) -> None:
         address = parse_ip(bind)
         if (getattr(address, "ipv4_mapped", None) or address).is_unspecified:
@@ -52,6 +55,8 @@ class PeerServer:
         self._bind = bind
         self._on_link = on_link
         self._keepalive = keepalive
+        self._patience = greeting_timeout
+        self._most = most_connections
         self._server: Any = None
         self._stopping = False
         self._handlers: set[asyncio.Task[Any]] = set()
@@ -72,7 +77,9 @@ class PeerServer:
                 probe.bind((self._bind, 0))
         except OSError as error:
             raise LaunchError(f"node {self._node} cannot listen on {self._bind}: {error.strerror}") from None
-        server = grpc.new_server(self._keepalive, control=self._serve_control, bulk=self._serve_bulk)
+        server = grpc.new_server(
+            self._keepalive, self._patience, self._most, control=self._serve_control, bulk=self._serve_bulk
+        )
         host = f"[{self._bind}]" if ":" in self._bind else self._bind
         try:
             port = grpc.listen(server, f"{host}:0", self._credentials)
@@ -130,10 +137,10 @@ class PeerServer:
     async def _greet(self, stream: Stream, context: Any) -> int:
         """Reads and checks the Hello of whoever opened a control stream; returns its rank."""
         try:
-            async with asyncio.timeout(_HELLO_SECONDS):
+            async with asyncio.timeout(self._patience):
                 data = await stream.read()
         except TimeoutError:
-            await grpc.refuse(context, AuthError(f"node {self._node} got no Hello within {_HELLO_SECONDS:g} s"))
+            await grpc.refuse(context, AuthError(f"node {self._node} got no Hello within {self._patience:g} s"))
         except Broken:
             await grpc.refuse(context, AuthError(f"node {self._node} got no Hello"))
         own = Hello.own(self._run, self._node)
@@ -153,10 +160,10 @@ class PeerServer:
         self._awaiting_bulk[context.peer()] = (arrival, ended)
         try:
             await control.write(Hello.own(self._run, self._node).pack())
-            async with asyncio.timeout(_HELLO_SECONDS):
+            async with asyncio.timeout(self._patience):
                 bulk = await arrival
         except TimeoutError:
-            await grpc.refuse(context, AuthError(f"no bulk stream within {_HELLO_SECONDS:g} s after the Hello"))
+            await grpc.refuse(context, AuthError(f"no bulk stream within {self._patience:g} s after the Hello"))
         except Broken:
             await grpc.refuse(context, AuthError("hung up after the Hello"))
         finally:

@@ -1,0 +1,130 @@
+"""Admission of local connections: a bounded number that has not said hello yet, each with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Mapping
+
+from rlinf_async import settings
+
+from .endpoint import Endpoint
+
+logger = logging.getLogger(__name__)
+
+
+class _Stranger:
+    """A connection that has not said hello; it has an endpoint as soon as it has said anything."""
+
+    __slots__ = ("endpoint", "sock", "timer")
+
+    def __init__(self, sock: socket.socket, timer: asyncio.TimerHandle) -> None:
+        self.sock = sock
+        self.timer = timer
+        self.endpoint: Endpoint | None = None
+
+
+class Admission:
+    """The connections that have not said hello.
+
+    Beyond their number the oldest one is ended, not the newest refused: silent connections thus keep nobody out who
+    speaks at once.  What the oldest one has said is read first, since it may have said hello in this very turn.  A
+    connection that says nothing costs a descriptor and no buffers.
+
+    Args:
+        environ: where the settings are read from.
+        begin: begins to read a connection, and returns its endpoint; OSError where it cannot.
+        end: ends an endpoint; calls ``remove``.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        environ: Mapping[str, str],
+        begin: Callable[[socket.socket], Endpoint],
+        end: Callable[[Endpoint], None],
+    ) -> None:
+        self._loop = loop
+        self._begin = begin
+        self._end = end
+        self._timeout = settings.GREETING_TIMEOUT_S(environ)
+        self._most = int(settings.UNAUTHENTICATED_CONNECTIONS(environ))
+        self._strangers: dict[socket.socket, _Stranger] = {}
+        self._socks: dict[Endpoint, socket.socket] = {}
+        self._ended = 0
+
+    def __repr__(self) -> str:
+        return f"<Admission [{len(self._strangers)} of {self._most} connections have not said hello]>"
+
+    def add(self, sock: socket.socket) -> None:
+        """Takes a connection that has just been accepted."""
+        sock.setblocking(False)
+        self._strangers[sock] = _Stranger(sock, self._loop.call_later(self._timeout, self._give_up, sock))
+        self._loop.add_reader(sock.fileno(), self._hear, sock)
+        if len(self._strangers) > self._most:
+            self.end_oldest()
+
+    def remove(self, endpoint: Endpoint) -> None:
+        """It has said hello, or has ended; its socket is its connection's."""
+        sock = self._socks.pop(endpoint, None)
+        if sock is not None:
+            self._forget(sock)
+
+    def end_oldest(self) -> bool:
+        """Makes room; False where there is nothing to end."""
+        for sock in self._strangers:
+            self._give_up(sock)
+            return True
+        return False
+
+    def close(self) -> None:
+        """Ends all of them."""
+        while self.end_oldest():
+            pass
+
+    def _hear(self, sock: socket.socket) -> None:
+        """It has said something, or hung up."""
+        try:
+            said = sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return
+        except OSError:
+            said = b""
+        self._loop.remove_reader(sock.fileno())
+        if not said:
+            self._close(sock)
+            return
+        try:
+            endpoint = self._begin(sock)
+        except OSError as error:
+            logger.warning("a connection was refused: %s", error)
+            self._close(sock)
+            return
+        self._strangers[sock].endpoint = endpoint
+        self._socks[endpoint] = sock
+
+    def _give_up(self, sock: socket.socket) -> None:
+        stranger = self._strangers[sock]
+        if stranger.endpoint is None:
+            self._hear(sock)
+        endpoint = stranger.endpoint
+        if endpoint is not None and endpoint.connection is not None:
+            endpoint.connection.drain()
+        if sock in self._strangers:
+            self._ended += 1
+            if endpoint is not None:
+                self._end(endpoint)
+            else:
+                self._loop.remove_reader(sock.fileno())
+                self._close(sock)
+
+    def _close(self, sock: socket.socket) -> None:
+        sock.close()
+        self._forget(sock)
+
+    def _forget(self, sock: socket.socket) -> None:
+        self._strangers.pop(sock).timer.cancel()
+        if self._ended and not self._strangers:
+            ended, self._ended = self._ended, 0
+            logger.warning("%d connections that did not say hello were ended", ended)
