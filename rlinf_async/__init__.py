@@ -106,6 +106,7 @@ from rlinf_async.routing import (
 from rlinf_async.stream import Stream
 from rlinf_async.sys_variables import ClusterEnvVar
 from rlinf_async.tracer import Tracer
+from rlinf_async.wait_all import wait_all
 from rlinf_async.work import Work
 from rlinf_async.worker.accelerator_util import AcceleratorUtil
 from rlinf_async.worker.base import Worker
@@ -318,4 +319,5 @@ __all__ = [
     "register_weight_sync_backend",
     "split_batch",
     "split_channel_message",
+    "wait_all",
 ]

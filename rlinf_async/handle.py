@@ -136,7 +136,8 @@ class Handle(Work[list[Any]]):
         self._finish()
 
     def _finish(self) -> None:
-        if self._tally.failed or self._outcome is not None:
+        # What comes after that, or after a cancel, is the cleaning up of ranks that nothing waits for.
+        if (self._tally.failed or self._outcome is not None) and not (self._done or self._cancelled):
             self._arrive()
         self._settle()
         for slot, part in list((self._parts or {}).items()):
@@ -174,6 +175,26 @@ class Handle(Work[list[Any]]):
         if not self._keep_going and not self._done:
             self._cancel_open()
             self._callee.client.later(SETTLE, self._give_up)
+
+    def _report_to(self, view: Work[Any], callback: Callable[[], None]) -> None:
+        self._views.append(view)
+        self._follow(callback)
+
+    def _has_failed(self) -> bool:
+        if self._outcome is not None:
+            return self._outcome[1] is not None
+        return self._done and not (self._tally.whole and not self._tally.missing)
+
+    def _cancel_after_failure(self) -> bool:
+        """Cancels it on every rank; these have a moment to tell how they fail themselves."""
+        if not self._done:
+            self._cancelled = True
+            self._cancel_open()
+            if self._callee.client.loop.is_closed():
+                self._finish()
+            else:
+                self._callee.client.later(SETTLE, self._give_up)
+        return True
 
     def _give_up(self) -> None:
         """Raises what is known; ranks that are stuck inside a ``def`` method are named later."""

@@ -76,6 +76,19 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     def _abandon(self) -> None:
         """Called when the last waiter was cancelled."""
 
+    def _report_to(self, view: Work[Any], callback: Callable[[], None]) -> None:
+        """Calls back at the end; who waits for the view waits for this."""
+        self._follow(callback)
+
+    def _has_failed(self) -> bool:
+        """Whether it is known to have ended with an error."""
+        return self._error is not None
+
+    def _cancel_after_failure(self) -> bool:
+        """What this goes with has failed (``wait_all``): cancels it, whoever waits; False if it may go on for long."""
+        self._abandon()
+        return self._done
+
     def _result(self) -> T:
         """The outcome, in a waiter's thread."""
         if self._error is not None:
@@ -111,6 +124,14 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
                 self._followers = [*(self._followers or ()), callback]
                 return
         callback()
+
+    def _forget_waiter(self, wake: Callable[[], None]) -> bool:
+        """Takes a waiter out; False if it has been, or is being, woken."""
+        with self._lock:
+            is_there = wake in self._waiters
+            if is_there:
+                self._waiters.remove(wake)
+            return is_there
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
@@ -222,9 +243,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             if not gate.wait(soon) and not waits.wait_on(self, gate, timeout):
                 raise self._late(timeout)
         except BaseException as error:
-            with self._lock:
-                if gate.open in self._waiters:
-                    self._waiters.remove(gate.open)
+            self._forget_waiter(gate.open)
             if isinstance(error, KeyboardInterrupt):
                 error.add_note(f"while waiting for {self._describe()}{unobserved_errors.word()}")
             raise

@@ -37,7 +37,7 @@ STOREYS = (
     "waits",
     "work each loop_thread",
     "seat",
-    "trace",
+    "trace wait_all",
     "tracing",
     "tracer far_links queues",
     "channel",

@@ -91,6 +91,13 @@ class Plain(Worker):
             raise
         raise ValueError("as told")
 
+    async def sleep_and_complain(self) -> None:
+        self.log.append("sleeping")
+        try:
+            await asyncio.sleep(60)
+        finally:
+            raise RuntimeError("not so fast")
+
     async def crowd(self) -> int:
         """The most calls of this method that were ever inside it at once."""
         self.inside = getattr(self, "inside", 0) + 1

@@ -33,7 +33,7 @@ def root_cause(failures: Sequence[tuple[int, BaseException | Failure]]) -> tuple
     ranks: dict[str, list[int]] = {}
     for index, (rank, failure) in enumerate(failures):
         if index != root:
-            ranks.setdefault(_summary(failure), []).append(rank)
+            ranks.setdefault(summary_of(failure), []).append(rank)
     lines = [
         f"{'ranks' if len(like) > 1 else 'rank'} {fold_ranks(like)}: {summary}"
         for summary, like in itertools.islice(ranks.items(), _MAX_LINES)
@@ -84,7 +84,8 @@ def _precedence(failure: BaseException | Failure) -> tuple[int, float]:
     return (3 if type_name.endswith("CancelledError") else 2), when
 
 
-def _summary(failure: BaseException | Failure) -> str:
+def summary_of(failure: BaseException | Failure) -> str:
+    """Type and first line of the text."""
     if isinstance(failure, Failure):
         type_name, text = failure.type_name, failure.text
     elif isinstance(failure, RemoteError):
