@@ -71,6 +71,11 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "ship a folder (default: this one) to every node and put it first on the path there. "
             "The next word is taken for DIR if it is a folder; --sync=DIR says so plainly.",
         ),
+        Flag(
+            "fail-fast",
+            "",
+            "end what the script waits for when another call has failed, whose error it does not await.",
+        ),
         Flag("timeout", "SECONDS", "end the run after so long, in order, with exit code 124 (default: never)."),
     ),
     "environment": (

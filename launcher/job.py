@@ -113,6 +113,8 @@ class Job:
         environ["RLINF_NODE_SOCKET"] = self._here["socket"]
         if self._options.trace is not None:
             environ["RLINF_TRACE"] = str(self._options.trace)
+        if self._options.fail_fast:
+            environ["RLINF_FAIL_FAST"] = "1"
         if path := self._inspection.answers[self._here["node"]]["python_path"]:
             environ["PYTHONPATH"] = os.pathsep.join(path)
         if self.was_interrupted:

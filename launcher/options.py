@@ -35,6 +35,7 @@ class Options:
         sync: absolute path of the folder to ship.
         env: ``-e`` in order; None for a value takes it from the user's environment.
         start_timeout: seconds; None waits for ever.
+        fail_fast: a call that fails unawaited ends the script's plain waits.
         timeout: seconds that the whole run may take; None is without end.
         tee: ``"all"``, ``"none"``, or ranks with commas between: ``"0,3"``.
         verbosity: -1 quiet, 0, 1, 2.
@@ -64,6 +65,7 @@ class Options:
     ssh_args: tuple[str, ...] = ()
     accept_new_host_keys: bool = False
     start_timeout: float | None = DEFAULT_START_TIMEOUT
+    fail_fast: bool = False
     timeout: float | None = None
     log_dir: Path | None = None
     trace: Path | None = None
@@ -108,6 +110,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         ssh_args=sum(words.each("ssh-args", split_shell), ()),
         accept_new_host_keys=words.count("accept-new-host-keys") > 0,
         start_timeout=_start_timeout(words),
+        fail_fast=words.count("fail-fast") > 0,
         timeout=words.last("timeout", _seconds) or None,
         log_dir=words.last("log-dir", _path),
         trace=words.last("trace", _path),

@@ -23,7 +23,15 @@ from rlinf_async.group import CLOSE_GRACE, WorkerGroup, public_methods, start_cl
 from rlinf_async.handle import Handle
 from rlinf_async.hardware import load_extension
 from rlinf_async.launch import Plan, base_environment, launch
-from rlinf_async.launch_config import groups_of, hardware_for, read_config, setting_for, trace_wanted, wanted_nodes
+from rlinf_async.launch_config import (
+    fail_fast_wanted,
+    groups_of,
+    hardware_for,
+    read_config,
+    setting_for,
+    trace_wanted,
+    wanted_nodes,
+)
 from rlinf_async.loop_thread import LoopThread
 from rlinf_async.members import Members
 from rlinf_async.nodes import described, nodes_from
@@ -83,6 +91,10 @@ class Cluster:
         trace: the file to write a trace of the run to, on this machine, for https://ui.perfetto.dev; True for one in
             the folder of the logs.  By default what ``rlinf-launch --trace`` or ``$RLINF_TRACE`` says, else the
             ``tracer`` of the configuration.
+        fail_fast: a call that has failed, and whose error nothing awaits for a second (``RLINF_UNOBSERVED_ERROR_S``),
+            ends every plain ``wait()`` without a timeout in this process, with its error as the cause.  By default
+            what ``rlinf-launch --fail-fast``, ``$RLINF_FAIL_FAST`` or the configuration's ``fail_fast`` says, else
+            False.
 
     Raises:
         LaunchError: the node could not be started, with what it said.
@@ -101,6 +113,7 @@ class Cluster:
         start_timeout: float = START_TIMEOUT,
         log_to_driver: bool = True,
         trace: str | os.PathLike[str] | bool | None = None,
+        fail_fast: bool | None = None,
     ) -> None:
         settings.check()
         load_extension(os.environ)  # its kinds of hardware may stand in the configuration
@@ -110,6 +123,7 @@ class Cluster:
         self._wanted = wanted_nodes(num_nodes, self._config)
         self._start_timeout = start_timeout
         self._trace = trace_wanted(trace, self._config, os.environ)
+        fails_fast = fail_fast_wanted(fail_fast, self._config, os.environ)
         self._log_dir = distributed_log_dir
         self._local_nodes = local_nodes
         self._groups: list[Members] = []
@@ -139,6 +153,8 @@ class Cluster:
             if log_to_driver:
                 self._terminal = Terminal()
                 self._client.events.on("output", functools.partial(show_output, self._terminal))
+        if fails_fast:
+            self._client.unobserved.fail_fast()
         self._started = self._client.run(self._start_explained(), what="the start of the cluster")
         if running is None:
             try:

@@ -17,6 +17,7 @@ worker.  What stands here is the framework's own word::
       ConfigError              (ValueError, AssertionError) bad configuration or arguments
       ClosedError              *your* code closed the thing that it now uses
         EndOfChannel             a channel was closed, and everything in it has been taken
+      UnobservedFailure        with fail_fast: a wait was ended, because another call failed; its error is the cause
       ForkedProcessError       (RuntimeError) a forked child uses what belongs to its parent; says what to do instead
       AuthError                the other side is not who it should be
       VersionMismatch          two sides of different Python or protocol versions
@@ -185,6 +186,13 @@ class ClosedError(RLinfAsyncError):
 
 class EndOfChannel(ClosedError):
     """A channel was closed, and everything in it has been taken: what ``async for`` ends with."""
+
+
+class UnobservedFailure(RLinfAsyncError):
+    """With ``fail_fast``: a plain ``wait()`` was ended, because another call has failed and nothing awaits its error.
+
+    That error is the ``__cause__``.  What was waited for goes on.
+    """
 
 
 class ForkedProcessError(RLinfAsyncError, RuntimeError):

@@ -18,6 +18,8 @@ from rlinf_async.placement import Placement
 logger = logging.getLogger(__name__)
 
 TRACE: Final = "RLINF_TRACE"
+FAIL_FAST: Final = "RLINF_FAIL_FAST"
+_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,26 @@ def trace_wanted(
     else:
         raise ConfigError(f"trace= takes the path of a file, or True for one among the logs, got {given!r}")
     return TracerConfig(True, None if path is None else str(Path(path).expanduser().absolute()))
+
+
+def fail_fast_wanted(given: Any, config: ClusterConfig | None, environ: Mapping[str, str]) -> bool:
+    """Whether a call that fails unawaited ends plain waits: what the script says, else ``$RLINF_FAIL_FAST``, which
+    ``rlinf-launch --fail-fast`` sets, else the configuration.
+
+    Raises:
+        ConfigError: the script or the variable says something else than yes or no.
+    """
+    if given is not None:
+        if not isinstance(given, bool):
+            raise ConfigError(f"fail_fast= of Cluster() takes True, False, or None (as configured), got {given!r}")
+        return given
+    text = environ.get(FAIL_FAST, "").strip().lower()
+    if text and text not in (*_YES, *_NO):
+        raise ConfigError(
+            f"{FAIL_FAST}={environ[FAIL_FAST]!r} in the environment is neither yes nor no: write 1 or 0, or unset it "
+            "for what the configuration says"
+        )
+    return text in _YES if text else bool(config is not None and config.fail_fast)
 
 
 def groups_of(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> tuple[NodeGroup, ...]:

@@ -138,6 +138,11 @@ def unobserved_refusal(callee: Callee, method: str, error: BaseException, *, awa
         of=f"{callee.name}.{method}()",
         text=f"{callee.name}.{method}(): {type_name}: {failures.text_of(error)}".partition("\n")[0][:400],
         details=failures.text_of(error).partition("\n")[2],
-        make=lambda: error,
+        make=lambda: _heard(callee, error),
         awaited=awaited,
     )
+
+
+def _heard(callee: Callee, error: BaseException) -> BaseException:
+    callee.client.unobserved.heard(cause_of(error))
+    return error

@@ -65,6 +65,10 @@ class UnobservedError:
     is_due: bool = False
     since: float = field(default_factory=time.monotonic)
 
+    def make_cause(self) -> BaseException | None:
+        """The exception; the user's code has got it."""
+        return self.make() if self.make is not None else None
+
     @property
     def key(self) -> str:
         return f"{self.cause} of {self.of}"

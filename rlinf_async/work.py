@@ -12,8 +12,8 @@ from time import monotonic
 from typing import Any, Generic, TypeVar
 
 from rlinf_async import process, unobserved_errors, waits
-from rlinf_async.errors import DeadlineExceeded, ForkedProcessError
-from rlinf_async.gate import may_wait, new_gate
+from rlinf_async.errors import DeadlineExceeded, ForkedProcessError, UnobservedFailure
+from rlinf_async.gate import Gate, may_wait, new_gate
 
 logger = logging.getLogger(__name__)
 
@@ -35,9 +35,11 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
     Attributes:
         kind: what it is, in one word, for the table of waits.
+        ends_with_others: an unobserved error ends a plain ``wait()`` for it, where ``fail_fast`` is set.
     """
 
     kind = "operation"
+    ends_with_others = True
 
     def __init__(self) -> None:
         self._pid = process.pid
@@ -213,6 +215,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
                 function that was given to ``then``.
             DeadlineExceeded: ``timeout`` seconds have passed.
             ForkedProcessError: it was started by the process that this one was forked from.
+            UnobservedFailure: a call that nothing awaits has failed, and the cluster was made with ``fail_fast``.
         """
         if not self._done:
             self._wait_for_thread(timeout)
@@ -240,13 +243,28 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             self._waiters.append(gate.open)
         soon = waits.SOON_S if timeout is None else max(0.0, min(timeout, waits.SOON_S))
         try:
-            if not gate.wait(soon) and not waits.wait_on(self, gate, timeout):
+            if timeout is None and unobserved_errors.ending_waits and self.ends_with_others:
+                self._wait_unless_others_fail(gate)
+            elif not gate.wait(soon) and not waits.wait_on(self, gate, timeout):
                 raise self._late(timeout)
         except BaseException as error:
             self._forget_waiter(gate.open)
             if isinstance(error, KeyboardInterrupt):
                 error.add_note(f"while waiting for {self._describe()}{unobserved_errors.word()}")
             raise
+
+    def _wait_unless_others_fail(self, gate: Gate) -> None:
+        def end() -> None:
+            # A gate is opened once: by this, or by what settles the work and has taken its waiters.
+            if self._forget_waiter(gate.open):
+                gate.open()
+
+        with unobserved_errors.watched(end) as watch:
+            if watch.error is None and not gate.wait(waits.SOON_S):
+                waits.wait_on(self, gate, None)
+            if watch.error is not None and not self._done:
+                text = f"the wait for {self._describe()} was ended: nothing awaits the error of {watch.error.text}"
+                raise UnobservedFailure(f"{text} (fail_fast)") from watch.error.make_cause()
 
     def _late(self, timeout: float | None) -> DeadlineExceeded:
         return DeadlineExceeded(f"{self._describe()} was not done within {timeout:g} s")

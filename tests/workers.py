@@ -183,6 +183,11 @@ class Plain(Worker):
         finally:
             self.log.append("closed")
 
+    async def count_slowly(self, seconds: float) -> Any:
+        yield 0
+        await asyncio.sleep(seconds)
+        yield 1
+
     async def count_and_fail(self, n: int) -> Any:
         for i in range(n):
             yield i

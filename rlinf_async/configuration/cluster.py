@@ -25,6 +25,7 @@ _KEYS = (
     "node_groups",
     "profiling",
     "tracer",
+    "fail_fast",
     "net_emulation",
     "auto_scheduler",
     "use_pre_process_policy",
@@ -42,6 +43,7 @@ class ClusterConfig:
         node_groups: besides ``cluster`` and ``node``, which every cluster has.
         profiling: None without.
         tracer: off, where nothing is said.
+        fail_fast: a call that fails unawaited ends plain waits for others; None where nothing is said.
         net_emulation: None without.
         auto_scheduler, use_pre_process_policy, use_wait_before_last_iter_policy: what
             ``ModelParallelComponentPlacement`` asks for.
@@ -52,6 +54,7 @@ class ClusterConfig:
     node_groups: tuple[NodeGroupConfig, ...] = ()
     profiling: ProfileConfig | None = None
     tracer: TracerConfig = field(default_factory=TracerConfig)
+    fail_fast: bool | None = None
     net_emulation: NetEmulationConfig | None = None
     auto_scheduler: bool = False
     use_pre_process_policy: bool = False
@@ -213,6 +216,7 @@ def _read(values: Mapping[Any, Any], steps: Steps, origin: Origin | None) -> Clu
         node_groups=read_node_groups(entries, (*steps, "node_groups"), origin, num_nodes),
         profiling=_read_profiling(section),
         tracer=read_tracer(section.get("tracer"), (*steps, "tracer"), origin),
+        fail_fast=section.flag("fail_fast") if "fail_fast" in section else None,
         net_emulation=read_net_emulation(section.get("net_emulation"), (*steps, "net_emulation"), origin),
         auto_scheduler=section.flag("auto_scheduler"),
         use_pre_process_policy=section.flag("use_pre_process_policy"),

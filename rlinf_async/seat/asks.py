@@ -17,6 +17,8 @@ HERE: Final = -1
 class Ask(Work[Any]):
     """A question to a daemon; ``number`` is what the daemon knows it by."""
 
+    ends_with_others = False
+
     def __init__(self, what: str, number: int, node: int) -> None:
         super().__init__()
         self._what = what

@@ -20,7 +20,7 @@ class Task(Work[Any]):
         super().__init__()
         self._on_loop = on_loop
         self._what = what
-        self._abandonable = abandonable
+        self._abandonable = self.ends_with_others = abandonable
         self._task: asyncio.Task[Any] | None = None
         self._cancelled = False
 

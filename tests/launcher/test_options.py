@@ -37,8 +37,8 @@ def test_every_flag_is_read(tmp_path: Path) -> None:
         f"--hosts nodes.txt --nnodes 2 --allow-duplicate-hosts --iface eth0 --module --python /opt/python "
         f"--cwd /work --sync {tmp_path} --env A=1 --env B --env-file /vars --export 'MY_*' --ssh-user me "
         "--ssh-port 2222 --ssh-key /key --ssh-args '-J jump' --ssh-args=-C --accept-new-host-keys "
-        "--start-timeout 2.5 --timeout 60 --log-dir /logs --trace /run.json --tee 0,3 --json --quiet --dry-run "
-        "--check pkg.train x"
+        "--start-timeout 2.5 --fail-fast --timeout 60 --log-dir /logs --trace /run.json --tee 0,3 --json --quiet "
+        "--dry-run --check pkg.train x"
     )
     assert options == Options(
         script="pkg.train",
@@ -60,6 +60,7 @@ def test_every_flag_is_read(tmp_path: Path) -> None:
         ssh_args=("-J", "jump", "-C"),
         accept_new_host_keys=True,
         start_timeout=2.5,
+        fail_fast=True,
         timeout=60.0,
         log_dir=Path("/logs"),
         trace=Path("/run.json"),

@@ -12,7 +12,7 @@ import pytest
 CHECKOUT = Path(__file__).parents[2]
 
 SCRIPT = """
-import os, signal
+import asyncio, os, signal
 from rlinf_async import Cluster, NodePlacementStrategy, Worker, WorkerDied
 
 class Fragile(Worker):
@@ -25,6 +25,9 @@ class Fragile(Worker):
     def die(self):
         os.kill(os.getpid(), signal.SIGKILL)
 
+    async def wait_for_ever(self):
+        await asyncio.Event().wait()
+
     async def stream(self):
         yield 1
         raise ValueError("stream says no")
@@ -36,10 +39,10 @@ if __name__ == "__main__":
 """
 
 
-def launch(folder: Path, body: str) -> subprocess.CompletedProcess[str]:
+def launch(folder: Path, body: str, *flags: str) -> subprocess.CompletedProcess[str]:
     script = folder / "train.py"
     script.write_text(SCRIPT.format(body=indent(dedent(body), " " * 8)))
-    command = [sys.executable, "-m", "launcher", str(script)]
+    command = [sys.executable, "-m", "launcher", *flags, str(script)]
     return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -92,3 +95,10 @@ def test_failures_that_the_script_dealt_with_are_its_own_business(tmp_path: Path
     done = launch(tmp_path, DEALT_WITH)
     assert done.stdout.count("dealt with") == 5
     assert done.returncode == 0, done.stderr
+
+
+def test_with_fail_fast_a_script_that_waits_for_something_else_ends(tmp_path: Path) -> None:
+    done = launch(tmp_path, "group[1].fail(); group[0].wait_for_ever().wait()", "--fail-fast")
+    assert done.returncode == 1
+    assert "ValueError: rank says no" in done.stderr
+    assert "UnobservedFailure: the wait for fragile.wait_for_ever() on 1 ranks" in done.stderr
