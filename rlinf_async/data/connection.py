@@ -43,7 +43,7 @@ class Connection:
         """
         with cls._lock:
             found: dict[tuple[Address, Address], Connection] = {}
-            for duplicate in _connections():
+            for duplicate in connections():
                 try:
                     candidate = cls(duplicate)
                 except OSError:  # it has just ended
@@ -62,6 +62,14 @@ class Connection:
         if found:
             raise TransferFailed(f"{len(found)} new connections could be the one that Gloo has just made")
         return None
+
+    @classmethod
+    def is_held(cls, connection: socket.socket) -> bool:
+        """Whether a connection is that of one of these objects."""
+        try:
+            return (connection.getsockname()[:2], connection.getpeername()[:2]) in cls._held
+        except OSError:  # it has just ended
+            return False
 
     @property
     def _ends(self) -> tuple[Address, Address]:
@@ -84,19 +92,32 @@ def is_named_in(blob: bytes, address: Address) -> bool:
     return struct.pack("!H", port) + socket.inet_aton(host) in blob
 
 
-def _connections() -> Iterator[socket.socket]:
+def connections() -> Iterator[socket.socket]:
+    """Duplicates of all TCP connections of this process, for the caller to close."""
     for entry in Path("/proc/self/fd").iterdir():
-        try:
-            if not str(entry.readlink()).startswith("socket:"):
-                continue
-            # What is looked at is a duplicate: the number itself may be closed, and reused, at any moment.
-            candidate = socket.socket(fileno=os.dup(int(entry.name)))
-        except OSError:
-            continue
-        if _is_established(candidate):
-            yield candidate
-        else:
-            candidate.close()
+        connection = connection_at(int(entry.name))
+        if connection is not None:
+            yield connection
+
+
+def connection_at(fd: int) -> socket.socket | None:
+    """A duplicate of the TCP connection at this descriptor; None where it is no established one."""
+    try:
+        if not os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
+            return None
+        # What is looked at is a duplicate: the number itself may be closed, and reused, at any moment.
+        duplicate = os.dup(fd)
+    except OSError:
+        return None
+    try:
+        candidate = socket.socket(fileno=duplicate)
+    except OSError:  # the number has been reused
+        os.close(duplicate)
+        return None
+    if _is_established(candidate):
+        return candidate
+    candidate.close()
+    return None
 
 
 def _is_established(candidate: socket.socket) -> bool:
