@@ -35,6 +35,7 @@ from .profiled import ProfiledBirth
 from .questions import Questions
 from .resources import count_memory
 from .router import Router
+from .stuck_ranks import StuckRanks
 from .sub_workers import SubWorkers
 from .templates import MARKER, Template, Templates
 from .traces import Traces
@@ -120,6 +121,7 @@ class Desk:
         self.sub_workers = SubWorkers(router, site.name)
         self.questions = Questions(site.name, site.environment)
         self.lines = EmulatedLines()
+        self.stuck_ranks = StuckRanks(router)
         self.traces = Traces(router, site.name, site.run, site.log_dir, lambda: self.welcome, self._answer, self.gone)
         self.unobserved: dict[tuple[int, str], str] = {}
         """Errors that the script has not got; what is left of them at the end is told to the launcher."""
@@ -130,7 +132,7 @@ class Desk:
         try:
             owners = (
                 self, self.names, self.channels, self.obituaries, self.locks, self.ports, self.questions, self.traces,
-                self.lines,
+                self.lines, self.stuck_ranks,
             )  # fmt: skip
             method = next(filter(None, (getattr(owner, f"do_{operation}", None) for owner in owners)), None)
             if method is None:

@@ -60,6 +60,7 @@ class WorkerProcess:
         self.verdict: Verdict | None = None
         self.ended: asyncio.Future[Verdict] = loop.create_future()
         self.closing = False
+        self._told_verdict = ""
         self._pidfd = -1
         self._oom_kills = oom_kills()
         self._outputs: list[Output] = []
@@ -167,8 +168,10 @@ class WorkerProcess:
 
     # -- the end ------------------------------------------------------------------------------------------------
 
-    def kill(self) -> None:
+    def kill(self, verdict: str = "") -> None:
+        """Kills the process; ``verdict`` is what is told of its death, where that says more than the signal."""
         if self.verdict is None and self.pid:
+            self._told_verdict = verdict
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
@@ -184,7 +187,7 @@ class WorkerProcess:
             "rank": self.birth.rank,
             "node": self.node,
             "pid": self.pid,
-            "verdict": self.verdict.text,
+            "verdict": self._told_verdict or self.verdict.text,
             "signal": self.verdict.signal,
             "exit_code": self.verdict.exit_code,
             "methods": methods,

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 _FOR_A_QUEUE: Final = frozenset({frames.PUT, frames.GET, frames.QUEUE})
 
+_SIGNALS: Final = frozenset({frames.CANCEL, frames.CREDIT, frames.FAILED})
+
 MOST_SHORTCUTS: Final = 256
 """Workers of a node that answer past the daemon; each costs those who call it a file descriptor."""
 
@@ -97,7 +99,7 @@ class Router:
                 self.deliver(frame, fds)
         elif kind == frames.MESSAGE and source.exchanges:
             self._route_message(frame, fds)
-        elif kind in (frames.CANCEL, frames.CREDIT):
+        elif kind in _SIGNALS:
             self._route_signal(frame)
         elif kind == frames.ASK:
             close_fds(fds)
@@ -136,7 +138,7 @@ class Router:
             self.on_channel(frame, fds)
         elif kind in (frames.REPLY, frames.ANSWER, frames.EVENT, frames.GIVE, frames.QUEUE):
             self.deliver(frame, fds)
-        elif kind in (frames.CANCEL, frames.CREDIT):
+        elif kind in _SIGNALS:
             self._route_signal(frame)
         elif kind == frames.ASK:
             self._on_ask(frame[2], frame[4], frame[5], frame[6])
@@ -309,7 +311,7 @@ class Router:
         self.deliver((frames.REPLY, 0, me, source, call, slot, int(status), body))
 
     def _route_signal(self, frame: list[Any]) -> None:
-        """A CANCEL or CREDIT: to every target of its route."""
+        """A CANCEL, CREDIT or FAILED: to every target of its route."""
         kind, _, source, route, *rest = frame
         for hop in route:
             node, targets = hop

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final
 
+from rlinf_async import settings
 from rlinf_async.core import codec, frames
 from rlinf_async.core.body import Body, pack_body
 from rlinf_async.core.calls import Next, Tally
@@ -14,6 +15,7 @@ from rlinf_async.core.frames import Status
 from rlinf_async.core.root_cause import fold_ranks
 from rlinf_async.errors import ClosedError
 from rlinf_async.outcome import Callee, Outcome, error_of, hear, root_error, unobserved, unobserved_refusal
+from rlinf_async.seat.asks import Ask
 from rlinf_async.unobserved_errors import UnobservedError
 from rlinf_async.work import Part, Work
 
@@ -25,9 +27,6 @@ another thread than a script's."""
 
 SETTLE: Final = 0.1
 """Seconds that the first failure waits for the others' word: a death that caused it outranks it."""
-
-ABORT_GRACE: Final = 5.0
-"""Seconds after which a rank that is still inside the failed call is named in the error's notes."""
 
 WINDOW: Final = 16
 """Items that one rank of a stream may send ahead of its consumer."""
@@ -95,6 +94,25 @@ class Handle(Work[list[Any]]):
     def targets(self) -> Sequence[int]:
         return self._callee.targets
 
+    @property
+    def has_departed(self) -> bool:
+        """It has left: what is said about it now comes after it."""
+        return self._departed
+
+    @property
+    def has_failed(self) -> bool:
+        """A rank has failed; being cancelled is no failure."""
+        return self._tally.failed
+
+    @property
+    def failures(self) -> list[tuple[int, int, Body]]:
+        """(slot, status, body) of every answer that is an error."""
+        return self._tally.failures()
+
+    @property
+    def method(self) -> str:
+        return self._method
+
     def begin(self, call: int) -> None:
         """The call is about to leave under this id."""
         self._call = call
@@ -121,6 +139,7 @@ class Handle(Work[list[Any]]):
             self._callee.call_finished(self)
             return True
         if step is Next.CANCEL_OTHERS:
+            self._callee.call_failed(self)
             if self._waiters:
                 self._stop_others()
             else:
@@ -199,21 +218,35 @@ class Handle(Work[list[Any]]):
     def _give_up(self) -> None:
         """Raises what is known; ranks that are stuck inside a ``def`` method are named later."""
         if self._tally.missing:
-            self._callee.client.later(ABORT_GRACE - SETTLE, self._name_stuck)
+            self._callee.client.later(max(0.0, settings.ABORT_GRACE_S() - SETTLE), self._name_stuck)
             self._finish()
 
     def _name_stuck(self) -> None:
-        stuck = [self._callee.ranks[slot] for slot in self._tally.unanswered()]
-        if not stuck:
+        slots = self._tally.unanswered()
+        if not slots:
             return
-        note = (
-            f"ranks {fold_ranks(stuck)} of '{self._callee.name}' are still inside {self._method}() "
-            f"{ABORT_GRACE:g} s after the failure (waiting for the failed rank, perhaps); closing the group ends them"
+        ranks = fold_ranks(self._callee.ranks[slot] for slot in slots)
+        self._note(
+            f"ranks {ranks} of '{self._callee.name}' are still inside {self._method}() {settings.ABORT_GRACE_S():g} s "
+            "after the failure; if they wait for the failed rank in a collective of torch, that is aborted "
+            f"{settings.COLLECTIVE_TIMEOUT_S():g} s after it; closing the group ends them"
         )
-        logger.warning("%s", note)
+        for node, numbers in frames.route_to(self._callee.targets, slots):
+            ask = self._callee.client.ask("stopped", {"numbers": numbers[::2]}, node=node)
+            ask.then(self._name_stopped, ask)
+
+    def _name_stopped(self, ask: Ask) -> None:
+        stopped = {frames.endpoint(ask.node, number) for number in ask.wait()}
+        called = zip(self._callee.ranks, self._callee.targets, strict=True)
+        ranks = fold_ranks(rank for rank, target in called if target in stopped)
+        if ranks:
+            self._note(f"ranks {ranks} of '{self._callee.name}' are stopped (state T: by SIGSTOP or a debugger)")
+
+    def _note(self, text: str) -> None:
+        logger.warning("%s", text)
         with self._lock:
             if self._outcome is not None and self._outcome[1] is not None:
-                self._outcome[1].add_note(note)
+                self._outcome[1].add_note(text)
 
     def _cancel_open(self) -> None:
         """Tells the ranks once: a second word would interrupt the cleaning up that the first one caused."""

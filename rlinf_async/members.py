@@ -12,11 +12,13 @@ from rlinf_async.address import WorkerInfo
 from rlinf_async.core import frames
 from rlinf_async.core.body import pack_body
 from rlinf_async.core.encoded import Encoded
+from rlinf_async.core.frames import Status
 from rlinf_async.core.root_cause import fold_ranks
 from rlinf_async.core.segment import close_fds
 from rlinf_async.errors import ClosedError, told_log
+from rlinf_async.failure_notices import Failure, FailureNotices
 from rlinf_async.handle import WINDOW, Handle
-from rlinf_async.outcome import death_cause
+from rlinf_async.outcome import death_cause, describe_failure
 from rlinf_async.seat.client import NodeClient
 from rlinf_async.seat.tasks import Task
 from rlinf_async.stream import Stream
@@ -45,7 +47,8 @@ class Members:
         self.logs: list[str] = []
         self.endpoints: list[int] | None = None
         self.deaths: dict[int, dict[str, Any]] = {}
-        self.open: set[int] = set()
+        self.open: dict[int, Sink] = {}
+        self.notices = FailureNotices(client, self.open)
         self.launching: Task | None = None
         self.closed = False
         self._lock = threading.Lock()
@@ -93,6 +96,8 @@ class Members:
         if not self.closed and self.endpoints is not None and facts["endpoint"] in self.endpoints:
             rank = self.endpoints.index(facts["endpoint"])
             self.deaths[rank] = facts
+            died = f"rank {rank} of group '{self.name}' {facts['verdict']}"
+            self.notices.failed(Failure(rank, facts["endpoint"], 0, lambda: died), None)
             who = f"rank {rank} of group '{self.name}' on {facts['node']}"
             log = " ".join(told_log(facts))
             text = f"{who} {facts['verdict']}; {log}"
@@ -136,12 +141,42 @@ class Members:
 
     def _send(self, callee: Callee, sink: Sink, method: str, bodies: Bodies, same: bool) -> None:
         credit = WINDOW if isinstance(sink, Stream) else 0
-        self.open.add(id(sink))
-        if same:
-            body, fds = bodies[0]
-            self.client.call(sink, callee.route, method, body, fds, credit)
-        else:
-            self.client.call_each(sink, callee.targets, method, bodies, credit)
+        self.open[id(sink)] = sink
+        try:
+            if same:
+                body, fds = bodies[0]
+                self.client.call(sink, callee.route, method, body, fds, credit)
+            else:
+                self.client.call_each(sink, callee.targets, method, bodies, credit)
+        except BaseException:
+            self.open.pop(id(sink), None)
+            self.notices.finished(sink)
+            raise
+        if self.notices.stuck:
+            self.notices.sent(sink)
+
+    def call_failed(self, callee: Callee, sink: Sink) -> None:
+        """A rank has failed in a call."""
+        failed = [failure for failure in sink.failures if failure[1] != Status.UNKNOWN]
+        if failed and not self.closed:
+            slot, status, body = failed[0]
+            self.notices.failed(
+                Failure(
+                    callee.ranks[slot],
+                    callee.targets[slot],
+                    sink.number,
+                    lambda: describe_failure(callee, sink.method, slot, status, body),
+                ),
+                sink,
+            )
+
+    def call_finished(self, callee: Callee, sink: Sink) -> None:
+        """All ranks have answered a call."""
+        self.open.pop(id(sink), None)
+        if self.notices.concerns:
+            self.notices.finished(sink)
+        if sink.has_failed:
+            self.call_failed(callee, sink)
 
 
 class Callee:
@@ -182,8 +217,11 @@ class Callee:
         where = f" on {infos[rank].node_name} (pid {infos[rank].pid})" if infos else ""
         return f"rank {rank} of group '{self.name}'{where}"
 
-    def call_finished(self, call: object) -> None:
-        self._members.open.discard(id(call))
+    def call_failed(self, call: Sink) -> None:
+        self._members.call_failed(self, call)
+
+    def call_finished(self, call: Sink) -> None:
+        self._members.call_finished(self, call)
 
     def describe(self) -> str:
         return f"ranks {fold_ranks(self.ranks)} of '{self.name}'"

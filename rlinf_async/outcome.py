@@ -32,7 +32,9 @@ class Callee(Protocol):
 
     def describe_slot(self, slot: int) -> str: ...
 
-    def call_finished(self, call: object) -> None: ...
+    def call_failed(self, call: Any) -> None: ...
+
+    def call_finished(self, call: Any) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,15 @@ def error_of(callee: Callee, slot: int, status: int, body: Body) -> BaseExceptio
         error.node_rank, error.reason = node, str(reason)
         return error
     return ClosedError(f"{callee.describe_slot(slot)}: {facts}")
+
+
+def describe_failure(callee: Callee, method: str, slot: int, status: int, body: Body) -> str:
+    """Who failed and how, in one line."""
+    if status != Status.ERROR:
+        return str(error_of(callee, slot, status, body)).partition("\n")[0]
+    failure = failures.unpack(bytes(body))
+    error = f"{failure.type_name}: {failure.text}".partition("\n")[0][:300]
+    return f"rank {callee.ranks[slot]} of group '{callee.name}' failed in {method}() ({error})"
 
 
 def root_error(callee: Callee, failed: Sequence[tuple[int, int, Body]]) -> BaseException:

@@ -75,6 +75,12 @@ def check(environ: Mapping[str, str] = os.environ) -> None:
         setting(environ)
 
 
+ABORT_GRACE_S: Final = Setting(
+    "abort_grace_s", "seconds", 5, 0.01, 3600, "how long a rank may stay in a failed or aborted call before it is named"
+)
+COLLECTIVE_TIMEOUT_S: Final = Setting(
+    "collective_timeout_s", "seconds", 30, 0.05, 86400, "how long a collective may wait for a rank that has failed"
+)
 DIRECT_ACK_S: Final = Setting(
     "direct_ack_s", "seconds", 0.05, 0.001, 10, "how long a receiver may keep an acknowledgement that rides on no frame"
 )
@@ -124,6 +130,8 @@ UNAUTHENTICATED_CONNECTIONS: Final = Setting(
 )
 
 ALL: Final = (
+    ABORT_GRACE_S,
+    COLLECTIVE_TIMEOUT_S,
     DIRECT_ACK_S,
     UNOBSERVED_ERROR_S,
     GREETING_TIMEOUT_S,

@@ -8,14 +8,14 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
-from rlinf_async import process
+from rlinf_async import process, settings
 from rlinf_async.core import codec
 from rlinf_async.core.body import Body
 from rlinf_async.core.calls import Next, Tally
 from rlinf_async.core.frames import Status
 from rlinf_async.core.root_cause import fold_ranks
 from rlinf_async.errors import DeadlineExceeded
-from rlinf_async.handle import ABORT_GRACE, WINDOW
+from rlinf_async.handle import WINDOW
 from rlinf_async.outcome import Callee, root_error, unobserved
 from rlinf_async.unobserved_errors import cause_of
 from rlinf_async.work import Work
@@ -50,6 +50,7 @@ class Stream:
         self._iterated = False
         self._told = False
         self._cancel_sent = False
+        self._departed = False
         self.ended: Work[None] = Work()
         """Done when every rank has ended."""
 
@@ -69,7 +70,27 @@ class Stream:
     def begin(self, call: int) -> None:
         self._call = call
 
+    @property
+    def has_departed(self) -> bool:
+        """It has left: what is said about it now comes after it."""
+        return self._departed
+
+    @property
+    def has_failed(self) -> bool:
+        """A rank has failed; being cancelled is no failure."""
+        return self._tally.failed
+
+    @property
+    def failures(self) -> list[tuple[int, int, Body]]:
+        """(slot, status, body) of every answer that is an error."""
+        return self._tally.failures()
+
+    @property
+    def method(self) -> str:
+        return self._method
+
     def departed(self) -> None:
+        self._departed = True
         if self._closed:
             self._cancel_open()
 
@@ -83,6 +104,7 @@ class Stream:
         else:
             step = self._tally.answer(slot, Status.OK if status == Status.END else status, body)
             if step is Next.CANCEL_OTHERS:
+                self._callee.call_failed(self)
                 self._cancel_open()
             if step in (Next.CANCEL_OTHERS, Next.FINISH) and not self._closed and not self._told:
                 self._arrive()
@@ -182,7 +204,7 @@ class Stream:
         """
         self.close()
         try:
-            await self.ended.async_wait(ABORT_GRACE)
+            await self.ended.async_wait(settings.ABORT_GRACE_S())
         except DeadlineExceeded:
             stuck = fold_ranks(self._callee.ranks[slot] for slot in self._tally.unanswered())
             logger.warning("ranks %s have not closed %s.%s()", stuck, self._callee.name, self._method)

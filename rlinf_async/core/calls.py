@@ -101,6 +101,10 @@ class Debts:
     def owes(self, source: int, call: int) -> bool:
         return (source, call) in self._open
 
+    def owes_after(self, source: int, call: int) -> bool:
+        """Whether a call is open that this source made after ``call``."""
+        return any(origin == source and number > call for origin, number in self._open)
+
     def slot(self, source: int, call: int) -> int | None:
         """The slot that an answer to this call is for; None if no answer is owed."""
         debt = self._open.get((source, call))

@@ -12,6 +12,7 @@ never its body::
     ANSWER  kind fds source target  ask ok value                daemon -> endpoint
     EVENT   kind 0   source target  what facts                  daemon -> endpoint
     HELLO   kind 0   source facts                               first frame in each direction
+    FAILED  kind 0   source route   call facts                  caller -> daemons -> worker: another rank has failed
     STOP    kind 0   source grace                               daemon -> worker: end in order
     GONE    kind 0   source endpoint ended                      daemon -> daemons: this endpoint is no more
     MESSAGE kind fds source route   facts body                  worker -> daemons -> (route becomes slot) worker
@@ -74,6 +75,7 @@ DIRECT: Final = 16
 PAID: Final = 17
 DEBTS: Final = 18
 CLOCK: Final = 19
+FAILED: Final = 20
 
 WAIT: Final = 0
 NOWAIT: Final = 1
@@ -113,6 +115,7 @@ LENGTHS: Final[dict[int, int]] = {
     PAID: 4,
     DEBTS: 5,
     CLOCK: 6,
+    FAILED: 6,
 }
 """How many fields a frame of each kind has."""
 

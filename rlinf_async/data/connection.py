@@ -103,7 +103,7 @@ def connections() -> Iterator[socket.socket]:
 def connection_at(fd: int) -> socket.socket | None:
     """A duplicate of the TCP connection at this descriptor; None where it is no established one."""
     try:
-        if not os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
+        if not str(Path(f"/proc/self/fd/{fd}").readlink()).startswith("socket:"):
             return None
         # What is looked at is a duplicate: the number itself may be closed, and reused, at any moment.
         duplicate = os.dup(fd)

@@ -53,7 +53,7 @@ def _poll_of(task: Path) -> int | None:
         words = (task / "syscall").read_text().split()
         if len(words) > 1 and (poll := int(words[1], 16)) < 1 << 20:
             with contextlib.suppress(OSError):
-                if os.readlink(f"/proc/self/fd/{poll}") == "anon_inode:[eventpoll]":
+                if str(Path(f"/proc/self/fd/{poll}").readlink()) == "anon_inode:[eventpoll]":
                     return poll
     return None
 

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 _PACKAGE: Final = "torch.distributed"
 
 _WAITING_MODULES: Final = frozenset({"torch.distributed.distributed_c10d", "torch.distributed.rendezvous"})
-"""A thread whose innermost frame is one of these modules waits for peers; other modules also compute and write files."""
+"""A thread whose innermost frame is in these waits for peers; the others also compute and write files."""
 
 _RECORDERS: Final = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 
@@ -39,11 +39,13 @@ class Pending:
         name: ``"all_reduce"``.
         since: when it began, or was seen first, by ``time.monotonic()``.
         group: the name of its process group; "" where that is not known.
+        record: its number in the recorder; -1 for one that none has.
     """
 
     name: str
     since: float
     group: str = ""
+    record: int = -1
 
     @property
     def is_rendezvous(self) -> bool:
@@ -56,15 +58,30 @@ class Collectives:
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[FrameType, int, float]] = {}
+        self._aborted: set[int] = set()
 
     def pending(self) -> list[Pending]:
-        """The operations that are pending now.  The first look at one that is in no recorder counts as its beginning."""
+        """The operations that are pending now; one that no recorder has begins with the first look at it."""
         if "torch.distributed.distributed_c10d" not in sys.modules:
             return []
-        return [*_recorded(), *self._sampled()]
+        try:
+            recorded = [operation for operation in _recorded() if operation.record not in self._aborted]
+        except Exception:  # another torch than those that are known
+            logger.warning("torch's flight recorder could not be read", exc_info=True)
+            recorded = []
+        return [*recorded, *self._sampled()]
+
+    def abort(self, pending: list[Pending]) -> None:
+        """Ends these operations, and with them all process groups of this process; see ``abort``.
+
+        Their records do not count any more: that of a back end which has been aborted may stay open for ever.
+        """
+        self._aborted |= {operation.record for operation in pending if operation.record >= 0}
+        abort(pending)
+        self.forget()
 
     def forget(self) -> None:
-        """Lets go of the frames that have been seen."""
+        """Lets go of the frames that have been seen, and of what their functions hold."""
         self._seen.clear()
 
     def _sampled(self) -> Iterator[Pending]:
@@ -81,8 +98,14 @@ class Collectives:
         self._seen = seen
 
 
+def main_thread_place() -> tuple[FrameType | None, int]:
+    """The instruction at which the main thread is."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return frame, frame.f_lasti if frame is not None else -1
+
+
 def abort(pending: list[Pending]) -> None:
-    """Ends the pending operations of this process, and with them all its process groups; returns at once.
+    """Ends pending operations of this process, and with them all its process groups; returns at once.
 
     Gloo's connections are shut down, which the peers notice too.  Other back ends (NCCL) have an ``abort``, which may
     take long, in a thread of its own.
@@ -115,16 +138,19 @@ def _recorded() -> Iterator[Pending]:
     import torch._C
 
     now, clock = time.monotonic(), time.time()
-    c10d = getattr(torch._C, "_distributed_c10d", None)
-    for dump in filter(None, (getattr(c10d, name, None) for name in _RECORDERS)):
+    # Others are this framework's own, between two workers.
+    names = set(sys.modules["torch.distributed.distributed_c10d"]._world.pg_names.values())
+    recorders = getattr(torch._C, "_distributed_c10d", None)
+    for dump in filter(None, (getattr(recorders, name, None) for name in _RECORDERS)):
         # The whole of it takes up to half a second to write; its heads say first whether anything is pending.
         heads = json.loads(dump(False, True)).get("pg_status", {}).values()
         if all(head.get("last_enqueued_collective") == head.get("last_completed_collective") for head in heads):
             continue
         for entry in json.loads(dump(True, False)).get("entries", ()):
-            if not entry["retired"]:
+            group = entry["process_group"][0]
+            if not entry["retired"] and group in names:
                 name = entry["profiling_name"].partition(":")[2]
-                yield Pending(name, now - (clock - entry["time_created_ns"] / 1e9), entry["process_group"][0])
+                yield Pending(name, now - (clock - entry["time_created_ns"] / 1e9), group, entry["record_id"])
 
 
 def _called(frame: FrameType) -> str:

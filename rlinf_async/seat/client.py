@@ -189,10 +189,17 @@ class NodeClient:
                 self._answer(call, slot, Status.LOST, frames.pack([at, reason]))
 
     def cancel(self, call: int, targets: Sequence[int]) -> None:
+        self._signal(frames.CANCEL, targets, call)
+
+    def tell_failure(self, call: int, targets: Sequence[int], facts: dict[str, Any]) -> None:
+        """Tells these targets of an open call that another rank of their group has failed."""
+        self._signal(frames.FAILED, targets, call, facts)
+
+    def _signal(self, kind: int, targets: Sequence[int], call: int, *facts: Any) -> None:
         direct, relayed = self._direct_calls.split(call, targets)
-        self._direct_calls.say(direct, (frames.CANCEL, 0, 0, 0, call))
+        self._direct_calls.say(direct, (kind, 0, 0, 0, call, *facts))
         if relayed:
-            self.send((frames.CANCEL, 0, self.endpoint, frames.route_to(relayed), call))
+            self.send((kind, 0, self.endpoint, frames.route_to(relayed), call, *facts))
 
     def credit(self, call: int, target: int, count: int) -> None:
         """Lets a stream send ``count`` more items; one that has ended everywhere needs none."""

@@ -26,6 +26,7 @@ class Call:
         "cancelled",
         "credit",
         "direct",
+        "failure",
         "granted",
         "method",
         "slot",
@@ -50,5 +51,7 @@ class Call:
         """Of the trace, while it runs and the run is traced."""
         self.direct: Connection | None = None
         """The way that all its answers take; None: by way of the daemon."""
+        self.failure: str | None = None
+        """Of another rank of the group, while this call was open."""
         self.came_directly = False
         """The daemon is told of it by the caller."""

@@ -1,6 +1,6 @@
 """The end of collectives that a failed rank of the group will never join.
 
-After a rank has failed its caller tells the other ranks of it (FAILED), once per open call.  Then, on the socket thread::
+After a rank has failed, its caller tells the others (FAILED), once per open call.  Then, on the socket thread::
 
     an operation pends for collective_timeout since the failure  ──►  the process groups are aborted, the method raises
     abort_grace later it still sits in one                       ──►  the daemon is asked to kill this process
@@ -39,7 +39,9 @@ class Watched:
         rank, endpoint: of the rank that failed first.
         text: how: ``"rank 3 of group 'actor' failed in step() (ValueError: no)"``.
         is_own: it failed in this very call.
+        failed_call: the number of the call in which it failed.
         failed_at: when, by ``time.monotonic()``.
+        is_aborted: its process groups have been aborted, and its grace is not over.
     """
 
     call: Call
@@ -47,7 +49,9 @@ class Watched:
     endpoint: int
     text: str
     is_own: bool
+    failed_call: int
     failed_at: float
+    is_aborted: bool = False
 
 
 class CollectiveWatch:
@@ -62,7 +66,7 @@ class CollectiveWatch:
         self._client = client
         self._calls = calls
         self._world_size = world_size
-        self._timeout = settings.COLLECTIVE_TIMEOUT_S()
+        self._timeout, self._grace = settings.COLLECTIVE_TIMEOUT_S(), settings.ABORT_GRACE_S()
         self._collectives = Collectives()
         self._watched: dict[tuple[int, int], Watched] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -70,7 +74,9 @@ class CollectiveWatch:
     def failed(self, call: Call, facts: Mapping[str, Any]) -> None:
         """A rank of the group has failed while this call was open here.  Any thread."""
         failed_at = time.monotonic() - facts["seconds_ago"]
-        watched = Watched(call, facts["rank"], facts["endpoint"], facts["text"], facts["is_own"], failed_at)
+        watched = Watched(
+            call, facts["rank"], facts["endpoint"], facts["text"], facts["is_own"], facts["call"], failed_at
+        )
         call.failure = facts["text"]
         self._client.later(0, lambda: self._watch(watched))
 
@@ -86,7 +92,8 @@ class CollectiveWatch:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._watched = {key: watched for key, watched in self._watched.items() if watched.call.state is not State.ENDED}
+        for key in [key for key, watched in self._watched.items() if watched.call.state is State.ENDED]:
+            del self._watched[key]
         if not self._watched:
             self._collectives.forget()
             return
@@ -96,9 +103,10 @@ class CollectiveWatch:
             rest = self._rest(watched, operation)
             if rest > 0:
                 due = min(due, rest)
+            elif watched.is_aborted:
+                continue  # what becomes of it is decided when its grace is over
             elif watched.is_own:
                 self._abort(watched, operation)
-                break
             elif process_groups.takes_part(operation, watched.rank, self._world_size):
                 self._ask_whether_it_may_come(watched)
         self._timer = self._client.loop.call_later(due, self._look)
@@ -123,7 +131,7 @@ class CollectiveWatch:
                 "number": frames.number_of(watched.endpoint),
                 "source": watched.call.source,
                 "call": watched.call.call,
-                "seconds": time.monotonic() - watched.failed_at,
+                "after": watched.failed_call,
             },
             node=frames.node_of(watched.endpoint),
         )
@@ -136,25 +144,31 @@ class CollectiveWatch:
             logger.debug("where rank %d was, none answers: %s", watched.rank, error)
             may_come = False
         for each, operation in [] if may_come else self._sitting():
-            if each is watched and self._rest(watched, operation) <= 0:
+            if each is watched and self._rest(watched, operation) <= 0 and not watched.is_aborted:
                 self._abort(watched, operation)
-                return
 
     # -- the end of it --------------------------------------------------------------------------------------------
 
     def _abort(self, watched: Watched, operation: Pending) -> None:
+        watched.is_aborted = True
         seconds = time.monotonic() - watched.failed_at
         logger.warning(
             "%s(), in which %s() has waited since %s %.1f s ago, is aborted with all process groups of this process",
             operation.name, watched.call.method, watched.text, seconds,
         )  # fmt: skip
-        process_groups.abort([each for _, each in self._sitting()])
-        self._client.loop.call_later(settings.ABORT_GRACE_S(), self._end, watched)
+        place = process_groups.main_thread_place() if watched.call.task is None else None  # before it is freed
+        self._collectives.abort([each for _, each in self._sitting()])
+        self._client.loop.call_later(self._grace, self._end, watched, operation, place)
 
-    def _end(self, watched: Watched) -> None:
-        """Has this process killed, if the aborting has not helped."""
-        sitting = [operation for each, operation in self._sitting() if each.call is watched.call]
-        if watched.call.state is State.ENDED or not sitting:
+    def _end(self, watched: Watched, operation: Pending, place: Any) -> None:
+        """Has this process killed, if the aborting has not helped: it sits there still, or in another one."""
+        watched.is_aborted = False
+        if watched.call.state is State.ENDED:
+            return
+        sitting = [pending for each, pending in self._sitting() if each.call is watched.call]
+        if place == process_groups.main_thread_place():
+            sitting.append(operation)
+        if not sitting:
             return
         seconds = time.monotonic() - watched.failed_at
         text = (
@@ -167,8 +181,8 @@ class CollectiveWatch:
 def advice(text: str) -> str:
     """The note on an error that left a method after a rank had failed."""
     return (
-        f"{text}. Whoever waits for that rank in a collective of torch is freed after "
-        f"{settings.COLLECTIVE_TIMEOUT_S.variable}={settings.COLLECTIVE_TIMEOUT_S():g} s by aborting the process groups "
-        "of its process. Calls without collectives work; before the next collective every rank calls "
-        "torch.distributed.destroy_process_group() and makes its process groups anew (README, Collectives)"
+        f"{text}, and the process groups of ranks that wait for it in a collective of torch are aborted "
+        f"{settings.COLLECTIVE_TIMEOUT_S():g} s later ({settings.COLLECTIVE_TIMEOUT_S.variable}). Calls without "
+        "collectives work; before the next collective every rank calls torch.distributed.destroy_process_group() and "
+        "makes its process groups anew (README, Collectives)"
     )

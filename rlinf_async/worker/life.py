@@ -13,7 +13,7 @@ import threading
 import traceback
 from typing import Any, Final
 
-from rlinf_async import far_links, tracing
+from rlinf_async import far_links, settings, tracing
 from rlinf_async.gate import LockGate, wait_at
 from rlinf_async.seat import seats
 from rlinf_async.seat.client import NodeClient
@@ -32,6 +32,7 @@ BROKEN: Final = 70
 
 def live(sock: socket.socket, spec: dict[str, Any], identity: here.Identity, store_fd: int | None) -> None:
     """The life of a worker process, from its first frame to its exit; does not return."""
+    settings.check()  # a group may have variables of its own
     sys.setswitchinterval(0.0005)
     # Not uvloop's: that makes a socket pair for signals each time it is resumed, and it is resumed after every def.
     selector, socket_selector = SharedSelector(), SharedSelector()

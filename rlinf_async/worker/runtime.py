@@ -34,6 +34,7 @@ from rlinf_async.seat.client import NodeClient
 from rlinf_async.wire.unix import Connection
 from rlinf_async.worker import here
 from rlinf_async.worker.call import Call, State
+from rlinf_async.worker.collective_watch import CollectiveWatch, advice
 from rlinf_async.worker.failure_log import FailureLog
 from rlinf_async.worker.main_module import adopt
 from rlinf_async.worker.methods import CONSTRUCT, Kind, Methods
@@ -76,6 +77,7 @@ class Runtime:
         self.client: NodeClient
         self.shortcuts: Shortcuts
         self.store: MasterStore | None = None
+        self._collectives: CollectiveWatch | None = None
 
     # -- the socket thread --------------------------------------------------------------------------------------
 
@@ -88,6 +90,8 @@ class Runtime:
             self._cancel(frame[2], frame[4])
         elif kind == frames.CREDIT:
             self._credit(frame[2], frame[4], frame[5])
+        elif kind == frames.FAILED:
+            self._hear_failure(frame[2], frame[4], frame[5])
         elif kind == frames.STOP:
             self.shortcuts.hear_all_out()
             self._on_main(self._stop, float(frame[3]))
@@ -111,6 +115,8 @@ class Runtime:
             self._cancel(source, frame[4])
         elif kind == frames.CREDIT:
             self._credit(source, frame[4], frame[5])
+        elif kind == frames.FAILED:
+            self._hear_failure(source, frame[4], frame[5])
         else:
             close_fds(fds)
             raise frames.FrameError(f"a frame of kind {kind} has no business here")
@@ -136,6 +142,13 @@ class Runtime:
         call = self._open.get((source, number))
         if call is not None:
             self._on_main(self._grant, call, count)
+
+    def _hear_failure(self, source: int, number: int, facts: Any) -> None:
+        call = self._open.get((source, number))
+        if call is not None:
+            if self._collectives is None:
+                self._collectives = CollectiveWatch(self.client, self._open, self._identity.world_size)
+            self._collectives.failed(call, facts)
 
     def on_batch(self) -> None:
         if self._queue and not self._awake:
@@ -377,6 +390,8 @@ class Runtime:
         if (call.cancelled or self._stopping) and isinstance(error, asyncio.CancelledError):
             self._answer(call, Status.CANCELLED, b"")
             return
+        if call.failure is not None and isinstance(error, RuntimeError):  # torch's: a process group was aborted
+            failures.add_note(error, advice(call.failure))
         failure = self._capture(error)
         self._failures.add(call.method, error, failure)
         packed = failures.pack(failure)

@@ -1,0 +1,85 @@
+"""Workers that sit in collectives of torch."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rlinf_async import Worker
+
+
+class Collective(Worker):
+    """A Gloo group that the test makes, and ranks that do not come to it."""
+
+    def initialize(self, attempt: str = "", absent: int = -1) -> int:
+        if self._rank == absent:
+            raise ValueError("not this time")
+        where = {}
+        if attempt:
+            port = int(os.environ["MASTER_PORT"])
+            store = dist.TCPStore(os.environ["MASTER_ADDR"], port, is_master=False)
+            where = {"store": dist.PrefixStore(attempt, store), "rank": self._rank, "world_size": self._world_size}
+        dist.init_process_group("gloo", timeout=timedelta(seconds=30), **where)
+        return dist.get_world_size()
+
+    def destroy(self) -> None:
+        dist.destroy_process_group()
+
+    def hello(self) -> int:
+        return self._rank
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def meet(self, how: str = "all_reduce", absent: int = -1, late: float = 0.0) -> float:
+        """What the ranks' ones add up to; ``absent`` raises instead, or comes ``late`` seconds after the others."""
+        if self._rank == absent:
+            if not late:
+                raise ValueError("not this time")
+            time.sleep(late)
+        return self._meet(how)
+
+    def _meet(self, how: str) -> float:
+        one = torch.ones(1)
+        if how == "all_reduce":
+            dist.all_reduce(one)
+        elif how == "wait":
+            dist.all_reduce(one, async_op=True).wait()
+        elif how == "recv":
+            dist.recv(one, self._world_size - 1)
+        elif how == "monitored_barrier":
+            dist.monitored_barrier()
+        elif how == "object":
+            dist.all_gather_object([None] * self._world_size, self._rank)
+        return float(one)
+
+    def fail(self, seconds: float) -> None:
+        time.sleep(seconds)
+        raise ValueError("not this time")
+
+    def compute(self, seconds: float, absent: int) -> int:
+        if self._rank == absent:
+            raise ValueError("not this time")
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            pass
+        return os.getpid()
+
+    def meet_again_and_again(self, absent: int) -> None:
+        """An abort does not free it: it goes into the next process group."""
+        groups = [dist.new_group(list(range(self._world_size))) for _ in range(2)]
+        if self._rank == absent:
+            raise ValueError("not this time")
+        try:
+            dist.all_reduce(torch.ones(1), group=groups[0])
+        except RuntimeError:
+            self.initialize_anew()
+
+    def initialize_anew(self) -> Any:
+        dist.destroy_process_group()
+        return self.initialize("anew")
