@@ -388,6 +388,19 @@ class Channels:
         for party in hosted.queue.parties:
             self._teller.say(party, hosted.number, "gone", why)
 
+    def describe(self, number: int, key: bytes) -> str:
+        """What is queued under a key of a channel, and who waits there, in words."""
+        hosted = self._hosted.get(number)
+        if hosted is None:
+            return "not there"
+        queue = hosted.queue
+        items, (puts, gets) = queue.size(key), queue.waiting(key)
+        used = len(queue.parties)
+        return (
+            f"{items} item{'s' * (items != 1)} under this key, {puts} put{'s' * (puts != 1)} and {gets} "
+            f"get{'s' * (gets != 1)} wait; {used} process{'es' * (used != 1)} use{'s' * (used == 1)} the channel"
+        )
+
     def status(self) -> dict[str, Any]:
         """What there is, by name: for people and for tests."""
         return {

@@ -22,6 +22,7 @@ from rlinf_async.core.descriptors import explained_shortage
 from rlinf_async.errors import LaunchError
 from rlinf_async.wire.unix import Connection
 
+from .activity import Activity
 from .channels import LATER, Channels
 from .cleanup import run_all
 from .endpoint import Endpoint
@@ -123,6 +124,7 @@ class Desk:
         self.lines = EmulatedLines()
         self.stuck_ranks = StuckRanks(router)
         self.traces = Traces(router, site.name, site.run, site.log_dir, lambda: self.welcome, self._answer, self.gone)
+        self.activity = Activity(router, templates, self.names, self.channels, self.locks)
         self.unobserved: dict[tuple[int, str], str] = {}
         """Errors that the script has not got; what is left of them at the end is told to the launcher."""
 
@@ -132,7 +134,7 @@ class Desk:
         try:
             owners = (
                 self, self.names, self.channels, self.obituaries, self.locks, self.ports, self.questions, self.traces,
-                self.lines, self.stuck_ranks,
+                self.lines, self.stuck_ranks, self.activity,
             )  # fmt: skip
             method = next(filter(None, (getattr(owner, f"do_{operation}", None) for owner in owners)), None)
             if method is None:

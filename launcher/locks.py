@@ -37,6 +37,10 @@ class Locks:
         """A process is no more."""
         self._tell(self._devices.drop(holder))
 
+    def in_the_way(self, ticket: Ticket) -> list[str]:
+        """The names of those whom a ticket that waits has to wait for."""
+        return self._devices.names(ticket)
+
     def holders(self) -> set[int]:
         """The processes that have or want a lock."""
         return self._devices.holders()

@@ -18,7 +18,8 @@ from rlinf_async.errors import LaunchError
 
 from .guardian import children
 from .output import Output, log_lacks
-from .templates import MARKER
+from .process_state import Image, image_of
+from .templates import MARKER, Template
 from .verdict import Verdict, oom_kills, reap
 
 DESCRIPTORS: Final = 9
@@ -61,6 +62,8 @@ class WorkerProcess:
         self.ended: asyncio.Future[Verdict] = loop.create_future()
         self.closing = False
         self._told_verdict = ""
+        self.image: Image | None = None
+        """What it runs as long as it is a worker; not known of one that a profiler starts."""
         self._pidfd = -1
         self._oom_kills = oom_kills()
         self._outputs: list[Output] = []
@@ -104,6 +107,8 @@ class WorkerProcess:
                 fds.append(self.birth.store.fileno())
             self.pid = await template.fork({**self.birth.spec, "parent": os.getpid()}, fds)
             self._pidfd = self._open_pidfd()
+            if isinstance(template, Template):
+                self.image = image_of(self.pid)
         except BaseException:
             near.close()
             for output in self._outputs:

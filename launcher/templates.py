@@ -21,6 +21,7 @@ import msgpack
 from rlinf_async.core.frames import PROTOCOL
 from rlinf_async.errors import LaunchError
 
+from .process_state import state_of
 from .template_log import last_words, open_log
 from .verdict import oom_kills, reap
 
@@ -260,6 +261,14 @@ class Template:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
 
+    def describe(self) -> str:
+        """What it is at, in words; empty if nobody waits for it."""
+        if not self._waiting and not self._to_send:
+            return ""
+        state = state_of(self._process.pid, None)
+        doing = "importing torch" if self.facts is None else "forking"
+        return f"the worker template (pid {self._process.pid}) is {state or doing}"
+
     @property
     def dead(self) -> bool:
         return self._death is not None
@@ -315,6 +324,10 @@ class Templates:
                 raise
             self._templates[key] = template
         return template
+
+    def describe(self) -> str:
+        """What those are at for which a launch waits, in words."""
+        return "; ".join(filter(None, (template.describe() for template in self._templates.values())))
 
     def close(self) -> None:
         for template in self._templates.values():

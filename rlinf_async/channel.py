@@ -195,7 +195,7 @@ class Channel:
             self._take(roster)
             replicas.open(roster)
 
-        self._opening = client.run(open_replicas(), what=f"channel '{self._name}'")
+        self._opening = replicas.opening = client.run(open_replicas(), what=f"channel '{self._name}'")
         try:
             asyncio.get_running_loop()
         except RuntimeError:

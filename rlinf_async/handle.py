@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final
 
-from rlinf_async import settings
+from rlinf_async import settings, waits
 from rlinf_async.core import codec, frames
 from rlinf_async.core.body import Body, pack_body
 from rlinf_async.core.calls import Next, Tally
@@ -46,6 +46,8 @@ class Handle(Work[list[Any]]):
         for outcome in await group.step(x).outcomes(): print(outcome.rank, outcome.ok)
         handle.cancel()
     """
+
+    kind = "call"
 
     def __init__(self, callee: Callee, method: str) -> None:
         super().__init__()
@@ -87,6 +89,13 @@ class Handle(Work[list[Any]]):
         missing = [self._callee.ranks[slot] for slot in self._tally.unanswered()]
         ranks = f", ranks {fold_ranks(missing)} have not answered" if missing else ""
         return f"{self._callee.name}.{self._method}() on {len(self._callee.ranks)} ranks{ranks}"
+
+    def _whom(self) -> str:
+        missing = [self._callee.ranks[slot] for slot in self._tally.unanswered()]
+        return f"ranks {fold_ranks(missing)} of '{self._callee.name}'"
+
+    def _far_side(self) -> waits.FarSide | None:
+        return self._callee.far_side(self._tally.unanswered())
 
     # -- answers, on the client's loop --------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from rlinf_async.errors import ClosedError, told_log
 from rlinf_async.failure_notices import Failure, FailureNotices
 from rlinf_async.handle import WINDOW, Handle
 from rlinf_async.outcome import death_cause, describe_failure
+from rlinf_async.seat import far_side
 from rlinf_async.seat.client import NodeClient
 from rlinf_async.seat.tasks import Task
 from rlinf_async.stream import Stream
@@ -216,6 +217,15 @@ class Callee:
         infos = self._members.infos
         where = f" on {infos[rank].node_name} (pid {infos[rank].pid})" if infos else ""
         return f"rank {rank} of group '{self.name}'{where}"
+
+    def far_side(self, slots: Sequence[int]) -> Work[str] | None:
+        """What the ranks in these slots do, in words; where they are not there yet, what their launch waits for."""
+        targets = self.targets
+        if targets:
+            who = {targets[slot]: (self.name, self.ranks[slot]) for slot in slots}
+            return far_side.workers(self.client, who)
+        launching = self._members.launching
+        return None if launching is None else launching._far_side()
 
     def call_failed(self, call: Sink) -> None:
         self._members.call_failed(self, call)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rlinf_async import waits
 from rlinf_async.core import failures, frames
 from rlinf_async.core.body import Body
 from rlinf_async.core.frames import Status
@@ -31,6 +32,8 @@ class Callee(Protocol):
     def targets(self) -> Sequence[int]: ...
 
     def describe_slot(self, slot: int) -> str: ...
+
+    def far_side(self, slots: Sequence[int]) -> waits.FarSide | None: ...
 
     def call_failed(self, call: Any) -> None: ...
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
-from rlinf_async import process, settings
+from rlinf_async import process, settings, waits
 from rlinf_async.core import codec
 from rlinf_async.core.body import Body
 from rlinf_async.core.calls import Next, Tally
@@ -163,7 +163,7 @@ class Stream:
                 if not self._tally.missing or self._closed:
                     return None
                 if self._tick is None:
-                    self._tick = Work()
+                    self._tick = _NextItem(self)
                 return self._tick
             slot, body = self._items.popleft()
             self._consumed[slot] += 1
@@ -220,6 +220,28 @@ class Stream:
             f"{self._callee.name}.{self._method}() is an async generator: iterate over it with "
             "`async for rank, item in ...`"
         )
+
+
+class _NextItem(Work[None]):
+    """Done when there is an item, or the stream has ended."""
+
+    kind = "stream"
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def _describe(self) -> str:
+        stream = self._stream
+        return f"the next item of {stream._callee.name}.{stream._method}(), {self._whom()} have not ended"
+
+    def _whom(self) -> str:
+        callee = self._stream._callee
+        open_ranks = fold_ranks(callee.ranks[slot] for slot in self._stream.unanswered())
+        return f"ranks {open_ranks} of '{callee.name}'"
+
+    def _far_side(self) -> waits.FarSide | None:
+        return self._stream._callee.far_side(self._stream.unanswered())
 
 
 class _Items(AsyncIterator[tuple[int, Any]]):

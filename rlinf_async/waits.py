@@ -47,9 +47,11 @@ class Waitable(Protocol):
 class FarSide(Protocol):
     """What the other side does, as its daemons tell: a ``Work`` of words."""
 
+    def done(self) -> bool: ...
+
     def _follow(self, callback: Callable[[], None]) -> None: ...
 
-    def _result(self) -> str: ...
+    def _result(self) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ def _say_one(same: Sequence[tuple[Waitable, float, Waiter]], now: float) -> None
 
 def _words_of(far_side: FarSide) -> str:
     try:
-        return far_side._result()
+        return str(far_side._result())
     except Exception as error:
         return f"the other side cannot be asked: {error}"
 

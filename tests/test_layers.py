@@ -76,7 +76,8 @@ NEAR = rooms(
 FAR = rooms(
     "channels cleanup hosted teller daemon guardian router processes resources birth desk endpoint gathering inquiry "
     "lines locks names neighbour node obituaries output ports preflight profiled questions run_logs stuck_ranks "
-    "sub_workers admission sweeper template_log templates traces verdict workplace"
+    "sub_workers admission sweeper template_log templates traces verdict workplace "
+    "activity process_state"
 )
 
 # Run where nothing of ours is installed, or must stay small: the standard library only.

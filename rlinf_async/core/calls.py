@@ -120,6 +120,10 @@ class Debts:
         self._open.clear()
         return debts
 
+    def ages(self, now: float) -> list[tuple[str, float]]:
+        """What was asked and how many seconds ago, oldest first."""
+        return [(method, now - since) for _, method, since in self._open.values()]
+
     def methods(self, now: float, most: int = 5) -> list[str]:
         """What was asked and how long ago, oldest first: ``"step (3.2 s)"``."""
         lines = [f"{method} ({now - since:.1f} s)" for _, method, since in self._open.values()]

@@ -192,6 +192,11 @@ class Queue(Ahead):
             return True
         return bool(self.maxsize) and self.size(key) >= self.maxsize
 
+    def waiting(self, key: bytes) -> tuple[int, int]:
+        """How many puts and gets wait under a key."""
+        lane = self._lanes.get(key)
+        return (0, 0) if lane is None else (len(lane.puts), len(lane.gets))
+
     def peek(self, key: bytes) -> list[Item]:
         """What is queued, in order; it stays where it is."""
         lane = self._lanes.get(key)

@@ -79,6 +79,9 @@ class LocalQueue:
         self._wishes[number] = wish
         return number
 
+    def far_side(self, wish: Wish[Any]) -> None:
+        return None
+
     def hasten(self) -> None:
         pass
 

@@ -16,7 +16,9 @@ from rlinf_async.queues.ahead_gets import AheadGets
 from rlinf_async.queues.company import CROWD, Company, Large, emptied
 from rlinf_async.queues.errors import error_of
 from rlinf_async.queues.wish import Get, Put, Question, Wish
+from rlinf_async.seat import far_side
 from rlinf_async.seat.client import NodeClient
+from rlinf_async.work import Work
 
 T = TypeVar("T")
 
@@ -228,6 +230,9 @@ class RemoteQueue:
         self._client.send(frame, on_left=on_left)
 
     # -- as a door ----------------------------------------------------------------------------------------------
+
+    def far_side(self, wish: Wish[Any]) -> Work[str]:
+        return far_side.queue(self._client, self.node, self.channel, wish.key)
 
     def hasten(self) -> None:
         self._company.hasten()

@@ -10,16 +10,21 @@ from rlinf_async.queues.reached import Queues
 from rlinf_async.queues.remote_queue import RemoteQueue
 from rlinf_async.queues.wish import Wish
 from rlinf_async.seat.client import NodeClient
+from rlinf_async.work import Work
 
 
 class Replicas:
     """The queues of one channel.  What is asked before it is known where they are waits here, in order.
 
     Lifecycle: unknown (wishes wait) -> open, or failed (they fail).
+
+    Attributes:
+        opening: what makes it known where they are.
     """
 
     def __init__(self, client: NodeClient) -> None:
         self._client = client
+        self.opening: Work[None] | None = None
         self._only: RemoteQueue | None = None
         self._queues: dict[int, RemoteQueue] = {}
         self._pins: dict[bytes, RemoteQueue] = {}
@@ -71,8 +76,10 @@ class Replicas:
             elif self._error is not None:
                 wish._settle(error=self._error)
             elif wish.key in self._held:
+                wish.opening = self.opening
                 self._held[wish.key].append(wish)
             else:
+                wish.opening = self.opening
                 self._held[wish.key] = [wish]
                 if self._queues:
                     self._pin(wish.key)

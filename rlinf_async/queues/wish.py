@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any, Final, Protocol, TypeVar
 
+from rlinf_async import waits
 from rlinf_async.core import frames
 from rlinf_async.core.segment import close_fds
 from rlinf_async.errors import ClosedError, DeadlineExceeded
@@ -26,6 +27,9 @@ class Door(Protocol):
 
     @property
     def where(self) -> str: ...
+
+    def far_side(self, wish: Wish[Any]) -> waits.FarSide | None:
+        """What is in the queue, and who waits there, in words."""
 
     def hasten(self) -> None:
         """A thread is about to wait: what has only been kept back goes now."""
@@ -51,7 +55,10 @@ class Wish(Work[T]):
         number: what it is known by there.
         key: canonical.
         since: when it was asked; seconds of the monotonic clock.
+        opening: what waits for the channel to be known, where this has to wait for that.
     """
+
+    opening: Work[None] | None = None
 
     def __init__(self, verb: str, channel: str, name: Any, key: bytes, timeout: float | None) -> None:
         """``verb`` with its preposition, ``channel`` and ``name``, which the key goes by, are for messages.
@@ -70,6 +77,14 @@ class Wish(Work[T]):
         verb, channel, name = self._said
         where = "" if self.door is None else f" on {self.door.where}"
         return f"{verb} channel '{channel}'{where} (key {name!r})"
+
+    def _whom(self) -> str:
+        return f"channel '{self._said[1]}'"
+
+    def _far_side(self) -> waits.FarSide | None:
+        if self.door is not None:
+            return self.door.far_side(self)
+        return None if self.opening is None else self.opening._far_side()
 
     def __await__(self) -> Generator[Any, Any, T]:
         if not self._done:
@@ -143,6 +158,7 @@ class Put(Wish[None]):
         heard: somebody has the result.
     """
 
+    kind = "put"
     ahead = 0
     pauses = False
     heard = False
@@ -196,6 +212,7 @@ class Get(Wish[T]):
         pauses: as of a ``Put``.
     """
 
+    kind = "get"
     _interested = 0
     _taken = False
     redelivered = False

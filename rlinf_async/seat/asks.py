@@ -5,10 +5,14 @@ from __future__ import annotations
 import builtins
 import contextlib
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_async import errors
+from rlinf_async.seat import far_side
 from rlinf_async.work import Work
+
+if TYPE_CHECKING:
+    from rlinf_async.seat.client import NodeClient
 
 HERE: Final = -1
 """``client.ask(..., node=HERE)``: this process's own node."""
@@ -18,15 +22,27 @@ class Ask(Work[Any]):
     """A question to a daemon; ``number`` is what the daemon knows it by."""
 
     ends_with_others = False
+    kind = "request"
 
-    def __init__(self, what: str, number: int, node: int) -> None:
+    def __init__(
+        self, client: NodeClient, number: int, operation: str, arguments: Any, node: int, what: str = ""
+    ) -> None:
         super().__init__()
-        self._what = what
         self.number = number
+        self.operation = operation
+        self.arguments = arguments
         self.node = node
+        self._client = client
+        self._what = what or operation
 
     def _describe(self) -> str:
         return self._what
+
+    def _whom(self) -> str:
+        return f"the daemon of node {self.node}"
+
+    def _far_side(self) -> Work[str]:
+        return far_side.request(self._client, self.operation, self.arguments, self.number, self.node)
 
 
 class Asks:
@@ -38,8 +54,8 @@ class Asks:
     def __len__(self) -> int:
         return len(self._open)
 
-    def begin(self, number: int, what: str, node: int) -> Ask:
-        ask = self._open[number] = Ask(what, number, node)
+    def begin(self, ask: Ask) -> Ask:
+        self._open[ask.number] = ask
         return ask
 
     def answer(self, number: int, ok: bool, value: Any) -> None:

@@ -215,7 +215,7 @@ class NodeClient:
     def ask(self, operation: str, arguments: Any = None, *, node: int = HERE, what: str = "") -> Ask:
         """Asks a node's daemon for something that it does itself; plain data both ways."""
         target = self.node if node == HERE else node
-        asked = self._asks.begin(next(self._ids), what or operation, target)
+        asked = self._asks.begin(Ask(self, next(self._ids), operation, arguments, target, what))
         error = self._closed or self.lost_nodes.get(target)
         if error is None and self.loop.is_closed():
             error = ClosedError("the event loop that this cluster lived on is closed")

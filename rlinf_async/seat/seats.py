@@ -55,6 +55,11 @@ def any_taken() -> bool:
     return bool(_taken)
 
 
+def first_taken() -> NodeClient | None:
+    """A worker's own client, or that of a driver's first open cluster."""
+    return _taken[0] if _taken else None
+
+
 def only_taken(what: str = "the cluster that was open here") -> NodeClient:
     """The client of the only open cluster of this process.
 

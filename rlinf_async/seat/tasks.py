@@ -8,6 +8,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from rlinf_async.errors import ClosedError, ForkedProcessError
+from rlinf_async.seat import far_side
+from rlinf_async.user_code import futures_of
+from rlinf_async.waits import work_on
 from rlinf_async.work import Work
 
 OnLoop = Callable[[Callable[[], None]], None]
@@ -15,6 +18,8 @@ OnLoop = Callable[[Callable[[], None]], None]
 
 class Task(Work[Any]):
     """One of them."""
+
+    kind = "task"
 
     def __init__(self, on_loop: OnLoop, what: str, abandonable: bool) -> None:
         super().__init__()
@@ -26,6 +31,12 @@ class Task(Work[Any]):
 
     def _describe(self) -> str:
         return self._what
+
+    def _far_side(self) -> Work[str] | None:
+        if self._task is None:
+            return None
+        works = (work_on(future) for future in futures_of(self._task))
+        return far_side.through([work for work in works if work is not None])
 
     def follow(self, task: asyncio.Task[Any]) -> None:
         """The coroutine runs as this task."""

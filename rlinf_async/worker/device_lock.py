@@ -94,6 +94,8 @@ class DeviceLock:
 class Acquisition(Work[None]):
     """One ``acquire``, from its start to its end; ``undo`` is right at any time, and does something once."""
 
+    kind = "lock"
+
     def __init__(self, lock: DeviceLock, timeout: float | None) -> None:
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"timeout= takes seconds, got {timeout!r}")
@@ -112,6 +114,9 @@ class Acquisition(Work[None]):
 
     def _describe(self) -> str:
         return f"the device_lock of {self._of._name} (devices {', '.join(map(str, self._of._devices))})"
+
+    def _far_side(self) -> Work[str] | None:
+        return None if self._ask is None else self._ask._far_side()
 
     def undo(self) -> bool:
         """Gives the devices, or the place in the line, back; False if that has been done."""

@@ -16,6 +16,7 @@ from rlinf_async.core.matching import Message
 from rlinf_async.core.messages import OBJECT, PAIR, POINT_TO_POINT, TENSOR
 from rlinf_async.data.memory import Place
 from rlinf_async.data.reach import WORTH_A_LINK
+from rlinf_async.seat import far_side
 from rlinf_async.seat.client import NodeClient
 from rlinf_async.work import Work
 from rlinf_async.worker.device_payload import DevicePayload, encode_on
@@ -95,7 +96,7 @@ class Exchange:
             devices.look()
 
         def start(peers: Sequence[Peer]) -> None:
-            sending.peer = peers[0].label
+            sending.peer = peers[0]
             self._depart(sending, [member], peers, self._stream_to(peers[0], stream))
 
         self._start(sending, [member], start, receives=False)
@@ -142,7 +143,7 @@ class Exchange:
             self._devices.look()
 
         def start(peers: Sequence[Peer]) -> None:
-            receiving.peer = peers[0].label
+            receiving.peer = peers[0]
             self._mailbox.inbox.receive(receiving, peers[0], self._stream_to(peers[0], stream))
 
         self._start(receiving, [member], start, receives=True)
@@ -168,7 +169,7 @@ class Exchange:
 
             def receive(peers: Sequence[Peer]) -> None:
                 by_member = dict(zip(members, peers, strict=True))
-                receiving.peer = by_member[source].label
+                receiving.peer = by_member[source]
                 self._mailbox.inbox.receive(receiving, by_member[source], _stream(peers), peers)
 
             self._start(receiving, members, receive, receives=True)
@@ -181,6 +182,7 @@ class Exchange:
         def send(peers: Sequence[Peer]) -> None:
             receivers = [peer for member, peer in zip(members, peers, strict=True) if member != source]
             if receivers:
+                sending.others = receivers
                 self._depart(sending, others, receivers, _stream(peers))
             else:
                 sending.finish()
@@ -210,7 +212,7 @@ class Exchange:
 
         Those who ask for one group are answered in the order in which they asked.
         """
-        work = _Finding(group)
+        work = _Finding(self._client, group)
 
         def found(roster: Roster | None, error: Exception | None) -> None:
             if roster is None:
@@ -282,6 +284,7 @@ class Exchange:
             member = missing[0]
             peer = self._known(member, receives)
             if peer is None:
+                operation.missing = member
                 if operation.timeout is not None:
                     operation.explain = functools.partial(
                         names.late, member.group, operation.timeout, operation.give_up
@@ -295,7 +298,7 @@ class Exchange:
                 return
             found.append(peer)
             del missing[0]
-        operation.explain = None
+        operation.explain = operation.missing = None
         if not operation.done():
             self._mailbox.peers.watch(found)
             start(found)
@@ -338,12 +341,18 @@ class Exchange:
 class _Finding(Work[int]):
     """A group is looked for."""
 
-    def __init__(self, group: str) -> None:
+    kind = "name"
+
+    def __init__(self, client: NodeClient, group: str) -> None:
         super().__init__()
+        self._client = client
         self._group = group
 
     def _describe(self) -> str:
         return f"a group named '{self._group}'"
+
+    def _far_side(self) -> Work[str]:
+        return far_side.name(self._client, self._group)
 
 
 class _TakeObject:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from rlinf_async.core.matching import Message
 from rlinf_async.data.memory import Place
 from rlinf_async.errors import ClosedError, DeadlineExceeded
+from rlinf_async.seat import far_side, seats
 from rlinf_async.work import Work
+from rlinf_async.worker.members import Member
 from rlinf_async.worker.payload import Content, Payload
+from rlinf_async.worker.peers import Peer
 
 T = TypeVar("T")
 
@@ -22,9 +25,14 @@ class Operation(Work[T]):
     Attributes:
         what: in words, without the peer.
         peer: as a text, or something that makes one, as far as it is known.
+        others: those whom it is for, where they are several.
+        missing: whose group is looked for.
         withdraw: undoes what has been done for it; None before anything was.
         explain: called in place of failing at the deadline: there is more to say than that it was late.
     """
+
+    others: Sequence[Peer] = ()
+    missing: Member | None = None
 
     def __init__(self, what: str, peer: object, timeout: float | None) -> None:
         super().__init__()
@@ -37,6 +45,18 @@ class Operation(Work[T]):
 
     def _describe(self) -> str:
         return f"{self.what} {self.peer}"
+
+    def _whom(self) -> str:
+        return str(self.missing or self.peer)
+
+    def _far_side(self) -> Work[str] | None:
+        client = seats.first_taken()
+        if client is None:
+            return None
+        if self.missing is not None:
+            return far_side.name(client, self.missing.group)
+        peers = (self.peer,) if isinstance(self.peer, Peer) else self.others
+        return far_side.workers(client, {peer.endpoint: (peer.group, peer.rank) for peer in peers})
 
     # -- deadlines ----------------------------------------------------------------------------------------------
 
@@ -105,6 +125,8 @@ class Operation(Work[T]):
 class Sending(Operation[Any]):
     """A message on its way; done when what is sent may change."""
 
+    kind = "send"
+
     def __init__(self, what: str, peer: object, timeout: float | None, payload: Payload) -> None:
         super().__init__(what, peer, timeout)
         self.payload = payload
@@ -145,6 +167,8 @@ class Receiving(Operation[T]):
     Attributes:
         back: puts a message back.
     """
+
+    kind = "recv"
 
     def __init__(self, what: str, peer: object, timeout: float | None, taking: Taking) -> None:
         super().__init__(what, peer, timeout)

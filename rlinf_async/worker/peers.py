@@ -22,7 +22,7 @@ class Peer:
 
     Attributes:
         endpoint: its id in the run.
-        group, label: how people call it.
+        group, rank, label: how people call it.
         error: why there is nothing more to hear from it; None as long as it lives.
         connection, gpu_link: how messages by a connection of its own, and from GPU to GPU, have come through.
         gpu: the one that it works on, as far as it has said; ``reachable``, the uuids of others that it can open.
@@ -32,7 +32,7 @@ class Peer:
     def __init__(self, endpoint: int) -> None:
         self.endpoint = endpoint
         self.node = frames.node_of(endpoint)
-        self.group = ""
+        self.group, self.rank = "", 0
         self.label = f"worker {frames.number_of(endpoint)} on node {self.node}"
         self.route = frames.route_to([endpoint])
         self.error: Exception | None = None
@@ -46,6 +46,9 @@ class Peer:
         self.transfers = itertools.count(1)
         """Numbers for the links."""
         self.links: dict[str, Any] = {}
+
+    def __str__(self) -> str:
+        return self.label
 
     def __repr__(self) -> str:
         return f"<Peer {self.label} [{'gone' if self.error else 'alive'}]>"
@@ -101,7 +104,7 @@ class Peers:
     def introduced(self, endpoint: int, group: str, rank: int, node: str, pid: int) -> None:
         """It is known who a peer is."""
         peer = self.at(endpoint)
-        peer.group, peer.label = group, label_of(group, rank, node, pid)
+        peer.group, peer.rank, peer.label = group, rank, label_of(group, rank, node, pid)
         self._named[group, rank] = peer
 
     def named(self, group: str, rank: int) -> Peer | None:

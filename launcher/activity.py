@@ -1,0 +1,79 @@
+"""Answers what the workers and the pending requests of this node are at; asked for words about long waits only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rlinf_async.core.directory import Directory
+from rlinf_async.core.locks import Ticket
+
+from .channels import Channels
+from .endpoint import Endpoint
+from .locks import Locks
+from .names import Names
+from .process_state import state_of
+from .router import Router
+from .templates import Templates
+
+
+class Activity:
+    """What this node's processes do, as far as its daemon and the kernel know; nothing here waits for any of them."""
+
+    def __init__(self, router: Router, templates: Templates, names: Names, channels: Channels, locks: Locks) -> None:
+        self._router = router
+        self._channels = channels
+        self._progress: dict[str, Callable[[int, int, Any], str]] = {
+            "lookup": lambda source, ask, arguments: _name(names.directory, "group", arguments["name"]),
+            "find_channel": lambda source, ask, arguments: _name(channels.names, "channel", arguments["name"]),
+            "lock_devices": lambda source, ask, arguments: _holders(locks.in_the_way(Ticket(source, ask))),
+            "spawn": lambda source, ask, arguments: templates.describe(),
+            "close": lambda source, ask, arguments: self._group(arguments["group"]),
+        }
+
+    async def do_activity(self, source: int, ask: int, arguments: Any) -> list[Any]:
+        """``[state, calls]`` of each worker of the ``numbers``; None of one that is not there any more.
+
+        The state is what is unusual about its process, the calls are ``[method, seconds]``, oldest first.
+        """
+        now = time.monotonic()
+        workers = [self._router.endpoints.get(number) for number in arguments["numbers"]]
+        return [
+            None if worker is None or worker.obituary is not None else [_state(worker), worker.debts.ages(now)]
+            for worker in workers
+        ]
+
+    async def do_progress(self, source: int, ask: int, arguments: Any) -> str:
+        """What an open request of the asker waits for here, in words: ``operation``, its ``arguments``, its ``ask``."""
+        tell = self._progress.get(arguments["operation"])
+        return "" if tell is None else tell(source, arguments["ask"], arguments["arguments"])
+
+    async def do_queue(self, source: int, ask: int, arguments: Any) -> str:
+        """What is in the channel with this ``number``, under a ``key``, and who waits there."""
+        return self._channels.describe(arguments["number"], arguments["key"])
+
+    def _group(self, name: str) -> str:
+        """The processes of a group that have not ended."""
+        alive = [
+            f"{worker.process.birth.name}{f' ({state})' if (state := _state(worker)) else ''}"
+            for worker in self._router.endpoints.values()
+            if worker.process is not None and worker.process.birth.group == name and worker.process.verdict is None
+        ]
+        return f"still alive: {', '.join(alive)}" if alive else ""
+
+
+def _state(worker: Endpoint) -> str:
+    if worker.process is not None:
+        return state_of(worker.process.pid, worker.process.image)
+    return state_of(worker.pid, None) if worker.pid else ""
+
+
+def _name(directory: Directory, what: str, name: str) -> str:
+    if name in directory.entries:
+        return f"{what} '{name}' is being started"
+    return f"{what} '{name}' is not there; there are: {', '.join(directory.names()) or 'none'}"
+
+
+def _holders(names: list[str]) -> str:
+    return f"taken by {', '.join(names)}" if names else ""

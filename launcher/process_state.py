@@ -1,0 +1,57 @@
+"""State of a process as the kernel tells it: stopped, or another program than the one that was started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+STATES: Final = {
+    "T": "stopped (T)",
+    "t": "stopped by a debugger (t)",
+    "D": "inside the kernel (D)",
+    "Z": "ended (Z)",
+}
+"""Words for the states in which a process does not run."""
+
+_STATE: Final = 0
+_START_STACK: Final = 25
+"""Places in /proc/PID/stat behind the name of the program."""
+
+Image = tuple[str, str]
+"""Program that a process runs, and where its stack begins: a fork leaves both, exec changes at least the second."""
+
+
+def image_of(pid: int) -> Image | None:
+    """What a process runs; None where that cannot be read."""
+    try:
+        return str(Path(f"/proc/{pid}/exe").readlink()), _stat_of(pid)[_START_STACK]
+    except (OSError, IndexError):
+        return None
+
+
+def state_of(pid: int, image: Image | None) -> str:
+    """What is unusual about a process, in words; empty if nothing is.
+
+    Args:
+        image: what it ran when it was started; None where that is not known.
+    """
+    try:
+        found = [STATES.get(_stat_of(pid)[_STATE], "")]
+    except (OSError, IndexError):
+        return "ended"
+    now = image_of(pid)
+    if image is not None and now is not None and now != image:
+        found.append(f"exec'ed: it is {_command_of(pid) or now[0]} now")
+    return ", ".join(filter(None, found))
+
+
+def _stat_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _command_of(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return ""
+    return words.replace(b"\0", b" ").decode(errors="replace").strip()[:200]
