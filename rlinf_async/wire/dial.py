@@ -67,7 +67,9 @@ async def dial(
         finally:
             await channel.close()
 
-    return PeerLink(peer, grpc.dialled(control, keepalive), grpc.dialled(bulk, keepalive), hang_up)
+    streams = grpc.dialled(control, keepalive), grpc.dialled(bulk, keepalive)
+    streams[0].share_pulse(streams[1])
+    return PeerLink(peer, *streams, hang_up)
 
 
 async def _shake_hands(channel: Any, own: Hello, name: str, keepalive: float) -> tuple[Any, Any]:

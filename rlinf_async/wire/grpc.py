@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 
@@ -117,18 +118,41 @@ def new_channel(target: str, name: str, own: NodeCredentials, keepalive: float) 
 _ERRORS = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 
 
+class Pulse:
+    """When a peer's last message came, on whichever stream."""
+
+    def __init__(self, keepalive: float) -> None:
+        self.last = time.monotonic()
+        self._keepalive = keepalive
+
+    def told(self, silent: float) -> str:
+        """The seconds since then, which were measured at the break, and the bound."""
+        bound = f"{self._keepalive:g} to {2 * self._keepalive:g} s without a sign of life end a link"
+        return f"its last message came {silent:.1f} s before; {bound}"
+
+
 class RpcStream:
     """One end of a stream: a call on the side that dialled, a servicer's context on the other."""
 
-    def __init__(self, end: Any, why_broken: Callable[[], Awaitable[str]]) -> None:
+    def __init__(self, end: Any, pulse: Pulse, why_broken: Callable[[float], Awaitable[str]]) -> None:
         self._end = end
+        self._pulse = pulse
         self._why_broken = why_broken
+
+    def share_pulse(self, other: RpcStream) -> None:
+        """Both streams are of one peer: a message on either is a sign of life."""
+        other._pulse = self._pulse
 
     async def read(self) -> bytes:
         data = await self._guarded(self._end.read())
         if data is grpc.aio.EOF:
-            raise Broken(await self._why_broken())
+            raise await self._broken()
+        self._pulse.last = time.monotonic()
         return bytes(data)
+
+    async def _broken(self) -> Broken:
+        silent = time.monotonic() - self._pulse.last
+        return Broken(await self._why_broken(silent))
 
     async def write(self, data: bytes) -> None:
         await self._guarded(self._end.write(data))
@@ -142,31 +166,37 @@ class RpcStream:
             task = asyncio.current_task()
             if task is None or task.cancelling():  # else it is gRPC's way to say that the call has ended
                 raise
-        raise Broken(await self._why_broken())
+        raise await self._broken()
 
 
 def dialled(call: Any, keepalive: float) -> RpcStream:
     """The end of a stream on the side that dialled."""
 
-    async def why_broken() -> str:
+    pulse = Pulse(keepalive)
+
+    async def why_broken(silent: float) -> str:
         call.cancel()  # does nothing where the call has ended, as it should have
         details = str(await call.details())
         if await call.code() is grpc.StatusCode.ABORTED:
             return details
         if any(word in details.lower() for word in ("ping timeout", "keepalive", "timed out")):
-            return f"no sign of life within {2 * keepalive:g} s ({details})"
+            return f"no sign of life, a ping was not answered: {pulse.told(silent)} ({details})"
         return f"the connection broke ({details})"
 
-    return RpcStream(call, why_broken)
+    return RpcStream(call, pulse, why_broken)
 
 
 def accepted(context: Any, keepalive: float) -> RpcStream:
     """The end of a stream on the side that accepted."""
 
-    async def why_broken() -> str:  # a server is not told
-        return f"the connection broke, or carried no sign of life for {2 * keepalive:g} s"
+    pulse = Pulse(keepalive)
 
-    return RpcStream(context, why_broken)
+    async def why_broken(silent: float) -> str:  # a server is not told
+        if silent < keepalive:
+            return f"the connection broke {silent:.1f} s after its last message"
+        return f"the connection broke, or there was no sign of life: {pulse.told(silent)}"
+
+    return RpcStream(context, pulse, why_broken)
 
 
 # --- How a call ends ------------------------------------------------------------------------------------------

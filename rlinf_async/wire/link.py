@@ -18,6 +18,8 @@ from rlinf_async.errors import ClosedError, NodeLost
 
 MAX_MESSAGE = 1 << 20
 """Bytes that one bulk piece may hold; gRPC slows down beyond it."""
+CLOSED = "its daemon ended in order: it was stopped, or has lost its launcher"
+"""The reason of a link that the other side has closed."""
 CLOSE_SECONDS = 2.0
 """For the peer to answer a goodbye."""
 
@@ -71,7 +73,7 @@ class PeerLink:
             what is larger than 256 KiB arrives in parts.
         on_bulk: called with each bulk piece.
         on_lost: called once, after the last message, with the reason, when the link ends by anything but this
-            side's own `close`; the reason is ``"closed"`` where the peer closed in order.
+            side's own `close`; the reason is `CLOSED` where the peer closed in order.
         messages_sent, bytes_sent, messages_received: what has crossed so far, both streams together.
     """
 
@@ -129,7 +131,7 @@ class PeerLink:
             self._bulk_room.release()  # wakes the next of those that wait
             if self._closing:
                 raise ClosedError(f"the link to node {self.peer} is closed")
-            reason = self._reason or "closed"
+            reason = self._reason or CLOSED
             error = NodeLost(f"the link to node {self.peer} is lost: {reason}")
             error.node_rank, error.reason = self.peer, reason
             raise error
@@ -190,7 +192,7 @@ class PeerLink:
         if self._over and self._listening.is_set() and not (self._closing or self._told):
             self._told = True
             try:
-                self._deliver("on_lost", self._reason or "closed")
+                self._deliver("on_lost", self._reason or CLOSED)
             except Broken:
                 pass  # on_lost itself failed: that was reported, and there is nothing left to end
 

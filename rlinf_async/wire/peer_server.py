@@ -60,7 +60,7 @@ class PeerServer:
         self._server: Any = None
         self._stopping = False
         self._handlers: set[asyncio.Task[Any]] = set()
-        self._awaiting_bulk: dict[str, tuple[asyncio.Future[Stream], asyncio.Future[str]]] = {}
+        self._awaiting_bulk: dict[str, tuple[asyncio.Future[grpc.RpcStream], asyncio.Future[str]]] = {}
         self._peers: dict[int, PeerLink | None] = {}
 
     async def start(self) -> str:
@@ -109,6 +109,7 @@ class PeerServer:
             ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
             try:
                 bulk = await self._attach_bulk(stream, context, ended)
+                stream.share_pulse(bulk)
                 link = PeerLink(peer, stream, bulk, _nothing_to_hang_up)
                 self._peers[peer] = link
                 try:
@@ -154,9 +155,9 @@ class PeerServer:
             await grpc.refuse(context, error)
         return peer
 
-    async def _attach_bulk(self, control: Stream, context: Any, ended: asyncio.Future[str]) -> Stream:
+    async def _attach_bulk(self, control: Stream, context: Any, ended: asyncio.Future[str]) -> grpc.RpcStream:
         """Answers the Hello and waits for the second stream, which must come over the same connection."""
-        arrival: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
+        arrival: asyncio.Future[grpc.RpcStream] = asyncio.get_running_loop().create_future()
         self._awaiting_bulk[context.peer()] = (arrival, ended)
         try:
             await control.write(Hello.own(self._run, self._node).pack())

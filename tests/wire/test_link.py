@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from rlinf_async.wire.link import MAX_MESSAGE
+from rlinf_async.wire.link import CLOSED, MAX_MESSAGE
 from tests.wire.grpc_links import (
     PIECE,
     Owner,
@@ -135,7 +135,7 @@ async def test_who_begins_to_listen_after_the_end_is_told_of_it():
         right = Owner(await server.accepted.get())
         await right.until(lambda: right.lost)
         await right.link.close()
-        assert right.lost == ["closed"]
+        assert right.lost == [CLOSED]
 
 
 @pytest.mark.parametrize("size", [0, MAX_MESSAGE + 1])

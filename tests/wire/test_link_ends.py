@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import signal
 import sys
 import threading
@@ -52,7 +53,7 @@ async def test_closing_sends_what_is_queued_and_tells_the_other_side_once(closer
         assert len(there.bulk) == 4
         await here.link.close()
         await there.link.close()
-        assert there.lost == ["closed"]
+        assert there.lost == [link_module.CLOSED]
         assert here.lost == []
         here.link.send(b"dropped")
         with pytest.raises(ClosedError):
@@ -71,7 +72,7 @@ async def test_a_stopped_server_closes_its_links_and_accepts_no_more():
         Owner(await server.accepted.get())
         await server.peer_server.stop()
         await left.until(lambda: left.lost)
-        assert left.lost == ["closed"]
+        assert left.lost == [link_module.CLOSED]
         with pytest.raises(NodeLost, match=server.address):
             await server.dialled()
         await left.link.close()
@@ -188,6 +189,7 @@ async def test_the_death_of_the_peer_is_known_within_a_second(role: str):
 
 @pytest.mark.parametrize("role", ["accepts", "dials"])
 async def test_a_frozen_peer_is_lost_after_two_keepalives(role: str):
+    entered = time.monotonic()
     async with remote(role, 0.5) as (owner, process):
         start = time.monotonic()
         process.send_signal(signal.SIGSTOP)
@@ -195,6 +197,9 @@ async def test_a_frozen_peer_is_lost_after_two_keepalives(role: str):
         assert 0.4 < time.monotonic() - start < 3
         assert len(owner.lost) == 1
         assert "no sign of life" in owner.lost[0]
+        measured = re.search(r"its last message came (\d+\.\d) s before; 0.5 to 1 s without", owner.lost[0])
+        assert measured is not None
+        assert 0.4 <= float(measured[1]) <= time.monotonic() - entered + 0.1
 
 
 async def test_closing_does_not_wait_for_a_frozen_peer(monkeypatch: pytest.MonkeyPatch):
