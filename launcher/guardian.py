@@ -70,7 +70,9 @@ def guard(daemon: Callable[[bytes, int], int]) -> NoReturn:
         os._exit(code)
     os.close(tell)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, lambda *_: os.kill(pid, signal.SIGTERM))
+        signal.signal(number, lambda *_: _signal(pid, signal.SIGTERM))
+    # A daemon that is lost, and may have been stopped, is ended at once.
+    signal.signal(signal.SIGUSR1, lambda *_: _signal(pid, signal.SIGKILL))
     code, lifeline_cut = _watch(pid)
     with open(told) as lines:
         paths = [*lines.read().splitlines(), *made_before(birth)]
@@ -78,6 +80,11 @@ def guard(daemon: Callable[[bytes, int], int]) -> NoReturn:
         end_scripts(paths)
     remove(paths)
     os._exit(code)
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended, and what is left is being swept up
+        os.kill(pid, number)
 
 
 def read_birth() -> bytes:

@@ -78,6 +78,7 @@ class Job:
         self._watchers: dict[int, asyncio.Task[None]] = {}
         """By rank."""
         self._lost: set[int] = set()
+        self._shown: set[int] = set()
         self._driver: Driver | None = None
         self._orphans: Orphans | None = None
 
@@ -254,19 +255,38 @@ class Job:
             try:
                 message = await self._lifelines[rank].receive(None)
             except LaunchError as error:
+                if rank in self._shown and self._phase != "stopping":  # now it is known how its process has ended
+                    self._report.warn(f"{self._nodes[rank].name}, which was lost: {error}")
                 self._show_loss(rank, str(error))
                 return
             if message.get("event") == "node_lost":
-                lost = int(message["node"])
-                if lost in self._watchers:  # its own lifeline knows better why, and may be about to say it
-                    await asyncio.wait({self._watchers[lost]}, timeout=_OWN_WORD)
-                self._show_loss(lost, str(message["reason"]))
+                await self._hear_of_loss(rank, int(message["node"]), str(message["reason"]))
             elif message.get("event") == "unobserved":
                 self.unobserved += map(str, message["failures"])
 
+    async def _hear_of_loss(self, witness: int, accused: int, reason: str) -> None:
+        """A node has lost its link to another one: shows which of the two is lost.
+
+        A node that is cut off takes all others for lost.  So it is the word of the script's own node that counts: whom
+        that one loses is lost to the script, and a node that says to have lost it is the one that is cut off.
+        """
+        here = self._here["node"]
+        # Known from here on, whether or not it has been shown by the time that the script ends.
+        self._lost |= {accused} if witness == here else {witness} if accused == here else set()
+        if accused in self._watchers:  # its own lifeline knows better why, and may be about to say it
+            await asyncio.wait({self._watchers[accused]}, timeout=_OWN_WORD)
+        if witness == here:
+            self._show_loss(accused, reason)
+        elif accused == here:
+            self._show_loss(witness, f"it has lost its link to {self._nodes[here].name}: {reason}")
+        elif self._phase != "stopping" and self._lost.isdisjoint((witness, accused)):
+            names = f"{self._nodes[witness].name} has lost its link to {self._nodes[accused].name}"
+            self._report.warn(f"{names}, and one of the two may be lost: {reason}")
+
     def _show_loss(self, rank: int, reason: str) -> None:
-        if self._phase != "stopping" and rank not in self._lost:
+        if self._phase != "stopping" and rank not in self._shown:
             self._lost.add(rank)
+            self._shown.add(rank)
             self._report.node(rank, "lost", reason)
 
     async def _stop(self) -> None:
@@ -293,7 +313,11 @@ class Job:
         cut = GRACE if self._end_by is None else 1.0
         await asyncio.gather(
             *(
-                lifeline.stop(left, cut=cut) if rank in self._going else lifeline.close(_HURRY)
+                lifeline.stop_lost(is_here=self._nodes[rank].is_here)
+                if rank in self._lost
+                else lifeline.stop(left, cut=cut)
+                if rank in self._going
+                else lifeline.close(_HURRY)
                 for rank, lifeline in self._lifelines.items()
             )
         )

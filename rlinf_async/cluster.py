@@ -450,8 +450,14 @@ class Cluster:
             if not self._attached:
                 await tracing.close_trace(self._client)
                 await self._client.settle_tasks()
+                lost = set(self._client.lost_nodes)
                 self._client.close()
-                await asyncio.gather(*(line.stop(STOP_GRACE) for line in self._lifelines))
+                await asyncio.gather(
+                    *(
+                        line.stop_lost(is_here=True) if node in lost else line.stop(STOP_GRACE)
+                        for node, line in enumerate(self._lifelines)
+                    )
+                )
                 if self._terminal is not None:
                     await self._terminal.aclose()
 

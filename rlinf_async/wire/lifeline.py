@@ -15,6 +15,7 @@ import asyncio
 import json
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import weakref
@@ -33,6 +34,9 @@ _LAST_WORDS: Final = 2.0
 """Seconds between the end of the output, or a SIGKILL, and the exit code."""
 _CUT: Final = 5.0
 """Seconds that the far side has, once its stdin has ended, to end what it started: a guardian takes four at most."""
+
+_LOST: Final = 0.8
+"""Seconds for the end of a far side that is known to be lost."""
 
 _open_here: weakref.WeakSet[Lifeline] = weakref.WeakSet()
 _fork_hook_set = False
@@ -200,6 +204,21 @@ class Lifeline:
         await self._gone_within(end - self._loop.time())
         await self.close(cut)
         return self._process.returncode
+
+    async def stop_lost(self, *, is_here: bool) -> None:
+        """Ends the far side of a node that is known to be lost, within a second: it may never answer.
+
+        Args:
+            is_here: it is a process of this machine.  Elsewhere the end of its stdin has to do.
+        """
+        end = self._loop.time() + _LOST / 2
+        with suppress(RLinfAsyncError):
+            await self.send({"op": "stop"}, timeout=_LOST / 2)
+        if not await self._gone_within(end - self._loop.time()) and is_here:
+            # The guardian kills its daemon, which may have been stopped, and sweeps up.  To kill the guardian instead
+            # would leave the two of them and their workers.
+            self._process.send_signal(signal.SIGUSR1)
+        await self.close(_LOST / 2)
 
     def kill(self) -> None:
         """SIGKILL to the local process.  What hangs on it ends by itself."""

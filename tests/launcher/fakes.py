@@ -49,6 +49,8 @@ if behaviour == "dying":
         time.sleep(0.01)
     print("out of luck", file=sys.stderr)
     sys.exit(3)
+if behaviour.startswith("accusing "):
+    say(event="node_lost", node=int(behaviour.split()[1]), reason="no sign of life")
 if behaviour == "stubborn":
     time.sleep(1000)
 while (order := line()) is not None and order["op"] != "stop":

@@ -233,6 +233,56 @@ async def test_a_node_that_is_lost_is_shown_and_the_script_goes_on(
     assert "out of luck" in screen.getvalue()
 
 
+async def shown(job: Job, stage: Stage, screen: io.StringIO, text: str) -> float:
+    """Has the script end once a text stands on the screen; the seconds that the run's end took then."""
+    os.mkfifo(stage.folder / "may_end")
+    stage.runs(f"open({str(stage.folder / 'may_end')!r}).read()")
+    ended_at = 0.0
+
+    async def see() -> None:
+        nonlocal ended_at
+        while text not in screen.getvalue():
+            await asyncio.sleep(0.01)
+        with (stage.folder / "may_end").open("w"):
+            ended_at = time.monotonic()
+
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        group.create_task(see())
+        assert await life(job) == 0
+    return time.monotonic() - ended_at
+
+
+@pytest.mark.parametrize(
+    ("accusing", "told"),
+    [("local1", "local1: lost: it has lost its link to local0"), ("local0", "local1: lost: no sign")],
+)
+async def test_of_two_nodes_that_have_lost_each_other_the_one_that_the_script_cannot_reach_is_lost(
+    stage: Stage, report: Report, screen: io.StringIO, accusing: str, told: str
+) -> None:
+    stage.behaviour = {accusing: f"accusing {0 if accusing == 'local1' else 1}"}
+    await shown(stage.job(report, local_nodes=2), stage, screen, told)
+    assert screen.getvalue().count(": lost: ") == 1
+
+
+async def test_what_a_node_that_is_cut_off_believes_of_a_third_one_is_no_loss(
+    stage: Stage, report: Report, screen: io.StringIO
+) -> None:
+    stage.behaviour = {"local2": "accusing 1"}
+    await shown(
+        stage.job(report, local_nodes=3), stage, screen, "local2 has lost its link to local1, and one of the two"
+    )
+    assert ": lost: " not in screen.getvalue()
+
+
+async def test_the_end_does_not_wait_for_a_node_that_is_known_to_be_lost(
+    stage: Stage, report: Report, screen: io.StringIO
+) -> None:
+    stage.behaviour = {"local0": "accusing 1", "local1": "stubborn"}
+    job = stage.job(report, local_nodes=2)
+    assert await shown(job, stage, screen, "local1: lost: no sign of life") < 2  # one, and what a busy machine needs
+    assert processes_of(job.run_id) == []
+
+
 async def test_a_script_that_a_signal_ends_counts_as_in_a_shell(stage: Stage, report: Report) -> None:
     stage.runs("import os; os.kill(os.getpid(), 11)")
     assert await life(stage.job(report)) == 128 + 11
