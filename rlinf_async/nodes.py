@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from rlinf_async.address import NodeInfo
@@ -64,7 +64,7 @@ async def described(
     """
     groups = config.node_groups if config is not None else ()
     sections = [
-        {"type": group.hardware.type, "configs": [asdict(each) for each in group.hardware.configs]}
+        {"type": group.hardware.type, "configs": [each.to_mapping() for each in group.hardware.configs]}
         for group in groups
         if group.hardware is not None
     ]

@@ -271,3 +271,13 @@ def test_an_extension_that_fails_is_a_warning_and_the_worker_lives(
     told = "the extension module 'no_such_extension' (RLINF_EXT_MODULE) is not loaded: ModuleNotFoundError"
     assert told in caplog.text
     assert told in said
+
+
+def test_a_nodes_variable_says_which_bus_an_arm_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The field has a default, which is none of the configuration's."""
+    monkeypatch.setenv("CAN_INTERFACE", "can3")
+    arm = {"type": "GimArm", "configs": [{"node_rank": 0}]}
+    config = {"num_nodes": 1, "node_groups": [{"label": "arms", "node_ranks": 0, "hardware": arm}]}
+    with Cluster(cluster_cfg=config, log_to_driver=False) as cluster:
+        (resource,) = cluster.get_node_info(0).hardware_resources
+        assert [info.config.can_interface for info in resource.infos] == ["can3"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from rlinf_async.errors import ConfigError
 from rlinf_async.hardware import Hardware, NodeHardwareConfig
 
-from .document import Origin, Steps
+from .document import Origin, Steps, name_steps
 from .env_config import NodeEnvConfig, read_env_configs, read_node_ranks
 from .node_group import ACCELERATOR, RESERVED
 from .ranks import format_ranks
@@ -64,7 +64,7 @@ def read_node_groups(
         group = _read_group(entry, here, origin, num_nodes)
         if group.label in groups:
             raise misplaced((*here, "label"), origin, f"there are two node groups with the label {group.label!r}")
-        _check_robots_are_described_once(group, groups.values(), here, origin)
+        _check_robots_are_described_once(group, list(groups.values()), here, origin)
         groups[group.label] = group
     return tuple(groups.values())
 
@@ -141,14 +141,26 @@ def _read_hardware(section: Section, node_ranks: Sequence[int]) -> NodeHardwareC
 
 
 def _check_robots_are_described_once(
-    group: NodeGroupConfig, others: Iterable[NodeGroupConfig], here: Steps, origin: Origin | None
+    group: NodeGroupConfig, others: Sequence[NodeGroupConfig], here: Steps, origin: Origin | None
 ) -> None:
-    for other in others:
-        for config in group.hardware.configs if group.hardware else ():
-            if other.hardware is not None and config in other.hardware.configs:
+    """A node's pieces of a kind are counted as one row: what two groups describe, neither could tell apart."""
+    if group.hardware is None:
+        return
+    for number, other in enumerate(others):
+        if other.hardware is None or other.hardware.type != group.hardware.type:
+            continue
+        for index, config in enumerate(group.hardware.configs):
+            for at, theirs in enumerate(other.hardware.configs):
+                if theirs.node_rank != config.node_rank:
+                    continue
+                there = (*here[:-1], number, "hardware", "configs", at)
+                place = f"{origin.locate(there)}: {name_steps(there)}" if origin else name_steps(there)
+                duplicate = "Duplicate hardware configs: " if config == theirs else ""
                 raise misplaced(
-                    (*here, "hardware"),
+                    (*here, "hardware", "configs", index),
                     origin,
-                    f"Duplicate hardware configs: node groups {other.label!r} and {group.label!r} both describe "
-                    f"{config}",
+                    f"{duplicate}node groups {other.label!r} and {group.label!r} both describe {group.hardware.type} "
+                    f"on node {config.node_rank}: {config} here, {theirs} at {place}; describe all of a node's "
+                    f"{group.hardware.type} in one group, and give another that shares them "
+                    f"hardware_type: {group.hardware.type}",
                 )

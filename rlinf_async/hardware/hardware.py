@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, ClassVar, TypeVar
 
@@ -45,12 +45,21 @@ class HardwareConfig:
 
     node_rank: int
 
+    given: ClassVar[frozenset[str]] = frozenset()
+    """The fields that a configuration names, of one that was read; the others have their defaults."""
+
     def __post_init__(self) -> None:
         for each in fields(self):
             if isinstance(getattr(self, each.name), list):  # as YAML has it
                 object.__setattr__(self, each.name, tuple(getattr(self, each.name)))
         if not isinstance(self.node_rank, int) or isinstance(self.node_rank, bool) or self.node_rank < 0:
             raise ConfigError(f"hardware: node_rank must be the rank of a node, got {self.node_rank!r}")
+
+    def to_mapping(self) -> dict[str, Any]:
+        """What a configuration says of it: with the fields that are given, or are not as by default."""
+        values = asdict(self)
+        own = {each.name: each for each in fields(self)}
+        return {name: value for name, value in values.items() if name in self.given or value != own[name].default}
 
 
 ConfigRegistry = dict[str, type[HardwareConfig]]
@@ -99,7 +108,9 @@ class NodeHardwareConfig:
             if not isinstance(entry, Mapping):
                 raise ConfigError(f"Each hardware config must be a dictionary, got {entry!r} for {hw_type}")
             _check_fields(f"hardware config of {hw_type}", entry, own, needed)
-            configs.append(config_class(**{str(name): value for name, value in entry.items()}))
+            config = config_class(**{str(name): value for name, value in entry.items()})
+            object.__setattr__(config, "given", frozenset(name for name in entry if entry[name] is not None))
+            configs.append(config)
         for number, config in enumerate(configs):
             if config in configs[:number]:
                 raise ConfigError(f"Duplicate hardware configs of {hw_type}: {config}")

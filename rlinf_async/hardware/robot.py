@@ -5,21 +5,49 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar, Final, get_args, get_type_hints
 
 from rlinf_async.errors import ConfigError
 
 from .hardware import Hardware, HardwareConfig, HardwareInfo, HardwareResource
 
+_KINDS: Final[Mapping[str, tuple[type, str]]] = {
+    "tuple[str, ...]": (tuple, "a list of texts"),
+    "bool": (bool, "true or false"),
+    "int": (int, "a number"),
+    "str": (str, "text"),
+}
+"""Annotations whose values are checked, and converted from text: their type, and its name for people."""
+
+_TRUTHS: Final = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+
 
 @dataclass(frozen=True)
 class RobotConfig(HardwareConfig):
-    """One robot.  What is None here is taken from the variable of the same name, in capitals, on the robot's node:
-    one value per robot there, with commas between; the items of a list have ``;`` between.
+    """One robot.  What its configuration does not name is taken from the variable of the same name, in capitals, on the
+    robot's node: one value per robot there, with commas between; the items of a list have ``;`` between.  An empty
+    value leaves the default.  Ranks of nodes are the cluster's matter and never come from there.
     """
 
     IDENTIFIER: ClassVar[str]
-    """The field without which there is no robot."""
+    """The field without which there is no robot; no two robots of a node have the same."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        types = get_type_hints(type(self))
+        for field in fields(self):
+            value = getattr(self, field.name)
+            kind, name = _kind(types[field.name])
+            if kind is None or value is None or field.name == "node_rank":
+                continue
+            items = value if isinstance(value, tuple) else ()
+            if type(value) is not kind or not all(isinstance(item, str) for item in items):
+                quotes = "" if isinstance(value, str) else ", and text is written in quotes"
+                raise ConfigError(f"{field.name} must be {name}, got {value!r}{quotes}")
+
+    def lacks(self, field: str, default: Any) -> bool:
+        """Whether its node's environment may say what a field is."""
+        return field not in self.given and getattr(self, field) == default and not field.endswith("node_rank")
 
 
 @dataclass(frozen=True)
@@ -49,7 +77,7 @@ def resolve(
 
     Raises:
         ConfigError: a variable has another number of values than there are robots, or a value of another type; a
-            robot has no identifier.
+            robot has no identifier, or that of another one.
     """
     identifier = kind.IDENTIFIER.upper()
     if not configs:
@@ -58,7 +86,7 @@ def resolve(
     types = get_type_hints(kind)
     changes: list[dict[str, Any]] = [{} for _ in configs]
     for field in fields(kind):
-        lacking = [number for number, config in enumerate(configs) if getattr(config, field.name) is None]
+        lacking = [number for number, config in enumerate(configs) if config.lacks(field.name, field.default)]
         variable = environ.get(field.name.upper())
         if not lacking or not variable:
             continue
@@ -69,10 +97,19 @@ def resolve(
                 f"robots ({kind.__name__}): give one per robot, with commas between"
             )
         for number in lacking:
-            changes[number][field.name] = _convert(field.name, values[number], types[field.name])
+            if values[number]:
+                changes[number][field.name] = _convert(field.name, values[number], types[field.name])
     robots = [replace(config, **change) for config, change in zip(configs, changes, strict=True)]
+    known: set[Any] = set()
     for robot in robots:
-        if getattr(robot, kind.IDENTIFIER) is None:
+        own = getattr(robot, kind.IDENTIFIER)
+        if own in known:
+            raise ConfigError(
+                f"two robots ({kind.__name__}) of node {node_rank} have the {kind.IDENTIFIER} {own!r}: write one for "
+                f"each into its hardware config, or set {identifier} on that node to one per robot, with commas between"
+            )
+        known.add(own)
+        if own is None:
             raise ConfigError(
                 f"a robot ({kind.__name__}) of node {node_rank} has no {kind.IDENTIFIER}: "
                 f"write it into its hardware config, or set {identifier} on that node"
@@ -81,11 +118,19 @@ def resolve(
 
 
 def _convert(name: str, text: str, annotation: Any) -> Any:
-    if "tuple" in str(annotation):
+    kind, wanted = _kind(annotation)
+    if kind is tuple:
         return tuple(item.strip() for item in text.split(";") if item.strip())
-    if "int" not in str(annotation):
+    if kind is None or kind is str:
         return text
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(f"{name.upper()}: {text!r} is not a number") from None
+    value = _TRUTHS.get(text.lower()) if kind is bool else int(text) if text.isascii() and text.isdecimal() else None
+    if value is None:
+        raise ConfigError(f"{name.upper()}: {text!r} is not {wanted}")
+    return value
+
+
+def _kind(annotation: Any) -> tuple[type | None, str]:
+    """The type that a field's values have beside None, and its name for people; None for one that is not known."""
+    written = annotation.__name__ if isinstance(annotation, type) and not get_args(annotation) else str(annotation)
+    written = written.removeprefix("typing.Optional[").removesuffix("]") if "Optional" in written else written
+    return _KINDS.get(written.removesuffix(" | None"), (None, ""))

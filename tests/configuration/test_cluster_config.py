@@ -230,7 +230,7 @@ def test_its_text_is_yaml_that_reads_back() -> None:
                     for label in "ab"
                 ],
             },
-            r"node_groups\[1\].hardware: Duplicate hardware configs: node groups 'a' and 'b' both describe",
+            r"node_groups\[1\].hardware.configs\[0\]: Duplicate hardware configs: node groups 'a' and 'b' both",
         ),
         (
             group_of(hardware={"type": "Arm", "configs": []}, hardware_type="Arm"),
@@ -378,3 +378,38 @@ def test_anything_is_understood_or_refused_with_a_config_error(section: dict[str
         return
     shuffled = dict(reversed(section.items()))
     assert ClusterConfig.from_dict_cfg(shuffled) == config
+
+
+def test_two_groups_that_describe_different_robots_on_one_node_are_refused_with_both_places(tmp_path: Path) -> None:
+    """A node's robots are one row: the second group's first one would have been the first group's."""
+    path = tmp_path / "two.yaml"
+    path.write_text("""\
+cluster:
+  num_nodes: 1
+  node_groups:
+    - label: a
+      node_ranks: 0
+      hardware: {type: Franka, configs: [{node_rank: 0, robot_ip: 10.0.0.2}]}
+    - label: b
+      node_ranks: 0
+      hardware:
+        type: Franka
+        configs:
+          - {node_rank: 0, robot_ip: 10.0.0.3}
+""")
+    with pytest.raises(ConfigError) as caught:
+        ClusterConfig.from_dict_cfg(load_document(path))
+    text = str(caught.value)
+    assert text.startswith(f"{path}:12: cluster.node_groups[1].hardware.configs[0]: node groups 'a' and 'b' both")
+    assert f"{path}:6: cluster.node_groups[0].hardware.configs[0]" in text
+    assert "10.0.0.2" in text
+    assert "10.0.0.3" in text
+
+
+def test_a_group_may_share_the_robots_that_another_one_describes() -> None:
+    groups = [
+        {"label": "a", "node_ranks": 0, "hardware": {"type": "Franka", "configs": [{"node_rank": 0}]}},
+        {"label": "b", "node_ranks": 0, "hardware_type": "Franka"},
+    ]
+    read_groups = ClusterConfig.from_dict_cfg({"cluster": {"num_nodes": 1, "node_groups": groups}}).node_groups
+    assert [group.hardware_type for group in read_groups] == ["Franka", "Franka"]

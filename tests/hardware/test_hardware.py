@@ -26,7 +26,7 @@ from rlinf_async.hardware import (
     RobotInfo,
 )
 from rlinf_async.hardware.inventory import take_inventory
-from rlinf_async.hardware.robots import FrankaConfig
+from rlinf_async.hardware.robots import FrankaConfig, GimArmConfig
 
 
 @pytest.fixture(autouse=True)
@@ -136,6 +136,93 @@ def test_a_robot_that_nobody_says_where_to_find_is_an_error(monkeypatch: pytest.
     monkeypatch.delenv("ROBOT_IP", raising=False)
     with pytest.raises(ConfigError, match=r"has no robot_ip: write it into its hardware config, or set ROBOT_IP"):
         take_inventory(0, [franka({"node_rank": 0})])
+
+
+def robots_of(node_rank: int, section: dict[str, Any]) -> list[Any]:
+    (resource,) = take_inventory(node_rank, [section])
+    return [info.config for info in resource.infos if isinstance(info, RobotInfo)]
+
+
+def gim_arm(*configs: Any) -> dict[str, Any]:
+    return {"type": "GimArm", "configs": list(configs)}
+
+
+@pytest.mark.parametrize("configs", [[], [{"node_rank": 0}]], ids=["no configuration", "a bare one"])
+def test_a_variable_counts_where_the_field_has_a_default(monkeypatch: pytest.MonkeyPatch, configs: list[Any]) -> None:
+    monkeypatch.setenv("CAN_INTERFACE", "can3")
+    monkeypatch.setenv("ARM_VARIANT", "gim_arm_s")
+    assert robots_of(0, gim_arm(*configs)) == [GimArmConfig(0, "can3", "gim_arm_s")]
+
+
+def test_several_values_are_as_many_robots_each_with_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAN_INTERFACE", "can0,can1")
+    assert robots_of(0, gim_arm()) == [GimArmConfig(0, "can0"), GimArmConfig(0, "can1")]
+
+
+def test_what_is_configured_counts_before_a_variable_also_where_it_is_the_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CAN_INTERFACE", "can3")
+    assert robots_of(0, gim_arm({"node_rank": 0, "can_interface": "can0"})) == [GimArmConfig(0, "can0")]
+
+
+def test_two_robots_of_a_node_have_two_identifiers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CAN_INTERFACE", raising=False)
+    two = gim_arm({"node_rank": 0}, {"node_rank": 0, "arm_variant": "gim_arm_s"})
+    text = r"two robots \(GimArmConfig\) of node 0 have the can_interface 'can0': .* or set CAN_INTERFACE on that node"
+    with pytest.raises(ConfigError, match=text):
+        take_inventory(0, [two])
+    monkeypatch.setenv("CAN_INTERFACE", "can0,can1")
+    assert [robot.can_interface for robot in robots_of(0, two)] == ["can0", "can1"]
+
+
+def test_ranks_of_nodes_are_not_read_from_a_nodes_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONTROLLER_NODE_RANK", "7")
+    monkeypatch.setenv("NODE_RANK", "7")
+    monkeypatch.delenv("ROBOT_IP", raising=False)
+    assert robots_of(0, franka({"node_rank": 0, "robot_ip": "10.0.0.2"})) == [FrankaConfig(0, "10.0.0.2")]
+
+
+@pytest.mark.parametrize(("text", "value"), [("false", False), ("0", False), ("True", True), ("1", True)])
+def test_a_switch_in_a_variable_is_a_switch(monkeypatch: pytest.MonkeyPatch, text: str, value: bool) -> None:
+    monkeypatch.setenv("ROBOT_IP", "10.0.0.2")
+    monkeypatch.setenv("DISABLE_VALIDATE", text)
+    assert robots_of(0, franka()) == [FrankaConfig(0, "10.0.0.2", disable_validate=value)]
+
+
+@pytest.mark.parametrize(("name", "text"), [("DISABLE_VALIDATE", "maybe"), ("LEFT_ARM_PORT", "5e4")])
+def test_a_variable_that_is_nothing_of_the_kind_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, name: str, text: str
+) -> None:
+    for identifier in ("ROBOT_IP", "ROBOT_URL"):
+        monkeypatch.setenv(identifier, "10.0.0.2")
+    monkeypatch.setenv(name, text)
+    with pytest.raises(ConfigError, match=f"{name}: '{text}' is not"):
+        take_inventory(0, [])
+
+
+def test_an_empty_value_leaves_a_robot_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAN_INTERFACE", "can1,can2")
+    monkeypatch.setenv("ARM_VARIANT", ",gim_arm_s")
+    assert robots_of(0, gim_arm()) == [GimArmConfig(0, "can1"), GimArmConfig(0, "can2", "gim_arm_s")]
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"disable_validate": "false"}, "disable_validate must be true or false, got 'false'"),
+        ({"controller_node_rank": "1"}, "controller_node_rank must be a number, got '1'"),
+        ({"robot_ip": 10}, "robot_ip must be text, got 10, and text is written in quotes"),
+        (
+            {"camera_serials": [10]},
+            r"camera_serials must be a list of texts, got \(10,\), and text is written in quotes",
+        ),
+        ({"camera_serials": "a1;a2"}, "camera_serials must be a list of texts, got 'a1;a2'"),
+    ],
+)
+def test_a_robots_field_of_another_type_is_an_error(entry: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        NodeHardwareConfig.from_mapping(franka({"node_rank": 0, **entry}))
 
 
 # --- a process of its own -----------------------------------------------------------------------------------
