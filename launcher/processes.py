@@ -17,10 +17,11 @@ from typing import Any, Final, Protocol
 from rlinf_async.errors import LaunchError
 
 from .guardian import children
+from .oom import MemoryKills
 from .output import Output, log_lacks
 from .process_state import Image, image_of
 from .templates import MARKER, Template
-from .verdict import Verdict, oom_kills, reap
+from .verdict import Verdict, reap
 
 DESCRIPTORS: Final = 9
 """What a worker costs its daemon while it is born: two ends of a socket and of two pipes, two logs, a pidfd."""
@@ -65,7 +66,7 @@ class WorkerProcess:
         self.image: Image | None = None
         """What it runs as long as it is a worker; not known of one that a profiler starts."""
         self._pidfd = -1
-        self._oom_kills = oom_kills()
+        self._memory_kills = MemoryKills.count()
         self._outputs: list[Output] = []
         self._orphans: set[int] = set()
 
@@ -133,7 +134,7 @@ class WorkerProcess:
             raise LaunchError(f"a worker could not be watched: {error} (`ulimit -n`?)") from error
 
     def _died(self, on_death: Callable[[], None]) -> None:
-        verdict = reap(self._pidfd, self._oom_kills)
+        verdict = reap(self._pidfd, self._memory_kills)
         if verdict is None:
             return
         self._loop.remove_reader(self._pidfd)

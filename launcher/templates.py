@@ -21,9 +21,10 @@ import msgpack
 from rlinf_async.core.frames import PROTOCOL
 from rlinf_async.errors import LaunchError
 
+from .oom import MemoryKills
 from .process_state import state_of
 from .template_log import last_words, open_log
-from .verdict import oom_kills, reap
+from .verdict import reap
 
 EXEC_TIME: Final = (
     "LD_*", "PYTHON*", "OMP_*", "KMP_*", "GOMP_*", "MKL_*", "OPENBLAS_*", "MALLOC_*", "GLIBC_TUNABLES",
@@ -69,7 +70,7 @@ class Template:
         far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * PACKET)
         self._python = python
         self._socket = near
-        self._oom_kills = oom_kills()
+        self._memory_kills = MemoryKills.count()
         self._log = log
         output = open_log(log)
         try:
@@ -188,7 +189,7 @@ class Template:
         return True
 
     def _ended(self) -> None:
-        verdict = reap(self._pidfd, self._oom_kills)
+        verdict = reap(self._pidfd, self._memory_kills)
         if verdict is None:
             return
         self._process.returncode = 0  # reaped here; Popen must not look for it

@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from dataclasses import dataclass
-from pathlib import Path
+
+from .oom import MemoryKills, memory_verdict
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The end of a process: an exit code or a signal, and whether memory was the reason."""
+    """The end of a process: an exit code, or a signal and what is known of memory as its reason."""
 
     exit_code: int | None = None
     signal: str | None = None
-    out_of_memory: bool = False
+    memory: str = ""
 
     @property
     def text(self) -> str:
         if self.signal is None:
             return f"exited with code {self.exit_code}"
-        if self.out_of_memory:
-            return f"was killed by {self.signal} (out of memory: the kernel's count of OOM kills rose)"
-        return f"was killed by {self.signal}"
+        return f"was killed by {self.signal}" + (f" ({self.memory})" if self.memory else "")
 
 
-def oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory since boot."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0
-
-
-def reap(pidfd: int, oom_kills_before: int) -> Verdict | None:
+def reap(pidfd: int, birth: MemoryKills) -> Verdict | None:
     """The verdict on a child that has ended; None while it lives."""
     result = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
     if result is None:
@@ -43,8 +32,7 @@ def reap(pidfd: int, oom_kills_before: int) -> Verdict | None:
     if result.si_code == os.CLD_EXITED:
         return Verdict(exit_code=result.si_status)
     name = _signal_name(result.si_status)
-    killed_for_memory = name == "SIGKILL" and oom_kills() > oom_kills_before
-    return Verdict(signal=name, out_of_memory=killed_for_memory)
+    return Verdict(signal=name, memory=memory_verdict(result.si_pid, birth) if name == "SIGKILL" else "")
 
 
 def verdict_of(status: int) -> Verdict:

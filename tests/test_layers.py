@@ -75,7 +75,7 @@ NEAR = rooms(
 )
 FAR = rooms(
     "channels cleanup hosted teller daemon guardian router processes resources birth desk endpoint gathering inquiry "
-    "lines locks names neighbour node obituaries output ports preflight profiled questions run_logs stuck_ranks "
+    "lines locks names neighbour node obituaries oom output ports preflight profiled questions run_logs stuck_ranks "
     "sub_workers admission sweeper template_log templates traces verdict workplace "
     "activity process_state"
 )

@@ -1,0 +1,123 @@
+"""Evidence that the kernel killed a process for want of memory: its log, the count of the process's cgroup.
+
+The kernel's log names the process, and decides where it can be read and reaches back far enough.  A cgroup's count says
+that *some* process of it was killed, so each kill that it counts explains one death.  The count of the whole machine
+is no evidence, only a possibility.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+KERNEL_LOG: Final = Path("/dev/kmsg")
+CGROUPS: Final = Path("/sys/fs/cgroup")
+
+_INITIAL_PIDS: Final = "pid:[4026531836]"
+"""The pid namespace whose numbers stand in the kernel's log (PROC_PID_INIT_INO)."""
+_CLOCK_SLACK_S: Final = 0.1
+"""Between the clock of the kernel's log and the monotonic one."""
+
+_KILLED: Final = re.compile(rb"^\d+,\d+,(\d+),[^;]*;.*Killed process (\d+) ", re.MULTILINE)
+_RECORD: Final = re.compile(rb"^\d+,\d+,(\d+),", re.MULTILINE)
+
+_explained = 0
+"""Kills of the cgroup's count that are the cause of a death already."""
+
+
+@dataclass(frozen=True)
+class MemoryKills:
+    """What is counted when a process is born; ``None`` for what cannot be read."""
+
+    when: float
+    cgroup: int | None
+    explained: int
+    machine: int | None
+
+    @classmethod
+    def count(cls) -> MemoryKills:
+        return cls(time.monotonic(), _count(_cgroup_counter()), _explained, _count(Path("/proc/vmstat")))
+
+
+def memory_verdict(pid: int, birth: MemoryKills) -> str:
+    """Why a process that got a SIGKILL may have got it from the kernel; empty where it did not."""
+    global _explained
+    if (logged := _is_in_kernel_log(pid, birth.when)) is not None:
+        return "out of memory, as the kernel's log says" if logged else ""
+    now = MemoryKills.count()
+    if birth.cgroup is not None and now.cgroup is not None:
+        if now.cgroup - birth.cgroup <= _explained - birth.explained:
+            return ""
+        _explained += 1
+        return "out of memory: the kernel killed a process of its cgroup for that"
+    kills = (now.machine or 0) - (birth.machine or 0)
+    if kills <= 0:
+        return ""
+    processes = "1 process" if kills == 1 else f"{kills} processes"
+    return f"possibly out of memory: the kernel has killed {processes} of this machine for that since its birth"
+
+
+def _is_in_kernel_log(pid: int, since: float) -> bool | None:
+    """Whether the log names the process since then; None where it cannot be read, has other pids, or begins later."""
+    if str(Path("/proc/self/ns/pid").readlink()) != _INITIAL_PIDS:
+        return None
+    records = _read_kernel_log()
+    oldest = _RECORD.search(records)
+    if oldest is None:
+        return None
+    for when, named in _KILLED.findall(records):
+        if int(named) == pid and int(when) / 1e6 > since - _CLOCK_SLACK_S:
+            return True
+    return False if int(oldest[1]) / 1e6 < since else None
+
+
+def _read_kernel_log() -> bytes:
+    pieces = []
+    with contextlib.suppress(OSError):
+        descriptor = os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            while True:
+                with contextlib.suppress(BrokenPipeError):  # the oldest records were overwritten meanwhile
+                    if not (piece := os.read(descriptor, 8192)):
+                        break
+                    pieces.append(piece)
+        except BlockingIOError:  # the end
+            pass
+        finally:
+            os.close(descriptor)
+    return b"".join(pieces)
+
+
+@functools.cache
+def _cgroup_counter() -> Path | None:
+    """The file that counts the kills of this process's memory cgroup, which is its workers' too."""
+    lines = ""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/self/cgroup").read_text()
+    for line in lines.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            places = [CGROUPS / path.strip("/") / name for name in ("memory.events.local", "memory.events")]
+        elif "memory" in controllers.split(","):
+            places = [CGROUPS / "memory" / path.strip("/") / "memory.oom_control"]
+        else:
+            continue
+        for place in places:
+            if _count(place) is not None:
+                return place
+    return None
+
+
+def _count(path: Path | None) -> int | None:
+    if path is not None:
+        with contextlib.suppress(OSError, ValueError):
+            for line in path.read_text().splitlines():
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+    return None
