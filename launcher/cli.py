@@ -3,8 +3,9 @@
 What the launcher has to say goes to stderr: stdout is the script's.  Only what was asked for in place of a run
 (``--help``, ``--version``, ``--dry-run``, ``--show-placement``, ``--check``, ``--sweep``) is printed on stdout.
 
-Exit codes: the script's own; 1 also when a rank failed and the script did not notice; 2 wrong usage; 124 when
-``--timeout`` has passed; 130 after Ctrl-C, SIGTERM or SIGHUP; 255 when nodes could not be started.
+Exit codes: the script's own; 1 also when a rank failed, or a node with ranks was lost, and the script did not notice;
+2 wrong usage; 124 when ``--timeout`` has passed; 130 after Ctrl-C, SIGTERM or SIGHUP; 255 when nodes could not be
+started.
 """
 
 from __future__ import annotations

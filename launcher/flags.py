@@ -166,6 +166,6 @@ def help_text() -> str:
     out += ["RLINF_<FLAG> (RLINF_LOG_DIR=logs, RLINF_JSON=1); the flag wins.", ""]
     out += ["These variables of your shell reach every node, where they are set:"]
     out += textwrap.wrap(" ".join(EXPORTED), 92, initial_indent="  ", subsequent_indent="  ")
-    out += ["", "exit code: the script's own; 1 also when a rank's failure went unnoticed; 2 wrong usage;"]
-    out += ["124 after --timeout; 130 after Ctrl-C; 255 no nodes."]
+    out += ["", "exit code: the script's own; 1 also when a rank's failure or a node's loss went unnoticed;"]
+    out += ["2 wrong usage; 124 after --timeout; 130 after Ctrl-C; 255 no nodes."]
     return "\n".join(out)

@@ -258,6 +258,7 @@ class Job:
                 if rank in self._shown and self._phase != "stopping":  # now it is known how its process has ended
                     self._report.warn(f"{self._nodes[rank].name}, which was lost: {error}")
                 self._show_loss(rank, str(error))
+                self._count_own_loss(rank, error)
                 return
             if message.get("event") == "node_lost":
                 await self._hear_of_loss(rank, int(message["node"]), str(message["reason"]))
@@ -282,6 +283,14 @@ class Job:
         elif self._phase != "stopping" and self._lost.isdisjoint((witness, accused)):
             names = f"{self._nodes[witness].name} has lost its link to {self._nodes[accused].name}"
             self._report.warn(f"{names}, and one of the two may be lost: {reason}")
+
+    def _count_own_loss(self, rank: int, error: LaunchError) -> None:
+        """Counts the end of the script's own node, unless it is in order (code 0) or by this side (a signal).
+
+        What the script has noticed of its failures stood with that daemon; and nothing of the run was left to it.
+        """
+        if self._driver is not None and rank == self._here["node"] and (self._lifelines[rank].exit_code or 0) > 0:
+            self.unobserved.append(f"the script's own node, {self._nodes[rank].name}, was lost: {error}")
 
     def _show_loss(self, rank: int, reason: str) -> None:
         if self._phase != "stopping" and rank not in self._shown:

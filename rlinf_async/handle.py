@@ -177,7 +177,11 @@ class Handle(Work[list[Any]]):
 
     def _arrive(self) -> None:
         """The error is here: it is unobserved until the user's code gets it."""
-        error = self._unobserved()
+        try:
+            error = self._unobserved()
+        except Exception:  # the call must end, whatever is odd about its errors
+            logger.exception("the error of %s cannot be described", self._describe())
+            return
         if error is None:
             return
         self._callee.client.unobserved.arrived(error)

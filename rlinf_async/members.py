@@ -15,10 +15,10 @@ from rlinf_async.core.encoded import Encoded
 from rlinf_async.core.frames import Status
 from rlinf_async.core.root_cause import fold_ranks
 from rlinf_async.core.segment import close_fds
-from rlinf_async.errors import ClosedError, told_log
+from rlinf_async.errors import ClosedError, NodeLost, told_log
 from rlinf_async.failure_notices import Failure, FailureNotices
 from rlinf_async.handle import WINDOW, Handle
-from rlinf_async.outcome import death_cause, describe_failure
+from rlinf_async.outcome import death_cause, describe_failure, loss_cause
 from rlinf_async.seat import far_side
 from rlinf_async.seat.client import NodeClient
 from rlinf_async.seat.tasks import Task
@@ -58,6 +58,7 @@ class Members:
         self._failure: BaseException | None = None
         self.closing: Work[None] | None = None
         client.listen("died", self._on_death)
+        client.listen("node_lost", self._on_node_lost)
 
     def callee(self, ranks: Sequence[int]) -> Callee:
         return Callee(self, ranks)
@@ -105,6 +106,14 @@ class Members:
             death = UnobservedError(death_cause(facts), who, text, is_due=True)  # logged here
             self.client.unobserved.arrived(death)
             logger.warning("%s (pid %d) %s; %s", who, facts["pid"], facts["verdict"], log)
+
+    def _on_node_lost(self, facts: dict[str, Any]) -> None:
+        node = facts["node"]
+        ranks = [rank for rank, endpoint in enumerate(self.endpoints or ()) if frames.node_of(endpoint) == node]
+        if ranks and not self.closed:
+            where = f"ranks {fold_ranks(ranks)} of group '{self.name}'"
+            text = f"{NodeLost.from_facts(facts['name'], node, facts['reason'])}; {where} were there"
+            self.client.unobserved.arrived(UnobservedError(loss_cause(node), where, text))
 
     # -- calls --------------------------------------------------------------------------------------------------
 

@@ -111,7 +111,7 @@ def _cause_of(callee: Callee, slot: int, status: int, body: Body) -> str:
     else:
         error = error_of(callee, slot, status, body)
     if isinstance(error, WorkerDied):
-        return death_cause(vars(error))
+        return death_cause({"pid": error.pid, "node": error.node})
     return loss_cause(error.node_rank) if isinstance(error, NodeLost) else cause_of(error)
 
 

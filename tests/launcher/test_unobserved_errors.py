@@ -13,7 +13,7 @@ CHECKOUT = Path(__file__).parents[2]
 
 SCRIPT = """
 import asyncio, os, signal
-from rlinf_async import Cluster, NodePlacementStrategy, Worker, WorkerDied
+from rlinf_async import Cluster, NodeLost, NodePlacementStrategy, Worker, WorkerDied
 
 class Fragile(Worker):
     def fail(self):
@@ -102,3 +102,39 @@ def test_with_fail_fast_a_script_that_waits_for_something_else_ends(tmp_path: Pa
     assert done.returncode == 1
     assert "ValueError: rank says no" in done.stderr
     assert "UnobservedFailure: the wait for fragile.wait_for_ever() on 1 ranks" in done.stderr
+
+
+LOSE = """
+far = Fragile.create_group().launch(cluster, NodePlacementStrategy([1, 1]), name="far").wait_ready()
+os.kill(cluster.status(node={node})["pid"], signal.SIGKILL)
+while {still_there}:
+    os.sched_yield()
+"""
+
+LOSE_THE_OTHER = LOSE.format(node=1, still_there="len(cluster.get_alive_nodes()) == 2")
+
+NOTICE = """
+try:
+    far.hello().wait()
+except NodeLost:
+    print("dealt with")
+"""
+
+
+def test_the_loss_of_a_node_with_ranks_that_the_script_did_not_notice_is_no_success(tmp_path: Path) -> None:
+    done = launch(tmp_path, LOSE_THE_OTHER, "--local-nodes", "2")
+    assert done.returncode == 1, done.stderr
+    assert "did not notice these failures:\n  node 1 (" in done.stderr
+    assert "ranks 0-1 of group 'far' were there" in done.stderr
+
+
+def test_the_loss_of_a_node_that_the_script_dealt_with_is_its_own_business(tmp_path: Path) -> None:
+    done = launch(tmp_path, LOSE_THE_OTHER + NOTICE, "--local-nodes", "2")
+    assert "dealt with" in done.stdout
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_loss_of_the_scripts_own_node_is_no_success(tmp_path: Path) -> None:
+    done = launch(tmp_path, LOSE.format(node=0, still_there="cluster.client.closed is None"), "--local-nodes", "2")
+    assert done.returncode == 1, done.stderr
+    assert "did not notice these failures:\n  the script's own node, " in done.stderr
