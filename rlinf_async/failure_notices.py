@@ -1,7 +1,7 @@
 """Tells ranks whose calls are open that another rank of their group has failed: they may wait for it in a collective.
 
-Nothing is sent before ``collective_timeout`` has passed: by then the calls around most failures have ended.  What a
-rank does then, it decides itself (``worker/collective_watch.py``).
+Nothing is sent at first: within a second the calls around most failures have ended.  What a rank that has been told
+does, and when, it decides itself (``worker/collective_watch.py``).
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from rlinf_async.seat.client import NodeClient
 from rlinf_async.stream import Stream
 
 Sink = Handle | Stream
+
+_QUIET_S: Final = 1.0
+"""After a failure, before anybody is told; at most half of ``collective_timeout``."""
 
 _AGAIN_S: Final = 0.05
 """Until the next look at a call that is just being sent."""
@@ -62,7 +65,7 @@ class FailureNotices:
     def __init__(self, client: NodeClient, open_calls: Mapping[int, Sink]) -> None:
         self._client = client
         self._open = open_calls
-        self._timeout = settings.COLLECTIVE_TIMEOUT_S()
+        self._quiet = min(_QUIET_S, settings.COLLECTIVE_TIMEOUT_S() / 2)
         self._armed = False
         self.concerns: dict[int, Concern] = {}
         """By ``id``, the open calls that a failure concerns."""
@@ -79,13 +82,13 @@ class FailureNotices:
                 if other is not sink:
                     self.concerns.setdefault(id(other), Concern(other, failure, is_own=False))
         if self.concerns:
-            self._arm(failure.at + self._timeout)
+            self._arm(failure.at + self._quiet)
 
     def sent(self, sink: Sink) -> None:
         """A call has been made while ranks are inside a failed one.  Any thread."""
         for failure in list(self.stuck.values())[:1]:
             self.concerns.setdefault(id(sink), Concern(sink, failure, is_own=False))
-            self._arm(failure.at + self._timeout)
+            self._arm(failure.at + self._quiet)
 
     def finished(self, sink: Sink) -> None:
         """All ranks have answered."""
@@ -103,7 +106,7 @@ class FailureNotices:
         now = time.monotonic()
         later: list[float] = []
         for concern in list(self.concerns.values()):
-            due = concern.failure.at + self._timeout
+            due = concern.failure.at + self._quiet
             if not concern.sink.unanswered():  # it was answered while it was still being sent
                 self.finished(concern.sink)
                 continue

@@ -26,7 +26,7 @@ def cluster() -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(settings.COLLECTIVE_TIMEOUT_S.variable, str(TIMEOUT))
         patch.setenv(settings.ABORT_GRACE_S.variable, str(GRACE))
-        with Cluster(num_nodes=1, log_to_driver=False) as cluster:
+        with Cluster(num_nodes=2, local_nodes=2, log_to_driver=False) as cluster:
             yield cluster
 
 
@@ -97,10 +97,9 @@ def test_ranks_of_another_call_wait_for_a_failed_rank_that_has_been_called_again
 
 
 def test_a_call_after_the_failure_in_which_ranks_are_out_of_step_does_not_hang(ring: Any) -> None:
-    failed = ring.meet(absent=2)
-    next_call = ring.meet()  # its rank 2 meets the others of the call before
     with pytest.raises(ValueError, match="not this time"):
-        failed.wait(5)
+        ring.meet(absent=2).wait(5)
+    next_call = ring.meet()  # its rank 2 meets the others of the call before
     with pytest.raises(RuntimeError) as caught:
         next_call.wait(5)
     assert ROOT.format("meet") in notes_of(caught.value)
@@ -166,3 +165,15 @@ def test_a_failure_that_leaves_no_call_open_is_told_to_nobody(ring: Any) -> None
             ring.compute(0.0, absent=2).wait(5)
     assert time.monotonic() - since < 3
     assert ring.meet(absent=2, late=2 * TIMEOUT).wait(5) == [3.0] * 3
+
+
+def test_ranks_of_another_node_are_freed_and_told_too(cluster: Cluster) -> None:
+    ring = Collective.create_group().launch(cluster, placement=NodePlacementStrategy([0, 1, 1]), name="ring")
+    assert ring.initialize().wait(10) == [3, 3, 3]
+    waiting = ring.execute_on(0, 1).meet()
+    with pytest.raises(ValueError, match="not this time"):
+        ring[2].meet(absent=2).wait(5)
+    for outcome in waiting.outcomes().wait(5):
+        assert isinstance(outcome.error, RuntimeError)
+        assert ROOT.format("meet") in notes_of(outcome.error)
+    ring.close()

@@ -1,6 +1,6 @@
 """The end of collectives that a failed rank of the group will never join.
 
-After a rank has failed, its caller tells the others (FAILED), once per open call.  Then, on the socket thread::
+After a rank has failed, its caller soon tells the others (FAILED), once per open call.  Then, on the socket thread::
 
     an operation pends for collective_timeout since the failure  ──►  the process groups are aborted, the method raises
     abort_grace later it still sits in one                       ──►  the daemon is asked to kill this process
@@ -79,6 +79,10 @@ class CollectiveWatch:
         )
         call.failure = facts["text"]
         self._client.later(0, lambda: self._watch(watched))
+
+    def ended(self) -> None:
+        """A call that was watched is over: of its frames nothing is kept.  Any thread."""
+        self._client.later(0, self._look)
 
     def _watch(self, watched: Watched) -> None:
         key = watched.call.source, watched.call.call

@@ -405,6 +405,8 @@ class Runtime:
         self._open.pop((call.source, call.call), None)
         call.state = State.ENDED
         call.body = None
+        if call.failure is not None and self._collectives is not None:
+            self._collectives.ended()
         if call.span is not None:
             tracing.leave_call(call.span, status == Status.ERROR)
         self._send(call, status, body, fds)

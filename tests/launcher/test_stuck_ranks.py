@@ -1,0 +1,55 @@
+"""What a daemon says of ranks that others wait for, and whom it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from launcher.endpoint import Endpoint
+from launcher.router import Router
+from launcher.stuck_ranks import StuckRanks
+from rlinf_async.core import frames
+
+CALLER = frames.endpoint(0, 99)
+
+
+@pytest.fixture
+def router() -> Iterator[Router]:
+    loop = asyncio.new_event_loop()
+    yield Router(loop, 0, lambda source, ask, operation, arguments: None)
+    loop.close()
+
+
+@pytest.fixture
+def worker(router: Router) -> Endpoint:
+    return router.new_endpoint("worker")
+
+
+async def may_come(router: Router, worker: Endpoint) -> bool:
+    arguments = {"number": worker.number, "source": CALLER, "call": 5, "after": 7}
+    return await StuckRanks(router).do_may_come(frames.endpoint(0, 1), 1, arguments)
+
+
+async def test_a_rank_may_come_by_the_call_itself_or_by_one_after_its_failure(router: Router, worker: Endpoint) -> None:
+    for call, expected in [(4, False), (5, True), (6, False), (7, False), (8, True)]:
+        worker.debts.owe(CALLER, call, 0, "step", 0.0)
+        assert await may_come(router, worker) is expected
+        worker.debts.pay(CALLER, call)
+    worker.debts.owe(CALLER + 1, 8, 0, "step", 0.0)
+    assert not await may_come(router, worker)
+
+
+async def test_a_rank_that_is_dead_or_gone_does_not_come(router: Router, worker: Endpoint) -> None:
+    worker.debts.owe(CALLER, 8, 0, "step", 0.0)
+    worker.obituary = b"story"
+    assert not await may_come(router, worker)
+    del router.endpoints[worker.number]
+    assert not await may_come(router, worker)
+
+
+@pytest.mark.parametrize("node", [0, 1])
+async def test_nobody_has_another_process_killed(router: Router, worker: Endpoint, node: int) -> None:
+    with pytest.raises(ValueError, match="only a worker"):
+        await StuckRanks(router).do_end_stuck(frames.endpoint(node, worker.number), 1, {"verdict": "was killed"})
