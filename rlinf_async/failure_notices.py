@@ -55,8 +55,8 @@ class Concern:
 class FailureNotices:
     """The failures of one group's ranks, and the open calls that they concern.
 
-    These are the failed call itself, those that were open at the time, and those that are made while ranks are still
-    inside the failed one: a rank that is called again after its failure is out of step with them.
+    These are the failed call itself, those that are open at the time, and those that are open at its end: a rank that
+    is called again after its failure is out of step with ranks that are still inside.
 
     Args:
         open_calls: of the group, by ``id``.
@@ -69,31 +69,26 @@ class FailureNotices:
         self._armed = False
         self.concerns: dict[int, Concern] = {}
         """By ``id``, the open calls that a failure concerns."""
-        self.stuck: dict[int, Failure] = {}
-        """By ``id``, those that have failed themselves: ranks are still inside."""
 
     def failed(self, failure: Failure, sink: Sink | None) -> None:
         """A rank has failed: in a call, or between calls.  Where answers are handled."""
         if sink is not None and sink.unanswered():
-            self.stuck[id(sink)] = failure
             self.concerns[id(sink)] = Concern(sink, failure, is_own=True)
+        self._spread(failure, sink)
+
+    def finished(self, sink: Sink) -> None:
+        """All ranks have answered; those of calls made meanwhile may have been met by a rank that was out of step."""
+        concern = self.concerns.pop(id(sink), None)
+        if concern is not None and concern.is_own:
+            self._spread(concern.failure, sink)
+
+    def _spread(self, failure: Failure, sink: Sink | None) -> None:
         if len(self._open) > len(self.concerns):  # not for each of a thousand calls that fail together
             for other in list(self._open.values()):
                 if other is not sink:
                     self.concerns.setdefault(id(other), Concern(other, failure, is_own=False))
         if self.concerns:
             self._arm(failure.at + self._quiet)
-
-    def sent(self, sink: Sink) -> None:
-        """A call has been made while ranks are inside a failed one.  Any thread."""
-        for failure in list(self.stuck.values())[:1]:
-            self.concerns.setdefault(id(sink), Concern(sink, failure, is_own=False))
-            self._arm(failure.at + self._quiet)
-
-    def finished(self, sink: Sink) -> None:
-        """All ranks have answered."""
-        self.concerns.pop(id(sink), None)
-        self.stuck.pop(id(sink), None)
 
     def _arm(self, due: float) -> None:
         """Has notices sent when they are due; those that come later are due later."""

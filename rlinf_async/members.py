@@ -162,8 +162,6 @@ class Members:
             self.open.pop(id(sink), None)
             self.notices.finished(sink)
             raise
-        if self.notices.stuck:
-            self.notices.sent(sink)
 
     def call_failed(self, callee: Callee, sink: Sink) -> None:
         """A rank has failed in a call."""
