@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rlinf_async.core.directory import Directory
 from rlinf_async.core.locks import Ticket
 
+from .channel_names import ChannelNames
 from .channels import Channels
 from .endpoint import Endpoint
 from .locks import Locks
@@ -21,12 +21,26 @@ from .templates import Templates
 class Activity:
     """What this node's processes do, as far as its daemon and the kernel know; nothing here waits for any of them."""
 
-    def __init__(self, router: Router, templates: Templates, names: Names, channels: Channels, locks: Locks) -> None:
+    def __init__(
+        self,
+        router: Router,
+        templates: Templates,
+        names: Names,
+        channels: Channels,
+        channel_names: ChannelNames,
+        locks: Locks,
+    ) -> None:
         self._router = router
         self._channels = channels
+        groups, table = names.directory, channel_names.table
         self._progress: dict[str, Callable[[int, int, Any], str]] = {
-            "lookup": lambda source, ask, arguments: _name(names.directory, "group", arguments["name"]),
-            "find_channel": lambda source, ask, arguments: _name(channels.names, "channel", arguments["name"]),
+            "lookup": lambda source, ask, arguments: (
+                f"group '{arguments['name']}' is being started"
+                if arguments["name"] in groups.entries
+                else _absent("group", arguments["name"], groups.names())
+            ),
+            "find_channel": lambda source, ask, arguments: _absent("channel", arguments["name"], table.names()),
+            "redeem_promise": lambda source, ask, arguments: "the process that has passed it on is still making it",
             "lock_devices": lambda source, ask, arguments: _holders(locks.in_the_way(Ticket(source, ask))),
             "spawn": lambda source, ask, arguments: templates.describe(),
             "close": lambda source, ask, arguments: self._group(arguments["group"]),
@@ -69,10 +83,8 @@ def _state(worker: Endpoint) -> str:
     return state_of(worker.pid, None) if worker.pid else ""
 
 
-def _name(directory: Directory, what: str, name: str) -> str:
-    if name in directory.entries:
-        return f"{what} '{name}' is being started"
-    return f"{what} '{name}' is not there; there are: {', '.join(directory.names()) or 'none'}"
+def _absent(what: str, name: str, names: list[str]) -> str:
+    return f"{what} '{name}' is not there; there are: {', '.join(names) or 'none'}"
 
 
 def _holders(names: list[str]) -> str:

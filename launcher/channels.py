@@ -1,8 +1,10 @@
-"""The channels whose queues live in this daemon, and on node 0 the names of all.
+"""The channels whose queues live in this daemon.
 
 Plain calls from the router, no task and no wait: what a frame asks for is done, and what follows is sent, before the
 next frame is read.  The items that a queue holds are held here, bytes or descriptors of sealed memory, so that they
 outlive whoever put them.
+
+A channel is its number (``channel_names.py``): what is asked of one that is not here is answered with "gone".
 
 Processes of this node put with credit (``core/credit.py``): such a put is done for them as soon as it is on their
 socket.  So whoever asks what a queue holds is answered when what is on those sockets has been read: it may have heard
@@ -21,7 +23,6 @@ from typing import Any, Final, NoReturn
 from rlinf_async.core import frames
 from rlinf_async.core.ahead import Call
 from rlinf_async.core.credit import OVERHEAD, Recall, cost
-from rlinf_async.core.directory import Directory
 from rlinf_async.core.lane import Item, Question
 from rlinf_async.core.queue import Queue
 from rlinf_async.core.refusals import refusal
@@ -43,11 +44,7 @@ PATIENCE: Final = 2.0
 
 
 class Channels:
-    """The queues of one daemon.
-
-    Attributes:
-        names: of the run's channels; on node 0 only.
-    """
+    """The queues of one daemon."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, router: Router, gone: set[int], budget: int) -> None:
         """``gone`` are the endpoints that are no more; ``budget`` is ``max_bytes`` where nobody gives one."""
@@ -60,12 +57,12 @@ class Channels:
         self._teller = Teller(loop, router)
         self._questions: list[list[Any]] = []
         """Frames that ask what a queue holds, and wait for what others have said before."""
-        self.names = Directory()
-        self._pins: dict[int, dict[bytes, int]] = {}
+        self._discarded: set[int] = set()
+        """Channels that were thrown away a moment ago: what was on its way to them with credit is no loss."""
         router.on_channel = self.on_frame
 
     def __repr__(self) -> str:
-        return f"<Channels [{len(self._hosted)} queues here, {len(self.names.entries)} names]>"
+        return f"<Channels [{len(self._hosted)} queues here]>"
 
     # -- frames of parties --------------------------------------------------------------------------------------
 
@@ -76,9 +73,9 @@ class Channels:
         if hosted is None:
             close_fds(fds)
             lost = _count_credited(frame)
-            if lost:
+            if lost and number not in self._discarded:
                 self._teller.say(source, number, "lost", lost)
-            if kind != frames.QUEUE or frame[5] in ("size", "peek"):
+            if kind != frames.QUEUE or frame[5] in ("size", "peek", "wishes"):
                 self._teller.say(source, number, "gone", "")
         elif hosted.queue.ledger.outstanding and _is_question(frame) and self._has_to_hear(hosted, source):
             if not self._questions:
@@ -284,7 +281,7 @@ class Channels:
     # -- operations ---------------------------------------------------------------------------------------------
 
     async def do_host_channel(self, source: int, ask: int, arguments: Any) -> bool:
-        """Makes the queue of a channel on this node; the number is the asker's to choose, and used once in a run."""
+        """Makes the queue of a channel on this node."""
         max_bytes = arguments["max_bytes"] or self._budget
         queue = Queue(arguments["maxsize"], max_bytes, self._gone, lends_to=self._lends_to)
         number = arguments["number"]
@@ -301,12 +298,16 @@ class Channels:
         """No more puts; the queue is gone once what is in it has been taken.  False if there is no such queue.
 
         Answered when all that was put before has come in; who does not say within ``PATIENCE`` what it has put is not
-        waited for.
+        waited for.  Where what is in it is to be discarded, the queue is gone at once.
         """
         hosted = self._hosted.get(arguments["number"])
         if hosted is None:
             return False
-        steps = hosted.queue.close()
+        discard = bool(arguments.get("discard"))
+        if discard and hosted.queue.ledger.outstanding:
+            self._discarded.add(hosted.number)
+            self._loop.call_later(PATIENCE, self._discarded.discard, hosted.number)
+        steps = hosted.queue.close(discard=discard)
         if hosted.queue.closed:
             self._follow(hosted, steps)
             return True
@@ -315,49 +316,11 @@ class Channels:
         self._follow(hosted, steps)
         return LATER
 
-    async def do_name_channel(self, source: int, ask: int, arguments: Any) -> Any:
-        """Makes a channel known (node 0); what is known by that name, which is another one if it was taken."""
-        name, roster = arguments["name"], arguments["roster"]
-        entry = self.names.entries.get(name)
-        if entry is not None:
-            return entry.roster
-        if type(roster) is not dict or type(roster.get("number")) is not int:
-            raise ValueError(f"a channel's roster has its number, got {roster!r}")
-        self.names.reserve(name, source)
-        for waiter, waiting_ask in self.names.publish(name, source, roster):
-            self._router.deliver((frames.ANSWER, 0, self._me, waiter, waiting_ask, True, roster))
-        return roster
-
-    async def do_unname_channel(self, source: int, ask: int, arguments: Any) -> bool:
-        """The name is free (node 0)."""
-        name = arguments["name"]
-        entry = self.names.entries.get(name)
-        self._pins.pop(arguments["number"], None)
-        if entry is None or entry.roster["number"] != arguments["number"]:
-            return False
-        return self.names.release(name, entry.owner)
-
-    async def do_find_channel(self, source: int, ask: int, arguments: Any) -> Any:
-        """What is known by a name (node 0); answered when there is something."""
-        roster = self.names.lookup(arguments["name"], (source, ask))
-        return LATER if roster is None else roster
-
-    async def do_forget_find(self, source: int, ask: int, arguments: Any) -> list[str]:
-        """Nobody waits any more for what the ``ask`` was to find; the names that there are."""
-        self.names.forget_waiter(arguments["name"], (source, arguments["ask"]))
-        return self.names.names()
-
-    async def do_pin_key(self, source: int, ask: int, arguments: Any) -> int:
-        """The node that has a key of a distributed channel (node 0): that of whoever touched it first."""
-        pins = self._pins.setdefault(arguments["number"], {})
-        return pins.setdefault(arguments["key"], arguments["node"])
-
     # -- ends ---------------------------------------------------------------------------------------------------
 
     def drop_party(self, gone: int) -> None:
         """A process is dead: its leases go back, what it waited for is forgotten.  What it has put stays."""
-        queues = (partial(self._drop_from, hosted, gone) for hosted in list(self._hosted.values()))
-        run_all(f"endpoint {gone}", (*queues, partial(self.names.drop_waiter, gone)))
+        run_all(f"endpoint {gone}", [partial(self._drop_from, hosted, gone) for hosted in list(self._hosted.values())])
 
     def _drop_from(self, hosted: Hosted, gone: int) -> None:
         hosted.closers = [closer for closer in hosted.closers if closer[0] != gone]
@@ -365,17 +328,13 @@ class Channels:
 
     def drop_owner(self, gone: int) -> None:
         """Ends the channels of a driver that is gone, or of a worker whose group is."""
-        for entry in [entry for entry in self.names.entries.values() if entry.owner == gone]:
-            self._pins.pop(entry.roster["number"], None)
-        self.names.drop_owner(gone)
         why = "the process that had created it is gone, or its group is closed"
         owned = [hosted for hosted in self._hosted.values() if hosted.owner == gone]
         run_all(f"endpoint {gone}", (partial(self._end, hosted, why) for hosted in owned))
 
     def parties_and_owners(self) -> set[int]:
         """Everybody for whom something is kept here."""
-        known = {entry.owner for entry in self.names.entries.values()}
-        known |= {waiter for waiting in self.names.waiters.values() for waiter, _ in waiting}
+        known: set[int] = set()
         for hosted in self._hosted.values():
             known |= {hosted.owner, *hosted.queue.parties}
         return known
@@ -387,6 +346,7 @@ class Channels:
         self._answer_closers(hosted)
         for party in hosted.queue.parties:
             self._teller.say(party, hosted.number, "gone", why)
+        self._router.ask_daemon(0, "queue_ended", {"number": hosted.number})
 
     def describe(self, number: int, key: bytes) -> str:
         """What is queued under a key of a channel, and who waits there, in words."""
@@ -402,16 +362,17 @@ class Channels:
         )
 
     def status(self) -> dict[str, Any]:
-        """What there is, by name: for people and for tests."""
-        return {
-            hosted.name: {
+        """What there is, by name; of several that have had one name all but the latest with their numbers."""
+        found: dict[str, Any] = {}
+        for hosted in reversed(self._hosted.values()):
+            found[f"{hosted.name} (number {hosted.number})" if hosted.name in found else hosted.name] = {
+                "number": hosted.number,
                 "keys": len(hosted.queue.used),
                 "bytes": hosted.queue.bytes,
                 "waiting_bytes": hosted.queue.waiting_bytes,
                 "parties": len(hosted.queue.parties),
             }
-            for hosted in self._hosted.values()
-        }
+        return found
 
 
 def _numbers(facts: Any) -> list[int]:

@@ -23,6 +23,7 @@ from rlinf_async.errors import LaunchError
 from rlinf_async.wire.unix import Connection
 
 from .activity import Activity
+from .channel_names import ChannelNames
 from .channels import LATER, Channels
 from .cleanup import run_all
 from .endpoint import Endpoint
@@ -49,7 +50,7 @@ GRACE: Final = 2.0
 
 _KEPT: Final = frozenset({
     "await_spans", "find_channel", "host_channel", "join", "lease_port", "lock_devices", "lookup", "name_channel",
-    "open_store", "pin_key", "reserve", "spawn", "watch", "watched_by",
+    "open_store", "promise_channel", "redeem_promise", "reserve", "spawn", "watch", "watched_by",
 })  # fmt: skip
 """Operations that keep something for the asker: those of a process that is gone come too late.
 
@@ -115,6 +116,7 @@ class Desk:
         self._stores: dict[tuple[int, str], socket.socket] = {}
         self.gone: set[int] = set()
         self.channels = Channels(loop, router, self.gone, count_memory() // 2)
+        self.channel_names = ChannelNames(self._answer, self.gone, self.lost)
         self.obituaries = Obituaries(router)
         self.names = Names(self._answer, self.gone, self.lost)
         self.locks = Locks(self._answer)
@@ -124,7 +126,7 @@ class Desk:
         self.lines = EmulatedLines()
         self.stuck_ranks = StuckRanks(router)
         self.traces = Traces(router, site.name, site.run, site.log_dir, lambda: self.welcome, self._answer, self.gone)
-        self.activity = Activity(router, templates, self.names, self.channels, self.locks)
+        self.activity = Activity(router, templates, self.names, self.channels, self.channel_names, self.locks)
         self.unobserved: dict[tuple[int, str], str] = {}
         """Errors that the script has not got; what is left of them at the end is told to the launcher."""
 
@@ -133,8 +135,8 @@ class Desk:
         ok, value = True, None
         try:
             owners = (
-                self, self.names, self.channels, self.obituaries, self.locks, self.ports, self.questions, self.traces,
-                self.lines, self.stuck_ranks, self.activity,
+                self, self.names, self.channels, self.channel_names, self.obituaries, self.locks, self.ports,
+                self.questions, self.traces, self.lines, self.stuck_ranks, self.activity,
             )  # fmt: skip
             method = next(filter(None, (getattr(owner, f"do_{operation}", None) for owner in owners)), None)
             if method is None:
@@ -382,8 +384,9 @@ class Desk:
         """Frees what an endpoint (of any node) owned: its calls, its names and lookups, its stores, its groups."""
         self.gone.add(gone)
         parts: list[Callable[[int], None]] = [
-            self.channels.drop_party, self.obituaries.forget, self.locks.drop, self.ports.drop, self.traces.drop,
-            *((self.channels.drop_owner,) if ended else ()),
+            self.channels.drop_party, self.channel_names.drop_party, self.obituaries.forget, self.locks.drop,
+            self.ports.drop, self.traces.drop,
+            *((self.channels.drop_owner, self.channel_names.drop_owner) if ended else ()),
             self.router.drop_caller, self.names.drop, self._drop_stores, self._abandon_groups,
         ]  # fmt: skip
         run_all(f"endpoint {gone}", (functools.partial(part, gone) for part in parts))
@@ -400,10 +403,11 @@ class Desk:
         """Frees what the endpoints of a lost node owned here."""
         owners = self.names.parties() | {owner for owner, _ in (*self._stores, *self.groups)}
         owners |= self.router.callers_on(node) | self.channels.parties_and_owners()
-        owners |= self.locks.holders() | self.ports.owners()
+        owners |= self.channel_names.table.parties() | self.locks.holders() | self.ports.owners()
         for owner in owners:
             if frames.node_of(owner) == node:
                 self.drop_owner(owner)
+        self.channel_names.table.lose_node(node)
         self.traces.look_again()
 
     # -- errors that the script has not got -------------------------------------------------------------------------

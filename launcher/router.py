@@ -173,6 +173,14 @@ class Router:
         else:
             endpoint.send(frame, fds)
 
+    def ask_daemon(self, node: int, operation: str, arguments: Any) -> None:
+        """Has a daemon, which may be this one, do something; nobody waits for its answer."""
+        me = frames.endpoint(self.node, 0)
+        if node == self.node:
+            self._on_ask(me, 0, operation, arguments)
+        else:
+            self._to_neighbour(node, (frames.ASK, 0, me, node, 0, operation, arguments), ())
+
     def _gather(self, frame: list[Any], fds: list[int]) -> None:
         answers = self._gathering.answer(frame, fds)
         if answers:

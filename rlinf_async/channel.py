@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import threading
 import uuid
 import weakref
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from rlinf_async import far_links, process, tracing
-from rlinf_async.errors import ClosedError, EndOfChannel
+from rlinf_async.errors import EndOfChannel
 from rlinf_async.gate import may_wait
 from rlinf_async.queues import registry
+from rlinf_async.queues.errors import QueueEnd
 from rlinf_async.queues.local_queue import LocalQueue
 from rlinf_async.queues.replicas import Replicas
 from rlinf_async.queues.wish import Get, Put, Wish
@@ -49,6 +51,9 @@ class Channel:
     leaves the item to the next one, at its old place.  What one producer puts under one key is got in that order.
     Contents do not survive the node that holds them.
 
+    Names are for ``create`` and ``connect``; from then on an object means one channel for good.  Once that is closed, a
+    channel that is made again under its name is another one.
+
     Where a channel has no ``maxsize`` a daemon promises room beforehand to the processes of its node, as long as there
     is plenty: they put without waiting for an answer, and what they have put can be had by whoever hears of it.
 
@@ -76,10 +81,14 @@ class Channel:
         self._maxsize = maxsize
         self._client = client
         self._local = local
-        self._roster: dict[str, Any] | None = None
+        self._roster: registry.Roster | None = None
+        self._promise: registry.Promise | None = None
+        """What it is known by to those whom it was passed on to before it had a number."""
         self._replicas: Replicas | None = None
         self._opening: Work[None] | None = None
         self._closing: Work[None] | None = None
+        self._discarding = False
+        self._is_known = False
         self._wishes = Wishes(name, None if local is None else local.max_bytes)
         _channels.add(self)
 
@@ -144,13 +153,14 @@ class Channel:
         maxsize = max(0, whole_number(maxsize, "maxsize", f"channel '{name}'", -MOST))
         max_bytes = whole_number(max_bytes, "max_bytes", f"channel '{name}'")
         if local:
-            return _local_again(uuid.uuid4().hex, name, maxsize, max_bytes)
+            return cls(name, maxsize, None, LocalQueue(uuid.uuid4().hex, name, maxsize, max_bytes))
         client = seats.only_taken() if cluster is None else cluster.client
         channel = cls(name, maxsize, client)
         channel._open(
+            client,
             registry.create(
                 client, name, maxsize=maxsize, max_bytes=max_bytes, distributed=distributed, node_rank=node_rank
-            )
+            ),
         )
         return channel
 
@@ -178,32 +188,43 @@ class Channel:
             timeout = seconds(timeout, f"connect() to channel '{name}'")
         client = seats.only_taken() if cluster is None else cluster.client
         channel = cls(name, 0, client)
-        channel._open(registry.find(client, name, timeout))
+        channel._open(client, registry.find(client, name, timeout))
         return channel
 
-    def _open(self, opening: Any) -> None:
-        client = self._client
-        assert client is not None
-        replicas = self._replicas = Replicas(client)
+    def _open(self, client: NodeClient, opening: Coroutine[Any, Any, registry.Roster | None]) -> None:
+        """Begins to find out which channel it is; None says that it is closed already."""
+        replicas = Replicas(client)
 
         async def open_replicas() -> None:
-            try:
-                roster = await opening
-            except BaseException as error:
-                replicas.fail(ClosedError("it was given up") if isinstance(error, asyncio.CancelledError) else error)
-                raise
-            self._take(roster)
-            replicas.open(roster)
+            roster = await opening
+            self._take(client, roster)
+            if roster is None:
+                replicas.end(QueueEnd.of_closed(self._name))
+            else:
+                replicas.open(roster)
 
-        self._opening = replicas.opening = client.run(open_replicas(), what=f"channel '{self._name}'")
+        def opened() -> None:
+            error = work._error
+            if error is not None:
+                self._take(client, None)
+                replicas.end(QueueEnd.of_lost(error))
+
+        self._opening = replicas.opening = work = client.run(open_replicas(), what=f"channel '{self._name}'")
+        self._replicas, self._client = replicas, client
+        work._follow(opened)
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            self._opening.wait()
+            work.wait()
 
-    def _take(self, roster: dict[str, Any]) -> None:
-        self._roster = roster
-        self._maxsize = roster["maxsize"]
+    def _take(self, client: NodeClient, roster: registry.Roster | None) -> None:
+        """It is known which channel it is, or that it is none."""
+        with _passing_on:
+            self._roster, self._is_known = roster, True
+            if self._promise is not None and self._promise["maker"] == client.endpoint:
+                registry.keep(client, self._promise, roster)
+        if roster is not None:
+            self._maxsize = roster["maxsize"]
 
     def __await__(self) -> Generator[Any, Any, Channel]:
         """Waits until the channel exists.
@@ -219,7 +240,7 @@ class Channel:
         return await self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self._close().async_wait()
+        await self.aclose()
 
     def __enter__(self) -> Channel:
         return self
@@ -363,62 +384,84 @@ class Channel:
 
     # -- the end ------------------------------------------------------------------------------------------------
 
-    def close(self) -> Any:
-        """No more puts; gets go on until what is in the channel has been taken.  Its name is free.
+    def close(self, *, discard: bool = False) -> Any:
+        """No more puts: those that wait for room end with ``ClosedError``.  Gets go on until what is in the channel has
+        been taken, and then end with ``EndOfChannel``.  Its name is free.
 
         Anybody may close a channel.  Idempotent.  In a coroutine it returns a ``Work`` to await, elsewhere it blocks.
         What was put before is in the channel when it is done.  A process that is frozen for longer than two seconds is
         not waited for; what it puts before it hears of that is lost, and its log says so.
-        """
-        return blocking(self._close())
 
-    def _close(self) -> Work[None]:
-        if self._closing is None:
+        Args:
+            discard: throw away what is in the channel, too: gets end at once, those that wait are woken.  A channel
+                that was closed without may be closed so afterwards.  What a get has brought already is its consumer's.
+        """
+        return blocking(self._close(discard))
+
+    async def aclose(self, *, discard: bool = False) -> None:
+        """As ``close``, in a coroutine."""
+        await self._close(discard).async_wait()
+
+    def _close(self, discard: bool = False) -> Work[None]:
+        if self._closing is None or (discard and not self._discarding):
+            self._discarding = discard
             if self._local is not None:
-                self._local.close()
+                self._local.close(discard)
                 self._closing = _done()
             elif (client := self._bound()).closed is not None:
                 self._closing = _done()  # and it has ended with its cluster
             else:
-                if self._replicas is not None:
-                    self._replicas.flush()
-                self._closing = client.run(self._close_queues(client), what=f"closing channel '{self._name}'")
+                assert self._replicas is not None
+                self._replicas.flush()
+                self._closing = client.run(self._close_queues(client, discard), what=f"closing channel '{self._name}'")
         return self._closing
 
-    async def _close_queues(self, client: NodeClient) -> None:
+    async def _close_queues(self, client: NodeClient, discard: bool) -> None:
         if self._opening is not None:
             try:
                 await self._opening.async_wait()
             except Exception:
                 return  # there never was one
-        if far_links.here is not None and self._replicas is not None:
+        if self._roster is None:
+            return
+        assert self._replicas is not None
+        if far_links.here is not None:
             await far_links.here.emptied(("channel", self._name))
-            self._replicas.flush()
-        assert self._roster is not None
-        await registry.close(client, self._roster)
+        await self._replicas.pinned()
+        self._replicas.flush()
+        await registry.close(client, self._roster, discard=discard)
 
     # -- travelling ---------------------------------------------------------------------------------------------
 
     def __reduce__(self) -> Any:
         if self._local is not None:
-            local = self._local
+            local = _local_queues.setdefault(self._local.token, self._local)
             return _local_again, (local.token, self._name, self._maxsize, local.max_bytes)
-        return _again, (self._name, self._maxsize, self._roster)
+        with _passing_on:
+            if self._roster is None and self._promise is None:
+                client = self._bound()
+                self._promise = registry.promise(client)
+                if self._is_known:
+                    registry.keep(client, self._promise, None)
+            return _again, (self._name, self._maxsize, self._roster, self._promise if self._roster is None else None)
 
     def _bound(self) -> NodeClient:
         """The seat of this process in the channel's run, which one that has travelled looks for when it is used."""
-        if self._client is not None and self._client.pid != process.pid:
-            raise process.forked(f"channel '{self._name}'", self._client.pid)
-        if self._client is None:
-            roster = self._roster
+        client = self._client
+        if client is not None and client.pid != process.pid:
+            raise process.forked(f"channel '{self._name}'", client.pid)
+        if client is None:
             what = f"channel '{self._name}'"
-            self._client = seats.only_taken(what) if roster is None else seats.taken_in(roster["run"], what)
-            if roster is None:
-                self._open(registry.find(self._client, self._name, None))
+            if self._roster is not None:
+                client = seats.taken_in(self._roster["run"], what)
+                replicas = Replicas(client)
+                replicas.open(self._roster)
+                self._replicas, self._client = replicas, client
             else:
-                self._replicas = Replicas(self._client)
-                self._replicas.open(roster)
-        return self._client
+                assert self._promise is not None
+                client = seats.taken_in(self._promise["run"], what)
+                self._open(client, registry.redeem(client, self._promise, self._name))
+        return client
 
     # -- inside -------------------------------------------------------------------------------------------------
 
@@ -469,10 +512,10 @@ def _finish(wish: Wish[Any], async_op: bool) -> Any:
         raise
 
 
-def _again(name: str, maxsize: int, roster: registry.Roster | None) -> Channel:
+def _again(name: str, maxsize: int, roster: registry.Roster | None, promise: registry.Promise | None = None) -> Channel:
     """A channel that was passed to this process."""
     channel = Channel(name, maxsize, None)
-    channel._roster = roster
+    channel._roster, channel._promise = roster, promise
     return channel
 
 
@@ -483,14 +526,20 @@ def _leave_to_parent() -> None:
     """In a forked child no channel has a way to its queues: who uses one asks ``_bound``, which says why."""
     for channel in list(_channels):
         channel._replicas = None
+    global _passing_on
+    _passing_on = threading.RLock()
     _local_queues.clear()
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
 
 
+_passing_on = threading.RLock()
+"""Held where a channel is passed on, and where it becomes known which one it is: so each promise is kept."""
+
+
 _local_queues: dict[str, LocalQueue] = {}
-"""By token; whatever one process is passed of a local channel is one queue there."""
+"""Those that have travelled, by token; whatever one process is passed of a local channel is one queue there."""
 
 
 def _local_again(token: str, name: str, maxsize: int, max_bytes: int) -> Channel:

@@ -13,6 +13,7 @@ from rlinf_async import Channel, ClosedError, Cluster, NodePlacementStrategy, Wo
 from rlinf_async.core import codec
 from rlinf_async.core.frames import WAIT
 from rlinf_async.core.keys import canonical_key
+from rlinf_async.queues.remote_queue import RemoteQueue
 from rlinf_async.queues.wish import Put
 
 
@@ -76,10 +77,7 @@ class User(Worker):
         plain = codec.encode_plain(item)
         assert plain is not None
         key = canonical_key("default_queue")
-        await channel.qsize()
-        assert channel._replicas is not None
-        queue = channel._replicas._only
-        assert queue is not None
+        queue = _queue_of(channel)
         queue._company._crowded_until = time.monotonic() + 60
         works = [Put(channel.name, "default_queue", key, weight, plain, len(plain), WAIT, 60) for weight in weights]
         for work in works:
@@ -105,8 +103,26 @@ class User(Worker):
         works, self.works = self.works, []
         return [await work for work in works]
 
+    async def take_refusals(self) -> list[str]:
+        works, self.works = self.works, []
+        return [type(error).__name__ for error in await asyncio.gather(*works, return_exceptions=True)]
+
     def forget(self) -> None:
         self.works.clear()
+
+    def keep(self, channel: Channel, name: str = "channel") -> None:
+        """Does not touch it."""
+        setattr(self, name, channel)
+
+    def call_kept(self, name: str, method: str, *args: Any) -> str:
+        try:
+            return str(getattr(getattr(self, name), method)(*args))
+        except Exception as error:
+            return f"{type(error).__name__}: {str(error).split(';')[0]}"
+
+    async def create_and_pass_on(self, name: str) -> Channel:
+        """Does not know which channel it is when it leaves."""
+        return self.create_channel(name)
 
     async def redelivered(self, channel: Channel) -> tuple[Any, bool]:
         work = channel.get()
@@ -146,10 +162,7 @@ class User(Worker):
 
     async def put_in_a_crowd(self, channel: Channel, item: Any) -> None:
         """What is kept back for the end of the loop's turn, which a ``def`` method may be in the way of."""
-        channel._bound()
-        assert channel._replicas is not None
-        queue = channel._replicas._only
-        assert queue is not None
+        queue = _queue_of(channel)
         queue._company._crowded_until = time.monotonic() + 60
         self.works.append(channel.put(item))
         assert queue._company.puts
@@ -157,11 +170,7 @@ class User(Worker):
     # -- with credit --------------------------------------------------------------------------------------------
 
     def purse(self, channel: Channel) -> Any:
-        channel._bound()
-        assert channel._replicas is not None
-        queue = channel._replicas._only
-        assert queue is not None
-        return queue._purse
+        return _queue_of(channel)._purse
 
     def has_credit(self, channel: Channel) -> bool:
         return bool(self.purse(channel)._left > 0)
@@ -253,6 +262,13 @@ class User(Worker):
         async with asyncio.TaskGroup() as tasks:
             for _ in range(in_flight):
                 tasks.create_task(one())
+
+
+def _queue_of(channel: Channel) -> RemoteQueue:
+    channel._bound()
+    assert channel._replicas is not None
+    assert channel._roster is not None
+    return channel._replicas._queue(channel._roster["nodes"][0])
 
 
 def _told(put: Put) -> str:

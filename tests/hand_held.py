@@ -146,9 +146,9 @@ class Daemon:
             hosting.send(None)
         self.queue = self.channels._hosted[NUMBER].queue
 
-    def close(self) -> None:
+    def close(self, *, discard: bool = False) -> None:
         with pytest.raises(StopIteration):
-            self.channels.do_close_channel(0, 1, {"number": NUMBER}).send(None)
+            self.channels.do_close_channel(0, 1, {"number": NUMBER, "discard": discard}).send(None)
 
 
 def settle(daemon: Daemon) -> None:

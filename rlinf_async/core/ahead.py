@@ -51,6 +51,7 @@ class Ahead(Outlet):
     def ask(self, who: int, key: bytes, what: Any) -> list[Step]:
         """Somebody wants to know what is queued under a key: it is answered when that is the truth."""
         steps: list[Step] = []
+        self._party(who)  # which hears of the end of the queue, if that comes before the answer
         self._ask(Question(who, key, what), steps)
         return steps
 
@@ -139,3 +140,29 @@ class Ahead(Outlet):
                 self._ask(wish, steps)
             else:
                 self._get(self.parties[wish.consumer], wish, steps)
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def _turn_away(self, steps: list[Step]) -> None:
+        """The puts that wait for room come to nothing, but for those that are in already, as their producers know."""
+        waiting = [item for lane in self._lanes.values() for item in lane.puts if not item.paid]
+        for item in waiting:
+            del self.parties[item.producer].puts[item.number]
+            steps.append((Act.CLOSED, item))
+        steps += self._withdraw(waiting, [])
+
+    def _discard(self, steps: list[Step]) -> None:
+        """Forgets all keys: what is queued is gone, what waits ends, and what was handed out does not come back."""
+        self.closed = True
+        for lane in self._lanes.values():
+            steps += [(Act.ANSWER, wish) for wish in lane.held if isinstance(wish, Question)]
+        for party in self.parties.values():
+            waiting = [*party.gets.values(), *party.asleep.values()]
+            steps += [(Act.ENDED, get) for get in waiting if not get.delivered]
+            party.gets.clear()
+            party.asleep.clear()
+        self._lanes.clear()
+        self._cramped.clear()
+        self._undecided.clear()
+        self._gathering.clear()
+        self.bytes = self.waiting_bytes = self._overtaken = self._gathered = 0

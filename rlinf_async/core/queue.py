@@ -150,16 +150,23 @@ class Queue(Ahead):
         self._credit_is_back(steps)
         return steps
 
-    def close(self) -> list[Step]:
-        """No more puts; gets end once what was put before has been taken.
+    def close(self, *, discard: bool = False) -> list[Step]:
+        """No more puts, not even of those that wait for room; gets end once what is in has been taken.
 
         The queue is ``closed`` when all credit is back; until then what was put with it still comes in.
+
+        Args:
+            discard: throw away what is in, of a queue that was closed before, too: then it is ``closed`` at once.
         """
         steps: list[Step] = []
         if not self.closing:
             self.closing = True
-            steps += [(Act.RECALL, recall) for recall in self.ledger.recall_all()]
-            self._credit_is_back(steps)
+            self._turn_away(steps)
+            if not discard:
+                steps += [(Act.RECALL, recall) for recall in self.ledger.recall_all()]
+        if discard:
+            self._discard(steps)
+        self._credit_is_back(steps)
         return steps
 
     def returned(self, who: int, amount: int, *, answers: bool = True) -> list[Step]:

@@ -25,6 +25,8 @@ _ME: Final = 1
 class LocalQueue:
     """The same queue without a daemon: what is put is handed over as it is, neither pickled nor copied."""
 
+    has_told_of_loss = False
+
     def __init__(self, token: str, name: str, maxsize: int, max_bytes: int) -> None:
         self._pid = process.pid
         self.token = token
@@ -111,10 +113,10 @@ class LocalQueue:
     def open(self, body: Any, fds: list[int]) -> Any:
         return body[0]
 
-    def close(self) -> None:
+    def close(self, discard: bool) -> None:
         self._check_process()
         with self._lock:
-            steps = self._queue.close()
+            steps = self._queue.close(discard=discard)
         self._follow(steps)
 
     def _follow(self, steps: list[Step]) -> None:

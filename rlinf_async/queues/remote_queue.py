@@ -11,10 +11,10 @@ from rlinf_async.core import codec, frames
 from rlinf_async.core.body import open_body, pack_body
 from rlinf_async.core.credit import Purse, cost
 from rlinf_async.core.segment import close_fds
-from rlinf_async.errors import ClosedError, EndOfChannel, NodeLost
+from rlinf_async.errors import NodeLost
 from rlinf_async.queues.ahead_gets import AheadGets
 from rlinf_async.queues.company import CROWD, Company, Large, emptied
-from rlinf_async.queues.errors import error_of
+from rlinf_async.queues.errors import QueueEnd, error_of
 from rlinf_async.queues.wish import Get, Put, Question, Wish
 from rlinf_async.seat import far_side
 from rlinf_async.seat.client import NodeClient
@@ -39,6 +39,8 @@ class RemoteQueue:
     What is asked of the daemon is numbered, and answered by that number.  ``start`` may be used from any thread; what
     the daemon says is handled on the client's.
     """
+
+    has_told_of_loss = False
 
     def __init__(
         self,
@@ -74,8 +76,8 @@ class RemoteQueue:
         self._last_put: Put | None = None
         self._unheard = 0
         """Puts in a row that were started when nobody had heard of the one before: several are under way."""
-        self._over: tuple[Exception, Exception] | None = None
-        """There is no such queue any more, or no way to it: the error of a put, and of a get."""
+        self._over: QueueEnd | None = None
+        """There is no such queue any more, or no way to it."""
 
     def __repr__(self) -> str:
         puts = len(self._puts) + len(self._leaving)
@@ -92,6 +94,9 @@ class RemoteQueue:
         if wish.done():
             return
         wish.door = self
+        if self._over is not None:
+            wish.refuse(self._over)
+            return
         # Not isinstance(): of an abstract base class that takes a microsecond.
         kind = type(wish)
         if kind is Put:
@@ -103,8 +108,8 @@ class RemoteQueue:
             wish.number = next(self._questions)
             self._asked[wish.number] = wish
             self._ahead.ask(wish)
-        if self._over is not None:
-            self._refuse(wish)
+        if self._over is not None:  # meanwhile: whoever ended the queue may not have seen this wish
+            wish.refuse(self._over)
 
     def _start_put(self, put: Put) -> None:
         body: bytes | int
@@ -344,9 +349,7 @@ class RemoteQueue:
 
     def end(self, why: str) -> None:
         """The daemon has no such queue any more."""
-        text = f"channel '{self.name}' is closed" + (f": {why}" if why else "")
-        no_put = ClosedError(f"{text}; nothing can be put there any more")
-        self._finish(no_put, ClosedError(text) if why else EndOfChannel(f"{text}, and everything has been taken"))
+        self._finish(QueueEnd.of_closed(self.name, why))
 
     def fail(self, error: Exception) -> None:
         """Everything that waits, and whatever is asked from now on, ends with this error."""
@@ -358,10 +361,10 @@ class RemoteQueue:
                 f"{error.reason}; channel '{self.name}' lived there, with what was in it: {len(self._gets)} gets of "
                 f"this process waited, {puts} puts had no answer yet",
             )
-        self._finish(error, error)
+        self._finish(QueueEnd.of_lost(error))
 
-    def _finish(self, no_put: Exception, no_get: Exception) -> None:
-        self._over = (no_put, no_get)  # first: what is started meanwhile is refused by its starter
+    def _finish(self, end: QueueEnd) -> None:
+        self._over = end  # first: what is started meanwhile is refused by its starter
         self._company.drop()
         puts, self._puts = {**self._puts, **self._leaving}, {}
         self._leaving = {}
@@ -371,14 +374,4 @@ class RemoteQueue:
         asked, self._asked = self._asked, {}
         for wishes in (puts, gets, asked):
             for wish in list(wishes.values()):
-                self._refuse(wish)
-
-    def _refuse(self, wish: Wish[Any]) -> None:
-        assert self._over is not None
-        no_put, no_get = self._over
-        if isinstance(wish, Put):
-            wish._settle(error=no_put)
-        elif isinstance(wish, Question) and isinstance(no_get, EndOfChannel):
-            wish._settle((0, False) if wish.word == "size" else [])
-        else:
-            wish._settle(error=no_get)
+                wish.refuse(end)

@@ -11,7 +11,8 @@ from typing import Any, Final, Protocol, TypeVar
 from rlinf_async import waits
 from rlinf_async.core import frames
 from rlinf_async.core.segment import close_fds
-from rlinf_async.errors import ClosedError, DeadlineExceeded
+from rlinf_async.errors import ClosedError, DeadlineExceeded, EndOfChannel
+from rlinf_async.queues.errors import QueueEnd
 from rlinf_async.work import Work
 
 logger = logging.getLogger(__name__)
@@ -23,7 +24,13 @@ ANSWER: Final = 10.0
 
 
 class Door(Protocol):
-    """Where a wish has gone: a queue of this process, or in some daemon."""
+    """Where a wish has gone: a queue of this process, or in some daemon.
+
+    Attributes:
+        has_told_of_loss: a put that nobody awaits was refused because the channel is closed, and the log says so.
+    """
+
+    has_told_of_loss: bool
 
     @property
     def where(self) -> str: ...
@@ -137,6 +144,10 @@ class Wish(Work[T]):
             error = self._late(self._timeout)
         self._settle(error=error)
 
+    def refuse(self, end: QueueEnd) -> None:
+        """There is no queue for it any more."""
+        self._settle(error=end.get)
+
     def give_up(self, error: Exception) -> None:
         """Ends it with an error, unless it is done, and withdraws it from where it waits."""
         if self._settle(error=error) and self.door is not None:
@@ -156,12 +167,14 @@ class Put(Wish[None]):
         ahead: bytes of it that have left before it was known whether there is room.
         pauses: a coroutine that awaits it lets others run, even if it is done.
         heard: somebody has the result.
+        refused: a queue has turned it down, so that its item is lost unless somebody hears of that.
     """
 
     kind = "put"
     ahead = 0
     pauses = False
     heard = False
+    refused = False
 
     def __init__(
         self,
@@ -193,10 +206,25 @@ class Put(Wish[None]):
         self.heard = True
         super()._result()
 
+    def turn_down(self, error: Exception) -> None:
+        self.refused = True
+        super().turn_down(error)
+
+    def refuse(self, end: QueueEnd) -> None:
+        self.refused = end.closed
+        self._settle(error=end.put)
+
     def __del__(self) -> None:
         error = self._error
-        if error is not None and not self.heard and not isinstance(error, ClosedError):
-            logger.error("%s failed, and nobody asked: %s: %s", self._describe(), type(error).__name__, error)
+        if error is None or self.heard:
+            return
+        if isinstance(error, ClosedError):
+            # Of a channel that was closed once: all that was put there and not awaited has met the same end.
+            if not self.refused or (self.door is not None and self.door.has_told_of_loss):
+                return
+            if self.door is not None:
+                self.door.has_told_of_loss = True
+        logger.error("%s failed, and nobody asked: %s: %s", self._describe(), type(error).__name__, error)
 
 
 class Get(Wish[T]):
@@ -350,6 +378,12 @@ class Question(Wish[Any]):
         self.items: list[tuple[int, Callable[[], Any]]] = []
         """Of a peek, what has come so far: an item's weight, and what makes it."""
         self._show: Callable[[Any], Any] | None = show
+
+    def refuse(self, end: QueueEnd) -> None:
+        if isinstance(end.get, EndOfChannel):
+            self._settle((0, False) if self.word == "size" else [])
+        else:
+            super().refuse(end)
 
     def _result(self) -> Any:
         with self._lock:

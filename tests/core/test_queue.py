@@ -321,11 +321,64 @@ def test_a_closed_queue_gives_what_it_has_and_then_ends() -> None:
     assert queue.finished
 
 
-def test_puts_that_waited_when_the_queue_was_closed_still_go_in() -> None:
+def test_puts_that_wait_for_room_come_to_nothing_when_the_queue_is_closed() -> None:
     queue = filled("a", maxsize=1)
-    queue.put(P, 2, K, body="b")
-    assert queue.close() == []
-    assert acts(queue.get(C, 1, K)) == [(Act.DELIVER, 1), (Act.ACCEPTED, 2)]
+    queue.put(P, 2, K, nbytes=1, body="b")
+    queue.put(D, 1, K, nbytes=1)
+    assert acts(queue.close()) == [(Act.CLOSED, 2), (Act.CLOSED, 1)]
+    assert queue.waiting_bytes == 0
+    assert acts(queue.get(C, 1, K)) == [(Act.DELIVER, 1)]
+    queue.taken(C, [1])
+    assert queue.finished
+
+
+def test_a_put_that_was_pulled_when_the_queue_is_closed_comes_to_nothing_and_its_body_to_nowhere() -> None:
+    queue = filled("a", maxsize=1)
+    queue.put(P, 2, K, nbytes=3)
+    assert acts(queue.get(C, 1, K)) == [(Act.DELIVER, 1), (Act.PULL, 2)]
+    queue.taken(C, [1])
+    assert acts(queue.close()) == [(Act.CLOSED, 2)]
+    assert queue.bytes == 0
+    assert queue.supply(P, 2, "b") == []
+    assert queue.finished
+
+
+def test_a_closed_queue_that_is_discarded_ends_every_get_at_once_and_has_nothing() -> None:
+    for closed_before in False, True:
+        queue = filled("a", "b", "c", max_bytes=4)
+        queue.put(P, 4, K, nbytes=2, body="waits")
+        queue.get(C, 1, K)  # is leased
+        queue.get(C, 2, L, 5)  # waits
+        if closed_before:
+            assert acts(queue.close()) == [(Act.CLOSED, 4), (Act.ENDED, 2)]
+            assert queue.close(discard=True) == []
+        else:
+            assert acts(queue.close(discard=True)) == [(Act.CLOSED, 4), (Act.ENDED, 2)]
+        assert (queue.size(K), queue.peek(K), queue.bytes, queue.waiting_bytes) == (0, [], 0, 0)
+        assert queue.finished
+        assert acts(queue.get(D, 1, K)) == [(Act.ENDED, 1)]
+        assert acts(queue.put(D, 2, K, body="d")) == [(Act.CLOSED, 2)]
+        assert queue.cancel(C, 1) == queue.drop(C) == []  # what was leased does not come back
+        assert queue.size(K) == 0
+
+
+def test_what_a_batch_had_gathered_is_discarded_with_the_rest() -> None:
+    queue = weighted(1, 1)
+    queue.get(C, 1, K, 5)
+    queue.get(D, 1, K)
+    assert acts(queue.close(discard=True)) == [(Act.ENDED, 1), (Act.ENDED, 1)]
+    assert queue.finished
+
+
+def test_a_discard_waits_for_no_credit() -> None:
+    queue = Queue(max_bytes=1 << 30, lends_to=lambda party: True)
+    steps = queue.put(P, 1, K, nbytes=1, body="a")
+    (granted,) = [what.amount for act, what in steps if act == Act.GRANT]
+    assert [act for act, _ in queue.close()] == [Act.RECALL]
+    assert not queue.closed
+    assert queue.close(discard=True) == []
+    assert queue.finished
+    assert acts(queue.put(P, 2, K, nbytes=1, body="b", paid=granted)) == [(Act.LOST, 2)]
 
 
 def test_the_end_waits_for_what_another_consumer_may_give_back() -> None:

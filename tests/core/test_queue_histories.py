@@ -54,6 +54,7 @@ class Histories(RuleBasedStateMachine):
         self.first_times: dict[tuple[int, bytes], int] = {}
         """The number of the last item of a producer under a key that was delivered for the first time."""
         self.key_of: dict[tuple[int, int], bytes] = {}
+        self.discarded: set[tuple[int, int]] = set()
         self.places: dict[tuple[int, int], int] = {}
         """The order in which items were accepted."""
 
@@ -126,6 +127,13 @@ class Histories(RuleBasedStateMachine):
         if sure == 0:
             self.follow(self.queue.close())
 
+    @precondition(lambda self: not self.discarded)
+    @rule(sure=st.integers(0, 25))
+    def discard(self, sure: int) -> None:
+        if sure == 0:
+            self.discarded = self.accepted - set(self.taken)
+            self.follow(self.queue.close(discard=True))
+
     def send(self, process: Process, wired: bool, what: str, number: int, facts: tuple[Any, ...] = ()) -> None:
         """What is not ``wired`` arrives at once, and overtakes whatever is on the wire."""
         if wired:
@@ -184,6 +192,7 @@ class Histories(RuleBasedStateMachine):
         assert identity in self.attempted, "Q-I: an item that nobody has put"
         if act == Act.ACCEPTED:
             assert identity not in self.accepted, "an item was accepted twice"
+            assert not self.queue.closing, "an item was accepted after the end"
             self.accepted.add(identity)
             self.key_of[identity] = item.key
             self.places[identity] = len(self.places)
@@ -221,7 +230,7 @@ class Histories(RuleBasedStateMachine):
             assert get.number not in process.has
             if act == Act.ENDED:
                 own = {(item.producer, item.number) for items in process.has.values() for item in items}
-                left = self.accepted - set(self.taken) - own - process.gave_back
+                left = self.accepted - set(self.taken) - own - process.gave_back - self.discarded
                 assert not [identity for identity in left if self.key_of[identity] == get.key], "ended too early"
             process.gets.discard(get.number)
 
@@ -241,7 +250,7 @@ class Histories(RuleBasedStateMachine):
     def nothing_is_lost(self) -> None:
         if hasattr(self, "queue"):
             contents = self.contents()
-            missing = self.accepted - set(contents) - set(self.taken)
+            missing = self.accepted - set(contents) - set(self.taken) - self.discarded
             assert not missing, f"Q-II: {missing} lost"
             assert len(self.taken) == len(set(self.taken)), "Q-III: taken twice"
 
@@ -301,8 +310,8 @@ class Histories(RuleBasedStateMachine):
         for process in self.processes.values():
             assert not process.gets, "a get never ended"
             assert not process.puts, "a put never ended"
-        assert set(self.taken) == self.accepted
-        assert len(self.taken) == len(self.accepted)
+        assert set(self.taken) | self.discarded == self.accepted
+        assert len(self.taken) == len(set(self.taken))
 
 
 TestHistories = Histories.TestCase

@@ -97,16 +97,18 @@ class Daemon:
     def __init__(self) -> None:
         self.gone: set[int] = set()
         loop = asyncio.get_running_loop()
-        self.router = Router(loop, 0, lambda *_: None)
+        self.asked: list[tuple[str, Any]] = []
+        """Of node 0's daemon, which is this one."""
+        self.router = Router(loop, 0, lambda source, ask, operation, facts: self.asked.append((operation, facts)))
         self.channels = Channels(loop, self.router, self.gone, budget=1 << 30)
 
     async def host(self, owner: int, *, maxsize: int = 0, max_bytes: int = 0) -> None:
         facts = {"number": NUMBER, "name": "obs", "maxsize": maxsize, "max_bytes": max_bytes}
         assert await self.channels.do_host_channel(owner, 1, facts)
 
-    async def close(self, closer: Process) -> Any:
+    async def close(self, closer: Process, *, discard: bool = False) -> Any:
         """True, or LATER."""
-        return await self.channels.do_close_channel(closer.id, 9, {"number": NUMBER})
+        return await self.channels.do_close_channel(closer.id, 9, {"number": NUMBER, "discard": discard})
 
     def die(self, process: Process, *, ended: bool = False) -> None:
         self.gone.add(process.id)
@@ -378,37 +380,56 @@ async def test_a_question_that_makes_no_sense_does_not_keep_others_from_their_an
 async def test_a_drivers_channels_end_with_it_and_a_workers_with_its_group(daemon: Daemon) -> None:
     owner, user = Process(daemon), Process(daemon)
     await daemon.host(owner.id)
-    await daemon.channels.do_name_channel(owner.id, 1, {"name": "obs", "roster": {"number": NUMBER}})
     user.get()
     daemon.die(owner)
-    assert daemon.channels.names.names() == ["obs"]
     assert user.heard() == []
     daemon.die(owner, ended=True)
     ((word, why),) = user.heard()
     assert word == "gone"
     assert "its group is closed" in why
-    assert daemon.channels.names.names() == []
+    assert daemon.asked == [("queue_ended", {"number": NUMBER})]
 
 
-async def test_a_name_is_the_firsts_and_is_freed_by_its_number_only(daemon: Daemon) -> None:
-    first, second = Process(daemon), Process(daemon)
-    name = daemon.channels.do_name_channel
-    assert await name(first.id, 1, {"name": "obs", "roster": {"number": 1}}) == {"number": 1}
-    assert await name(second.id, 1, {"name": "obs", "roster": {"number": 2}}) == {"number": 1}
-    unname = daemon.channels.do_unname_channel
-    assert not await unname(second.id, 2, {"name": "obs", "number": 2})
-    assert await unname(second.id, 3, {"name": "obs", "number": 1})
-    assert await name(second.id, 4, {"name": "obs", "roster": {"number": 2}}) == {"number": 2}
+async def test_a_discarded_channel_is_gone_for_all_who_use_it_at_once(daemon: Daemon) -> None:
+    owner, producer, consumer = Process(daemon, "driver"), Process(daemon), Process(daemon)
+    await daemon.host(owner.id)
+    await granted(daemon, producer)
+    got = consumer.get()
+    waiting = consumer.get()
+    await turn()
+    consumer.heard()
+    assert await daemon.close(owner, discard=True) is True  # though credit is out
+    ended, gone = consumer.heard()
+    assert (ended[0], ended[1][:2]) == ("failed", [waiting, "EndOfChannel"])
+    assert gone == ("gone", "")
+    assert producer.heard() == [("gone", "")]
+    producer.put(b"on its way", frames.CREDITED)
+    assert producer.heard() == [("gone", "")], "and nothing is told as lost"
+    consumer.tell("taken", [got])
+    assert daemon.channels.status() == {}
+    assert daemon.asked == [("queue_ended", {"number": NUMBER})]
 
 
-async def test_whoever_looks_for_a_name_is_answered_when_it_comes(daemon: Daemon) -> None:
-    seeker, other = Process(daemon), Process(daemon)
-    for process, ask in ((seeker, 7), (other, 8)):
-        assert await daemon.channels.do_find_channel(process.id, ask, {"name": "obs"}) is LATER
-    assert await daemon.channels.do_forget_find(other.id, 9, {"name": "obs", "ask": 8}) == []
-    await daemon.channels.do_name_channel(other.id, 1, {"name": "obs", "roster": {"number": 1}})
-    assert [frame[3:] for frame in seeker.sent] == [[seeker.id, 7, True, {"number": 1}]]
-    assert other.sent == []
+async def test_who_has_only_asked_what_is_there_hears_of_the_end(daemon: Daemon) -> None:
+    owner, asker = Process(daemon), Process(daemon)
+    await daemon.host(owner.id)
+    asker.tell("size", [1, b"k"])
+    assert await daemon.close(owner) is True
+    assert asker.heard() == [("size", [1, 0, False]), ("gone", "")]
+
+
+async def test_whatever_is_asked_of_a_channel_that_is_not_there_is_answered(daemon: Daemon) -> None:
+    process = Process(daemon)
+    for ask in (
+        lambda: process.put(b"x"),
+        lambda: process.get(),
+        lambda: process.get(target=frames.NOW),
+        lambda: process.tell("size", [1, b"k"]),
+        lambda: process.tell("peek", [1, b"k"]),
+        lambda: process.tell("wishes", [[(1, b"k", 0, frames.WAIT, b"a")], [], []]),
+    ):
+        ask()
+        assert process.heard() == [("gone", "")]
 
 
 async def test_nonsense_is_refused_and_harms_nobody_else(daemon: Daemon) -> None:

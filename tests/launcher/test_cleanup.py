@@ -30,7 +30,8 @@ HERE = NODE << 32
 NONSENSE = [b"k", b"", "obs", "", 0, 1, 2, 5, 1.5, -1, None, True, [], [1], [[1]], {}, {"a": 1}, 1 << 40]
 OPERATIONS = [
     "reserve", "publish", "join", "lookup", "forget_lookup", "release", "is_alive", "host_channel", "close_channel",
-    "name_channel", "unname_channel", "find_channel", "forget_find", "pin_key", "watch", "watched_by", "lock_devices",
+    "name_channel", "unname_channel", "find_channel", "forget_find", "pin_key", "number_channel",
+    "queue_ended", "promise_channel", "keep_promise", "redeem_promise", "watch", "watched_by", "lock_devices",
     "unlock_devices", "lease_port", "open_store", "collected", "await_spans", "forget_spans", "status", "collect_spans",
 ]  # fmt: skip
 SEEDS = int(os.environ.get("SEEDS", "300"))
@@ -102,10 +103,18 @@ class Daemon:
         await self.settle()
 
     def left_of(self, client: Client) -> list[str]:
-        """Where the daemon's state still names a client; that it is gone, and whose items these were, it may know."""
+        """Where the daemon's state still names a client.
+
+        It may know that the client is gone, whose items these were, and which channel was promised by it.
+        """
         found = find(self.desk, client.id, "desk", set())
         items = ("items[].producer", "returned[].producer")
-        return [place for place in found if not place.startswith("desk.gone") and not place.endswith(items)]
+        known = ("desk.gone", "desk.channel_names.table._kept", "desk.channel_names._gone")
+        return [
+            place
+            for place in found
+            if not place.startswith(known) and not place.endswith(items) and ".promises[]" not in place
+        ]
 
 
 def find(inside: Any, number: int, path: str, seen: set[int]) -> Iterator[str]:
@@ -162,8 +171,9 @@ def test_a_part_that_raises_keeps_no_other_from_being_done(caplog: pytest.LogCap
 
 
 PARTS = [
-    "channels.drop_party", "channels.drop_owner", "obituaries.forget", "locks.drop", "ports.drop", "traces.drop",
-    "router.drop_caller", "names.drop", "_drop_stores", "_abandon_groups",
+    "channels.drop_party", "channels.drop_owner", "channel_names.drop_party", "channel_names.drop_owner",
+    "obituaries.forget", "locks.drop", "ports.drop", "traces.drop", "router.drop_caller", "names.drop",
+    "_drop_stores", "_abandon_groups",
 ]  # fmt: skip
 
 
@@ -320,9 +330,11 @@ class Liar:
         arguments = {
             "name": self.pick("a", "b", "obs"), "group": self.pick("a", "b"), "rank": self.pick(0, 1, None),
             "size": self.pick(1, 2), "entry": self.pick({"endpoint": 7}), "number": self.pick(9, CHANNEL, 10),
-            "roster": self.pick({"number": 9}, {"number": CHANNEL}, [{"endpoint": 3}]), "ask": self.pick(3, 4),
+            "roster": self.pick(*({"number": number, "nodes": [NODE]} for number in (9, CHANNEL)), [{"endpoint": 3}]),
+            "ask": self.pick(3, 4),
             "maxsize": self.pick(0), "max_bytes": self.pick(0), "key": self.pick(b"k"), "node": self.pick(NODE),
             "numbers": self.pick([1, 2, 3]), "endpoints": self.pick([HERE + 1, 9]), "devices": self.pick([0, 1], [1]),
+            "maker": self.pick(HERE + 1, HERE + 2, HERE + 3), "promise": self.pick(1, 2),
             "most": self.pick(None), "round": self.pick("r"), "processes": self.pick([1, HERE + 1]),
         }  # fmt: skip
         operation = self._random.choice(OPERATIONS)

@@ -1,0 +1,247 @@
+"""What a close does to those who are in the midst of something, and to those who hear of it late."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rlinf_async import Channel, ClosedError, Cluster, DeadlineExceeded, EndOfChannel
+from tests.channel_workers import launch_mortal
+
+pytestmark = pytest.mark.shared_cluster
+
+WAYS = [{}, {"discard": True}]
+
+
+@pytest.fixture(params=[0, 1, "distributed"], ids=["near", "far", "distributed"])
+def place(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[dict[str, Any]]:
+    yield {"distributed": True} if request.param == "distributed" else {"node_rank": request.param}
+    assert cluster.status(0)["channels"] == cluster.status(1)["channels"] == {}
+
+
+# -- who waits --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", WAYS, ids=["plain", "discard"])
+def test_puts_that_wait_for_room_end_with_the_channel(users: Any, place: dict[str, Any], how: dict[str, Any]) -> None:
+    channel = Channel.create("full", maxsize=1, **place)
+    channel.put("in")
+    users.ask(channel, "put", "waits").wait()
+    waiting = channel.put("waits", async_op=True)
+    users.call(channel, "full").wait()  # behind the puts
+    channel.close(**how)
+    assert users.take_refusals().wait() == [["ClosedError"]] * 3
+    with pytest.raises(ClosedError, match="channel 'full' is closed; nothing can be put there any more") as refused:
+        waiting.wait(5)
+    assert type(refused.value) is ClosedError
+    if not how:
+        assert channel.get() == "in"
+    with pytest.raises(EndOfChannel):
+        channel.get(timeout=5)
+
+
+@pytest.mark.parametrize("how", WAYS, ids=["plain", "discard"])
+def test_gets_that_wait_are_woken(users: Any, place: dict[str, Any], how: dict[str, Any]) -> None:
+    channel = Channel.create("empty", **place)
+    users.ask(channel, "get").wait()
+    users.ask(channel, "get_batch", 5).wait()
+    waiting = channel.get(async_op=True)
+    users.call(channel, "empty").wait()
+    channel.close(**how)
+    assert users.take_refusals().wait() == [["EndOfChannel"] * 2] * 3
+    with pytest.raises(EndOfChannel, match="channel 'empty' is closed; nothing is left to get there"):
+        waiting.wait(5)
+
+
+def test_what_is_queued_gathered_and_read_ahead_is_discarded(users: Any, place: dict[str, Any]) -> None:
+    channel = Channel.create("discarded", **place)
+    for number in range(200):
+        channel.put(number, weight=1)
+    channel.put("alone", weight=1, key="batch")
+    users[1].ask(channel, "get_batch", 5, key="batch").wait()
+    users[1].call(channel, "empty", "batch").wait()
+    assert users[0].get_all(channel, 40).wait() == [list(range(40))]  # and is read ahead of
+    channel.close(discard=True)
+    assert users[1].take_refusals().wait() == [["EndOfChannel"]]
+    for user in users[0], users[1], users[2]:
+        with pytest.raises(EndOfChannel, match="channel 'discarded' is closed"):
+            user.call(channel, "get").wait()
+        with pytest.raises(ClosedError, match="channel 'discarded' is closed"):
+            user.call(channel, "put", "x").wait()
+        assert user.call(channel, "qsize").wait() == [0]
+
+
+async def test_a_put_that_is_under_way_stays_with_the_channel_that_it_was_meant_for(cluster: Cluster) -> None:
+    for round_ in range(20):
+        channel = await Channel.create("remade", maxsize=1, cluster=cluster)
+        puts = [channel.put((round_, index)) for index in range(4)]
+        closing = channel.close()
+        again = Channel.create("remade", cluster=cluster)
+        outcomes = await asyncio.gather(*puts, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [type(None), ClosedError, ClosedError, ClosedError]
+        await closing
+        assert await channel.get(timeout=5) == (round_, 0)
+        await again
+        await again.close()
+        another = await Channel.create("remade", cluster=cluster)
+        assert await another.empty()
+        await another.aclose(discard=True)
+
+
+def test_puts_that_are_refused_by_a_closed_channel_unheard_are_logged_once(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    channel = Channel.create("lossy", maxsize=1)
+    channel.put("in")
+    for _ in range(9):
+        channel.put("waits", async_op=True)
+    channel.close()
+    channel.get()
+    channel.put("late", async_op=True)
+    gc.collect()
+    assert caplog.text.count("put() to channel 'lossy'") == 1
+    assert "put() to channel 'lossy' on node 0 (key 'default_queue') failed, and nobody asked: ClosedE" in caplog.text
+
+
+def test_keys_that_a_consumer_touches_first_after_the_close_are_drained(cluster: Cluster, users: Any) -> None:
+    channel = Channel.create("spread", distributed=True)
+    users[2].put_all(channel, [1, 2, 3], key="far").wait()
+    channel.close()
+    assert users[0].get_all(channel, 3, key="far").wait() == [[1, 2, 3]]
+    for key in "far", "never":
+        with pytest.raises(EndOfChannel):
+            users[0].call(channel, "get", key).wait()
+
+
+# -- who hears of it late ---------------------------------------------------------------------------------------------
+
+
+async def test_who_touches_first_after_the_close_hears_so_and_never_meets_the_next_of_that_name(
+    cluster: Cluster, users: Any, place: dict[str, Any]
+) -> None:
+    channel = Channel.create("epoch", cluster=cluster, **place)
+    await users.keep(channel)  # before anybody knows which channel it is
+    mine = pickle.loads(pickle.dumps(channel))
+    await channel
+    await users.keep(channel, "open")
+    await channel.put("epoch 0")
+    await channel.close(discard=True)
+    async with Channel.create("epoch", cluster=cluster, **place) as again:
+        await again.put("epoch 1")
+        for kept in "channel", "open":
+            assert await users.call_kept(kept, "put", "epoch 0") == ["ClosedError: channel 'epoch' is closed"] * 3
+            assert await users.call_kept(kept, "get") == ["EndOfChannel: channel 'epoch' is closed"] * 3
+            assert await users.call_kept(kept, "qsize") == ["0"] * 3
+            assert await users.call_kept(kept, "close") == ["None"] * 3
+        with pytest.raises(ClosedError) as refused:
+            await mine.put("epoch 0")
+        assert type(refused.value) is ClosedError
+        assert await again.qsize() == 1
+        assert await again.get() == "epoch 1"
+
+
+async def test_a_channel_may_be_passed_on_before_it_exists_and_on_from_there(cluster: Cluster, users: Any) -> None:
+    channel = Channel.create("early", cluster=cluster, node_rank=1)
+    twice = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(channel))))
+    assert await users.acall(channel, "put", "from a worker") == [None] * 3
+    await twice.put("from here")
+    assert await channel.qsize() == 4
+    copy = pickle.loads(pickle.dumps(twice))
+    assert copy._roster == channel._roster
+    await copy.close()
+    assert [await channel.get() for _ in range(4)] == ["from a worker"] * 3 + ["from here"]
+    with pytest.raises(EndOfChannel):
+        await channel.get()
+
+
+async def test_one_that_is_looked_for_by_name_is_passed_on_as_the_one_that_was_found(
+    cluster: Cluster, users: Any
+) -> None:
+    found = Channel.connect("sought", cluster=cluster)
+    await users.keep(found)
+    async with Channel.create("sought", cluster=cluster):
+        await found
+    async with Channel.create("sought", cluster=cluster) as again:
+        assert await users.call_kept("channel", "put", "x") == ["ClosedError: channel 'sought' is closed"] * 3
+        assert await again.empty()
+
+
+async def test_a_channel_that_never_came_to_be_is_closed_for_those_whom_it_was_passed_on_to(
+    cluster: Cluster, users: Any
+) -> None:
+    never = Channel.create("never", cluster=cluster, node_rank=7)
+    blob = pickle.dumps(never)
+    with pytest.raises(ValueError, match="there is no node 7"):
+        await never
+    for copy in pickle.loads(blob), pickle.loads(pickle.dumps(never)):
+        with pytest.raises(EndOfChannel):
+            await copy.get(timeout=5)
+    sought = Channel.connect("sought", cluster=cluster, timeout=0.01)
+    blob = pickle.dumps(sought)
+    with pytest.raises(DeadlineExceeded):
+        await sought
+    with pytest.raises(ClosedError):
+        await pickle.loads(blob).put("x", timeout=5)
+
+
+def test_what_a_worker_passed_on_before_it_existed_outlives_the_worker_or_ends_with_its_group(
+    cluster: Cluster, users: Any
+) -> None:
+    group = launch_mortal(cluster, [0])
+    early = group.create_and_pass_on("orphan").wait()[0]
+    assert early.qsize() == 0
+    group.close()
+    with pytest.raises(ClosedError):
+        early.get(timeout=5)
+
+
+def test_numbers_rise_by_one_in_the_whole_run(cluster: Cluster, users: Any, place: dict[str, Any]) -> None:
+    numbers = []
+    for user in users[0], users[2], users[1]:
+        with user.create("numbered", **place).wait()[0] as channel:
+            numbers.append(cluster.status(channel._roster["nodes"][0])["channels"]["numbered"]["number"])
+    assert numbers == list(range(numbers[0], numbers[0] + 3))
+
+
+async def test_who_makes_channel_after_channel_keeps_nothing_of_those_that_are_closed(cluster: Cluster) -> None:
+    from rlinf_async.queues.reached import Queues
+
+    for _ in range(5):
+        unused = await Channel.create("unused", cluster=cluster)
+        await unused.close()
+        used = await Channel.create("used", cluster=cluster, distributed=True)
+        await used.put("x")
+        await used.close()
+        assert await used.get() == "x"
+        with pytest.raises(EndOfChannel):
+            await used.get()
+    await cluster.status()  # whose answer comes behind what was said of the channels
+    assert not Queues.of(cluster.client)._queues
+
+
+# -- in one process ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_local_channel_closes_likewise() -> None:
+    channel = Channel.create("local", maxsize=1, local=True)
+    await channel.put("in")
+    waiting = channel.put("waits")
+    await channel.close()
+    with pytest.raises(ClosedError, match="channel 'local' is closed"):
+        await waiting
+    assert await channel.get() == "in"
+    with pytest.raises(EndOfChannel):
+        await channel.get()
+    channel = Channel.create("local", local=True)
+    getting = channel.get(key="other")
+    await channel.put("in")
+    await channel.aclose()
+    await channel.aclose(discard=True)
+    for get in getting, channel.get():
+        with pytest.raises(EndOfChannel, match="channel 'local' is closed"):
+            await get

@@ -1,0 +1,175 @@
+"""A close at any moment: every wish ends, and what a put was told is in is had, or was discarded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from rlinf_async.core import codec, frames
+from rlinf_async.errors import ClosedError, EndOfChannel
+from rlinf_async.queues.wish import Get, Put, Question
+from tests.hand_held import Daemon, K, L, Process, make_eager, settle
+
+
+class Histories(RuleBasedStateMachine):
+    """Processes put, get, ask, give up and are killed, and somebody closes the channel, once or twice."""
+
+    @initialize()
+    def start(self) -> None:
+        self.patch = pytest.MonkeyPatch()
+        make_eager(self.patch)
+        self.daemon = Daemon()
+        self.queue = self.daemon.queue
+        self.processes = [Process(self.daemon) for _ in range(3)]
+        self.values = 0
+        self.puts: list[tuple[Put, int]] = []
+        """Those of the living, and what they put."""
+        self.questions: list[Question] = []
+        self.had: list[int] = []
+        self.had_by_the_dead: set[int] = set()
+        self.is_closed = self.is_discarded = False
+
+    who = st.integers(0, 2)
+    keys = st.sampled_from([K, K, L])
+
+    @rule(who=who, key=keys, count=st.integers(1, 6))
+    def put(self, who: int, key: bytes, count: int) -> None:
+        for _ in range(count):
+            self.values += 1
+            self.puts.append((self.processes[who].put(self.values, key), self.values))
+
+    @rule(who=who, key=keys, count=st.integers(1, 4))
+    def get_one_by_one(self, who: int, key: bytes, count: int) -> None:
+        process = self.processes[who]
+        for _ in range(count):
+            process.gets.append(process.get(key))
+            process.loop.turn()
+            process.says()
+            self.daemon.loop.turn()
+            process.hears()
+            self.resume(process)
+
+    @rule(who=who, key=keys, kind=st.sampled_from([None, frames.NOW, 3]))
+    def get(self, who: int, key: bytes, kind: int | None) -> None:
+        self.processes[who].gets.append(self.processes[who].get(key, kind))
+
+    @rule(who=who, key=keys)
+    def ask(self, who: int, key: bytes) -> None:
+        self.questions.append(self.processes[who].ask("size", key))
+
+    @rule(who=who)
+    def callers_resume(self, who: int) -> None:
+        self.resume(self.processes[who])
+
+    def resume(self, process: Process) -> None:
+        gets, process.gets = process.gets, []
+        for get in gets:
+            if not get.done():
+                process.gets.append(get)
+            elif get._error is None:
+                value = get.wait(0)
+                self.had += value if get.is_batch else [value]
+
+    @rule(who=who, which=st.integers(0, 5))
+    def give_up(self, who: int, which: int) -> None:
+        gets = self.processes[who].gets
+        if gets:
+            get = gets.pop(which % len(gets))
+            get.give_up(ClosedError("not wanted any more"))
+            get._return()
+
+    @rule(who=who)
+    def kill(self, who: int) -> None:
+        process = self.processes[who]
+        process.says()
+        process.closed = ClosedError("dead")
+        taken = set(process.queue._company.taken)
+        party = self.queue.parties.get(process.endpoint)
+        if party is not None:
+            gets = [get for number, get in party.gets.items() if number in taken]
+            self.had_by_the_dead |= {codec.decode(item.body) for get in gets for item in get.items}
+        self.puts = [(put, value) for put, value in self.puts if put.done() or put.door is not process.queue]
+        self.questions = [asked for asked in self.questions if asked.door is not process.queue]
+        self.daemon.gone.add(process.endpoint)
+        self.daemon.channels.drop_party(process.endpoint)
+        self.processes[who] = Process(self.daemon)
+
+    @rule(sure=st.integers(0, 6), discard=st.booleans())
+    def close(self, sure: int, discard: bool) -> None:
+        if sure == 0:
+            self.is_closed = True
+            self.is_discarded |= discard
+            self.daemon.close(discard=discard)
+
+    @rule(who=who, count=st.integers(1, 4))
+    def says(self, who: int, count: int) -> None:
+        self.processes[who].says(count)
+
+    @rule(who=who, count=st.integers(1, 4))
+    def hears(self, who: int, count: int) -> None:
+        self.processes[who].hears(count)
+
+    @rule(who=who)
+    def turn(self, who: int) -> None:
+        self.processes[who].loop.turn()
+
+    @rule()
+    def the_daemons_turn(self) -> None:
+        self.daemon.loop.turn()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "daemon"):
+            return
+        try:
+            self.end()
+        finally:
+            self.patch.undo()
+
+    def end(self) -> None:
+        if not self.is_closed:
+            self.daemon.close()
+        last = Process(self.daemon)
+        for _ in range(self.values + 1):
+            for key in K, L:
+                last.gets.append(last.get(key))
+            for process in (*self.processes, last):
+                settle(self.daemon)
+                self.resume(process)
+        for process in (*self.processes, last):
+            assert not process.gets, "a get that never ends"
+            assert not process.queue._puts, "a put that is kept for nobody"
+        assert all(asked.done() for asked in self.questions), "a question that is never answered"
+        assert not self.daemon.channels._hosted
+        twice = {value for value in self.had if self.had.count(value) > 1}
+        assert twice <= self.had_by_the_dead, "had twice"
+        for put, value in self.puts:
+            put.heard = True
+            assert put.done(), "a put that never ends"
+            if put._error is None:
+                found = value in self.had or value in self.had_by_the_dead
+                assert found or self.is_discarded, f"{value} is lost"
+            else:
+                assert type(put._error) is ClosedError
+                assert value not in self.had, f"{value} was refused"
+        self.late_comers()
+
+    def late_comers(self) -> None:
+        late = Process(self.daemon)
+        wishes: list[tuple[Put | Get[Any], type[Exception]]] = [
+            (late.put("x"), ClosedError),
+            (late.get(), EndOfChannel),
+            (late.get(target=frames.NOW), EndOfChannel),
+        ]
+        settle(self.daemon)
+        for wish, error in wishes:
+            with pytest.raises(error) as refused:
+                wish.wait(0)
+            assert type(refused.value) is error
+
+
+Histories.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)
+TestHistories = Histories.TestCase
