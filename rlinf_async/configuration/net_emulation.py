@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from rlinf_async.errors import ConfigError
 
@@ -15,19 +16,30 @@ from .section import Section, misplaced
 
 _GROUP = "Group"
 
+_Read = TypeVar("_Read")
+
 
 @dataclass(frozen=True)
 class CrossDCPair:
     """Workers of two data centres.
 
     Attributes:
-        src, dst: names of workers, such as ``"Env:0"``; ``"Env"`` for all of a group.
+        src, dst: names of workers, such as ``"Env:0"``; ``"Env"`` for all of a group.  As in the YAML, one or
+            several, with ranges of ranks (``"Env:0-1"``), which are written out.
         delay_ms: milliseconds that a message from one to the other takes longer.
+
+    Raises:
+        ConfigError: a name or the number is wrong, or there is no worker.
     """
 
     src: tuple[str, ...]
     dst: tuple[str, ...]
     delay_ms: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "src", parse_workers(self.src, "src"))
+        object.__setattr__(self, "dst", parse_workers(self.dst, "dst"))
+        _check_number("delay_ms", self.delay_ms)
 
 
 @dataclass(frozen=True)
@@ -37,10 +49,19 @@ class BandwidthGroup:
     Attributes:
         members: names of workers, as in ``CrossDCPair``.
         bandwidth_mbps: megabits in a second, 125000 bytes each.
+
+    Raises:
+        ConfigError: a name or the number is wrong, or there is no worker.
     """
 
     members: tuple[str, ...]
     bandwidth_mbps: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "members", parse_workers(self.members, "members"))
+        _check_number("bandwidth_mbps", self.bandwidth_mbps)
+        if not self.bandwidth_mbps:
+            raise ConfigError("bandwidth_mbps must be more than 0: nothing would ever arrive")
 
 
 @dataclass(frozen=True)
@@ -51,11 +72,19 @@ class NetEmulationConfig:
         symmetric: a pair's delay holds in both directions.
         crossdc_pairs: who is far from whom.
         bandwidth_groups: who shares a line.
+
+    Raises:
+        ConfigError: a worker is behind two lines.
     """
 
     symmetric: bool = True
     crossdc_pairs: tuple[CrossDCPair, ...] = ()
     bandwidth_groups: tuple[BandwidthGroup, ...] = ()
+
+    def __post_init__(self) -> None:
+        twice = _find_second_line(self.bandwidth_groups)
+        if twice is not None:
+            raise ConfigError(twice[1])
 
     @classmethod
     def from_cfg(cls, cfg: Any) -> NetEmulationConfig | None:
@@ -85,17 +114,9 @@ def read_net_emulation(value: Any, steps: Steps, origin: Origin | None) -> NetEm
     symmetric = section.flag("symmetric", True)
     if not section.flag("enabled"):
         return None
-    behind: dict[str, int] = {}
-    for number, line in enumerate(lines):
-        for member in line.members:
-            if member in behind:
-                raise section.error(
-                    f"{member} is in bandwidth_groups[{behind[member]}] already: a worker has one line",
-                    "bandwidth_groups",
-                    number,
-                    "members",
-                )
-            behind[member] = number
+    twice = _find_second_line(lines)
+    if twice is not None:
+        raise section.error(twice[1], "bandwidth_groups", twice[0], "members")
     return NetEmulationConfig(symmetric, tuple(pairs), tuple(lines))
 
 
@@ -105,42 +126,74 @@ def worker_key(name: str) -> str:
     return (group.removesuffix(_GROUP) or group) + colon + rank
 
 
+def parse_workers(value: Any, key: str) -> tuple[str, ...]:
+    """The names of workers that a configuration means, each once; ``key`` is what it calls them.
+
+    Example:
+        >>> parse_workers(["EnvGroup:0-1", "Actor"], "src")
+        ('Env:0', 'Env:1', 'Actor')
+
+    Raises:
+        ConfigError: it is no such list, or is empty.
+    """
+    entries = [value] if isinstance(value, str) else value
+    if isinstance(entries, bytes) or not isinstance(entries, Sequence):
+        raise ConfigError(f"{key} must be a list, got {value!r}")
+    if not entries:
+        raise ConfigError(f"{key} must not be empty: name workers, such as 'Env:0-1'")
+    workers: list[str] = []
+    for entry in entries:
+        match = re.fullmatch(r"([^:,\s]+)(?::([0-9,\s-]+))?", entry.strip()) if isinstance(entry, str) else None
+        if match is None:
+            raise ConfigError(f"{entry!r} is no worker: write a group and ranks, such as 'Env:0-1'")
+        group = worker_key(match[1])
+        ranks = parse_rank_config(match[2]) if match[2] is not None else None
+        workers += [group] if ranks is None else [f"{group}:{rank}" for rank in ranks]
+    return tuple(dict.fromkeys(workers))
+
+
+def _check_number(key: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        raise ConfigError(f"{key} must be a number that is not negative, got {value!r}")
+
+
+def _find_second_line(lines: Sequence[BandwidthGroup]) -> tuple[int, str] | None:
+    """The first line that has a member of an earlier one, and what is wrong with that."""
+    behind: dict[str, int] = {}
+    for number, line in enumerate(lines):
+        for member in line.members:
+            if member in behind:
+                return number, f"{member} is in bandwidth_groups[{behind[member]}] already: a worker has one line"
+            behind[member] = number
+    return None
+
+
 def _read_pair(parent: Section, number: int, entry: Any) -> CrossDCPair:
-    keys = ("src", "dst", "delay_ms")
-    section = _child(parent, "crossdc_pairs", number, entry, keys)
+    section = _child(parent, "crossdc_pairs", number, entry, ("src", "dst", "delay_ms"))
+    for key in ("src", "dst"):
+        _checked(section, key, partial(parse_workers, key=key))
     delay = section.number("delay_ms")
     assert delay is not None  # it is needed
-    return CrossDCPair(_read_workers(section, "src"), _read_workers(section, "dst"), delay)
+    return CrossDCPair(section.get("src"), section.get("dst"), delay)
 
 
 def _read_line(parent: Section, number: int, entry: Any) -> BandwidthGroup:
     section = _child(parent, "bandwidth_groups", number, entry, ("members", "bandwidth_mbps"))
+    _checked(section, "members", partial(parse_workers, key="members"))
     bandwidth = section.number("bandwidth_mbps")
-    if not bandwidth:
-        raise section.error("bandwidth_mbps must be more than 0: nothing would ever arrive", "bandwidth_mbps")
-    return BandwidthGroup(_read_workers(section, "members"), bandwidth)
+    assert bandwidth is not None
+    return _checked(section, "bandwidth_mbps", lambda _: BandwidthGroup(section.get("members"), bandwidth))
+
+
+def _checked(section: Section, key: str, read: Callable[[Any], _Read]) -> _Read:
+    """What is read from a key's value; where that raises, the error says where the key stands."""
+    try:
+        return read(section.get(key))
+    except ConfigError as error:
+        raise section.error(str(error), key) from None
 
 
 def _child(parent: Section, key: str, number: int, entry: Any, keys: Sequence[str]) -> Section:
     if not isinstance(entry, Mapping):
         raise parent.error(f"each entry must be a mapping with {', '.join(keys)}, got {entry!r}", key, number)
     return Section(entry, (*parent.steps, key, number), parent.origin, kind=f"{key} entry", known=keys, needed=keys)
-
-
-def _read_workers(section: Section, key: str) -> tuple[str, ...]:
-    value = section.get(key)
-    entries = [value] if isinstance(value, str) else section.entries(key)
-    if not entries:
-        raise section.error(f"{key} must not be empty: name workers, such as 'Env:0-1'", key)
-    workers: list[str] = []
-    for entry in entries:
-        match = re.fullmatch(r"([^:,\s]+)(?::([0-9,\s-]+))?", entry.strip()) if isinstance(entry, str) else None
-        if match is None:
-            raise section.error(f"{entry!r} is no worker: write a group and ranks, such as 'Env:0-1'", key)
-        group = worker_key(match[1])
-        try:
-            ranks = parse_rank_config(match[2]) if match[2] is not None else None
-        except ConfigError as error:
-            raise section.error(str(error), key) from None
-        workers += [group] if ranks is None else [f"{group}:{rank}" for rank in ranks]
-    return tuple(dict.fromkeys(workers))

@@ -68,10 +68,20 @@ def window_plan(config: ProfileConfig) -> WindowPlan:
 
 
 def modify_profile_context(python_interpreter_path: str, worker_name: str, profiling_cfg: ProfileConfig) -> str:
-    """RLinf's form of ``wrap_interpreter``: the command as a line for a shell."""
+    """RLinf's form of ``wrap_interpreter``: the command as a line for a shell; the interpreter's path alone where the
+    worker is not profiled.
+    """
+    if not _profiles(profiling_cfg, worker_name):
+        return shlex.quote(python_interpreter_path)
     return shlex.join(wrap_interpreter(profiling_cfg, python_interpreter_path, worker_name).command)
 
 
 def get_profiling_env_vars_for_worker(worker_name: str, profiling_cfg: ProfileConfig) -> dict[str, str]:
-    """The variables that the configuration has for the tool of a worker."""
-    return dict(profiling_cfg.environment())
+    """The variables that the configuration has for the tool of a worker; none where it is not profiled."""
+    return dict(profiling_cfg.environment()) if _profiles(profiling_cfg, worker_name) else {}
+
+
+def _profiles(config: ProfileConfig, worker_name: str) -> bool:
+    """Whether a worker is profiled: ``actor:0:1`` may be of the group ``actor:0`` or descend from ``actor``."""
+    parts = worker_name.split(":")
+    return any(config.profiles_worker_group(":".join(parts[:end])) for end in range(1, len(parts) + 1))

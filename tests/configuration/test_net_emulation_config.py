@@ -6,6 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from rlinf_async.configuration import BandwidthGroup, CrossDCPair, NetEmulationConfig, worker_key
+from rlinf_async.core.net_emulation import NetEmulation
 from rlinf_async.errors import ConfigError
 
 
@@ -75,3 +76,32 @@ def test_a_name_is_compared_without_group(name, key):
 def test_a_mistake_names_its_place(section, text):
     with pytest.raises(ConfigError, match=text):
         NetEmulationConfig.from_cfg(section)
+
+
+def test_what_is_made_by_hand_means_what_the_yaml_means():
+    by_hand = CrossDCPair(src="EnvGroup:0-1", dst=["Rollout"], delay_ms=10)
+    assert (by_hand.src, by_hand.dst) == (("Env:0", "Env:1"), ("Rollout",))
+    assert BandwidthGroup("EnvGroup:0", 1).members == ("Env:0",)
+    emulation = NetEmulation(NetEmulationConfig(crossdc_pairs=[by_hand]))
+    assert emulation.delay("Env:1", "Rollout:0") == 0.01
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: CrossDCPair("", "B", 1), "'' is no worker"),
+        (lambda: CrossDCPair([], "B", 1), "src must not be empty"),
+        (lambda: CrossDCPair("A", None, 1), "dst must be a list, got None"),
+        (lambda: CrossDCPair("A", "B", float("nan")), "delay_ms must be a number that is not negative, got nan"),
+        (lambda: CrossDCPair("A", "B", "1"), "delay_ms must be a number that is not negative, got '1'"),
+        (lambda: BandwidthGroup("A:x", 1), "'A:x' is no worker"),
+        (lambda: BandwidthGroup("A", 0), "bandwidth_mbps must be more than 0"),
+        (
+            lambda: NetEmulationConfig(bandwidth_groups=[BandwidthGroup("A:0-1", 1), BandwidthGroup("A:1", 2)]),
+            r"A:1 is in bandwidth_groups\[0\] already",
+        ),
+    ],
+)
+def test_what_is_made_by_hand_is_checked_as_the_yaml_is(make, text):
+    with pytest.raises(ConfigError, match=text):
+        make()

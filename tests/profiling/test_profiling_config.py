@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from typing import Any
 
 import pytest
 
@@ -99,11 +100,30 @@ def test_without_steps_nsys_records_everything_and_an_output_of_the_users_stays(
 
 
 def test_rocprof_takes_the_interpreters_place_and_is_told_which_it_is() -> None:
-    config = RocprofSysConfig(args={"trace": True, "off": False, "label": "a b"}, env={"ROCPROFSYS_USE_SAMPLING": "1"})
+    config = RocprofSysConfig(
+        worker_groups=["Actor"],
+        args={"trace": True, "off": False, "label": "a b"},
+        env={"ROCPROFSYS_USE_SAMPLING": "1"},
+    )
     wrapped = wrap_interpreter(config, "/venv/bin/python", "actor:0")
     assert wrapped.command == ("rocprof-sys-python", "--trace", "--label=a b", "--")
     assert wrapped.env == {"PYTHON_EXECUTABLE": "/venv/bin/python", "ROCPROFSYS_USE_SAMPLING": "1"}
     assert get_profiling_env_vars_for_worker("actor:0", config) == {"ROCPROFSYS_USE_SAMPLING": "1"}
+
+
+@pytest.mark.parametrize(
+    "which", [{}, {"worker_groups": ["rollout"]}, {"worker_groups": "all", "enabled": False}], ids=repr
+)
+def test_a_worker_that_is_not_profiled_gets_neither_a_tool_nor_its_variables(which: dict[str, Any]) -> None:
+    for config in (NsightConfig(**which), RocprofSysConfig(env={"A": "1"}, **which)):
+        assert modify_profile_context("/a b/python", "actor:0", config) == "'/a b/python'"
+        assert get_profiling_env_vars_for_worker("actor:0", config) == {}
+
+
+def test_the_name_of_a_worker_is_held_against_names_of_groups() -> None:
+    config = RocprofSysConfig(worker_groups=["actor"], env={"A": "1"})
+    profiled = [bool(get_profiling_env_vars_for_worker(f"{name}:0", config)) for name in ("ACTOR", "actor:1", "actors")]
+    assert profiled == [True, True, False]
 
 
 def test_torchs_profiler_needs_nothing_around_the_interpreter() -> None:
