@@ -12,10 +12,11 @@ import contextlib
 import io
 import os
 import select
+import sys
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -23,6 +24,11 @@ from rlinf_async import settings
 
 PIPE_BUF: Final = 4096
 """Bytes that a pipe takes without blocking once it polls as writable."""
+MAX_NOTICES: Final = 20
+"""Lines that tell at the end what was not shown."""
+
+_Source = tuple[Any, str, str]
+"""A stream, who wrote to it, and where all of that can be read."""
 
 
 class Terminal:
@@ -31,9 +37,9 @@ class Terminal:
     def __init__(self) -> None:
         self._limit = int(settings.OUTPUT_BUFFER_BYTES())
         self._lock = threading.Lock()
-        self._queue: deque[tuple[Any, bytes]] = deque()
+        self._queue: deque[tuple[_Source, bytes]] = deque()
         self._size = 0
-        self._left_out: dict[tuple[Any, str, str], int] = {}
+        self._left_out: Counter[_Source] = Counter()
         self._wake = -1
         self._idle = False
         self._end_by: float | None = None
@@ -53,10 +59,9 @@ class Terminal:
                 return
             fits = not self._left_out and (not self._size or self._size + len(data) <= self._limit)
             if not fits or not (self._thread or self._start()):
-                key = (stream, who, where)
-                self._left_out[key] = self._left_out.get(key, 0) + text.count("\n")
+                self._left_out[stream, who, where] += text.count("\n")
                 return
-            self._queue.append((stream, data))
+            self._queue.append(((stream, who, where), data))
             self._size += len(data)
             if self._idle:
                 self._idle = False
@@ -122,57 +127,61 @@ class Terminal:
     def _run(self) -> None:
         try:
             while (item := self._next()) is not None:
-                stream, data = item
-                with contextlib.suppress(OSError, ValueError):  # the user closed the stream: the logs have it all
-                    self._put(stream, data)
+                source, data = item
+                rest = b""
+                with contextlib.suppress(Exception):  # a stream that was closed, or is the user's own: the logs have it
+                    rest = self._put(source[0], data)
                 with self._lock:
                     self._size -= len(data)
+                    if rest:  # time is up
+                        self._queue.appendleft((source, rest))
+                        break
         finally:
             with self._lock:
                 self._end_by = self._end_by or time.monotonic()
+                left, self._left_out = self._left_out, Counter()
+                for source, data in self._queue:
+                    left[source] += data.count(b"\n")
                 self._queue.clear()
                 os.close(self._wake)
                 self._wake = -1
                 callbacks, self._on_end = self._on_end, []
+            with contextlib.suppress(Exception):
+                _tell_abandoned(left)
             for tell in callbacks:
                 tell()
 
-    def _next(self) -> tuple[Any, bytes] | None:
+    def _next(self) -> tuple[_Source, bytes] | None:
         """The next text; waits for it.  None at the end."""
         while True:
             with self._lock:
                 if not self._queue:
-                    self._tell_left_out()
-                if self._end_by is not None and (not self._queue or time.monotonic() > self._end_by):
-                    return None
+                    left, self._left_out = self._left_out, Counter()
+                    self._queue.extend((source, _notice(source, count)) for source, count in left.items())
+                    self._size += sum(len(data) for _, data in self._queue)
                 if self._queue:
                     return self._queue.popleft()
+                if self._end_by is not None:
+                    return None
                 self._idle = True
             self._wait(None)
 
-    def _tell_left_out(self) -> None:
-        left_out, self._left_out = self._left_out, {}
-        for (stream, who, where), count in left_out.items():
-            data = f"{who}… {count} line{'s' * (count != 1)} were not shown{where}\n".encode(
-                "utf-8", "backslashreplace"
-            )
-            self._queue.append((stream, data))
-            self._size += len(data)
-
-    def _put(self, stream: Any, data: bytes) -> None:
+    def _put(self, stream: Any, data: bytes) -> bytes:
+        """Writes it; what is left of it when time is up."""
         fd = _descriptor(stream)
         if fd is None:
             stream.write(data.decode())
             stream.flush()
-            return
+            return b""
         if stream.encoding.lower().replace("-", "") != "utf8":
             data = data.decode().encode(stream.encoding, "backslashreplace")
-        view = memoryview(data)
-        while view:
+        start = 0
+        while start < len(data):
             if not self._wait(fd):
-                return
+                return data[start:]
             stream.flush()  # what the user has printed stands first
-            view = view[os.write(fd, view[:PIPE_BUF]) :]
+            start += os.write(fd, data[start : start + PIPE_BUF])
+        return b""
 
     def _wait(self, fd: int | None) -> bool:
         """Waits until a descriptor can be written to, or (without one) until there is news; False when time is up."""
@@ -223,6 +232,27 @@ def _descriptor(stream: Any) -> int | None:
         return stream.fileno()
     except io.UnsupportedOperation:
         return None
+
+
+def _notice(source: _Source, count: int) -> bytes:
+    _, who, where = source
+    lines = "1 line was" if count == 1 else f"{count} lines were"
+    return f"{who}… {lines} not shown{where}\n".encode("utf-8", "backslashreplace")
+
+
+def _tell_abandoned(left: Counter[_Source]) -> None:
+    """Tells what never was shown on stderr, where that is read."""
+    notices = [_notice(source, count) for source, count in left.items() if count and source[0] is not sys.stderr]
+    if len(notices) > MAX_NOTICES:
+        notices[MAX_NOTICES:] = [f"… and lines of {len(notices) - MAX_NOTICES} more\n".encode()]
+    fd = _descriptor(sys.stderr)
+    if fd is None:
+        return
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    for notice in notices:
+        if poll.poll(0):
+            os.write(fd, notice[:PIPE_BUF])
 
 
 def _drain(close: weakref.WeakMethod[Callable[[], None]], pid: int) -> None:

@@ -81,6 +81,31 @@ def test_the_end_gives_a_reader_its_time_and_no_thread_is_left(way: str) -> None
         terminal.close()
 
 
+def test_what_never_was_shown_is_counted_on_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pipe() as (_, writer), pipe() as (errors, stderr):
+        monkeypatch.setattr(sys, "stderr", stderr)
+        terminal = Terminal()
+        write_many(terminal, writer, 3000)
+        terminal.write(stderr, "unseen\n", "[w:4@here] ")
+        terminal.close()
+        line = errors.readline()
+        missing = re.fullmatch(r"\[w:3@here\] … (\d+) lines were not shown: rank 3's log has all of it: /log\n", line)
+        assert missing is not None
+        assert 2950 < int(missing[1]) < 3000  # a page is in the pipe
+
+
+def test_what_can_be_shown_at_once_is_shown_also_where_the_end_gives_no_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(settings.OUTPUT_END_S.variable, "0")
+    with (tmp_path / "out").open("w") as file:
+        terminal = Terminal()
+        for number in range(50):
+            terminal.write(file, f"{number}\n")
+        terminal.close()
+    assert (tmp_path / "out").read_text().split() == [*map(str, range(50))]
+
+
 def test_what_is_read_is_there_when_the_end_has_come(tmp_path: Path) -> None:
     with (tmp_path / "out").open("w") as file:
         terminal = Terminal()
