@@ -27,6 +27,7 @@ class Endpoint:
         obituary: once it is dead, the body of the answers to its calls.
         is_known: a driver has said hello, and was welcome.
         has_shortcuts: it may hand sockets of its own to those who call it.
+        awaited_by: endpoints that wait to hear from it how much of a direct socket has come, with the socket's owner.
     """
 
     def __init__(self, node: int, number: int, role: str) -> None:
@@ -44,6 +45,7 @@ class Endpoint:
         self._left_out: dict[tuple[str, str], tuple[int, str]] = {}
         self.is_known = False
         self.has_shortcuts = False
+        self.awaited_by: set[tuple[int, int]] = set()
 
     def __repr__(self) -> str:
         return f"<Endpoint {self.role} {self.number} [{len(self.debts)} calls open]>"

@@ -367,6 +367,7 @@ class Node:
             self._desk.end_sub_worker(endpoint)
         else:
             self._router.endpoints.pop(endpoint.number, None)
+            self._router.end_resumptions(endpoint)
             if endpoint.is_known:  # else nothing was done for it, and nobody has heard of it
                 self._desk.forget_endpoint(endpoint.id)
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from rlinf_async.core import frames
 from rlinf_async.core.frames import FrameError, Status
-from rlinf_async.core.segment import close_fds
+from rlinf_async.core.segment import close_fds, write_segment
 from rlinf_async.errors import NodeLost
 
 from .cleanup import run_all
@@ -29,6 +29,9 @@ from .neighbour import Neighbour
 logger = logging.getLogger(__name__)
 
 _FOR_A_QUEUE: Final = frozenset({frames.PUT, frames.GET, frames.QUEUE})
+
+MAX_INLINE: Final = 4 << 20
+"""Bytes of a body that a daemon without a free descriptor passes on in a frame."""
 
 _SIGNALS: Final = frozenset({frames.CANCEL, frames.CREDIT, frames.FAILED})
 
@@ -77,6 +80,8 @@ class Router:
         """
         kind = frame[0]
         frame[2] = source.id
+        if type(frame[-1]) is memoryview:
+            fds = self._share(frame)
         if kind in _FOR_A_QUEUE:
             self._route_to_queue(source, frame, fds)
             return
@@ -115,6 +120,9 @@ class Router:
         elif kind == frames.DEBTS:
             close_fds(fds)
             self._keep_debts(source, frame[3], frame[4])
+        elif kind == frames.RESUME:
+            close_fds(fds)
+            self._resume(source, frame)
         elif kind == frames.DIRECT and source.has_shortcuts and len(fds) == 1:
             self.deliver(frame, fds)
         else:
@@ -208,6 +216,47 @@ class Router:
             worker = self.endpoints.get(number)
             if worker is not None:
                 worker.debts.pay(caller.id, call)
+
+    def _share(self, frame: list[Any]) -> list[int]:
+        """Has a content that came as bytes, when no descriptor was free here, ride on its frame after all."""
+        memory = frame[-1]
+        try:
+            fds = [write_segment([memory], len(memory))]
+        except (OSError, MemoryError) as error:
+            if len(memory) <= MAX_INLINE:
+                frame[-1] = bytes(memory)
+            else:
+                frame[-1] = f"the daemon of node {self.node} cannot pass it on: {error} (is `ulimit -n` reached?)"
+            return []
+        frame[1], frame[-1] = 1, len(memory)
+        return fds
+
+    def _resume(self, source: Endpoint, frame: list[Any]) -> None:
+        """A direct socket has ended: its other end is told, or has told this one, how much of it has come.
+
+        Raises:
+            FrameError: it makes no sense.
+        """
+        if not all(type(field) is int for field in frame[3:]):
+            raise FrameError(f"{source!r} sent a frame of kind {frame[0]} that makes no sense")
+        peer = self.endpoints.get(frames.number_of(frame[3])) if frames.node_of(frame[3]) == self.node else None
+        owner = frame[4]
+        source.awaited_by.discard((frame[3], owner))
+        if peer is None or peer.obituary is not None:
+            self._answer_resume(frame[3], source.id, owner)
+            return
+        peer.awaited_by.add((source.id, owner))
+        self.deliver(frame)
+
+    def _answer_resume(self, gone: int, target: int, owner: int) -> None:
+        """For a process that has ended."""
+        self.deliver((frames.RESUME, 0, gone, target, owner, -1))
+
+    def end_resumptions(self, gone: Endpoint) -> None:
+        """A process has ended: no other one waits any longer to hear from it of a socket."""
+        awaited_by, gone.awaited_by = gone.awaited_by, set()
+        for target, owner in awaited_by:
+            self._answer_resume(gone.id, target, owner)
 
     def _release(self) -> None:
         self._release_timer = None
@@ -351,6 +400,7 @@ class Router:
             self.deliver((frames.REPLY, 0, me, source, call, slot, int(status), body))
 
         run_all(f"the calls of {endpoint!r}", (partial(default, *debt) for debt in endpoint.debts.default()))
+        self.end_resumptions(endpoint)
         if endpoint.connection is not None:
             endpoint.connection.close()
 
@@ -398,7 +448,7 @@ def _is_sound(frame: list[Any], fds: list[int]) -> bool:
     if frame[0] == frames.CALL and type(frame[5]) is not str:
         return False
     if not fds:
-        return type(body) is bytes
+        return type(body) is bytes or type(body) is str
     return _is_sealed(body, fds)
 
 

@@ -9,6 +9,7 @@ from rlinf_async.core.encoded import Encoded
 from rlinf_async.core.frames import INLINE_LIMIT
 from rlinf_async.core.pool import pool
 from rlinf_async.core.segment import close_fds, map_private
+from rlinf_async.errors import TransferFailed
 
 Body = bytes | memoryview
 """What a receiver gets: bytes, or a private mapping of the sender's memory."""
@@ -30,9 +31,16 @@ def pack_body(encoded: Encoded | bytes) -> tuple[bytes | int, Sequence[int]]:
 
 
 def open_body(body: Any, fds: list[int]) -> Body:
-    """The bytes of a body; takes the descriptor over."""
+    """The bytes of a body; takes the descriptor over.
+
+    Raises:
+        TransferFailed: its content is not there; the text says why.
+        SerializationError, OSError: as ``map_private``.
+    """
     if not fds:
-        return body if isinstance(body, bytes) else b""
+        if isinstance(body, str):
+            raise TransferFailed(body)
+        return body if isinstance(body, bytes | memoryview) else b""
     try:
         return map_private(fds[0], body)
     finally:

@@ -24,6 +24,10 @@ never its body::
     PAID    kind 0   source calls                               worker -> daemon: [source, call, ...] answered directly
     DEBTS   kind 0   source owed paid                           caller -> daemon: calls that went past it
     CLOCK   kind 0   source node asked theirs                   daemon -> daemon: the time, of a question 0
+    RESUME  kind 0   source target owner received               process -> daemon -> process: their socket is gone
+    ACK     kind 0   received lost                              both ends of one socket: retransmission
+    RESTART kind 0                                              (``core/resend.py``)
+    PIECE   kind 0   bytes
 
 An *endpoint* is a process that has a socket to its node's daemon: a driver or a worker.  Its id says where it
 lives: ``node << 32 | number``; number 0 is the node's daemon itself.  A *route* names the targets of a call
@@ -35,8 +39,12 @@ A worker hands out sockets of its own (DIRECT), on which small CALLs come and RE
 CREDITs too.  DEBTS tells of them afterwards: ``owed`` lists ``[number, slot, call, method]`` of those that are
 still open, ``paid`` is ``[number, call, ...]`` of those that were told of and have been answered.
 
-What the facts of a MESSAGE say is on a page of its own (``core/messages.py``).  One that cannot be handed on for want
-of descriptors arrives with a str for its body, which says so.
+Where such a socket ends while both processes live, each tells the other by way of the daemon how many frames it has had
+(RESUME; ``owner`` is the worker that had made the socket), and gets those that it lacks by way of the daemon too.
+``received`` is -1 where the other process is no more.
+
+What the facts of a MESSAGE say is on a page of its own (``core/messages.py``).  
+A body that is a str says why the content is not there: no descriptors, no room to keep it.
 
 A channel's queue lives in one daemon (``core/queue.py``); a *party* is a process that puts there or gets.  ``queue``
 is that daemon's endpoint id, ``number`` counts what the party has asked of it.  Of what a PUT carries, ``mode`` says
@@ -53,7 +61,7 @@ from typing import Any, Final
 
 import msgpack
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 """Version of everything that this page describes; both sides must have the same."""
 
 CALL: Final = 1
@@ -76,6 +84,11 @@ PAID: Final = 17
 DEBTS: Final = 18
 CLOCK: Final = 19
 FAILED: Final = 20
+RESUME: Final = 21
+ACK: Final = 22
+"""This kind and those above are control frames of one socket, which do not count."""
+RESTART: Final = 23
+PIECE: Final = 24
 
 WAIT: Final = 0
 NOWAIT: Final = 1
@@ -116,6 +129,10 @@ LENGTHS: Final[dict[int, int]] = {
     DEBTS: 5,
     CLOCK: 6,
     FAILED: 6,
+    RESUME: 6,
+    ACK: 4,
+    RESTART: 2,
+    PIECE: 3,
 }
 """How many fields a frame of each kind has."""
 

@@ -130,7 +130,20 @@ def map_private(fd: int, nbytes: int) -> memoryview:
         raise SerializationError(f"a segment was said to have {nbytes} bytes and has {size}")
     if not nbytes:
         return memoryview(bytearray())
-    return memoryview(mmap.mmap(fd, nbytes, access=mmap.ACCESS_COPY))
+    try:
+        return memoryview(mmap.mmap(fd, nbytes, access=mmap.ACCESS_COPY))
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        return _read(fd, nbytes)  # no descriptor is left for the mapping's duplicate
+
+
+def _read(fd: int, nbytes: int) -> memoryview:
+    memory = memoryview(bytearray(nbytes))
+    offset = 0
+    while offset < nbytes:
+        offset += os.preadv(fd, [memory[offset:]], offset)
+    return memory
 
 
 def _write(fd: int, parts: Sequence[memoryview]) -> int:

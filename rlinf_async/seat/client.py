@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import socket
 from collections.abc import Callable, Coroutine, Sequence
@@ -77,8 +78,10 @@ class NodeClient:
         self.shortcut: Callable[[int], Connection | None] = lambda endpoint: None
         """A socket of this worker's own to a process of its node, where it has one."""
         self._turns = Turns()
-        self._directs = Directs(self._on_direct, self.connect_directly, lambda gone: self._direct_calls.forget(gone))
+        self._directs = Directs(self._tell_caller_side, self._relay_call, self._no_longer_direct)
         self._direct_calls = DirectCalls(self._directs, self._calls, self._turns.lock, self.send, self.later)
+        self.own_directs: Directs | None = None
+        """The sockets that this worker has made for its callers."""
         self._idle: IdleReader | None = None
         self._closed: Exception | None = None
         self._tasks = Tasks(loop, self._on_loop)
@@ -103,7 +106,9 @@ class NodeClient:
 
     def connect_directly(self, sock: socket.socket, **callbacks: Any) -> Connection:
         """Has a socket to another process of this node read by whoever reads the daemon's."""
-        connection = Connection(sock, self.loop, turns=self._turns, on_arrival=self._hear_daemon, **callbacks)
+        connection = Connection(
+            sock, self.loop, turns=self._turns, on_arrival=self._hear_daemon, resumable=True, **callbacks
+        )
         if self._idle is not None:
             connection.share(self._idle)
         self._on_loop(connection.open)
@@ -197,7 +202,8 @@ class NodeClient:
 
     def _signal(self, kind: int, targets: Sequence[int], call: int, *facts: Any) -> None:
         direct, relayed = self._direct_calls.split(call, targets)
-        self._direct_calls.say(direct, (kind, 0, 0, 0, call, *facts))
+        for way in direct:
+            way.send((kind, 0, 0, 0, call, *facts))
         if relayed:
             self.send((kind, 0, self.endpoint, frames.route_to(relayed), call, *facts))
 
@@ -206,7 +212,8 @@ class NodeClient:
         if call not in self._calls:
             return
         direct, relayed = self._direct_calls.split(call, [target])
-        self._direct_calls.say(direct, (frames.CREDIT, 0, 0, 0, call, count))
+        for way in direct:
+            way.send((frames.CREDIT, 0, 0, 0, call, count))
         if relayed:
             self.send((frames.CREDIT, 0, self.endpoint, frames.route_to(relayed), call, count), later=True)
 
@@ -297,7 +304,11 @@ class NodeClient:
         elif kind in self.receivers:
             self.receivers[kind].on_frame(frame, fds)
         elif kind == frames.DIRECT:
-            self._directs.accept(frame[2], fds)
+            self._accept_direct(frame[2], fds)
+        elif kind == frames.RESUME:
+            table = self.own_directs if frame[4] == self.endpoint else self._directs
+            if table is not None:
+                table.resume(frame[2], frame[5])
         elif kind == frames.ANSWER:
             self._asks.answer(frame[4], frame[5], frame[6])
         elif kind == frames.EVENT:
@@ -316,6 +327,38 @@ class NodeClient:
             self._inbox.on_frame(frame, fds)
         else:
             close_fds(fds)
+
+    # -- sockets that workers have made for this process --------------------------------------------------------
+
+    def _accept_direct(self, source: int, fds: list[int]) -> None:
+        """A worker has sent its socket; the daemon vouches for who it is."""
+        if not fds:  # no descriptor was free here: the worker hears that its socket is closed
+            return
+        self._directs.connections[source] = self.connect_directly(
+            socket.socket(fileno=fds.pop()),
+            on_frame=functools.partial(self._on_direct, source),
+            on_closed=lambda reason: self._directs.broke(source),
+        )
+
+    def tell_received(self, peer: int, owner: int, received: int) -> None:
+        """Tells the other end of a direct socket that it is read no more."""
+        self.send((frames.RESUME, 0, self.endpoint, peer, owner, received))
+
+    def _tell_caller_side(self, worker: int, received: int) -> None:
+        # First the daemon: it passes on answers only of calls that it knows.
+        self._direct_calls.tell()
+        self.tell_received(worker, worker, received)
+
+    def _relay_call(self, worker: int, frame: list[Any], fds: Sequence[int]) -> None:
+        """A CALL, CANCEL or CREDIT in the form that a daemon routes."""
+        frame[2], frame[3] = self.endpoint, [[self.node, [frames.number_of(worker), frame[3]]]]
+        if frame[0] == frames.CALL:
+            self._direct_calls.relays(worker, frame[4])
+        self.send(frame, fds)
+
+    def _no_longer_direct(self, worker: int, way: Connection, has_ended: bool) -> None:
+        if has_ended:
+            self._direct_calls.forget(worker)
 
     def _on_direct(self, source: int, frame: list[Any], fds: list[int]) -> None:
         """What a worker has sent past the daemon: answers, to its own calls only, and messages."""

@@ -91,17 +91,22 @@ class DirectCalls:
                 self._arm()
         return ways, rest
 
-    def split(self, call: int, targets: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Those of a call's targets that it went to directly, where all that concerns it follows it; and the others."""
+    def split(self, call: int, targets: Sequence[int]) -> tuple[list[Connection], list[int]]:
+        """The sockets by which what concerns a call follows it, and those of its targets that the daemon reaches."""
         _, ways = self._open.get(call, ("", ()))
-        return [target for target in targets if target in ways], [target for target in targets if target not in ways]
-
-    def say(self, targets: Sequence[int], frame: frames.Frame) -> None:
-        """Sends a frame to each of these workers, behind the calls."""
+        direct: list[Connection] = []
+        relayed: list[int] = []
         for target in targets:
-            way = self._directs.find(target)
-            if way is not None:
-                way.send(frame)
+            way = self._directs.find(target) if target in ways else None
+            if way is None:
+                relayed.append(target)
+            else:
+                direct.append(way)
+        return direct, relayed
+
+    def relays(self, worker: int, call: int) -> None:
+        """The daemon relays a call that was to go directly: later ones must not overtake it."""
+        self._relayed[worker] = call
 
     def answered(self, call: int, target: int) -> None:
         """A worker has given its last answer to a call; under the lock."""
@@ -121,9 +126,10 @@ class DirectCalls:
 
     def _arm(self) -> None:
         self._armed = True
-        self._later(TELL_AFTER, self._tell)
+        self._later(TELL_AFTER, self.tell)
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Tells the daemon of calls that are still open, and of those that were told of and have been answered."""
         with self._lock:
             self._armed = False
             untold, self._untold = self._untold, []

@@ -2,7 +2,7 @@
 
 Not safe for threads; whoever owns it holds a lock::
 
-    departures.add(data, fds, on_left)
+    departures.add(data, fds, nbytes, on_left)
     state = departures.leave(sock)          # writes until nothing is left or the socket takes no more
     for tell in departures.take_told():     # without the lock: it is other people's code
         tell()
@@ -20,9 +20,13 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Final
 
+from rlinf_async.core import frames
+from rlinf_async.core.resend import Unacknowledged, pack, pieces
+
 MOST_FDS: Final = 64
 """Descriptors that go with one system call; a receiver takes each when it comes to the frame that it belongs to."""
 _BATCH: Final = 256 * 1024
+_RESTART: Final = pack((frames.RESTART, 0))
 
 # As a plain number: the enum members of `socket` cost microseconds in arithmetic.
 _NOSIGNAL: Final = int(socket.MSG_NOSIGNAL)
@@ -43,12 +47,14 @@ class Departures:
 
     Attributes:
         nbytes: of what has been added and has not left.
+        kept: what the other side may not have, with its descriptors.
     """
 
-    __slots__ = ("_left", "_queue", "_told", "nbytes")
+    __slots__ = ("_left", "_queue", "_told", "kept", "nbytes")
 
     def __init__(self) -> None:
         self._queue: deque[tuple[bytes, Sequence[int]]] = deque()
+        self.kept = Unacknowledged()
         self.nbytes = 0
         self._left = 0
         self._told: deque[tuple[int, Callable[[], None]]] = deque()
@@ -57,12 +63,38 @@ class Departures:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def add(self, data: bytes, fds: Sequence[int], on_left: Callable[[], None] | None = None) -> None:
-        """Appends a packed frame; its descriptors are closed here once they have left, or never will."""
-        self._queue.append((data, fds))
-        self.nbytes += len(data)
+    def add(
+        self, data: bytes, fds: Sequence[int], nbytes: int = 0, on_left: Callable[[], None] | None = None
+    ) -> None:
+        """Appends a packed frame, and keeps it until it is acknowledged; then its descriptors are closed.
+
+        Args:
+            nbytes: of the content that the descriptors carry.
+        """
+        if nbytes and self.kept.is_too_much and not self._queue:
+            self.kept.forfeit()
+        self.kept.add(data, fds, nbytes)
+        self.add_control(data, fds)
         if on_left is not None:
             self._told.append((self._left + self.nbytes, on_left))
+
+    def add_control(self, data: bytes, fds: Sequence[int] = ()) -> None:
+        """Appends what is not kept."""
+        self._queue.append((data, fds))
+        self.nbytes += len(data)
+
+    def restart(self, received: int) -> None:
+        """Sends everything again after the first ``received`` frames, without descriptors.
+
+        What is in the queue stays there: part of it may have left, and the other side skips it.
+
+        Raises:
+            FrameError, OSError: that cannot be.
+        """
+        self.add_control(_RESTART)
+        for data, fds, nbytes in self.kept.since(received):
+            for piece in pieces(data, fds, nbytes):
+                self.add_control(piece)
 
     def leave(self, sock: socket.socket) -> State:
         """Writes what the socket takes, in as few system calls as the descriptors allow."""
@@ -75,7 +107,6 @@ class Departures:
                 if fds:
                     rights = array.array("i", fds)
                     sent = sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)], _NOSIGNAL)
-                    close_all(fds)
                     fds = ()
                 else:
                     sent = sock.send(data, _NOSIGNAL)
@@ -114,13 +145,16 @@ class Departures:
             left.append(told.popleft()[1])
         return left
 
-    def drop(self) -> None:
-        """Nothing leaves any more, and nobody is told that it has."""
-        for _, fds in self._queue:
-            close_all(fds)
+    def stop(self) -> None:
+        """Nothing leaves any more, and nobody is told that it has; what is kept stays."""
         self._queue.clear()
         self._told.clear()
         self.nbytes = 0
+
+    def drop(self) -> None:
+        """As ``stop``, and nothing is kept."""
+        self.stop()
+        self.kept.drop()
 
 
 def close_all(fds: Iterable[int]) -> None:

@@ -1,62 +1,97 @@
-"""The sockets that workers of this node have opened to this process, to be called and to answer without the daemon."""
+"""Direct sockets to other processes of this node, and the way by the daemon where one of them breaks.
+
+A socket that breaks while both processes live loses nothing.  Each end tells the other one, by way of the daemon, how
+many frames have come; what is missing then goes by way of the daemon too, once and in order, and so does what is sent
+meanwhile::
+
+    this process ── RESUME 41 ──► daemon ──►  the other one: reads what is left, ends its socket
+    this process ◄── RESUME 17 ── daemon ◄──
+    sends from frame 18 on ─────► daemon ──►
+
+Where the other process has ended the daemon answers for it (-1).
+"""
 
 from __future__ import annotations
 
-import functools
-import socket
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from rlinf_async.core.frames import FrameError
 from rlinf_async.wire.unix import Connection
 
-OnReply = Callable[[int, list[Any], list[int]], None]
+Tell = Callable[[int, int], None]
+Relay = Callable[[int, list[Any], Sequence[int]], None]
+OnEnd = Callable[[int, Connection, bool], None]
 
 
 class Directs:
-    """Connections by the endpoint at their other end; on the client's own loop.
+    """Resumable connections by the endpoint at their other end: those that were made here, or those that were given.
 
     Args:
-        on_reply: called with the endpoint, and a frame and its descriptors that came from there.
-        on_gone: called with an endpoint whose socket is closed.
-        open_connection: has a connection read; the client knows on which loops.
+        tell: tells an endpoint, by way of the daemon, how many frames of the socket with it have come.
+        relay: sends an endpoint a frame of that socket by way of the daemon.
+        on_end: called with an endpoint and a connection that is used no more, and whether its process has ended.
     """
 
-    def __init__(self, on_reply: OnReply, make: Callable[..., Connection], on_gone: Callable[[int], None]) -> None:
-        self._on_reply = on_reply
-        self._on_gone = on_gone
-        self._make = make
-        self._connections: dict[int, Connection] = {}
+    def __init__(self, tell: Tell, relay: Relay, on_end: OnEnd) -> None:
+        self._tell = tell
+        self._relay = relay
+        self._on_end = on_end
+        self.connections: dict[int, Connection | None] = {}
+        """None stands for an endpoint that is to have none."""
+        self._told: set[int] = set()
 
-    def find(self, source: int) -> Connection | None:
-        """The way to a worker, if it has opened one."""
-        return self._connections.get(source)
+    def __repr__(self) -> str:
+        return f"<Directs [{len(self.connections)} connections, {len(self._told)} of them broken]>"
 
-    def accept(self, source: int, fds: list[int]) -> None:
-        """A worker has sent its socket; the daemon vouches for who it is."""
-        sock = socket.socket(fileno=fds.pop())
-        self._connections[source] = self._make(
-            sock,
-            on_frame=functools.partial(self._on_reply, source),
-            on_closed=lambda reason: self._gone(source),
-        )
+    def find(self, peer: int) -> Connection | None:
+        """The socket to an endpoint, if there is one; it takes frames also while it is broken."""
+        return self.connections.get(peer)
 
-    def _gone(self, source: int) -> None:
-        self._connections.pop(source, None)
-        self._on_gone(source)
+    def broke(self, peer: int) -> None:
+        """The socket to an endpoint has ended, here or there."""
+        connection = self.connections.get(peer)
+        if connection is not None and peer not in self._told:
+            self._told.add(peer)
+            self._tell(peer, connection.received)
 
-    def drain(self, source: int) -> None:
-        """Takes in everything that a worker still said before somebody else tells of its end."""
-        connection = self._connections.get(source)
+    def resume(self, peer: int, received: int) -> None:
+        """An endpoint has had so many frames of the socket, and reads it no more; -1: its process has ended."""
+        connection = self.connections.get(peer)
+        if connection is None:
+            if received >= 0:  # the socket never arrived here
+                self._tell(peer, 0)
+            return
+        if received >= 0:
+            connection.drain()
+            connection.end()
+            self.broke(peer)
+            # It says of more than was sent: nothing can be made of it, and nothing is sent twice.
+            with contextlib.suppress(FrameError):
+                connection.hand_over(received, lambda frame, fds: self._relay(peer, frame, fds))
+        # Only now: until then whatever is for that endpoint has to queue up behind what the socket has not delivered.
+        self.connections.pop(peer, None)
+        self._told.discard(peer)
+        if received < 0:
+            connection.close()
+        self._on_end(peer, connection, received < 0)
+
+    def drain(self, peer: int) -> None:
+        """Takes in everything that an endpoint still said before somebody else tells of its end."""
+        connection = self.connections.get(peer)
         if connection is not None:
             connection.drain()
 
     def close(self) -> None:
-        for connection in self._connections.values():
-            connection.close()
-        self._connections.clear()
+        for connection in self.connections.values():
+            if connection is not None:
+                connection.close()
+        self.connections.clear()
 
     def forget(self) -> None:
         """In a forked child."""
-        for connection in self._connections.values():
-            connection.forget()
-        self._connections.clear()
+        for connection in self.connections.values():
+            if connection is not None:
+                connection.forget()
+        self.connections.clear()

@@ -15,6 +15,7 @@ The kernel wakes one thread for what arrives: this one if it waits, otherwise th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import signal
@@ -68,7 +69,8 @@ class IdleReader:
         """Idempotent; before the descriptor is closed, since its number may then come to mean another file."""
         if self._readers.pop(fd, None) is not None:
             self._selector.read_no_more(fd)
-            self._epoll.unregister(fd)
+            with contextlib.suppress(OSError):  # user code has closed it under us
+                self._epoll.unregister(fd)
 
     def gate(self) -> Gate:
         """Where this thread may wait, once, while its loop does not run."""

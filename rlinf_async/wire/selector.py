@@ -9,6 +9,7 @@ registered first if it does, and none that is busy::
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import select
 import selectors
@@ -54,7 +55,8 @@ class SharedSelector(selectors.BaseSelector):
     def read_no_more(self, fd: int) -> None:
         """From any thread; before the descriptor is closed."""
         if self._at_once.pop(fd, None) is not None:
-            self._epoll.unregister(fd)
+            with contextlib.suppress(OSError):  # it was closed, and the kernel has forgotten it
+                self._epoll.unregister(fd)
 
     def share(self, fd: int) -> None:
         """What is registered under this number from now on is shared with other loops."""

@@ -2,7 +2,8 @@
 
 One plain non-blocking socket, ``add_reader`` and ``recvmsg``: as fast as a transport, and descriptors arrive with
 their bytes.  ``send`` may be called from any thread.  What is sent within one turn of the loop leaves in one system
-call.
+call.  A receiver without a free descriptor gets the content of a frame as bytes (``core/resend.py``); what a
+*resumable* connection still owes when it breaks is handed over to another way.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from rlinf_async import settings
+from rlinf_async.core import frames
 from rlinf_async.core.frames import Frame, FrameError, FrameReader, new_packer
+from rlinf_async.core.resend import Incoming, content_bytes, pack
 from rlinf_async.wire.departures import MOST_FDS, Departures, State, close_all
 from rlinf_async.wire.idle_reader import BRISK, IdleReader
 from rlinf_async.wire.turns import Turns
@@ -44,6 +48,7 @@ MAX_FRAME: Final = 8 << 20
 """Bytes of a packed frame; the reader's own limits lie above it.  What is large travels as a descriptor."""
 
 OnFrames = Callable[[list[tuple[list[Any], list[int]]]], None]
+Relay = Callable[[list[Any], Sequence[int]], None]
 
 
 class Connection:
@@ -57,9 +62,13 @@ class Connection:
     A second thread may read too (``share``): then all three are called on either thread, though never on both at once;
     connections that are given the same ``turns`` never call at once either.
 
-    Descriptors given to ``send`` belong to the connection from then on and are closed when they have left.
+    Descriptors given to ``send`` belong to the connection from then on and are closed when they have arrived.
+
+    Args:
+        resumable: what is sent once it has failed is kept for ``hand_over``.
 
     Attributes:
+        sibling: the other connection between the same two processes, if any: acknowledgements ride there too.
         is_handling: some frame is being handled, further up in the stack.
         on_drained: called on the loop when everything has left after the socket had been full.
     """
@@ -74,9 +83,11 @@ class Connection:
         on_batch: Callable[[], None] | None = None,
         on_arrival: Callable[[], None] | None = None,
         turns: Turns | None = None,
+        resumable: bool = False,
     ) -> None:
         sock.setblocking(False)
         self._sock = sock
+        self._inode = os.fstat(sock.fileno()).st_ino
         self._loop = loop
         self._thread = 0
         self._on_frame = on_frame
@@ -87,7 +98,11 @@ class Connection:
         self._arrived: deque[tuple[list[Any], list[int]]] = deque()
         self._reader = FrameReader()
         self._packer = new_packer()
-        self._received_fds: deque[int] = deque()
+        self._incoming = Incoming()
+        self._ack_timer = False
+        self._is_resumable = resumable
+        self._relay: Relay | None = None
+        self.sibling: Connection | None = None
         self._lock = threading.Lock()
         self._turns = turns or Turns()
         self._departures = Departures()
@@ -111,7 +126,7 @@ class Connection:
         if self._closed:
             return
         self._thread = threading.get_ident()
-        self._loop.add_reader(self._sock.fileno(), self._readable)
+        self._watch()
         self._flush()
 
     def share(self, idle: IdleReader) -> None:
@@ -153,13 +168,15 @@ class Connection:
         """
         with self._lock:
             if self._closed:
-                close_all(fds)
+                self._send_closed(frame, fds)
                 return
             data = self._packer.pack(frame)
             if len(data) > MAX_FRAME:
                 close_all(fds)
                 raise _too_large(frame, data)
-            self._departures.add(data, fds, on_left)
+            if self._incoming.is_due:
+                self._departures.add_control(pack(self._incoming.acknowledge()))
+            self._departures.add(data, fds, content_bytes(frame) if fds else 0, on_left)
             if hold or self._scheduled or self._blocked or not self._thread:
                 return
             if threading.get_ident() == self._thread:
@@ -193,8 +210,8 @@ class Connection:
                     for _, fds in sent:
                         close_all(fds)
                     raise _too_large(sent[index][0], data)
-            for data, fds in packed:
-                self._departures.add(data, fds)
+            for (data, fds), (frame, _) in zip(packed, sent, strict=True):
+                self._departures.add(data, fds, content_bytes(frame) if fds else 0)
             if self._scheduled or self._blocked:
                 return
             self._sent_at = time.monotonic()
@@ -224,8 +241,7 @@ class Connection:
         """Under the lock."""
         state = self._departures.leave(self._sock)
         if state is State.GONE:
-            # The reader hears of it, drains what the other side still said, and tells why.
-            self._departures.drop()
+            self._departures.stop()
         else:
             self._blocked = state is not State.EMPTY
         return state, self._departures.take_told()
@@ -235,8 +251,17 @@ class Connection:
             self._on_loop(self._await_writable)
         elif state is State.SHORT:
             self._on_loop(self._await_relief)
+        elif state is State.GONE:
+            # What the other side still said is heard first.  Nothing else may tell of it: where user code has closed
+            # the descriptor, the loop does not watch it any more.
+            self._on_loop(self._hear_last)
         for tell in told:
             tell()
+
+    def _hear_last(self) -> None:
+        self._read_all()
+        if not self._closed:
+            self._fail("nothing can be written to it")
 
     def _await_writable(self) -> None:
         if not self._closed:
@@ -269,16 +294,19 @@ class Connection:
         if self._idle is not None and self._idle.is_brisk():
             # It would be read here and handed over there, while both threads want the interpreter.
             self._loop.remove_reader(self._sock.fileno())
-            self._loop.call_later(BRISK, self._look_again)
+            self._loop.call_later(BRISK, self._watch)
             return
         with self._turns.lock:
             if self.read() is False:
                 self._fail("end of file")
             self._turns.hand_over()
 
-    def _look_again(self) -> None:
+    def _watch(self) -> None:
         if not self._closed:
-            self._loop.add_reader(self._sock.fileno(), self._readable)
+            try:
+                self._loop.add_reader(self._sock.fileno(), self._readable)
+            except OSError:  # user code has closed it
+                self._hear_last()
 
     def _read_all(self) -> None:
         with self._turns.lock:
@@ -309,6 +337,8 @@ class Connection:
 
     def read(self) -> bool | None:
         """Reads what is there, once.  False at the end of the stream, None when nothing is left."""
+        if self._closed or self._failed:
+            return None
         try:
             size, ancillary, flags, _ = self._sock.recvmsg_into([self._view], _ANCILLARY, _CLOEXEC)
         except (BlockingIOError, InterruptedError):
@@ -318,21 +348,14 @@ class Connection:
                 return None
             self._fail(f"{type(error).__name__}: {error}")
             return None
-        for level, kind, data in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                fds = array.array("i")
-                fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-                self._received_fds.extend(fds)
-        if flags & _CTRUNC:
-            self._fail("file descriptors were lost on the way (is the limit of open files reached? `ulimit -n`)")
-            return None
         if size == 0:
             return False
+        if ancillary or flags & _CTRUNC:
+            self._incoming.add_fds(_rights(ancillary), truncated=bool(flags & _CTRUNC))
         self._heard_bytes += size
         broken = None
         try:
-            for frame in self._reader.feed(self._view[:size]):
-                self._arrived.append((frame, self._fds_of(frame)))
+            self._take(self._view[:size])
         except FrameError as error:
             broken = str(error)
         if self._on_arrival is not None:
@@ -344,16 +367,94 @@ class Connection:
             return None
         if self._on_batch is not None:
             self._on_batch()
+        if self._incoming.owes():
+            self._acknowledge()
+        elif self._incoming.has_descriptors and not self._ack_timer:
+            self._ack_timer = True
+            self._on_loop(self._set_ack_timer)
         # What is less than there was room for is all that there was, unless it ends with a descriptor.
         return True if ancillary or size == _READ else None
 
-    def _fds_of(self, frame: list[Any]) -> list[int]:
-        count = frame[1]
-        if not count:
-            return []
-        if len(self._received_fds) < count:
-            raise FrameError("a frame came without its file descriptors")
-        return [self._received_fds.popleft() for _ in range(count)]
+    def _take(self, data: memoryview) -> None:
+        """Sorts what has been read into frames and their descriptors."""
+        incoming, arrived = self._incoming, self._arrived
+        strict = incoming.is_strict
+        for frame in self._reader.feed(data):
+            if frame[0] >= frames.ACK or strict or frame[1]:
+                strict = True
+                if frame[0] == frames.ACK:
+                    self._acknowledged(frame[2], lost=frame[3])
+                elif (taken := incoming.take(frame)) is not None:
+                    arrived.append(taken)
+            else:
+                incoming.received += 1
+                arrived.append((frame, []))
+        if strict and incoming.end_read():
+            logger.info("file descriptors were lost on the way (is the limit reached? `ulimit -n`): asking for bytes")
+            self._acknowledge(lost=True)
+
+    # -- what has arrived, and what has to be sent again --------------------------------------------------------
+
+    def _acknowledged(self, received: int, *, lost: bool) -> None:
+        """The other side has so many frames, and where more were ``lost`` it wants them again."""
+        with self._lock:
+            self._departures.kept.acknowledge(received)
+            if not lost:
+                return
+            try:
+                self._departures.restart(received)
+            except OSError as error:
+                raise FrameError(f"a content that is wanted again cannot be read: {error}") from error
+        self._write()
+
+    def _acknowledge(self, *, lost: bool = False) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._departures.add_control(pack(self._incoming.acknowledge(lost=lost)))
+            if self._scheduled:
+                return
+        self._write()
+
+    def _set_ack_timer(self) -> None:
+        if not self._closed:
+            self._loop.call_later(settings.DIRECT_ACK_S(), self._ack_late)
+
+    def _ack_late(self) -> None:
+        self._ack_timer = False
+        if self._incoming.has_descriptors:
+            self._acknowledge()
+
+    def _send_closed(self, frame: Frame, fds: Sequence[int]) -> None:
+        """Under the lock."""
+        if self._relay is not None:
+            self._relay(list(frame), fds)
+        elif self._is_resumable:
+            self._departures.kept.add(self._packer.pack(frame), fds, content_bytes(frame) if fds else 0)
+        else:
+            close_all(fds)
+
+    @property
+    def received(self) -> int:
+        """Frames that have come from the other side."""
+        return self._incoming.received
+
+    def hand_over(self, received: int, relay: Relay) -> None:
+        """Sends all that the other side lacks, and whatever is sent from now on, another way; once this has failed.
+
+        Under the lock: a frame that another thread sends meanwhile must not overtake those before it.
+
+        Args:
+            received: frames that the other side has.
+            relay: takes a frame and its descriptors; it must not send on this connection.
+
+        Raises:
+            FrameError: the other side cannot have so many.
+        """
+        with self._lock:
+            for frame, fds in self._departures.kept.take(received):
+                relay(frame, fds)
+            self._relay = relay
 
     def _handle(self) -> None:
         inside, self.is_handling = self.is_handling, True
@@ -372,6 +473,8 @@ class Connection:
         """Reads everything that the other side still said before it went."""
         with self._turns.lock:
             self._handle()  # it may be called in the middle of ``on_arrival``
+            if not self._is_there():
+                return
             while not self._closed and self.read():
                 pass
 
@@ -394,7 +497,7 @@ class Connection:
             self._failed = True
             self._loop.call_soon_threadsafe(self._fail, reason)
         elif not self._closed:
-            self.close()
+            self.end()
             self._on_closed(reason)
 
     def flush_blocking(self, timeout: float) -> None:
@@ -407,29 +510,73 @@ class Connection:
     def forget(self) -> None:
         """In a forked child: lets go of the parent's socket without touching the parent's loop."""
         self._closed = True
+        self._is_resumable = False
+        self._departures.drop()
         with contextlib.suppress(OSError):
             os.close(self._sock.detach())
 
     def close(self) -> None:
-        """Closes the socket and every descriptor that had not been handed over.  Idempotent; on the loop's thread."""
+        """Closes the socket and every descriptor that had not been handed over; nothing is sent any more, nor kept.
+        Idempotent; on the loop's thread."""
+        self.end()
+        with self._lock:
+            self._is_resumable = False
+            self._departures.drop()
+
+    def end(self) -> None:
+        """Reads and writes no more; what a resumable connection owes stays kept.  Idempotent; from any thread, the
+        loop's or one that reads."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-            fileno = self._sock.fileno()
-            if self._thread and not self._loop.is_closed():
-                self._loop.remove_reader(fileno)
-                self._loop.remove_writer(fileno)
-            self._departures.drop()
+            self._departures.stop()
+            if not self._is_resumable:
+                self._departures.drop()
             for _, fds in self._arrived:
                 close_all(fds)
             self._arrived.clear()
-            close_all(self._received_fds)
-            self._received_fds.clear()
-        with self._turns.lock:  # so that no thread is about to read a number that may come to mean another file
+            self._incoming.drop()
+        if self._thread and not self._loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # closed meanwhile
+                self._on_loop(self._release)
+                return
+        self._release()
+
+    def _release(self) -> None:
+        """On the loop's thread: its selector knows the socket until then, and its number must not come to mean another
+        file."""
+        fileno = self._sock.fileno()
+        if fileno < 0:
+            return
+        if self._thread and not self._loop.is_closed():
+            with contextlib.suppress(OSError):
+                self._loop.remove_reader(fileno)
+                self._loop.remove_writer(fileno)
+        with self._turns.lock:  # so that no thread is about to read
             if self._idle is not None:
                 self._idle.remove(fileno)
-            self._sock.close()
+            if self._is_there():
+                self._sock.close()
+            else:
+                self._sock.detach()
+
+    def _is_there(self) -> bool:
+        """Whether the descriptor is still this socket's: user code that closes descriptors may have closed it, and the
+        number may be another file's by now."""
+        try:
+            return os.fstat(self._sock.fileno()).st_ino == self._inode
+        except OSError:
+            return False
+
+
+def _rights(ancillary: list[tuple[int, int, bytes]]) -> Sequence[int]:
+    """The descriptors that have come with a read."""
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return fds
 
 
 def _too_large(frame: Frame, data: bytes) -> ValueError:

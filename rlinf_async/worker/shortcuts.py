@@ -14,16 +14,22 @@ import logging
 import resource
 import socket
 import threading
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from rlinf_async.core import frames
 from rlinf_async.seat.client import NodeClient
+from rlinf_async.wire.directs import Directs
 from rlinf_async.wire.unix import Connection
 
 logger = logging.getLogger(__name__)
 
 _FILES: Final = 1024
 """Where a process may not open so many files, the sockets of a few hundred workers would be too much."""
+
+_MAX_BREAKS: Final = 3
+"""Sockets to one caller that broke while it lived, after which it gets no other."""
 
 _TELL_AFTER: Final = 0.005
 """Seconds after which the daemon hears that calls have been answered."""
@@ -51,7 +57,10 @@ class Shortcuts:
         self._client = client
         self._inbox = inbox
         self._granted = granted and resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= _FILES
-        self._connections: dict[int, Connection | None] = {}
+        self._directs = Directs(self._tell_received, self._relay, self._on_end)
+        self._connections = self._directs.connections
+        self._breaks: Counter[int] = Counter()
+        client.own_directs = self._directs
         self._lock = threading.Lock()
         self._paid: list[int] = []
 
@@ -77,14 +86,29 @@ class Shortcuts:
         def called(frame: list[Any], fds: list[int]) -> None:
             self._inbox.on_direct(source, way, frame, fds)
 
-        def closed(reason: str) -> None:
-            self._connections[source] = None
-            self._inbox.on_caller_gone(source, way)
-
-        way = self._client.connect_directly(ours, on_frame=called, on_closed=closed, on_batch=self._inbox.on_batch)
+        way = self._client.connect_directly(
+            ours,
+            on_frame=called,
+            on_closed=lambda reason: self._directs.broke(source),
+            on_batch=self._inbox.on_batch,
+        )
         # Known before the caller is: what it sends there at once is to be heard before what the daemon relays then.
         self._connections[source] = way
         self._client.send((frames.DIRECT, 1, self._client.endpoint, source), [theirs.detach()])
+
+    def _tell_received(self, source: int, received: int) -> None:
+        self._client.tell_received(source, self._client.endpoint, received)
+
+    def _relay(self, source: int, frame: list[Any], fds: Sequence[int]) -> None:
+        self._client.send(frame, fds)
+
+    def _on_end(self, source: int, way: Connection, has_ended: bool) -> None:
+        self._breaks[source] += 1
+        if has_ended or self._breaks[source] >= _MAX_BREAKS:
+            self._connections[source] = None
+        if has_ended:
+            del self._breaks[source]
+            self._inbox.on_caller_gone(source, way)
 
     def hear_out(self, source: int) -> None:
         """Takes in what a caller has sent directly, before something that it has sent another way."""
@@ -111,10 +135,7 @@ class Shortcuts:
 
     def forget(self) -> None:
         """In a forked child: the sockets are the parent's."""
-        for connection in self._connections.values():
-            if connection is not None:
-                connection.forget()
-        self._connections.clear()
+        self._directs.forget()
 
     def last_words(self, seconds: float) -> None:
         """Writes what is queued before the process ends."""

@@ -46,7 +46,7 @@ def ends() -> Iterator[tuple[Moody, socket.socket]]:
 def test_what_is_small_leaves_together_and_its_senders_are_told(ends: tuple[Moody, socket.socket]) -> None:
     departures, told = Departures(), []
     for number in range(5):
-        departures.add(bytes([number]) * 10, (), lambda number=number: told.append(number))
+        departures.add(bytes([number]) * 10, (), on_left=lambda number=number: told.append(number))
     assert departures.nbytes == 50
     assert departures.take_told() == []
     assert departures.leave(ends[0]) is State.EMPTY
@@ -59,7 +59,7 @@ def test_what_is_small_leaves_together_and_its_senders_are_told(ends: tuple[Mood
 
 def test_a_full_socket_keeps_the_rest_for_later(ends: tuple[Moody, socket.socket]) -> None:
     departures = Departures()
-    departures.add(bytes(8 << 20), (), lambda: None)
+    departures.add(bytes(8 << 20), (), on_left=lambda: None)
     assert departures.leave(ends[0]) is State.FULL
     assert 0 < departures.nbytes < 8 << 20
     assert departures.take_told() == []
@@ -82,6 +82,7 @@ def test_a_kernel_that_is_short_of_something_loses_no_frame(ends: tuple[Moody, s
     data, fds, _, _ = socket.recv_fds(ends[1], 100, MOST_FDS)
     assert data == b"with company"
     assert len(fds) == 1
+    departures.drop()
     for fd in (*fds, writing):
         os.close(fd)
 
@@ -89,7 +90,7 @@ def test_a_kernel_that_is_short_of_something_loses_no_frame(ends: tuple[Moody, s
 def test_what_never_leaves_is_closed_and_nobody_told(ends: tuple[Moody, socket.socket]) -> None:
     departures = Departures()
     reading, writing = os.pipe()
-    departures.add(b"never", [reading], lambda: None)
+    departures.add(b"never", [reading], on_left=lambda: None)
     ends[1].close()
     assert departures.leave(ends[0]) is State.GONE
     departures.drop()
@@ -127,8 +128,10 @@ async def main():
     memory = os.memfd_create("one")
     crowded = 0
     for number in range(COUNT):
-        fds = [os.dup(memory) for _ in range(4)]
+        fds = [os.dup(memory) for _ in range(4)]  # which are kept open until they have arrived
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 900))
         sending.send((frames.CANCEL, len(fds), 0, 0, number), fds)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (900, 900))
         await asyncio.sleep(0)
         if sending.queued_bytes:
             if not crowded:
@@ -143,7 +146,7 @@ async def main():
     receiving.close()
     os.close(memory)
 
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+resource.setrlimit(resource.RLIMIT_NOFILE, (900, 900))
 if os.geteuid() == 0:  # root has no such limit
     os.setgroups([])
     os.setgid(65534)

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import msgpack
 import pytest
 
+from rlinf_async.core.frames import PROTOCOL
 from rlinf_async.errors import AuthError, NodeLost, VersionMismatch
 from rlinf_async.wire import credentials as credentials_module
 from rlinf_async.wire.credentials import NodeCredentials, RunAuthority, node_name
@@ -160,7 +161,7 @@ BAD_HELLOS = [
     (_hello(node=3), "UNAUTHENTICATED", ["calls itself node 3", f"node-0.{RUN}"]),
     (_hello(node=-1), "UNAUTHENTICATED", ["calls itself node -1"]),
     (_hello(run="ffffffff"), "UNAUTHENTICATED", ["'ffffffff'", f"'{RUN}'"]),
-    (_hello(protocol=99, version="9.9"), "FAILED_PRECONDITION", ["protocol 99", "9.9", "protocol 1"]),
+    (_hello(protocol=99, version="9.9"), "FAILED_PRECONDITION", ["protocol 99", "9.9", f"protocol {PROTOCOL}"]),
     (_hello(python="3.9"), "FAILED_PRECONDITION", ["node 0 runs Python 3.9", f"node 1 runs Python {PYTHON}"]),
     (_hello(python="\x1b[2J\n"), "FAILED_PRECONDITION", [r"\x1b[2J\n"]),
     (_hello(padding=[["x" * 255] * 16] * 16), "UNAUTHENTICATED", NO_HELLO),  # no part is too large, the whole is
@@ -246,7 +247,7 @@ async def test_a_silent_peer_is_shown_the_door(words: list[bytes], caplog: pytes
     ("answer", "error", "text"),
     [
         ({"python": "3.9"}, VersionMismatch, f"node 1 runs Python 3.9.*node 0 runs Python {PYTHON}"),
-        ({"protocol": 2}, VersionMismatch, "node 1 speaks protocol 2.*node 0 speaks protocol 1"),
+        ({"protocol": 99}, VersionMismatch, f"node 1 speaks protocol 99.*node 0 speaks protocol {PROTOCOL}"),
         ({"run": "ffffffff"}, AuthError, "ffffffff"),
         ({"node": 4}, AuthError, "calls itself node 4"),
     ],
