@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 from collections.abc import Sequence
@@ -126,13 +127,16 @@ class Members:
             encoded: one body for all ranks, or one for each where they are not the ``same``.
 
         Raises:
-            ClosedError: the group or its cluster is closed.
-            NodeLost: this machine's daemon is gone.
+            ClosedError: the group or its cluster is closed.  Where this machine's daemon is gone, the call fails
+                like those that were made before.
         """
         if self.closed:
             raise ClosedError(f"group '{self.name}' is closed: {method}() cannot be called any more")
-        if self.client.closed is not None:
+        if isinstance(self.client.closed, ClosedError):
             raise self.client.closed.with_traceback(None)
+        if self.client.closed is not None:
+            sink.fail(copy.copy(self.client.closed))
+            return
         if self.client.loop.is_closed():
             raise ClosedError("the event loop that this cluster lived on is closed")
         bodies = [pack_body(value) for value in encoded]

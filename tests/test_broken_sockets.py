@@ -13,6 +13,7 @@ import pytest
 from rlinf_async import Channel, Cluster, NodePlacementStrategy
 from tests.breaking_workers import WAYS_TO_BREAK, Breaking, break_sockets, give_back, take_all_descriptors
 
+
 def in_time(test: Callable[..., Any]) -> Callable[..., Any]:
     """A test that fails after ten seconds, where it would hang."""
 
@@ -84,9 +85,7 @@ async def test_messages_that_are_not_received_yet_outlive_their_socket(pair: Any
 
 @in_time
 async def test_messages_of_both_directions_outlive_many_breaks(pair: Any) -> None:
-    exchanged = [
-        pair[rank].send_numbers("pair", 1 - rank, 40, nbytes, 0.005) for rank, nbytes in enumerate((8, LARGE))
-    ]
+    exchanged = [pair[rank].send_numbers("pair", 1 - rank, 40, nbytes, 0.005) for rank, nbytes in enumerate((8, LARGE))]
     received = [pair[rank].recv_numbers("pair", 1 - rank, 40) for rank in range(2)]
     for turn in range(5):
         await pair[turn % 2].break_sockets_after(0.03, ("shutdown", "garbage")[turn % 2 ^ turn // 2 % 2])

@@ -43,7 +43,7 @@ Where such a socket ends while both processes live, each tells the other by way 
 (RESUME; ``owner`` is the worker that had made the socket), and gets those that it lacks by way of the daemon too.
 ``received`` is -1 where the other process is no more.
 
-What the facts of a MESSAGE say is on a page of its own (``core/messages.py``).  
+What the facts of a MESSAGE say is on a page of its own (``core/messages.py``).
 A body that is a str says why the content is not there: no descriptors, no room to keep it.
 
 A channel's queue lives in one daemon (``core/queue.py``); a *party* is a process that puts there or gets.  ``queue``

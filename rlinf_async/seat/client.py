@@ -177,7 +177,10 @@ class NodeClient:
     def _departed(self, call: int, sink: Sink) -> None:
         sink.departed()
         if self._closed is not None or self.lost_nodes:
-            self._on_loop(lambda: self._fail_hopeless(call, sink))
+            try:
+                self._on_loop(lambda: self._fail_hopeless(call, sink))
+            except ClosedError:  # the loop is closed: nobody handles answers any more
+                self._fail_hopeless(call, sink)
 
     def _fail_hopeless(self, call: int, sink: Sink) -> None:
         """A call that was made after the socket or a node went away fails at once."""
@@ -414,9 +417,12 @@ class NodeClient:
         self._closed = error
         seats.leave(self)
         self.ready._settle(error=error)
+        # Each by itself, and only those that are here: another thread may be adding one.  That thread finds ``_closed``
+        # set afterwards, which it was before this looked, and has its call fail (``_departed``).
         for call, sink in list(self._calls.items()):
             self._lose(call, sink, str(error))
-        self._calls.clear()
+            self._calls.pop(call, None)
+            self._direct_calls.ended(call)
         self._asks.fail(error)
         if seats.all_closed():
             pool.close()

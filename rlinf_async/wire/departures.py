@@ -63,9 +63,7 @@ class Departures:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def add(
-        self, data: bytes, fds: Sequence[int], nbytes: int = 0, on_left: Callable[[], None] | None = None
-    ) -> None:
+    def add(self, data: bytes, fds: Sequence[int], nbytes: int = 0, on_left: Callable[[], None] | None = None) -> None:
         """Appends a packed frame, and keeps it until it is acknowledged; then its descriptors are closed.
 
         Args:

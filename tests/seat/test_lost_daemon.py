@@ -1,0 +1,46 @@
+"""Calls that are made while, and after, this machine's daemon dies: each ends, and none of them where it is made."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from typing import Any
+
+from rlinf_async import Cluster, NodeLost, NodePlacementStrategy
+from tests.workers import Plain
+
+
+async def test_calls_of_other_threads_end_whenever_the_daemon_dies() -> None:
+    async with Cluster(num_nodes=1, log_to_driver=False) as cluster:
+        group = Plain.create_group().launch(cluster, placement=NodePlacementStrategy([0, 0]), name="plain")
+        await group.hello()
+        daemon = (await cluster.status())["pid"]
+        made: list[list[Any]] = [[], [], []]
+        dead = threading.Event()
+
+        def call(handles: list[Any]) -> None:
+            while not dead.is_set():
+                handles.append(group.acho(len(handles)))
+            handles.append(group.acho("after"))
+
+        threads = [threading.Thread(target=call, args=(handles,)) for handles in made]
+        cluster.client.events.on("closed", lambda facts: dead.set())
+        for thread in threads:
+            thread.start()
+        os.kill(daemon, signal.SIGKILL)
+        await asyncio.to_thread(dead.wait, 3)
+        for thread in threads:
+            await asyncio.to_thread(thread.join, 3)
+        ended = []
+        for handles in made:
+            outcome: BaseException | None = None
+            for handle in handles:
+                outcome = None
+                try:
+                    await handle.async_wait(timeout=3)
+                except NodeLost as error:
+                    outcome = error
+            ended.append(outcome)
+        assert all(isinstance(outcome, NodeLost) for outcome in ended)
