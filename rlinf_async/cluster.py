@@ -9,16 +9,18 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Generator, Sequence
+import time
+from asyncio import _get_running_loop as running_loop
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, Final
 
-from rlinf_async import process, settings, tracing
+from rlinf_async import loop_watch, process, settings, tracing
 from rlinf_async.address import NodeInfo, WorkerAddress
 from rlinf_async.configuration import ClusterConfig, NodeGroup, get_path_env_merge_mode, merge_worker_env_vars
 from rlinf_async.core import codec
 from rlinf_async.core.descriptors import explained_shortage
 from rlinf_async.core.frames import PROTOCOL
-from rlinf_async.errors import ClosedError, ConfigError
+from rlinf_async.errors import ClosedError, ConfigError, LoopNotRunning
 from rlinf_async.group import CLOSE_GRACE, WorkerGroup, public_methods, start_closing
 from rlinf_async.handle import Handle
 from rlinf_async.hardware import load_extension
@@ -42,6 +44,7 @@ from rlinf_async.profiling import ProfileConfig, get_profiling_env_vars_for_work
 from rlinf_async.seat import seats
 from rlinf_async.seat.asks import HERE
 from rlinf_async.seat.client import NodeClient
+from rlinf_async.seat.tasks import Tasks
 from rlinf_async.sys_variables import ClusterEnvVar, get_full_env_var_name, get_sys_env_var
 from rlinf_async.wire.lifeline import Lifeline
 from rlinf_async.wire.local_socket import connect
@@ -133,6 +136,7 @@ class Cluster:
         self._node_groups: tuple[NodeGroup, ...] = ()
         self._thread: LoopThread | None = None
         self._closing: Work[None] | None = None
+        self._was_cut_off = False
         self._attached = here.client is not None
         joins = self._attached or "RLINF_NODE_SOCKET" in os.environ
         self._fake_gpus = declared_gpus(fake_gpus, joins=joins, environ=os.environ)
@@ -149,6 +153,8 @@ class Cluster:
             loop = running if self._thread is None else self._thread.loop
             assert loop is not None
             self._client = NodeClient(loop)
+            if self._thread is None:
+                self._client.user_loop, loop_watch.is_needed = loop, True
             tracing.attach(self._client, "driver", compares_clocks=True)
             if log_to_driver:
                 self._terminal = Terminal()
@@ -466,6 +472,21 @@ class Cluster:
             self._closing = self._client.run(self._close(), what="the closing of the cluster")
         return self._closing
 
+    def _end_without_loop(self, error: LoopNotRunning) -> None:
+        """Ends the nodes by cutting what their lives hang on; blocks.  Its own loop would have closed all in order."""
+        if self._was_cut_off:
+            return
+        self._was_cut_off = True
+        logger.warning("the cluster is not closed in order, but cut off: %s", str(error).partition("\n")[0])
+        for line in self._lifelines:
+            line.seal()
+        self._client.end_without_loop(error)
+        until = time.monotonic() + STOP_GRACE
+        for line in self._lifelines:
+            line.end_without_loop(max(0.0, until - time.monotonic()))
+        if self._terminal is not None:
+            self._terminal.close()
+
     async def aclose(self) -> None:
         """Closes the groups in reverse order, then the nodes that this cluster started.  Idempotent.
 
@@ -473,7 +494,12 @@ class Cluster:
         """
         if self._client.pid != process.pid:  # a forked child: the nodes are its parent's
             return
-        await self._start_closing().async_wait()
+        if self._was_cut_off and running_loop() is not self._client.user_loop:
+            return
+        try:
+            await self._start_closing().async_wait()
+        except LoopNotRunning as error:
+            await asyncio.get_running_loop().run_in_executor(None, self._end_without_loop, error)
         if self._thread is not None and not self._thread.loop.is_closed():
             await asyncio.get_running_loop().run_in_executor(None, self._thread.stop)
 
@@ -481,15 +507,27 @@ class Cluster:
         """The same; blocks without a running loop, and returns a ``Work`` inside a coroutine."""
         if self._client.pid != process.pid:
             return None
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            pass
-        else:
-            return self._start_closing()
+        running = running_loop()
+        if running is not None:
+            if self._client.user_loop in (None, running):
+                return self._start_closing()
+            return _in_loop(running, self.aclose(), "the closing of the cluster")
+        if self._was_cut_off:
+            return None
         try:
             self._start_closing().wait()
+        except LoopNotRunning as error:
+            self._end_without_loop(error)
         finally:
             if self._thread is not None and not self._thread.loop.is_closed():
                 self._thread.stop()
         return None
+
+
+def _in_loop(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], what: str) -> Work[Any]:
+    """Runs a coroutine on the loop that runs here, which is another one than the cluster's."""
+
+    def on_loop(callback: Callable[[], None]) -> None:
+        loop.call_soon_threadsafe(callback)
+
+    return Tasks(loop, on_loop).run(coroutine, what, abandonable=False)

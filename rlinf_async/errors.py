@@ -17,6 +17,7 @@ worker.  What stands here is the framework's own word::
       ConfigError              (ValueError, AssertionError) bad configuration or arguments
       ClosedError              *your* code closed the thing that it now uses
         EndOfChannel             a channel was closed, and everything in it has been taken
+        LoopNotRunning           (RuntimeError) the user's loop that the cluster lives on is closed, or is not run
       UnobservedFailure        with fail_fast: a wait was ended, because another call failed; its error is the cause
       ForkedProcessError       (RuntimeError) a forked child uses what belongs to its parent; says what to do instead
       AuthError                the other side is not who it should be
@@ -192,6 +193,13 @@ class UnobservedFailure(RLinfAsyncError):
     """With ``fail_fast``: a plain ``wait()`` was ended, because another call has failed and nothing awaits its error.
 
     That error is the ``__cause__``.  What was waited for goes on.
+    """
+
+
+class LoopNotRunning(ClosedError, RuntimeError):
+    """The event loop that a cluster lives on was closed, or is not run any more, and somebody waits elsewhere for it.
+
+    The message shows how one loop can serve all.
     """
 
 

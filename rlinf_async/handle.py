@@ -97,6 +97,9 @@ class Handle(Work[list[Any]]):
     def _far_side(self) -> waits.FarSide | None:
         return self._callee.far_side(self._tally.unanswered())
 
+    def _user_loop(self) -> asyncio.AbstractEventLoop | None:
+        return self._callee.client.user_loop
+
     # -- answers, on the client's loop --------------------------------------------------------------------------
 
     @property

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from rlinf_async import tracing
+from rlinf_async import loop_watch, tracing
 from rlinf_async.address import WorkerInfo
 from rlinf_async.core import frames
 from rlinf_async.core.body import pack_body
@@ -16,7 +16,7 @@ from rlinf_async.core.encoded import Encoded
 from rlinf_async.core.frames import Status
 from rlinf_async.core.root_cause import fold_ranks
 from rlinf_async.core.segment import close_fds
-from rlinf_async.errors import ClosedError, NodeLost, told_log
+from rlinf_async.errors import ClosedError, ForkedProcessError, NodeLost, told_log
 from rlinf_async.failure_notices import Failure, FailureNotices
 from rlinf_async.handle import WINDOW, Handle
 from rlinf_async.outcome import death_cause, describe_failure, loss_cause
@@ -132,13 +132,13 @@ class Members:
         """
         if self.closed:
             raise ClosedError(f"group '{self.name}' is closed: {method}() cannot be called any more")
-        if isinstance(self.client.closed, ClosedError):
+        if isinstance(self.client.closed, ClosedError | ForkedProcessError):
             raise self.client.closed.with_traceback(None)
         if self.client.closed is not None:
             sink.fail(copy.copy(self.client.closed))
             return
         if self.client.loop.is_closed():
-            raise ClosedError("the event loop that this cluster lived on is closed")
+            raise loop_watch.closed(self.client.loop, f"{self.name}.{method}() was called")
         bodies = [pack_body(value) for value in encoded]
         if tracing.recorder is not None:
             tracing.follow_call(sink, sink.ended, f"{self.name}.{method}")

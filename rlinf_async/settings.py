@@ -117,6 +117,15 @@ UNOBSERVED_ERROR_S: Final = Setting(
     "how long the error of a call may lie about unawaited before it is logged, and ends waits where fail_fast is set",
 )
 
+LOOP_TURN_S: Final = Setting(
+    "loop_turn_s",
+    "seconds",
+    5,
+    0.05,
+    1e6,
+    "how long a user's event loop may stand still while waits in other threads and loops need it",
+)
+
 GREETING_TIMEOUT_S: Final = Setting(
     "greeting_timeout_s", "seconds", 10, 0.01, 1e4, "how long a connection may take to say who it is"
 )
@@ -136,6 +145,7 @@ ALL: Final = (
     UNOBSERVED_ERROR_S,
     GREETING_TIMEOUT_S,
     KEPT_RUNS,
+    LOOP_TURN_S,
     OUTPUT_BUFFER_BYTES,
     OUTPUT_END_S,
     UNAUTHENTICATED_CONNECTIONS,

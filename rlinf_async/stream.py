@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections import deque
@@ -53,6 +54,7 @@ class Stream:
         self._departed = False
         self.ended: Work[None] = Work()
         """Done when every rank has ended."""
+        self.ended._loop = callee.client.user_loop
 
     @property
     def number(self) -> int:
@@ -234,6 +236,9 @@ class _NextItem(Work[None]):
     def _describe(self) -> str:
         stream = self._stream
         return f"the next item of {stream._callee.name}.{stream._method}(), {self._whom()} have not ended"
+
+    def _user_loop(self) -> asyncio.AbstractEventLoop | None:
+        return self._stream._callee.client.user_loop
 
     def _whom(self) -> str:
         callee = self._stream._callee

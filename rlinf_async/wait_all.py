@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -70,6 +71,9 @@ class _All(Work[list[Any]]):
 
     def _far_side(self) -> waits.FarSide | None:
         return next((asked for work in self._unfinished() if (asked := work._far_side()) is not None), None)
+
+    def _user_loop(self) -> asyncio.AbstractEventLoop | None:
+        return next((loop for work in self._unfinished() if (loop := work._user_loop()) is not None), None)
 
     def _unfinished(self) -> list[Work[Any]]:
         return [self._works[place] for place in sorted(self._open)]

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from rlinf_async import settings, unobserved_errors
+from rlinf_async import loop_watch, settings, unobserved_errors
 from rlinf_async.core.wait_table import FOREVER, WaitTable
 from rlinf_async.gate import Gate
 from rlinf_async.user_code import Waiter, waiter_for, waiter_in_thread
@@ -42,6 +42,8 @@ class Waitable(Protocol):
     def _whom(self) -> str: ...
 
     def _far_side(self) -> FarSide | None: ...
+
+    def _user_loop(self) -> asyncio.AbstractEventLoop | None: ...
 
 
 class FarSide(Protocol):
@@ -148,7 +150,12 @@ class LoopWaits:
 
 
 def wait_on(work: Waitable, gate: Gate, timeout: float | None) -> bool:
-    """Goes on waiting in this thread, which has waited for ``SOON_S`` seconds; False once ``timeout`` has passed."""
+    """Goes on waiting in this thread, which has waited for ``SOON_S`` seconds; False once ``timeout`` has passed.
+
+    Raises:
+        LoopNotRunning: the user's loop that has to turn for it stands still.
+    """
+    watch = loop_watch.watch(work, None) if loop_watch.is_needed else None
     since = time.monotonic() - SOON_S
     until = FOREVER if timeout is None else since + timeout
     ident = threading.get_ident()
@@ -158,12 +165,14 @@ def wait_on(work: Waitable, gate: Gate, timeout: float | None) -> bool:
     try:
         while True:
             word_at = since + times[passed] if passed < len(times) else FOREVER
-            left = min(until, word_at) - time.monotonic()
+            left = min(until, word_at, FOREVER if watch is None else watch.due) - time.monotonic()
             if gate.wait(min(max(0.0, left), threading.TIMEOUT_MAX)):
                 return True
             now = time.monotonic()
             if now >= until:
                 return False
+            if watch is not None and now >= watch.due:
+                watch.check()
             if now >= word_at:
                 passed = sum(now - since >= mark for mark in times)
                 waiter = waiter_in_thread(ident)

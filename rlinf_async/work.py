@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Generator
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
-from rlinf_async import process, unobserved_errors, waits
+from rlinf_async import loop_watch, process, unobserved_errors, waits
 from rlinf_async.errors import DeadlineExceeded, ForkedProcessError, UnobservedFailure
 from rlinf_async.gate import Gate, may_wait, new_gate
 
@@ -40,6 +40,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
     kind = "operation"
     ends_with_others = True
+    _loop: asyncio.AbstractEventLoop | None = None
 
     def __init__(self) -> None:
         self._pid = process.pid
@@ -65,6 +66,10 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     def _far_side(self) -> waits.FarSide | None:
         """Asks daemons what those do who have to do something, in words; only for a word about a long wait."""
         return None
+
+    def _user_loop(self) -> asyncio.AbstractEventLoop | None:
+        """The loop of the user's that has to turn for this to end; None where the framework runs what ends it."""
+        return self._loop
 
     def _lose_interest(self) -> None:
         """Somebody who wanted the result does not any more; if nobody else waits, nobody does."""
@@ -165,10 +170,13 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             else:
                 bell.ring(future)
 
+        watch = loop_watch.watch(self, loop) if loop_watch.is_needed else None
         with self._lock:
             if self._done:
                 return
             self._waiters.append(wake)
+        if watch is not None:
+            watch.check_on(loop, future)
         try:
             rows[future] = (self, monotonic())
             if not bell.waits.armed:
@@ -184,6 +192,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             raise
         finally:
             rows.pop(future, None)
+            if watch is not None:
+                watch.cancel()
 
     def __await__(self) -> Generator[Any, Any, T]:
         if not self._done:
@@ -215,6 +225,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
                 function that was given to ``then``.
             DeadlineExceeded: ``timeout`` seconds have passed.
             ForkedProcessError: it was started by the process that this one was forked from.
+            LoopNotRunning: the user's loop that has to turn for it is closed, or has not turned for some seconds.
             UnobservedFailure: a call that nothing awaits has failed, and the cluster was made with ``fail_fast``.
         """
         if not self._done:
@@ -234,6 +245,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
                 f".wait() would block what reads this process's sockets (waiting for {self._describe()}): a function "
                 "that is given to then() must not wait"
             )
+        if loop_watch.is_needed and (loop := self._user_loop()) is not None:
+            loop_watch.check_open(loop, self._describe)
         if timeout is not None:
             timeout = min(timeout, threading.TIMEOUT_MAX)
         gate = new_gate()
@@ -277,6 +290,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         """
         self._check_process()
         following: Work[Any] = Work()
+        following._loop = self._user_loop()
 
         def follow() -> None:
             try:
@@ -389,6 +403,9 @@ class Part(Work[T]):
 
     def _describe(self) -> str:
         return self._whole._describe()
+
+    def _user_loop(self) -> asyncio.AbstractEventLoop | None:
+        return self._whole._user_loop()
 
     @property
     def kind(self) -> str:  # type: ignore[override]

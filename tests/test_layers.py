@@ -33,7 +33,7 @@ STOREYS = (
     "configuration",
     "placement routing",
     "wire",
-    "user_code unobserved_errors",
+    "user_code unobserved_errors loop_watch",
     "waits",
     "work each loop_thread",
     "seat",

@@ -84,6 +84,10 @@ class LocalQueue:
     def far_side(self, wish: Wish[Any]) -> None:
         return None
 
+    @property
+    def user_loop(self) -> None:
+        return None
+
     def hasten(self) -> None:
         pass
 

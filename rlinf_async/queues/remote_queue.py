@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import itertools
 from collections.abc import Callable
@@ -238,6 +239,10 @@ class RemoteQueue:
 
     def far_side(self, wish: Wish[Any]) -> Work[str]:
         return far_side.queue(self._client, self.node, self.channel, wish.key)
+
+    @property
+    def user_loop(self) -> asyncio.AbstractEventLoop | None:
+        return self._client.user_loop
 
     def hasten(self) -> None:
         self._company.hasten()

@@ -60,6 +60,7 @@ class Replicas:
         if queue is not None:
             queue.start(wish)
             return
+        wish._loop = self._client.user_loop  # as long as it has no door
         with self._lock:
             queue = self._only or self._pins.get(wish.key)
             if queue is not None:

@@ -38,6 +38,10 @@ class Door(Protocol):
     def far_side(self, wish: Wish[Any]) -> waits.FarSide | None:
         """What is in the queue, and who waits there, in words."""
 
+    @property
+    def user_loop(self) -> asyncio.AbstractEventLoop | None:
+        """The user's loop that has to turn for the queue's answers."""
+
     def hasten(self) -> None:
         """A thread is about to wait: what has only been kept back goes now."""
 
@@ -100,6 +104,9 @@ class Wish(Work[T]):
             else:
                 yield from self._waiting(abandon=True)
         return self._result()
+
+    def _user_loop(self) -> asyncio.AbstractEventLoop | None:
+        return self._loop if self.door is None else self.door.user_loop
 
     # -- deadlines ----------------------------------------------------------------------------------------------
 

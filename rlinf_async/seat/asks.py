@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import contextlib
 from collections.abc import Sequence
@@ -37,6 +38,9 @@ class Ask(Work[Any]):
 
     def _describe(self) -> str:
         return self._what
+
+    def _user_loop(self) -> asyncio.AbstractEventLoop | None:
+        return self._client.user_loop
 
     def _whom(self) -> str:
         return f"the daemon of node {self.node}"

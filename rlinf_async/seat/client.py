@@ -20,7 +20,7 @@ import socket
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
-from rlinf_async import process
+from rlinf_async import loop_watch, process
 from rlinf_async.core import codec, failures, frames
 from rlinf_async.core.body import Body, open_body
 from rlinf_async.core.frames import Status
@@ -57,6 +57,7 @@ class NodeClient:
         events: what daemons announce.
         receivers: by kind, who takes the frames that are neither the client's own nor the inbox's.
         unobserved: the errors of this client's calls that were not awaited.
+        user_loop: ``loop``, where that is the user's; None where a thread of the framework runs it.
         unsent: what sends that which has only been kept back for the end of a loop's turn.
     """
 
@@ -82,6 +83,7 @@ class NodeClient:
         self._direct_calls = DirectCalls(self._directs, self._calls, self._turns.lock, self.send, self.later)
         self.own_directs: Directs | None = None
         """The sockets that this worker has made for its callers."""
+        self.user_loop: asyncio.AbstractEventLoop | None = None
         self._idle: IdleReader | None = None
         self._closed: Exception | None = None
         self._tasks = Tasks(loop, self._on_loop)
@@ -228,7 +230,7 @@ class NodeClient:
         asked = self._asks.begin(Ask(self, next(self._ids), operation, arguments, target, what))
         error = self._closed or self.lost_nodes.get(target)
         if error is None and self.loop.is_closed():
-            error = ClosedError("the event loop that this cluster lived on is closed")
+            error = loop_watch.closed(self.loop, what or operation)
         if error is not None:
             self._asks.refuse(asked, error)
         else:
@@ -253,7 +255,9 @@ class NodeClient:
         Raises:
             ClosedError: the loop is closed.
         """
-        return self._tasks.run(coroutine, what, abandonable)
+        task = self._tasks.run(coroutine, what, abandonable)
+        task._loop = self.user_loop
+        return task
 
     async def settle_tasks(self) -> None:
         """Cancels what ``run`` started and is still going, and waits for its end."""
@@ -292,7 +296,7 @@ class NodeClient:
         try:
             self.loop.call_soon_threadsafe(callback)
         except RuntimeError:
-            raise ClosedError("the event loop that this cluster lived on is closed") from None
+            raise loop_watch.closed(self.loop, "something was to be done there") from None
 
     def _on_frame(self, frame: list[Any], fds: list[int]) -> None:
         kind = frame[0]
@@ -440,6 +444,20 @@ class NodeClient:
         self._directs.close()
         if self._connection is not None:
             self._connection.close()
+
+    def end_without_loop(self, error: Exception) -> None:
+        """As ``close``, from another thread than the loop's, which is closed or is not run any more.
+
+        The socket is only shut where the loop may go on some time: it is registered there.
+        """
+        with self._turns.lock:
+            self._end(error)
+            if self._connection is not None:
+                if self.loop.is_closed():
+                    self._directs.close()
+                    self._connection.close()
+                else:
+                    self._connection.shut()
 
     def leave_to_parent(self) -> None:
         """In a forked child: the socket and everything on it are the parent's."""

@@ -15,6 +15,7 @@ import asyncio
 import json
 import os
 import secrets
+import select
 import signal
 import socket
 import subprocess
@@ -159,7 +160,7 @@ class Lifeline:
                 async with asyncio.timeout(timeout):
                     await self._loop.sock_sendall(self._socket, line)
             except TimeoutError:
-                self._seal()
+                self.seal()
                 raise DeadlineExceeded(
                     f"{self.name} did not read a message of {len(line)} bytes within {timeout:g} s"
                 ) from None
@@ -167,7 +168,7 @@ class Lifeline:
                 self._broken = self._sealed = True
                 raise await self._story() from None
             except BaseException:
-                self._seal()  # half a line may have left: nothing may follow it
+                self.seal()  # half a line may have left: nothing may follow it
                 raise
 
     async def receive(self, timeout: float | None) -> dict[str, Any]:
@@ -227,7 +228,7 @@ class Lifeline:
 
     async def close(self, cut: float = _CUT) -> None:
         """Cuts the lifeline, and kills the local process if it has not ended ``cut`` seconds later.  Idempotent."""
-        self._seal()
+        self.seal()
         if not self._closed and not await self._gone_within(cut):
             self.kill()
             await self._gone_within(_LAST_WORDS)
@@ -244,11 +245,34 @@ class Lifeline:
         self._news.set()
         self._let_go()
 
+    def end_without_loop(self, cut: float) -> None:
+        """As ``close``, blocking, in any thread, where the loop is closed or is not run any more.
+
+        If that loop goes on some time, it lets go of the descriptors that are registered there.
+        """
+        self.seal()
+        poll = select.poll()
+        try:
+            if self._process.returncode is None:
+                poll.register(self._pidfd, select.POLLIN)
+                if not poll.poll(cut * 1000):
+                    self.kill()
+                    poll.poll(_LAST_WORDS * 1000)
+                self._process.poll()
+        except OSError:
+            pass  # the loop goes on after all, and has noticed the end
+        if self._loop.is_closed() and not self._closed:
+            self._closed = True
+            _open_here.discard(self)
+            if not self._exited.is_set():
+                os.close(self._pidfd)
+            self._let_go()
+
     def _let_go(self) -> None:
         self._socket.close()
         self._stderr.close()
 
-    def _seal(self) -> None:
+    def seal(self) -> None:
         """The far side sees the end of its stdin; its last words can still be read."""
         if not self._sealed:
             self._sealed = True

@@ -507,6 +507,11 @@ class Connection:
             while self._departures.leave(self._sock) is State.FULL:
                 pass
 
+    def shut(self) -> None:
+        """Has both ends see the end of the stream, from any thread; the reader of this one then closes it."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
     def forget(self) -> None:
         """In a forked child: lets go of the parent's socket without touching the parent's loop."""
         self._closed = True

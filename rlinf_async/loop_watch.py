@@ -1,0 +1,130 @@
+"""Watches whether a user's event loop still turns, for waits in other threads and on other loops.
+
+A cluster that is opened in a coroutine lives on the loop that runs there.  A wait on that loop needs it to turn anyhow;
+a wait from elsewhere would last for ever once the loop is left (``run_until_complete`` has returned) or closed, of
+which asyncio tells nobody.  So each such wait asks the loop for a sign, and looks once there has been time for one::
+
+    waiting thread ── call_soon_threadsafe(sign) ──► loop        at the beginning, and again after each sign
+    waiting thread    LOOP_TURN_S later: no sign, and the loop is not running: LoopNotRunning
+
+A loop that is running and gives no sign is busy with user code: it is not blamed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from rlinf_async import settings
+from rlinf_async.errors import LoopNotRunning
+
+is_needed = False
+"""Whether any cluster of this process has ever lived on a loop of the user's: nothing else is looked at otherwise."""
+
+_RECIPE: Final = """\
+Have one loop serve all:
+
+    # pytest-asyncio, pyproject.toml: tests run on the loop of their session's fixtures
+    [tool.pytest.ini_options]
+    asyncio_default_fixture_loop_scope = "session"
+    asyncio_default_test_loop_scope = "session"     # or @pytest.mark.asyncio(loop_scope="session")
+    # elsewhere: open the Cluster where no loop runs; it then has a loop in a background thread, which serves all
+    cluster = Cluster(num_nodes=1)                  # in a def, not in an async def"""
+
+
+class Waitable(Protocol):
+    """What is waited for: a ``Work``."""
+
+    def _user_loop(self) -> asyncio.AbstractEventLoop | None: ...
+
+    def _describe(self) -> str: ...
+
+
+class LoopWatch:
+    """Of one wait.
+
+    Attributes:
+        due: when to ``check`` next; seconds of the monotonic clock.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, work: Waitable) -> None:
+        self._loop = loop
+        self._work = work
+        self._seconds = settings.LOOP_TURN_S()
+        self._timer: asyncio.TimerHandle | None = None
+        self._ask()
+
+    def _ask(self) -> None:
+        self.due = time.monotonic() + self._seconds
+        self._has_turned = False
+        with contextlib.suppress(RuntimeError):  # it is closed
+            self._loop.call_soon_threadsafe(self._sign)
+
+    def _sign(self) -> None:
+        self._has_turned = True
+
+    def check(self) -> None:
+        """Once it is due.
+
+        Raises:
+            LoopNotRunning: the loop is closed, or has stood still.
+        """
+        check_open(self._loop, self._work._describe)
+        if not self._has_turned and not self._loop.is_running():
+            raise LoopNotRunning(
+                f"the event loop on which this cluster lives, {self._loop!r}, is not running and has not turned for "
+                f"{self._seconds:g} s: nothing of the cluster is answered meanwhile (waiting for "
+                f"{self._work._describe()}). {_RECIPE}"
+            )
+        self._ask()
+
+    def check_on(self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
+        """Checks whenever it is due, on the loop that runs here; an error ends the future on which its task waits."""
+
+        def look() -> None:
+            try:
+                self.check()
+            except LoopNotRunning as error:
+                if not future.done():
+                    future.set_exception(error)
+            else:
+                self.check_on(loop, future)
+
+        self._timer = loop.call_later(self.due - time.monotonic(), look)
+
+    def cancel(self) -> None:
+        """The wait is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def check_open(loop: asyncio.AbstractEventLoop, describe: Callable[[], str]) -> None:
+    """Raises:
+    LoopNotRunning: the loop is closed; with what ``describe`` says was wanted of it.
+    """
+    if loop.is_closed():
+        raise closed(loop, describe())
+
+
+def closed(loop: asyncio.AbstractEventLoop, what: str) -> LoopNotRunning:
+    """The error of something that was wanted of a closed loop."""
+    return LoopNotRunning(
+        f"the event loop that this cluster lived on, {loop!r}, is closed: nothing of the cluster is answered any more "
+        f"({what}). {_RECIPE}"
+    )
+
+
+def watch(work: Waitable, own: asyncio.AbstractEventLoop | None) -> LoopWatch | None:
+    """The watch for a wait on the loop ``own``, or in a thread; None where no loop of the user's has to turn for it.
+
+    Raises:
+        LoopNotRunning: the loop is closed.
+    """
+    loop = work._user_loop()
+    if loop is None or loop is own:
+        return None
+    check_open(loop, work._describe)
+    return LoopWatch(loop, work)
