@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from rlinf_async.core import frames
 from rlinf_async.core.descriptors import explained_shortage
-from rlinf_async.errors import LaunchError
+from rlinf_async.errors import ClosedError, LaunchError
 from rlinf_async.wire.unix import Connection
 
 from .activity import Activity
@@ -150,7 +150,7 @@ class Desk:
         except Exception as caught:
             error = _first(caught)
             ok, value = False, [type(error).__name__, str(error)]
-            if not isinstance(error, (ValueError, LaunchError, KeyError)):
+            if not isinstance(error, (ValueError, LaunchError, KeyError, ClosedError)):
                 logger.exception("%s failed", operation)
         if value is not LATER:
             self._answer(source, ask, ok, value)

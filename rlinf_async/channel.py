@@ -177,10 +177,11 @@ class Channel:
         Args:
             current_worker: RLinf's; a process knows which worker it is.
             cluster: as in ``create``.
-            timeout: seconds; 0 finds a channel that exists.
+            timeout: seconds, by default ``RLINF_NAME_TIMEOUT_S``; 0 finds a channel that exists.
 
         Raises:
             DeadlineExceeded: there was no such channel in time; lists those that there are.
+            ClosedError: the channel of that name is closed.
             RuntimeError: as in ``create``.
             ValueError: the timeout is negative.
         """

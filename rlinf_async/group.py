@@ -16,11 +16,12 @@ from rlinf_async.core import codec, frames
 from rlinf_async.core.root_cause import fold_ranks
 from rlinf_async.core.worker_facts import read_worker
 from rlinf_async.each import per_rank
-from rlinf_async.errors import ClosedError, DeadlineExceeded, NodeLost
+from rlinf_async.errors import ClosedError, NodeLost
 from rlinf_async.handle import Handle
 from rlinf_async.members import Members
 from rlinf_async.seat import seats
 from rlinf_async.seat.client import NodeClient
+from rlinf_async.seat.find_name import find_name
 from rlinf_async.stream import Stream
 from rlinf_async.work import Work, blocking
 
@@ -220,7 +221,9 @@ class WorkerGroup:
 
         Raises:
             RuntimeError: no ``cluster=`` was given, and not exactly one is open in this process.
-            DeadlineExceeded: there was no such group within ``timeout`` seconds; lists those that there are.
+            DeadlineExceeded: there was no such group within ``timeout`` seconds (without one within
+                ``RLINF_NAME_TIMEOUT_S``); lists those that there are.
+            ClosedError: the group of that name is closed.
         """
         seat = seats.only_taken() if cluster is None else cluster.client
         what = f"a group named '{group_name}'"
@@ -236,17 +239,7 @@ class WorkerGroup:
 async def _find(
     cls: type[WorkerGroup], seat: NodeClient, worker_cls: type, name: str, timeout: float | None
 ) -> WorkerGroup:
-    lookup = seat.ask("lookup", {"name": name}, node=0, what=f"a group named '{name}'")
-    try:
-        roster = await lookup.async_wait(timeout)
-    except asyncio.CancelledError:
-        seat.ask("forget_lookup", {"name": name, "ask": lookup.number}, node=0)
-        raise
-    except DeadlineExceeded:
-        names = await seat.ask("forget_lookup", {"name": name, "ask": lookup.number}, node=0)
-        raise DeadlineExceeded(
-            f"there was no group named '{name}' within {timeout:g} s; there are: {', '.join(names) or 'none'}"
-        ) from None
+    roster = await find_name(seat, "group", name, timeout)
     members = Members(seat, name, len(roster))
     infos = [info_from(entry["info"], entry["pid"]) for entry in roster]
     members.start([entry["endpoint"] for entry in roster], infos, [entry["log"] for entry in roster])

@@ -138,6 +138,10 @@ UNAUTHENTICATED_CONNECTIONS: Final = Setting(
     "how many of a node's connections may not have said yet who they are",
 )
 
+NAME_TIMEOUT_S: Final = Setting(
+    "name_timeout_s", "seconds", 120, 0, 1e7, "how long a group or channel is waited for whose name does not exist"
+)
+
 ALL: Final = (
     ABORT_GRACE_S,
     COLLECTIVE_TIMEOUT_S,
@@ -149,6 +153,7 @@ ALL: Final = (
     OUTPUT_BUFFER_BYTES,
     OUTPUT_END_S,
     UNAUTHENTICATED_CONNECTIONS,
+    NAME_TIMEOUT_S,
     WAIT_WARNING_S,
     WAIT_WARNING_2_S,
     WAIT_WARNING_3_S,

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlinf_async.core import frames
+from rlinf_async.core.closed_names import ClosedNames
 
 Waiter = tuple[int, int]
 """An endpoint, and its ask."""
@@ -59,6 +60,7 @@ class ChannelTable:
         self._numbers = itertools.count(1)
         self._entries: dict[int, Entry] = {}
         self._named: dict[str, Entry] = {}
+        self._closed = ClosedNames("channel")
         self._finders: dict[str, list[Waiter]] = {}
         self._made: dict[int, int] = {}
         """The latest promise of each endpoint."""
@@ -87,14 +89,20 @@ class ChannelTable:
         number = roster.get("number") if isinstance(roster, dict) else None
         if type(number) is not int or number in self._entries or not _are_numbers(roster.get("nodes")):
             raise ValueError(f"a channel's roster has nodes, and a number that no other one has, got {roster!r}")
+        self._closed.discard(name)
         nodes = {node for node in roster["nodes"] if not self._is_gone(frames.endpoint(node, 0))}
         self._named[name] = self._entries[number] = Entry(number, name, owner, roster, nodes)
         return roster, self._finders.pop(name, [])
 
     def find(self, name: str, waiter: Waiter) -> dict[str, Any] | None:
-        """The channel of a name; None if there is none, and then the waiter is told when there is."""
+        """The channel of a name; None if there is none, and then the waiter is told when there is.
+
+        Raises:
+            ClosedError: the channel of that name is closed.
+        """
         known = self._named.get(name)
         if known is None:
+            self._closed.check(name)
             self._finders.setdefault(name, []).append(waiter)
         return None if known is None else known.roster
 
@@ -112,6 +120,7 @@ class ChannelTable:
             return False
         known.closed = True
         del self._named[known.name]
+        self._closed.add(known.name)
         if not known.nodes:
             self._forget(known)
         return True

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from rlinf_async.core.closed_names import ClosedNames
+
 
 @dataclass
 class Entry:
@@ -51,11 +53,14 @@ class Directory:
     waiters: dict[str, list[Any]] = field(default_factory=dict)
     wanted: dict[tuple[str, Any], int] = field(default_factory=dict)
     """Ranks, by name and waiter, of those who look for one."""
+    closed: ClosedNames = field(default_factory=lambda: ClosedNames("group"))
+    """Names that were published and are free again; not those that members join."""
 
     def reserve(self, name: str, owner: int) -> bool:
         if name in self.entries:
             return False
         self.entries[name] = Entry(owner)
+        self.closed.discard(name)
         return True
 
     def publish(self, name: str, owner: int, roster: Any) -> list[Any]:
@@ -82,6 +87,7 @@ class Directory:
         if not 0 <= rank < size:
             raise ValueError(f"'{name}' has {size} members: there is no rank {rank}")
         entry = self.entries.setdefault(name, Entry(NOBODY, size=size))
+        self.closed.discard(name)
         if entry.owner != NOBODY:
             raise ValueError(f"a group named '{name}' exists already: whoever made it did not leave it to join")
         if entry.size != size:
@@ -105,7 +111,11 @@ class Directory:
 
         Args:
             rank: who is looked for; of a name that is joined, a roster with that member will do.
+
+        Raises:
+            ClosedError: what had the name is closed.
         """
+        self.closed.check(name)
         entry = self.entries.get(name)
         roster = None if entry is None else entry.roster_with(rank)
         if roster is None:
@@ -139,15 +149,20 @@ class Directory:
         entry = self.entries.get(name)
         if entry is None or entry.owner != owner:
             return False
-        del self.entries[name]
+        self._close(name)
         return True
 
     def drop_owner(self, owner: int) -> list[str]:
         """Releases everything that an endpoint owned; the names."""
         names = [name for name, entry in self.entries.items() if entry.owner == owner or self._leave(entry, owner)]
         for name in names:
-            del self.entries[name]
+            self._close(name)
         return names
+
+    def _close(self, name: str) -> None:
+        entry = self.entries.pop(name)
+        if entry.published and entry.owner != NOBODY:
+            self.closed.add(name)
 
     def _leave(self, entry: Entry, owner: int) -> bool:
         """Takes a member out; whether it was the last one."""

@@ -7,18 +7,16 @@ on before it has a roster: ``run``, ``maker`` (the endpoint that passes it on) a
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import weakref
 from typing import Any, Final
 
-from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded, NodeLost, RLinfAsyncError
+from rlinf_async.errors import ClosedError, ConfigError, NodeLost, RLinfAsyncError
 from rlinf_async.seat.client import NodeClient
+from rlinf_async.seat.find_name import find_name
 
 logger = logging.getLogger(__name__)
 
-_ANSWERED_WITHIN: Final = 5.0
-"""Seconds that node 0 has to say which channels there are, once there was none of the name that was wanted."""
 
 Roster = dict[str, Any]
 Promise = dict[str, Any]
@@ -61,32 +59,8 @@ async def create(
 
 
 async def find(client: NodeClient, name: str, timeout: float | None) -> Roster:
-    """Waits until there is such a channel.
-
-    Raises:
-        DeadlineExceeded: there was none within ``timeout`` seconds; lists those that there are.
-    """
-    await client.ready.async_wait()
-    lookup = client.ask("find_channel", {"name": name}, node=0, what=f"a channel named '{name}'")
-    try:
-        roster: Roster = await lookup.async_wait(timeout)
-    except asyncio.CancelledError:
-        client.ask("forget_find", {"name": name, "ask": lookup.number}, node=0)
-        raise
-    except DeadlineExceeded:
-        forgotten = client.ask("forget_find", {"name": name, "ask": lookup.number}, node=0)
-        try:
-            names = await forgotten.async_wait(_ANSWERED_WITHIN)
-        except DeadlineExceeded:
-            raise DeadlineExceeded(
-                f"there was no channel named '{name}' within {timeout:g} s, and for {_ANSWERED_WITHIN:g} s more node 0 "
-                "has not said which there are: its daemon does not answer"
-            ) from None
-        if not lookup.done():
-            raise DeadlineExceeded(
-                f"there was no channel named '{name}' within {timeout:g} s; there are: {', '.join(names) or 'none'}"
-            ) from None
-        roster = await lookup  # what is there is found, also with a timeout of 0
+    """The roster of that name; as ``find_name``."""
+    roster: Roster = await find_name(client, "channel", name, timeout)
     return roster
 
 

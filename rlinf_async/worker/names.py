@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
+from rlinf_async import settings
 from rlinf_async.core.root_cause import fold_ranks
 from rlinf_async.errors import DeadlineExceeded
 from rlinf_async.seat.client import NodeClient
-
-LOOKUP_TIMEOUT: Final = "RLINF_LOOKUP_TIMEOUT"
-"""The variable that says for how many seconds a worker waits for a group that does not exist (120)."""
 
 
 class Roster:
@@ -44,14 +41,6 @@ class Roster:
         if entry is None:
             raise ValueError(f"rank {rank} of group '{self.group}' is not there")
         return entry["endpoint"], entry["info"]["node_name"], entry["pid"]
-
-
-def _patience() -> float:
-    text = os.environ.get(LOOKUP_TIMEOUT, "120")
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"{LOOKUP_TIMEOUT}={text!r} is no number of seconds") from None
 
 
 Then = Callable[[Roster | None, Exception | None], None]
@@ -86,15 +75,15 @@ class Names:
         self._lock = threading.Lock()
         self._rosters: dict[str, Roster] = {}
         self._lookups: dict[_Key, _Lookup] = {}
-        self._patience = _patience()
+        self._patience = settings.NAME_TIMEOUT_S()
 
     def find(self, group: str, then: Then, rank: int = 0) -> bool:
         """Calls back with the roster, at once if it is known; whether it was.
 
         It has the given rank, if there can be one.
 
-        Where there is no such group within the time that ``RLINF_LOOKUP_TIMEOUT`` says, the error lists those that
-        there are.
+        Where there is no such group within ``settings.NAME_TIMEOUT_S``, the error lists those that there are; where
+        it is closed, the error says so at once.
         """
         is_new = False
         key = _key(group, rank)

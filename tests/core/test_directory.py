@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf_async.core.directory import Directory
+from rlinf_async.core.directory import MAX_CLOSED_NAMES, Directory
+from rlinf_async.errors import ClosedError
 
 
 def test_a_lookup_waits_for_a_name_and_is_told() -> None:
@@ -54,3 +55,41 @@ def test_a_waiter_that_gave_up_is_not_told() -> None:
     directory.reserve("x", 1)
     assert directory.publish("x", 1, []) == ["b"]
     assert directory.waiters == {}
+
+
+def test_a_name_that_was_closed_is_not_waited_for_until_it_is_reserved_again() -> None:
+    directory = Directory("channel")
+    directory.reserve("x", 1)
+    directory.publish("x", 1, "roster")
+    directory.release("x", 1)
+    with pytest.raises(ClosedError, match="channel 'x' is closed; a new one of that name is found once it is there"):
+        directory.lookup("x", "waiter")
+    assert directory.waiters == {}
+    directory.reserve("x", 2)
+    assert directory.lookup("x", "waiter") is None
+    directory.publish("x", 2, "again")
+    directory.drop_owner(2)
+    with pytest.raises(ClosedError):
+        directory.lookup("x", "waiter")
+
+
+def test_a_name_that_was_never_published_or_is_joined_by_members_is_waited_for() -> None:
+    directory = Directory()
+    directory.reserve("x", 1)
+    directory.release("x", 1)
+    directory.join("y", 0, 1, 7, "member")
+    directory.drop_owner(7)
+    assert directory.lookup("x", "waiter") is None
+    assert directory.lookup("y", "waiter") is None
+
+
+def test_only_the_last_closed_names_are_remembered() -> None:
+    directory = Directory()
+    for number in range(MAX_CLOSED_NAMES + 1):
+        directory.reserve(str(number), 1)
+        directory.publish(str(number), 1, "roster")
+        directory.release(str(number), 1)
+    assert len(directory.closed) == MAX_CLOSED_NAMES
+    assert directory.lookup("0", "waiter") is None
+    with pytest.raises(ClosedError):
+        directory.lookup(str(MAX_CLOSED_NAMES), "waiter")
