@@ -12,9 +12,6 @@ from rlinf_async.seat.client import NodeClient
 _OPERATIONS: Final = {"group": ("lookup", "forget_lookup"), "channel": ("find_channel", "forget_find")}
 """What finds a name of each kind, and what gives that up and tells the names that there are."""
 
-_ANSWERED_WITHIN_S: Final = 5.0
-"""Seconds that node 0 has to say which names there are, once there was none that was wanted."""
-
 
 async def find_name(client: NodeClient, kind: str, name: str, timeout: float | None) -> Any:
     """The roster of a ``group`` or ``channel``.
@@ -40,14 +37,12 @@ async def find_name(client: NodeClient, kind: str, name: str, timeout: float | N
         raise
     except DeadlineExceeded:
         late = f"there was no {kind} named '{name}' within {timeout:g} s{limit}"
+        patience = settings.WAIT_ANSWER_S()
         try:
-            names = await client.ask(forget, {"name": name, "ask": lookup.number}, node=0).async_wait(
-                _ANSWERED_WITHIN_S
-            )
+            names = await client.ask(forget, {"name": name, "ask": lookup.number}, node=0).async_wait(patience)
         except DeadlineExceeded:
             raise DeadlineExceeded(
-                f"{late}, and for {_ANSWERED_WITHIN_S:g} s more node 0 has not said which there are: its daemon does "
-                "not answer"
+                f"{late}, and for {patience:g} s more node 0 has not said which there are: its daemon does not answer"
             ) from None
         if not lookup.done():
             raise DeadlineExceeded(f"{late}; there are: {', '.join(names) or 'none'}") from None

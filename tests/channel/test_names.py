@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_async import Channel, ClosedError, Cluster, ConfigError, DeadlineExceeded, EndOfChannel
-from rlinf_async.queues import registry
+from rlinf_async import Channel, ClosedError, Cluster, ConfigError, DeadlineExceeded, EndOfChannel, settings
 from tests.channel_workers import launch_mortal
 
 pytestmark = pytest.mark.shared_cluster
@@ -47,7 +46,7 @@ def test_connecting_waits_for_the_name(cluster: Cluster, users: Any) -> None:
 def test_connecting_ends_although_the_daemon_that_knows_the_names_is_frozen(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "_ANSWERED_WITHIN", 0.1)
+    monkeypatch.setenv(settings.WAIT_ANSWER_S.variable, "0.1")
     daemon = cluster.status()["pid"]
     os.kill(daemon, signal.SIGSTOP)
     try:
