@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf_async.core.directory import MAX_CLOSED_NAMES, Directory
+from rlinf_async.core.closed_names import MAX_CLOSED_NAMES, ClosedNames
+from rlinf_async.core.directory import Directory
 from rlinf_async.errors import ClosedError
 
 
@@ -58,11 +59,11 @@ def test_a_waiter_that_gave_up_is_not_told() -> None:
 
 
 def test_a_name_that_was_closed_is_not_waited_for_until_it_is_reserved_again() -> None:
-    directory = Directory("channel")
+    directory = Directory()
     directory.reserve("x", 1)
     directory.publish("x", 1, "roster")
     directory.release("x", 1)
-    with pytest.raises(ClosedError, match="channel 'x' is closed; a new one of that name is found once it is there"):
+    with pytest.raises(ClosedError, match="group 'x' is closed; a new one of that name is found once it is there"):
         directory.lookup("x", "waiter")
     assert directory.waiters == {}
     directory.reserve("x", 2)
@@ -84,12 +85,10 @@ def test_a_name_that_was_never_published_or_is_joined_by_members_is_waited_for()
 
 
 def test_only_the_last_closed_names_are_remembered() -> None:
-    directory = Directory()
+    closed = ClosedNames("group")
     for number in range(MAX_CLOSED_NAMES + 1):
-        directory.reserve(str(number), 1)
-        directory.publish(str(number), 1, "roster")
-        directory.release(str(number), 1)
-    assert len(directory.closed) == MAX_CLOSED_NAMES
-    assert directory.lookup("0", "waiter") is None
+        closed.add(str(number))
+    assert len(closed) == MAX_CLOSED_NAMES
+    closed.check("0")
     with pytest.raises(ClosedError):
-        directory.lookup(str(MAX_CLOSED_NAMES), "waiter")
+        closed.check(str(MAX_CLOSED_NAMES))
