@@ -181,7 +181,7 @@ async def test_a_channel_that_never_came_to_be_is_closed_for_those_whom_it_was_p
     for copy in pickle.loads(blob), pickle.loads(pickle.dumps(never)):
         with pytest.raises(EndOfChannel):
             await copy.get(timeout=5)
-    sought = Channel.connect("sought", cluster=cluster, timeout=0.01)
+    sought = Channel.connect("never-sought", cluster=cluster, timeout=0.01)
     blob = pickle.dumps(sought)
     with pytest.raises(DeadlineExceeded):
         await sought
