@@ -105,7 +105,8 @@ def _refusal(path: Path) -> str:
         if status.st_uid != os.geteuid():
             return f"{path} belongs to user {status.st_uid}"
         if status.st_mode & 0o022:
-            return f"{path} can be written to by others (mode {stat.S_IMODE(status.st_mode):04o})"
+            mode = stat.S_IMODE(status.st_mode)
+            return f"{path} can be written to by others (mode {mode:04o}; `chmod 700` if all in it is yours)"
         os.fchmod(descriptor, 0o700)
         return ""
     finally:
