@@ -266,20 +266,18 @@ class Job:
                 self.unobserved += map(str, message["failures"])
 
     async def _hear_of_loss(self, witness: int, accused: int, reason: str) -> None:
-        """A node has lost its link to another one: shows which of the two is lost.
+        """A node has lost its link to another one: shows which of the two is lost, where that is known.
 
-        A node that is cut off takes all others for lost.  So it is the word of the script's own node that counts: whom
-        that one loses is lost to the script, and a node that says to have lost it is the one that is cut off.
+        A node that is cut off, or was stopped for a while, takes all others for lost.  So it is the word of the
+        script's own node that counts, and that of a node's lifeline; what others say names the link only.
         """
-        here = self._here["node"]
-        # Known from here on, whether or not it has been shown by the time that the script ends.
-        self._lost |= {accused} if witness == here else {witness} if accused == here else set()
+        is_own_word = witness == self._here["node"]
+        if is_own_word:  # known from here on, whether or not it has been shown by the time that the script ends
+            self._lost.add(accused)
         if accused in self._watchers:  # its own lifeline knows better why, and may be about to say it
             await asyncio.wait({self._watchers[accused]}, timeout=_OWN_WORD)
-        if witness == here:
+        if is_own_word:
             self._show_loss(accused, reason)
-        elif accused == here:
-            self._show_loss(witness, f"it has lost its link to {self._nodes[here].name}: {reason}")
         elif self._phase != "stopping" and self._lost.isdisjoint((witness, accused)):
             names = f"{self._nodes[witness].name} has lost its link to {self._nodes[accused].name}"
             self._report.warn(f"{names}, and one of the two may be lost: {reason}")
