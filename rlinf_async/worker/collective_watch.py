@@ -18,7 +18,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from rlinf_async import settings
 from rlinf_async.core import frames
@@ -29,6 +29,9 @@ from rlinf_async.seat.client import NodeClient
 from rlinf_async.worker.call import Call, State
 
 logger = logging.getLogger(__name__)
+
+_TOGETHER_S: Final = 0.01
+"""Until the first look: what is told of many calls comes at once."""
 
 
 @dataclass
@@ -81,29 +84,41 @@ class CollectiveWatch:
         self._client.later(0, lambda: self._watch(watched))
 
     def ended(self) -> None:
-        """A call that was watched is over: of its frames nothing is kept.  Any thread."""
-        self._client.later(0, self._look)
+        """A call that was watched is over.  Any thread."""
+        self._client.later(0, self._drop_ended)
 
     def _watch(self, watched: Watched) -> None:
         key = watched.call.source, watched.call.call
         known = self._watched.get(key)
         if known is None or (watched.is_own and not known.is_own):
             self._watched[key] = watched
-        self._look()
+        self._look_after(_TOGETHER_S)
 
-    def _look(self) -> None:
-        """Does what is due, and comes back when the next thing is."""
+    def _look_after(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        self._timer = self._client.loop.call_later(seconds, self._look)
+
+    def _drop_ended(self) -> None:
+        """Where nothing is left to be watched no frame is kept either."""
         for key in [key for key, watched in self._watched.items() if watched.call.state is State.ENDED]:
             del self._watched[key]
         if not self._watched:
             self._collectives.forget()
+
+    def _look(self) -> None:
+        """Does what is due, and comes back when the next thing is."""
+        self._drop_ended()
+        if not self._watched:
+            return
+        now = time.monotonic()
+        first = min(watched.failed_at for watched in self._watched.values()) + self._timeout
+        if first > now:  # nothing is due: the recorder, which is slow, is not asked
+            self._collectives.sample()
+            self._look_after(first - now)
             return
         due = self._timeout
-        sitting = self._sitting()
-        for watched, operation in sitting:
+        for watched, operation in self._sitting():
             rest = self._rest(watched, operation)
             if rest > 0:
                 due = min(due, rest)
@@ -111,9 +126,10 @@ class CollectiveWatch:
                 continue  # what becomes of it is decided when its grace is over
             elif watched.is_own:
                 self._abort(watched, operation)
+                break
             elif process_groups.takes_part(operation, watched.rank, self._world_size):
                 self._ask_whether_it_may_come(watched)
-        self._timer = self._client.loop.call_later(due, self._look)
+        self._look_after(due)
 
     def _rest(self, watched: Watched, operation: Pending) -> float:
         return max(watched.failed_at, operation.since) + self._timeout - time.monotonic()
@@ -150,6 +166,7 @@ class CollectiveWatch:
         for each, operation in [] if may_come else self._sitting():
             if each is watched and self._rest(watched, operation) <= 0 and not watched.is_aborted:
                 self._abort(watched, operation)
+                break
 
     # -- the end of it --------------------------------------------------------------------------------------------
 
@@ -161,15 +178,25 @@ class CollectiveWatch:
             operation.name, watched.call.method, watched.text, seconds,
         )  # fmt: skip
         place = process_groups.main_thread_place() if watched.call.task is None else None  # before it is freed
-        self._collectives.abort([each for _, each in self._sitting()])
-        self._client.loop.call_later(self._grace, self._end, watched, operation, place)
+        loop = self._client.loop
+        loop.call_later(self._grace / 2, self._sample)
+        loop.call_later(self._grace, self._end, watched, operation, place)
+        try:
+            self._collectives.abort([each for _, each in self._sitting()])
+        except OSError as error:  # no descriptors are left
+            logger.warning("the process groups could not be aborted: %s", error)
+
+    def _sample(self) -> None:
+        if self._watched:
+            self._collectives.sample()
 
     def _end(self, watched: Watched, operation: Pending, place: Any) -> None:
-        """Has this process killed, if the aborting has not helped: it sits there still, or in another one."""
+        """Has this process killed, if the aborting has not helped: it sits there still, or for long in another one."""
         watched.is_aborted = False
         if watched.call.state is State.ENDED:
             return
-        sitting = [pending for each, pending in self._sitting() if each.call is watched.call]
+        latest = time.monotonic() - self._grace / 3
+        sitting = [each for other, each in self._sitting() if other.call is watched.call and each.since < latest]
         if place == process_groups.main_thread_place():
             sitting.append(operation)
         if not sitting:
