@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import hypothesis
 from hypothesis import HealthCheck, Phase, given
 
+from tests.faults.programs import programs
 from tests.faults.stage import Report, Stage
-from tests.faults.steps import Program, programs
+from tests.faults.steps import Program
 
 BATCH = 20
 """Programs for which hypothesis is asked at a time."""
@@ -32,6 +33,8 @@ class Search:
 
     Attributes:
         played: how many.
+        wanted: which reports count as failures.
+        shrink_s: seconds for a failing program to be made shorter.
         found: the shortest failing one so far.
         seconds: until the first of them had failed.
     """
@@ -39,6 +42,7 @@ class Search:
     stage: Stage
     until: float
     wanted: Callable[[Report], bool] = lambda report: bool(report.violations)
+    shrink_s: float = SHRINK_S
     played: int = 0
     found: Report | None = None
     seconds: float | None = None
@@ -88,7 +92,7 @@ class Search:
             if report.violations and self.wanted(report):
                 if self.found is None:
                     self.seconds = time.monotonic() - self._began
-                    self.until = time.monotonic() + SHRINK_S
+                    self.until = time.monotonic() + self.shrink_s
                 if self.found is None or len(program) <= len(self.found.program):
                     self.found = report
                 return True

@@ -1,4 +1,4 @@
-"""The steps of a program, and the hypothesis strategy that writes programs.
+"""The steps of a program.
 
 A program is plain data whose ``repr`` is Python: what a failing run prints can be played again (``play.py``).
 ``"a"`` and ``"b"`` are the two workers; ``"driver"`` is the test's own process, ``"thread"`` one of its other threads.
@@ -7,8 +7,6 @@ A program is plain data whose ``repr`` is Python: what a failing run prints can 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from hypothesis import strategies as st
 
 SIZES = (100, 200 * 1024, 2 * 1024 * 1024)
 """Bytes: inside the frame, as sealed memory, and large."""
@@ -163,51 +161,3 @@ Step = (
     | KillDaemon
 )  # fmt: skip
 Program = tuple[Step, ...]
-
-_worker = st.sampled_from(("a", "b"))
-_who = st.sampled_from(("driver", "a", "b", "thread"))
-_size = st.sampled_from(SIZES)
-_times = st.sampled_from((1, 3, 10))
-_deadline = st.sampled_from((None, None, None, 0.0, 0.01, 0.1))
-_channel = st.sampled_from(("x", "y"))
-_age = st.sampled_from((0, 0, 0, 1))
-_seconds = st.sampled_from((0.05, 0.15, 0.3))
-
-
-def _weighted(*strategies: tuple[int, st.SearchStrategy[Step]]) -> st.SearchStrategy[Step]:
-    return st.one_of(*(strategy for weight, strategy in strategies for _ in range(weight)))
-
-
-_step = _weighted(
-    (5, st.builds(Call, _worker, st.sampled_from(CALLS), _size, _times, _deadline)),
-    (5, st.builds(Send, _worker, _size, _times, st.booleans(), _deadline)),
-    (3, st.builds(Open, _channel, st.sampled_from((0, 0, 1, 3)), st.booleans())),
-    (2, st.builds(Close, _channel, _age, st.booleans())),
-    (4, st.builds(Put, _who, _channel, _age, _size, _times, _deadline)),
-    (3, st.builds(Get, _who, _channel, _age, _times, _deadline)),
-    (1, st.builds(Cancel, st.integers(0, 5))),
-    (1, st.builds(Fork, st.sampled_from(("driver", "a", "b")), _seconds)),
-    (2, st.builds(Starve, _worker, _seconds, st.sampled_from((0, 0, 1, 2, 3)))),
-    (2, st.builds(Sever, _worker, st.sampled_from(SEVERED), st.sampled_from((-1, 0, 1)))),
-    (1, st.builds(Stop, _worker, _seconds)),
-    (1, st.builds(Pause, st.sampled_from((0.01, 0.1)))),
-    (1, st.just(Settle())),
-)
-_ends = st.one_of(
-    *[st.just(())] * 8,
-    *[st.builds(lambda step: (step,), st.builds(Kill, _worker))] * 2,
-    st.builds(lambda step: (step,), st.builds(Exec, _worker)),
-    st.builds(lambda step: (step,), st.builds(KillDaemon, st.integers(0, 3))),
-)
-
-
-def programs() -> st.SearchStrategy[Program]:
-    """Programs of a dozen steps or less, some of which end with the death of a worker or of the daemon."""
-    deaths: st.SearchStrategy[list[Step]] = st.one_of(
-        st.just([]), st.just([]), st.lists(st.builds(Kill, _worker), max_size=1)
-    )
-
-    def join(first: list[Step], death: list[Step], rest: list[Step], end: tuple[Step, ...]) -> Program:
-        return (*first, *death, *rest, *end)
-
-    return st.builds(join, st.lists(_step, max_size=10), deaths, st.lists(_step, max_size=4), _ends)

@@ -13,8 +13,9 @@ from collections import Counter
 import hypothesis
 from hypothesis import HealthCheck, Phase, given
 
+from tests.faults.programs import programs
 from tests.faults.stage import Stage, surroundings
-from tests.faults.steps import Program, programs
+from tests.faults.steps import Program
 
 
 def main() -> None:
