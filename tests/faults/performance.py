@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from rlinf_async import Cluster
+from rlinf_async import Cluster, PeerLost
 from tests.faults import acts, channel_acts, steps
 from tests.faults.judgement import Violation
 from tests.faults.scene import HungError, Scene, send_signal
@@ -45,18 +45,21 @@ class Performance:
     async def play(self, program: steps.Program) -> list[Violation]:
         """What hangs, or fails outside of the journals; those are judged afterwards."""
         scene = self.scene
+        found, hung = [], []
         try:
             await asyncio.gather(scene.launch("a"), scene.launch("b"))
             for step in program:
                 await ACTS[type(step)](scene, step)
             await self._end()
-            hung = []
         except HungError as error:
             hung = [str(error), *(wait.name for wait in scene.waits.open())]
+        except Exception as error:  # of something that the program cannot go on without
+            kind = "death" if isinstance(error, PeerLost) else "error"
+            found.append(Violation(kind, f"{type(error).__name__}: {error}"))
         finally:
             scene.journal.close()
             await scene.waits.give_up()
-        found = [Violation("hang", name) for name in dict.fromkeys(hung)]
+        found += [Violation("hang", name) for name in dict.fromkeys(hung)]
         for name, failure in scene.waits.errors():
             if isinstance(failure, StormError):
                 found.append(Violation(failure.kind, f"{name}: {failure}"))

@@ -109,7 +109,9 @@ class Stage:
         try:
             with Words(self._runner.get_loop()) as words:
                 report = self._runner.run(self._play(program, words, folder))
-                if report.violations or self._cluster is None:
+                if report.violations:
+                    self.close()  # what it leaves is left by what hangs
+                elif self._cluster is None:
                     report.violations += self.close()
             report.violations += [Violation("logged", text) for text in words.complaints]
         finally:
