@@ -198,18 +198,21 @@ class Incoming:
             return None
         count = frame[1]
         fds: list[int] = []
-        if count and self._pieces is not None:
-            _substitute(frame, self._pieces)
-            self._pieces = None
-        elif count > len(self._fds):
+        if count and self._pieces is None and count > len(self._fds):
             if not self._was_truncated:
                 raise FrameError("a frame came without its file descriptors")
             self._is_skipping = True
             return None
-        elif count:
-            fds = [self._fds.popleft() for _ in range(count)]
+        if count:
+            # Of descriptors that were left out as well: the sender keeps its own of them open until it hears of this,
+            # and a socket that has not arrived ends for its other side only when nobody has it open.
             self._content += content_bytes(frame)
             self._descriptors += count
+            if self._pieces is not None:
+                _substitute(frame, self._pieces)
+                self._pieces = None
+            else:
+                fds = [self._fds.popleft() for _ in range(count)]
         self.received += 1
         return frame, fds
 

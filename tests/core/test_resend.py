@@ -128,6 +128,19 @@ def test_pieces_are_the_content_and_a_socket_has_none(opened: list[int], monkeyp
     assert [unpack(piece)[-1] for piece in pieces(pack((frames.DIRECT, 1, 0, 9)), [opened[1]], 0)] == [None, 9]
 
 
+@pytest.mark.parametrize("nbytes", [8, 0], ids=["memory", "socket"])
+def test_what_came_without_its_descriptor_is_acknowledged_soon_too(opened: list[int], nbytes: int) -> None:
+    incoming = Incoming()
+    frame: list[object] = message(1) if nbytes else [frames.DIRECT, 1, 0, 9]
+    incoming.add_fds([], truncated=True)
+    assert incoming.take(list(frame)) is None
+    sent_again = [pack((frames.RESTART, 0)), *pieces(pack(frame), [opened[1]], nbytes)]
+    taken = [incoming.take(unpack(piece)) for piece in sent_again][-1]
+    assert taken is not None
+    assert taken[1] == []
+    assert incoming.has_descriptors
+
+
 def test_what_does_not_fill_its_frame_is_refused() -> None:
     incoming = Incoming()
     incoming.take([frames.PIECE, 0, bytes(7)])

@@ -32,6 +32,8 @@ LOST_MESSAGES: dict[str, Program] = {
     "a receiver without descriptors": (
         Send("a", LARGE, 3), Settle(), Starve("b", 0.2), Settle(), Send("a", LARGE, 3), Pause(0.2), Send("a", 100, 3),
     ),
+    "a socket that a process without descriptors is given": (Send("a", LARGE, 1), Starve("b", 0.15), Pause(0.2)),
+    "such a socket between workers that have not spoken": (Send("a", 100), Starve("a", 0.05), Pause(0.1)),
     "garbage on a socket": (
         Send("a", LARGE, 3), Settle(), Sever("b", "garbage"), Send("a", LARGE, 10), Send("a", 100, 3),
     ),
