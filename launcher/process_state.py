@@ -45,6 +45,14 @@ def state_of(pid: int, image: Image | None) -> str:
     return ", ".join(filter(None, found))
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether SIGSTOP or a debugger keeps a process from running."""
+    try:
+        return _stat_of(pid)[_STATE] in ("T", "t")
+    except (OSError, IndexError):
+        return False
+
+
 def _stat_of(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from pathlib import Path
 from typing import Any
 
 from rlinf_async.core import frames
 
+from .process_state import is_stopped
 from .router import Router
 
 
@@ -38,12 +37,6 @@ class StuckRanks:
         stopped: list[int] = []
         for number in arguments["numbers"]:
             endpoint = self._router.endpoints.get(number)
-            if endpoint is not None and endpoint.process is not None and _is_stopped(endpoint.process.pid):
+            if endpoint is not None and endpoint.process is not None and is_stopped(endpoint.process.pid):
                 stopped.append(number)
         return stopped
-
-
-def _is_stopped(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
-    return False

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import inspect
 import os
 import sys
 import sysconfig
@@ -15,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any, Final
 
 _PACKAGE: Final = str(Path(__file__).resolve().parent) + os.sep
@@ -24,7 +23,7 @@ _INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{o
 """Below the standard library's folder, and not of it."""
 
 _MAX_AWAITERS: Final = 32
-"""Tasks that wait for each other, beyond which nobody is looked for any more."""
+"""Tasks that wait for each other; beyond these none is looked for."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def waiter_for(future: asyncio.Future[Any]) -> Waiter:
         # A task that is nothing but an operation, ``gather(work)``, is whose task waits for it.
         internal = internal or not hasattr(task.get_coro(), "_drivers")
         task = _awaiter(task)
-    return Waiter("nobody known" if first is None else f"task {first.get_name()}", None, internal)
+    return Waiter("an unknown task" if first is None else f"task {first.get_name()}", None, internal)
 
 
 def futures_of(task: asyncio.Task[Any]) -> Iterator[asyncio.Future[Any]]:
@@ -114,26 +113,27 @@ def _is_filled(cell: Any) -> bool:
 def _frames(awaitable: Any, task: asyncio.Task[Any]) -> Iterator[FrameType]:
     """The frames of a suspended coroutine, the outermost first."""
     while awaitable is not None:
-        for kind, following in (("cr", "cr_await"), ("gi", "gi_yieldfrom"), ("ag", "ag_await")):
-            if hasattr(awaitable, following):
-                frame = getattr(awaitable, f"{kind}_frame")
-                if frame is not None:
-                    yield frame
-                awaitable = getattr(awaitable, following)
-                break
+        if isinstance(awaitable, CoroutineType):
+            frame, awaitable = awaitable.cr_frame, awaitable.cr_await
+        elif isinstance(awaitable, GeneratorType):
+            frame, awaitable = awaitable.gi_frame, awaitable.gi_yieldfrom
+        elif isinstance(awaitable, AsyncGeneratorType):
+            frame, awaitable = awaitable.ag_frame, awaitable.ag_await
         else:
-            awaitable = _wrapped(awaitable, task)
+            frame, awaitable = None, _wrapped(awaitable, task)
+        if frame is not None:
+            yield frame
 
 
 def _wrapped(awaitable: Any, task: asyncio.Task[Any]) -> Any:
     """What a step of an async generator, the awaitable of a coroutine or an operation run as a task consists of."""
     drivers = getattr(awaitable, "_drivers", None)
-    if drivers:
+    if isinstance(drivers, dict):
         return drivers.get(task)
     if isinstance(awaitable, asyncio.Future):
         return None
-    inner = (inspect.iscoroutine, inspect.isgenerator, inspect.isasyncgen)
-    return next((found for found in gc.get_referents(awaitable) if any(of(found) for of in inner)), None)
+    inner = (CoroutineType, GeneratorType, AsyncGeneratorType)
+    return next((found for found in gc.get_referents(awaitable) if isinstance(found, inner)), None)
 
 
 def _is_users(frame: FrameType) -> bool:

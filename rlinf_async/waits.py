@@ -32,10 +32,16 @@ SOON_S: Final = 0.25
 """Seconds for which a thread waits before it enters itself into the table: a call that is answered costs nothing."""
 
 
+_TOGETHER: Final = 0.02
+"""Part of the first mark by which words come later, so that what began to wait soon after another is told with it."""
+
+
 class Waitable(Protocol):
     """What is waited for: a ``Work``."""
 
     kind: str
+
+    def done(self) -> bool: ...
 
     def _describe(self) -> str: ...
 
@@ -119,7 +125,7 @@ class LoopWaits:
     def arm(self) -> None:
         """Something waits, and the timer does not run."""
         self.armed = True
-        self._loop.call_later(marks()[0], self._look)
+        self._loop.call_later(marks()[0] * (1 + _TOGETHER), self._look)
 
     def read(self) -> list[tuple[Any, float, Waiter]]:
         """Each work, since when it is waited for, and who waits."""
@@ -137,8 +143,7 @@ class LoopWaits:
             words = []
             for future, work, since, passed in due:
                 waiter = waiter_for(future)  # type: ignore[arg-type]
-                place = (waiter.line or waiter.name, work.kind)
-                if self._table.say(future, place, passed, len(times)) and not waiter.internal:
+                if self._table.say(future, _place(work, waiter), passed, len(times)) and not waiter.internal:
                     words.append((work, since, waiter))
             say(words, now)
         finally:
@@ -146,7 +151,7 @@ class LoopWaits:
                 # Not later than the first word on what begins right now: until then that need not set the timer.
                 then = min(self._table.next_due(times), now + times[0])
                 self.armed = True
-                self._loop.call_later(max(0.0, then - time.monotonic()), self._look)
+                self._loop.call_later(max(0.0, then - time.monotonic()) + times[0] * _TOGETHER, self._look)
 
 
 def wait_on(work: Waitable, gate: Gate, timeout: float | None) -> bool:
@@ -160,9 +165,9 @@ def wait_on(work: Waitable, gate: Gate, timeout: float | None) -> bool:
     until = FOREVER if timeout is None else since + timeout
     ident = threading.get_ident()
     key = (ident, gate)
-    _threads.rows[key] = (work, since)
     passed, times = 0, marks()
     try:
+        _threads.rows[key] = (work, since)
         while True:
             word_at = since + times[passed] if passed < len(times) else FOREVER
             left = min(until, word_at, FOREVER if watch is None else watch.due) - time.monotonic()
@@ -176,11 +181,16 @@ def wait_on(work: Waitable, gate: Gate, timeout: float | None) -> bool:
             if now >= word_at:
                 passed = sum(now - since >= mark for mark in times)
                 waiter = waiter_in_thread(ident)
-                if _threads.say(key, (waiter.line, work.kind), passed, len(times)) and not waiter.internal:
+                if _threads.say(key, _place(work, waiter), passed, len(times)):  # whose, also if it runs our code only
                     say([(work, since, waiter)], now)
     finally:
         _threads.rows.pop(key, None)
         _threads.learn()
+
+
+def _place(work: Waitable, waiter: Waiter) -> tuple[str, str] | None:
+    """What waits have in common that usually take equally long."""
+    return None if waiter.line is None else (waiter.line, work.kind)
 
 
 def say(rows: Iterable[tuple[Waitable, float, Waiter]], now: float) -> None:
@@ -206,8 +216,13 @@ def _say_one(same: Sequence[tuple[Waitable, float, Waiter]], now: float) -> None
     far_side = work._far_side()
     if far_side is None:
         _log(text, "")
-    else:
-        far_side._follow(lambda: _log(text, _words_of(far_side)))
+        return
+
+    def answered() -> None:
+        if not all(work.done() for work, *_ in same):  # or it would be told of waits that are over
+            _log(text, _words_of(far_side))
+
+    far_side._follow(answered)
 
 
 def _words_of(far_side: FarSide) -> str:

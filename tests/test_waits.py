@@ -4,37 +4,51 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import os
 import threading
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 
 from rlinf_async import settings, waits
+from rlinf_async.user_code import Waiter
 from rlinf_async.work import Work
 
 FIRST_S = 0.05
 
 
-class Words:
-    """The words that have been said."""
+class Words(logging.Handler):
+    """The words that have been said; each lets go of what it is about, once that has had its words."""
 
-    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
-        self._caplog = caplog
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
 
-    @property
-    def texts(self) -> list[str]:
-        return [text for record in self._caplog.records if "still waiting" in (text := record.getMessage())]
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if "still waiting" in text:
+            self.texts.append(text)
+        for work in [work for work in _started if work.name in text]:
+            work.words -= 1
+            if not work.words:
+                work._settle()
+
+
+_started: list[Named] = []
 
 
 class Named(Work[None]):
-    """Something that says what it is, and lets go of itself once a word about it has been said."""
+    """Something that says what it is, and is done after so many words."""
 
     kind = "call"
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, words: int = 1) -> None:
         super().__init__()
         self.name = name
+        self.words = words
+        _started.append(self)
 
     def _describe(self) -> str:
         return self.name
@@ -43,15 +57,9 @@ class Named(Work[None]):
         return "ranks 0-3 of 'rollout'"
 
     def _far_side(self) -> Work[str]:
-        far = done("ranks 0-3 are in step (60 s)")
-        far._follow(lambda: self._settle())
+        far: Work[str] = Work()
+        far._settle("ranks 0-3 are in step (60 s)")
         return far
-
-
-def done(text: str) -> Work[str]:
-    work: Work[str] = Work()
-    work._settle(text)
-    return work
 
 
 @pytest.fixture(autouse=True)
@@ -60,8 +68,12 @@ def first_word_is_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def words(caplog: pytest.LogCaptureFixture) -> Words:
-    return Words(caplog)
+def words() -> Iterator[Words]:
+    said, logger = Words(), logging.getLogger("rlinf_async.waits")
+    logger.addHandler(said)
+    yield said
+    logger.removeHandler(said)
+    _started.clear()
 
 
 def line_here(below: int = 1) -> str:
@@ -112,18 +124,12 @@ async def test_the_line_is_found_through_whatever_awaits(words: Words) -> None:
         assert f", at {line} in " in told[name], name
 
 
-async def test_many_waits_at_one_line_are_one_word(words: Words) -> None:
-    async def one(work: Work[None]) -> None:
-        await work
-
-    works = [Named("obs.get()") for _ in range(5)]
-    tasks = [asyncio.create_task(one(work)) for work in works]
-    await works[0].async_wait()
-    for work in works:
-        work._settle()
-    await asyncio.gather(*tasks)
-    assert [text for text in words.texts if "and so do 4 others there" in text]
-    assert len(words.texts) <= 2  # and of this test's own line
+def test_many_waits_at_one_line_are_one_word(words: Words) -> None:
+    waiter = Waiter("task trainer", "train.py:12 in main()", False)
+    waits.say([(Named("obs.get()"), 40.0 + late, waiter) for late in range(5)], 100.0)
+    (text,) = words.texts
+    assert "still waiting after 60 s" in text
+    assert ", at train.py:12 in main(), and so do 4 others there: ranks 0-3 are in step (60 s)" in text
 
 
 def test_a_thread_that_waits_says_so_too(words: Words) -> None:
@@ -137,17 +143,10 @@ def test_the_second_and_third_word_follow(words: Words, monkeypatch: pytest.Monk
     monkeypatch.setenv(settings.WAIT_WARNING_2_S.variable, "0.6")
     monkeypatch.setenv(settings.WAIT_WARNING_3_S.variable, "1.2")
 
-    class Patient(Named):
-        asked = 0
-
-        def _far_side(self) -> Work[str]:
-            self.asked += 1
-            return super()._far_side() if self.asked == 3 else done("")
-
     async def wait() -> None:
-        await Patient("an await")
+        await Named("an await", words=3)
 
-    thread = threading.Thread(target=lambda: Patient("a thread").wait())
+    thread = threading.Thread(target=lambda: Named("a thread", words=3).wait())
     thread.start()
     asyncio.run(wait())
     thread.join()
@@ -169,7 +168,7 @@ def test_the_table_is_data(words: Words) -> None:
     asyncio.run(wait())
 
 
-def test_a_thread_enters_the_table_after_a_moment_and_leaves_it_when_its_wait_ends() -> None:
+def test_a_thread_enters_the_table_after_a_moment_and_leaves_it_when_its_wait_ends(words: Words) -> None:
     seen: list[waits.Wait] = []
 
     class Watched(Named):
@@ -183,6 +182,42 @@ def test_a_thread_enters_the_table_after_a_moment_and_leaves_it_when_its_wait_en
     assert row.line is not None
     assert __file__ in row.line
     assert waits.snapshot() == []
+
+
+def test_a_thread_that_runs_none_of_the_users_code_is_named(words: Words) -> None:
+    thread = threading.Thread(target=Named("rollout.step()").wait, name="of the framework")
+    thread.start()
+    thread.join()
+    assert " for rollout.step(), at thread of the framework: " in words.texts[0]
+
+
+async def test_a_word_about_a_wait_that_ended_before_the_other_side_answered_is_not_said(words: Words) -> None:
+    asked: list[Work[str]] = []
+
+    class Slow(Named):
+        def _far_side(self) -> Work[str]:
+            asked.append(Work())
+            self._settle()
+            return asked[0]
+
+    await Slow("rollout.step()")
+    asked[0]._settle("ranks 0-3 are idle")
+    assert words.texts == []
+
+
+async def test_what_a_task_awaits_may_be_anything(words: Words) -> None:
+    class Odd:
+        def __init__(self, work: Work[None]) -> None:
+            self.work = work
+
+        def __getattr__(self, name: str) -> Odd:
+            return Odd(self.work)
+
+        def __await__(self) -> Any:
+            return self.work.__await__()
+
+    await Odd(Named("oddly awaited"))
+    assert f"at {line_here(-1)} in " in words.texts[0]
 
 
 def test_a_word_that_cannot_be_said_ends_no_wait(caplog: pytest.LogCaptureFixture) -> None:

@@ -45,8 +45,8 @@ class WaitTable:
                 found.append((key, what, since, passed))
         return found
 
-    def say(self, key: Hashable, place: Hashable, passed: int, last: int) -> bool:
-        """Counts a word about a row; whether it is worth saying.
+    def say(self, key: Hashable, place: Hashable | None, passed: int, last: int) -> bool:
+        """Counts a word about a row, whose ``place`` may be unknown; whether it is worth saying.
 
         Waits at one place that ended well after ``n`` words usually take so long: the first ``n`` words are not said
         again there.  The ``last`` one always is.
@@ -75,4 +75,5 @@ class WaitTable:
         """Waits that had words and are over tell how long waits take at their places."""
         for key in [key for key in list(self._said) if key not in self.rows]:
             passed, place = self._said.pop(key, (0, None))  # of a table of threads another one may have learned it
-            self._usual[place] = max(passed, self._usual.get(place, 0))
+            if place is not None:
+                self._usual[place] = max(passed, self._usual.get(place, 0))
