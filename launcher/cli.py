@@ -31,7 +31,7 @@ from .flags import help_text
 from .inspection import own_version
 from .job import INTERRUPTED, Job, script_command, script_is_missing
 from .options import Options, exported, parse
-from .plan import Node, plan
+from .plan import Node, found_here, plan
 from .preview import preview, preview_facts
 from .show_placement import DEFAULT_DRAWING, picture, save
 from .sweep import sweep
@@ -107,6 +107,8 @@ def _preview(nodes: Sequence[Node], source: str, options: Options, variables: Ma
 
 
 async def _launch(nodes: Sequence[Node], options: Options, variables: Mapping[str, str], report: Report) -> int:
+    if options.python and not found_here(options.python) and any(node.hidden for node in nodes):
+        report.warn(f"--python {options.python} is not on this machine: the script itself runs with {sys.executable}")
     job = Job(nodes, options, variables, os.environ, report)
     code = INTERRUPTED
     with _signals(job, report), _time_limit(job, options.timeout, report) as limit:

@@ -63,7 +63,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
     ),
     "what runs": (
         Flag("module", "", "the script is a module's name, as in python -m.", short="m"),
-        Flag("python", "PATH", "interpreter on the nodes (default: the one that runs this)."),
+        Flag("python", "PATH", "interpreter of the script and on the nodes (default: the one that runs this)."),
         Flag("cwd", "DIR", "working directory on the nodes (default: this one)."),
         Flag(
             "sync",

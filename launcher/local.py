@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from rlinf_async.wire.ending import Ending, describe_ending
 
@@ -23,7 +22,7 @@ class LocalWay:
 
     @property
     def argv(self) -> Sequence[str]:
-        return (str(Path(self.python).expanduser()) if self.python.startswith("~") else self.python, "-c", STUB)
+        return (self.python, "-c", STUB)
 
     @property
     def probe(self) -> Sequence[str]:

@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from rlinf_async.errors import ConfigError
@@ -103,11 +104,17 @@ def by_node_rank(hosts: Sequence[Host]) -> tuple[Host, ...]:
 
 
 def driver_python(options: Options) -> str:
-    """The interpreter of the script, and of nodes on this machine: ``--python`` where that exists here."""
-    return (shutil.which(options.python) if options.python else None) or sys.executable
+    """The interpreter of the script, and of a node that only connects this machine: ``--python`` where that is here."""
+    return found_here(options.python) or sys.executable
+
+
+def found_here(python: str | None) -> str | None:
+    """The path of an interpreter on this machine; None where it is not here."""
+    return shutil.which(str(Path(python).expanduser())) if python else None
 
 
 def _way(host: Host, options: Options) -> Way:
     if options.local_nodes is not None or is_here(host):
-        return LocalWay(host.python or driver_python(options))
+        python = host.python or options.python or sys.executable
+        return LocalWay(found_here(python) or str(Path(python).expanduser()))  # one that is not here fails by its name
     return ssh_way(host, options, host.python or options.python or sys.executable)

@@ -20,7 +20,7 @@ from rlinf_async.queues.errors import QueueEnd
 from rlinf_async.queues.local_queue import LocalQueue
 from rlinf_async.queues.replicas import Replicas
 from rlinf_async.queues.wish import Get, Put, Wish
-from rlinf_async.queues.wishes import MOST, Wishes, seconds, whole_number
+from rlinf_async.queues.wishes import MOST, Wishes, seconds, switch, whole_number
 from rlinf_async.seat import seats
 from rlinf_async.seat.client import NodeClient
 from rlinf_async.work import Work, blocking
@@ -148,10 +148,13 @@ class Channel:
         Raises:
             RuntimeError: no ``cluster=`` was given, and not exactly one is open in this process.
             ConfigError: there is no such node.
-            TypeError, ValueError: a size is no whole number, or is negative.
+            TypeError, ValueError: a size is no whole number, or is negative; ``distributed`` or ``local`` is no bool.
         """
         maxsize = max(0, whole_number(maxsize, "maxsize", f"channel '{name}'", -MOST))
         max_bytes = whole_number(max_bytes, "max_bytes", f"channel '{name}'")
+        distributed = switch(distributed, "distributed", f"channel '{name}'", "node_rank")
+        node_rank = whole_number(node_rank, "node_rank", f"channel '{name}'")
+        local = switch(local, "local", f"channel '{name}'", "max_bytes")
         if local:
             return cls(name, maxsize, None, LocalQueue(uuid.uuid4().hex, name, maxsize, max_bytes))
         client = seats.only_taken() if cluster is None else cluster.client
@@ -185,6 +188,8 @@ class Channel:
             RuntimeError: as in ``create``.
             ValueError: the timeout is negative.
         """
+        if isinstance(current_worker, int | float):
+            raise TypeError(f"connect() to channel '{name}': current_worker is {current_worker!r}: write timeout=")
         if timeout is not None:
             timeout = seconds(timeout, f"connect() to channel '{name}'")
         client = seats.only_taken() if cluster is None else cluster.client

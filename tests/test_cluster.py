@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from rlinf_async import Cluster, ClusterEnvVar
+from rlinf_async import Channel, Cluster, ClusterEnvVar
+from tests.strangers import node_directory
 
 
 def test_it_knows_whether_it_is_there_and_which_nodes_live() -> None:
@@ -27,3 +30,15 @@ def test_the_frameworks_variables_have_rlinfs_names(monkeypatch: pytest.MonkeyPa
     assert Cluster.get_sys_env_var(ClusterEnvVar.LOG_LEVEL, "DEBUG") == "ERROR"
     mode = Cluster.get_path_env_merge_mode({})
     assert Cluster.merge_worker_env_vars({"PATH": "/bin"}, {"PATH": "/opt"}, mode) == {"PATH": "/opt:/bin"}
+
+
+def test_two_clusters_in_one_run_are_one_where_nobody_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under the launcher, where every Cluster() of a script joins its run."""
+    with Cluster(log_to_driver=False) as cluster:
+        monkeypatch.setenv("RLINF_NODE_SOCKET", os.path.join(node_directory(cluster), "node.sock"))
+        with Cluster(log_to_driver=False), Channel.create("one") as channel:
+            channel.put("item")
+            assert Channel.connect("one").get() == "item"
+        monkeypatch.delenv("RLINF_NODE_SOCKET")
+        with Cluster(log_to_driver=False), pytest.raises(RuntimeError, match="2 clusters are open"):
+            Channel.create("one")

@@ -99,6 +99,17 @@ def whole_number(value: Any, argument: str, whose: str, least: int = 0) -> int:
     return number
 
 
+def switch(value: Any, argument: str, whose: str, instead: str) -> bool:
+    """The bool that an argument is; ``instead`` is the argument that a number in its place was probably meant for.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if isinstance(value, bool):
+        return value
+    raise TypeError(f"{whose}: {argument}= takes True or False, got {value!r} (for {instead}= write its name)")
+
+
 def seconds(timeout: Any, whose: str) -> float:
     """The float that a ``timeout=`` stands for.
 

@@ -61,20 +61,21 @@ def first_taken() -> NodeClient | None:
 
 
 def only_taken(what: str = "the cluster that was open here") -> NodeClient:
-    """The client of the only open cluster of this process.
+    """The client of the only run in which this process has an open cluster; of several there, the first.
 
     Args:
         what: is looked for it, for the error of a forked child: ``"channel 'obs'"``.
 
     Raises:
-        RuntimeError: there is none, or there are several.
+        RuntimeError: there is none, or there are several runs.
         ForkedProcessError: the one that was open when this process was forked is its parent's.
     """
-    if len(_taken) == 1:
+    runs = {client.welcome.get("run", id(client)) for client in _taken}
+    if len(runs) == 1:
         return _taken[0]
     if _left and not _taken:
         raise process.forked(what, _left[-1].pid)
-    how_many = f"{len(_taken)} clusters are" if _taken else "no cluster is"
+    how_many = f"{len(runs)} clusters are" if runs else "no cluster is"
     raise RuntimeError(f"{how_many} open in this process: say which one is meant with cluster=...")
 
 

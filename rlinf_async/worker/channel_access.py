@@ -21,6 +21,8 @@ class ChannelAccess:
         max_bytes: int = 0,
     ) -> Channel:
         """As ``Channel.create``; ``name`` and ``node_id`` are older names of the first and the fourth argument."""
+        if node_id is not None and node_rank not in (0, node_id):
+            raise TypeError(f"a channel has one node: node_rank={node_rank} or node_id={node_id}")
         return Channel.create(
             _one_name(channel_name, name),
             maxsize,

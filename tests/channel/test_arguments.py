@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from rlinf_async import Channel, Cluster, DeadlineExceeded, WeightedItem
+from rlinf_async.worker.channel_access import ChannelAccess
 
 pytestmark = pytest.mark.shared_cluster
 
@@ -207,3 +208,34 @@ def test_sizes_are_whole_numbers(cluster: Cluster) -> None:
             Channel.create("sized", max_bytes=wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"channel 'sized': max_bytes= takes a whole number from 0 .*, got -1"):
         Channel.create("sized", max_bytes=-1)
+
+
+# ---- what stands in the place of something else
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("odd", 0, 4), r"distributed= takes True or False, got 4 \(for node_rank= write its name\)"),
+        (("odd", 0, False, "0"), "node_rank= takes a whole number, got '0'"),
+        (("odd", 0, False, -1), "node_rank= takes a whole number from 0"),
+        (("odd", 0, False, 0, 1 << 20), r"local= takes True or False, got 1048576 \(for max_bytes= write its name\)"),
+    ],
+)
+def test_an_argument_in_the_place_of_another_is_refused(cluster: Cluster, arguments: Any, text: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"channel 'odd': {text}"):
+        Channel.create(*arguments)
+    with pytest.raises((TypeError, ValueError), match=f"channel 'odd': {text}"):
+        ChannelAccess().create_channel(*arguments)
+    with pytest.raises(DeadlineExceeded):
+        Channel.connect("odd", timeout=0).qsize()
+
+
+def test_one_node_is_not_two(cluster: Cluster) -> None:
+    with pytest.raises(TypeError, match="a channel has one node: node_rank=1 or node_id=0"):
+        ChannelAccess().create_channel("odd", node_rank=1, node_id=0)
+
+
+def test_a_timeout_in_the_place_of_a_worker_is_refused(cluster: Cluster) -> None:
+    with pytest.raises(TypeError, match=r"channel 'odd': current_worker is 0\.5: write timeout="):
+        Channel.connect("odd", 0.5)

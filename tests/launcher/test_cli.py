@@ -170,6 +170,16 @@ def test_hosts_that_cannot_be_reached_end_in_255(stage: Stage) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_an_interpreter_that_is_not_on_this_machine_is_said(stage: Stage) -> None:
+    done = run(stage, "--python", "/no/python", str(stage.script))
+    assert done.returncode == 255
+    assert "localhost  /no/python cannot be started: No such file" in done.stderr
+    hosts = stage.folder / "nodes.txt"
+    hosts.write_text("refused\n")
+    done = run(stage, "--hosts", str(hosts), "--python", "/no/python", str(stage.script))
+    assert "--python /no/python is not on this machine: the script itself runs with" in done.stderr
+
+
 def test_dry_run_shows_everything_and_does_nothing(stage: Stage) -> None:
     done = run(stage, "--dry-run", "-e", "WANDB_API_KEY=geheim", "--hosts", "a,u@b:2222,localhost", "train.py", "x")
     assert done.returncode == 0

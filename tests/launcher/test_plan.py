@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
 import pytest
 
 from launcher.hosts import parse_hosts
+from launcher.local import LocalWay
 from launcher.options import parse
-from launcher.plan import chosen_hosts, plan
+from launcher.plan import chosen_hosts, driver_python, plan
 from rlinf_async.errors import ConfigError
 
 
@@ -42,3 +47,28 @@ def test_devices_are_declared_on_every_host_that_says_nothing_itself() -> None:
     assert [host.fake_gpus for host in local] == [4, 4]
     with pytest.raises(ConfigError, match="'1025' is not a number from 0 to 1024"):
         parse(["--fake-gpus", "1025", "x.py"], {})
+
+
+def here(words: Sequence[str], text: str = "localhost\n") -> list[tuple[str, str]]:
+    """Nodes of this machine, and their interpreters."""
+    nodes = plan(parse_hosts(text), parse([*words, "x.py"], {}))
+    return [(node.name, node.way.python) for node in nodes if isinstance(node.way, LocalWay)]
+
+
+def test_the_interpreter_that_is_named_is_that_of_nodes_on_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "python").symlink_to(sys.executable)
+    own = str(tmp_path / "python")
+    assert here(["--python", own]) == [("localhost", own)]
+    assert here(["--python", "~/python"]) == [("localhost", own)]
+    assert here([], "localhost python=~/python\n") == [("localhost", own)]
+    assert here(["--python", "~/python", "--local-nodes", "2"]) == [("local0", own), ("local1", own)]
+    assert driver_python(parse(["--python", "~/python", "x.py"], {})) == own
+
+
+def test_an_interpreter_that_is_not_here_is_not_exchanged_for_another_one() -> None:
+    assert here(["--python", "/no/python"]) == [("localhost", "/no/python")]
+    # The script's own machine need not have what the nodes have, where it is none of them.
+    assert here(["--python", "/no/python"], "far\n") == [("localhost", sys.executable)]

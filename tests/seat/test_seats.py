@@ -40,10 +40,20 @@ async def test_of_several_one_must_be_named_until_the_others_have_closed(clients
     assert seats.only_taken() is clients[1]
 
 
+async def test_two_seats_of_one_run_are_one_cluster(clients: list[NodeClient]) -> None:
+    """A script that enters Cluster() twice under the launcher, or a worker that enters one, is in one run."""
+    clients[1].welcome = clients[0].welcome
+    for client in clients:
+        seats.take(client)
+    assert seats.only_taken() is clients[0]
+    clients[0].close()
+    assert seats.only_taken() is clients[1]
+
+
 async def test_a_run_is_found_by_its_id(clients: list[NodeClient]) -> None:
     for client in clients:
         seats.take(client)
-    assert seats.taken_in("run-1") is clients[1]
+    assert seats.taken_in("run-1", "channel") is clients[1]
     clients[1].close()
     with pytest.raises(RuntimeError, match="no open cluster of run run-1"):
-        seats.taken_in("run-1")
+        seats.taken_in("run-1", "channel")
