@@ -25,7 +25,7 @@ never its body::
     DEBTS   kind 0   source owed paid                           caller -> daemon: calls that went past it
     CLOCK   kind 0   source node asked theirs                   daemon -> daemon: the time, of a question 0
     RESUME  kind 0   source target owner received               process -> daemon -> process: their socket is gone
-    ACK     kind 0   received lost                              both ends of one socket: retransmission
+    ACK     kind 0   received about                             both ends of one socket: retransmission
     RESTART kind 0                                              (``core/resend.py``)
     PIECE   kind 0   bytes
 
@@ -87,6 +87,11 @@ FAILED: Final = 20
 RESUME: Final = 21
 ACK: Final = 22
 """This kind and those above are control frames of one socket, which do not count."""
+OF_THIS: Final = 0
+LOST: Final = 1
+OF_SIBLING: Final = 2
+"""What an ACK is about: this socket; likewise, and what follows was lost; the other one between the two processes."""
+
 RESTART: Final = 23
 PIECE: Final = 24
 

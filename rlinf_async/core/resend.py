@@ -139,18 +139,19 @@ class Incoming:
 
     Attributes:
         received: frames that have come.
+        acknowledged: frames of which the sender has been told.
         is_strict: the next frame has to be looked at by ``take``: descriptors wait, were lost, or come in pieces.
         is_due: an acknowledgement rides on the next frame that is sent.
     """
 
-    __slots__ = ("_acknowledged", "_content", "_descriptors", "_fds", "_is_skipping", "_is_told", "_lost_now",
-                 "_pieces", "_was_truncated", "is_due", "is_strict", "received")  # fmt: skip
+    __slots__ = ("_content", "_descriptors", "_fds", "_is_skipping", "_is_told", "_lost_now",
+                 "_pieces", "_was_truncated", "acknowledged", "is_due", "is_strict", "received")  # fmt: skip
 
     def __init__(self) -> None:
         self.received = 0
         self.is_strict = False
         self.is_due = False
-        self._acknowledged = 0
+        self.acknowledged = 0
         self._content = 0
         self._descriptors = 0
         self._fds: deque[int] = deque()
@@ -229,7 +230,7 @@ class Incoming:
 
     def owes(self) -> bool:
         """Whether an acknowledgement is to be sent now; ``is_due`` says whether it may wait for the next frame."""
-        frames_behind = self.received - self._acknowledged
+        frames_behind = self.received - self.acknowledged
         if (
             frames_behind >= ACK_NOW_FRAMES
             or self._content >= ACK_NOW_BYTES
@@ -245,12 +246,12 @@ class Incoming:
         """Whether the sender keeps descriptors open only for want of an acknowledgement."""
         return self._descriptors > 0
 
-    def acknowledge(self, *, lost: bool = False) -> Frame:
+    def acknowledge(self, about: int = frames.OF_THIS) -> Frame:
         """The frame that says how much has come."""
         self.is_due = False
         self._content = self._descriptors = 0
-        self._acknowledged = self.received
-        return frames.ACK, 0, self._acknowledged, lost
+        self.acknowledged = self.received
+        return frames.ACK, 0, self.acknowledged, about
 
     def drop(self) -> None:
         close_fds(self._fds)

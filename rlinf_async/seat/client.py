@@ -55,6 +55,7 @@ class NodeClient:
         welcome: what the daemon said of the run: its id, its nodes, this process's place.
         ready: done when the daemon has answered.
         events: what daemons announce.
+        directs: the sockets that workers of this node have made for this process.
         receivers: by kind, who takes the frames that are neither the client's own nor the inbox's.
         unobserved: the errors of this client's calls that were not awaited.
         user_loop: ``loop``, where that is the user's; None where a thread of the framework runs it.
@@ -79,8 +80,8 @@ class NodeClient:
         self.shortcut: Callable[[int], Connection | None] = lambda endpoint: None
         """A socket of this worker's own to a process of its node, where it has one."""
         self._turns = Turns()
-        self._directs = Directs(self._tell_caller_side, self._relay_call, self._no_longer_direct)
-        self._direct_calls = DirectCalls(self._directs, self._calls, self._turns.lock, self.send, self.later)
+        self.directs = Directs(self._tell_caller_side, self._relay_call, self._no_longer_direct)
+        self._direct_calls = DirectCalls(self.directs, self._calls, self._turns.lock, self.send, self.later)
         self.own_directs: Directs | None = None
         """The sockets that this worker has made for its callers."""
         self.user_loop: asyncio.AbstractEventLoop | None = None
@@ -313,7 +314,7 @@ class NodeClient:
         elif kind == frames.DIRECT:
             self._accept_direct(frame[2], fds)
         elif kind == frames.RESUME:
-            table = self.own_directs if frame[4] == self.endpoint else self._directs
+            table = self.own_directs if frame[4] == self.endpoint else self.directs
             if table is not None:
                 table.resume(frame[2], frame[5])
         elif kind == frames.ANSWER:
@@ -341,11 +342,12 @@ class NodeClient:
         """A worker has sent its socket; the daemon vouches for who it is."""
         if not fds:  # no descriptor was free here: the worker hears that its socket is closed
             return
-        self._directs.connections[source] = self.connect_directly(
+        way = self.connect_directly(
             socket.socket(fileno=fds.pop()),
             on_frame=functools.partial(self._on_direct, source),
-            on_closed=lambda reason: self._directs.broke(source),
+            on_closed=lambda reason: self.directs.broke(source),
         )
+        self.directs.add(source, way, self.own_directs)
 
     def tell_received(self, peer: int, owner: int, received: int) -> None:
         """Tells the other end of a direct socket that it is read no more."""
@@ -387,12 +389,12 @@ class NodeClient:
 
     def hear_out(self, endpoint: int) -> None:
         """Takes in what a worker that is said to be gone still said on its own socket; where frames are handled."""
-        self._directs.drain(endpoint)
+        self.directs.drain(endpoint)
 
     def _drain_direct(self, call: int, slot: int) -> None:
         sink = self._calls.get(call)
         if sink is not None:
-            self._directs.drain(sink.targets[slot])
+            self.directs.drain(sink.targets[slot])
 
     def _answer(self, call: int, slot: int, status: int, body: Body) -> None:
         sink = self._calls.get(call)
@@ -441,7 +443,7 @@ class NodeClient:
         """Closes the socket; everything that still waits fails with ``ClosedError``.  On the loop's own thread."""
         self.unobserved.close()  # what fails from here on, fails because of this
         self._end(ClosedError(reason))
-        self._directs.close()
+        self.directs.close()
         if self._connection is not None:
             self._connection.close()
 
@@ -465,7 +467,7 @@ class NodeClient:
         self._calls.clear()
         self._asks.forget()
         self.unobserved.forget()
-        self._directs.forget()
+        self.directs.forget()
         if self._connection is not None:
             self._connection.forget()
 

@@ -41,6 +41,8 @@ class Directs:
         self.connections: dict[int, Connection | None] = {}
         """None stands for an endpoint that is to have none."""
         self._told: set[int] = set()
+        self._replaced: set[int] = set()
+        """Endpoints whose first socket is gone."""
 
     def __repr__(self) -> str:
         return f"<Directs [{len(self.connections)} connections, {len(self._told)} of them broken]>"
@@ -48,6 +50,17 @@ class Directs:
     def find(self, peer: int) -> Connection | None:
         """The socket to an endpoint, if there is one; it takes frames also while it is broken."""
         return self.connections.get(peer)
+
+    def add(self, peer: int, connection: Connection, others: Directs | None) -> None:
+        """There is a socket to an endpoint.
+
+        Args:
+            others: the table with the sockets that the other side has made, or has been given.
+        """
+        self.connections[peer] = connection
+        sibling = others.find(peer) if others is not None else None
+        if others is not None and sibling is not None and peer not in self._replaced and peer not in others._replaced:
+            connection.link(sibling)
 
     def broke(self, peer: int) -> None:
         """The socket to an endpoint has ended, here or there."""
@@ -64,7 +77,8 @@ class Directs:
                 self._tell(peer, 0)
             return
         if received >= 0:
-            connection.drain()
+            if connection.is_there():
+                connection.drain()
             connection.end()
             self.broke(peer)
             # It says of more than was sent: nothing can be made of it, and nothing is sent twice.
@@ -73,6 +87,7 @@ class Directs:
         # Only now: until then whatever is for that endpoint has to queue up behind what the socket has not delivered.
         self.connections.pop(peer, None)
         self._told.discard(peer)
+        self._replaced.add(peer)
         if received < 0:
             connection.close()
         self._on_end(peer, connection, received < 0)

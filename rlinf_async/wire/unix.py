@@ -174,8 +174,9 @@ class Connection:
             if len(data) > MAX_FRAME:
                 close_all(fds)
                 raise _too_large(frame, data)
-            if self._incoming.is_due:
-                self._departures.add_control(pack(self._incoming.acknowledge()))
+            sibling = self.sibling
+            if self._incoming.is_due or (sibling is not None and sibling._incoming.is_due):
+                self._add_acknowledgements(sibling)
             self._departures.add(data, fds, content_bytes(frame) if fds else 0, on_left)
             if hold or self._scheduled or self._blocked or not self._thread:
                 return
@@ -383,7 +384,7 @@ class Connection:
             if frame[0] >= frames.ACK or strict or frame[1]:
                 strict = True
                 if frame[0] == frames.ACK:
-                    self._acknowledged(frame[2], lost=frame[3])
+                    self._acknowledged(frame[2], frame[3])
                 elif (taken := incoming.take(frame)) is not None:
                     arrived.append(taken)
             else:
@@ -391,15 +392,21 @@ class Connection:
                 arrived.append((frame, []))
         if strict and incoming.end_read():
             logger.info("file descriptors were lost on the way (is the limit reached? `ulimit -n`): asking for bytes")
-            self._acknowledge(lost=True)
+            self._acknowledge(frames.LOST)
 
     # -- what has arrived, and what has to be sent again --------------------------------------------------------
 
-    def _acknowledged(self, received: int, *, lost: bool) -> None:
-        """The other side has so many frames, and where more were ``lost`` it wants them again."""
+    def _acknowledged(self, received: int, about: int) -> None:
+        """The other side has so many frames."""
+        if about == frames.OF_SIBLING:
+            sibling = self.sibling
+            if sibling is not None:
+                with sibling._lock:
+                    sibling._departures.kept.acknowledge(received)
+            return
         with self._lock:
             self._departures.kept.acknowledge(received)
-            if not lost:
+            if about != frames.LOST:
                 return
             try:
                 self._departures.restart(received)
@@ -407,22 +414,42 @@ class Connection:
                 raise FrameError(f"a content that is wanted again cannot be read: {error}") from error
         self._write()
 
-    def _acknowledge(self, *, lost: bool = False) -> None:
+    def _acknowledge(self, about: int = frames.OF_THIS) -> None:
         with self._lock:
             if self._closed:
                 return
-            self._departures.add_control(pack(self._incoming.acknowledge(lost=lost)))
+            self._departures.add_control(pack(self._incoming.acknowledge(about)))
             if self._scheduled:
                 return
         self._write()
 
+    def _add_acknowledgements(self, sibling: Connection | None) -> None:
+        """Has those that are due leave with the frame that is about to be sent; under the lock."""
+        if self._incoming.is_due:
+            self._departures.add_control(pack(self._incoming.acknowledge()))
+        if sibling is not None and sibling._incoming.is_due:
+            self._departures.add_control(pack(sibling._incoming.acknowledge(frames.OF_SIBLING)))
+
+    def link(self, sibling: Connection) -> None:
+        """Says that both lead to one process: what it sends on one of them can be acknowledged on the other.
+
+        Only the first two sockets between two processes may be linked.  Each side hears by itself when one of them ends
+        and another one follows: a number of frames that is said of the old one must not be taken for the new one's.
+        """
+        self.sibling, sibling.sibling = sibling, self
+
     def _set_ack_timer(self) -> None:
         if not self._closed:
-            self._loop.call_later(settings.DIRECT_ACK_S(), self._ack_late)
+            self._loop.call_later(settings.DIRECT_ACK_S(), self._ack_late, self._incoming.acknowledged)
 
-    def _ack_late(self) -> None:
-        self._ack_timer = False
-        if self._incoming.has_descriptors:
+    def _ack_late(self, acknowledged: int) -> None:
+        """So long after descriptors came: where no frame has taken an acknowledgement along since, one is sent."""
+        if not self._incoming.has_descriptors:
+            self._ack_timer = False
+        elif self._incoming.acknowledged != acknowledged:
+            self._set_ack_timer()
+        else:
+            self._ack_timer = False
             self._acknowledge()
 
     def _send_closed(self, frame: Frame, fds: Sequence[int]) -> None:
@@ -473,8 +500,6 @@ class Connection:
         """Reads everything that the other side still said before it went."""
         with self._turns.lock:
             self._handle()  # it may be called in the middle of ``on_arrival``
-            if not self._is_there():
-                return
             while not self._closed and self.read():
                 pass
 
@@ -535,6 +560,9 @@ class Connection:
             if self._closed:
                 return
             self._closed = True
+            sibling, self.sibling = self.sibling, None
+            if sibling is not None:
+                sibling.sibling = None
             self._departures.stop()
             if not self._is_resumable:
                 self._departures.drop()
@@ -561,12 +589,12 @@ class Connection:
         with self._turns.lock:  # so that no thread is about to read
             if self._idle is not None:
                 self._idle.remove(fileno)
-            if self._is_there():
+            if self.is_there():
                 self._sock.close()
             else:
                 self._sock.detach()
 
-    def _is_there(self) -> bool:
+    def is_there(self) -> bool:
         """Whether the descriptor is still this socket's: user code that closes descriptors may have closed it, and the
         number may be another file's by now."""
         try:

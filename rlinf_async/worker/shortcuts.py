@@ -93,7 +93,7 @@ class Shortcuts:
             on_batch=self._inbox.on_batch,
         )
         # Known before the caller is: what it sends there at once is to be heard before what the daemon relays then.
-        self._connections[source] = way
+        self._directs.add(source, way, self._client.directs)
         self._client.send((frames.DIRECT, 1, self._client.endpoint, source), [theirs.detach()])
 
     def _tell_received(self, source: int, received: int) -> None:

@@ -156,7 +156,7 @@ def test_an_acknowledgement_rides_along_and_is_sent_alone_only_when_much_waits_f
     incoming.received += 1
     assert not incoming.owes()
     assert incoming.is_due
-    assert incoming.acknowledge() == (frames.ACK, 0, resend.ACK_FRAMES, False)
+    assert incoming.acknowledge() == (frames.ACK, 0, resend.ACK_FRAMES, frames.OF_THIS)
     assert not incoming.is_due
     incoming.received += resend.ACK_NOW_FRAMES
     assert incoming.owes()

@@ -20,6 +20,7 @@ class Client:
     """Keeps the caller's end of what ``Shortcuts`` hands out, and looks what is known at that moment."""
 
     node = 0
+    directs = None
     endpoint = frames.endpoint(0, 9)
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
