@@ -456,7 +456,7 @@ class NodeClient:
             self._end(error)
             if self._connection is not None:
                 if self.loop.is_closed():
-                    self._directs.close()
+                    self.directs.close()
                     self._connection.close()
                 else:
                     self._connection.shut()
