@@ -1,4 +1,4 @@
-"""This process: its pid, its parent's after a fork, and the check that keeps a forked child off its parent's things.
+"""This process: its pid, and the error that keeps a forked child off its parent's things.
 
 A thing that is tied to threads, loops or sockets remembers the pid of the process that made it.  After a fork the
 child has a copy of it without those threads, so that waiting for it would last for ever::
@@ -24,9 +24,6 @@ from rlinf_async.errors import ForkedProcessError
 pid = os.getpid()
 """Of this process."""
 
-parent = 0
-"""The pid of the process that this one was forked from; 0 where this module was imported after the fork, if any."""
-
 
 def forked(what: str, owner: int) -> ForkedProcessError:
     """The error of a forked child that uses something of an ancestor's.
@@ -38,8 +35,9 @@ def forked(what: str, owner: int) -> ForkedProcessError:
     return ForkedProcessError(
         f"{what} belongs to process {owner}, from which this one (pid {pid}) was forked: a forked child has copies of "
         f"its objects, and none of its sockets, threads and loops. Do this in process {owner} and hand its results to "
-        "the child; a child that is to take part by itself (Cluster(...), Worker(parent_address=...)) is started by "
-        'multiprocessing\'s "spawn" or "forkserver" method (DataLoader: multiprocessing_context="spawn")'
+        'the child; or start the child by multiprocessing\'s "spawn" or "forkserver" method (DataLoader: '
+        'multiprocessing_context="spawn") and have it take part by itself: by Cluster() under rlinf-launch, below a '
+        "worker by Worker(parent_address=worker.worker_address, world_size=..., rank=...)"
     )
 
 
@@ -61,8 +59,8 @@ def leave(error: BaseException | None) -> NoReturn:
 
 
 def _after_fork() -> None:
-    global pid, parent
-    parent, pid = pid, os.getpid()
+    global pid
+    pid = os.getpid()
 
 
 os.register_at_fork(after_in_child=_after_fork)
