@@ -177,7 +177,7 @@ class WorkerProcess:
     def kill(self, verdict: str = "") -> None:
         """Kills the process; ``verdict`` is what is told of its death, where that says more than the signal."""
         if self.verdict is None and self.pid:
-            self._told_verdict = verdict
+            self._told_verdict = verdict or self._told_verdict
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
@@ -188,12 +188,13 @@ class WorkerProcess:
     def story(self, methods: list[str]) -> Mapping[str, Any]:
         """What the world is told about the death (see ``WorkerDied``)."""
         assert self.verdict is not None
+        told = self._told_verdict if self.verdict.signal == "SIGKILL" else ""  # it may have died of something else
         return {
             "group": self.birth.group,
             "rank": self.birth.rank,
             "node": self.node,
             "pid": self.pid,
-            "verdict": self._told_verdict or self.verdict.text,
+            "verdict": told or self.verdict.text,
             "signal": self.verdict.signal,
             "exit_code": self.verdict.exit_code,
             "methods": methods,

@@ -202,7 +202,7 @@ class Stream:
     async def aclose(self) -> None:
         """Closes the remote generators and waits until their ``finally`` blocks have run.
 
-        A rank that does not end within five seconds (it may be frozen) is named in a warning and left alone.
+        A rank that does not end within ``abort_grace`` (it may be frozen) is named in a warning and left alone.
         """
         self.close()
         try:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -71,15 +71,20 @@ class Collective(Worker):
         return os.getpid()
 
     def meet_again_and_again(self, absent: int) -> None:
-        """An abort does not free it: it goes into the next process group."""
-        groups = [dist.new_group(list(range(self._world_size))) for _ in range(2)]
+        """Whatever is aborted, it goes into the next collective."""
         if self._rank == absent:
             raise ValueError("not this time")
-        try:
-            dist.all_reduce(torch.ones(1), group=groups[0])
-        except RuntimeError:
-            self.initialize_anew()
-
-    def initialize_anew(self) -> Any:
+        with contextlib.suppress(RuntimeError):
+            self.meet()
         dist.destroy_process_group()
-        return self.initialize("anew")
+        while not dist.is_initialized():
+            with contextlib.suppress(RuntimeError):
+                self.initialize("anew")
+
+    def meet_and_compute(self, seconds: float, absent: int) -> int:
+        """Computes when it has been freed."""
+        try:
+            self.meet(absent=absent)
+        except RuntimeError:
+            return self.compute(seconds, -1)
+        return 0

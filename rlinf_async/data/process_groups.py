@@ -2,7 +2,8 @@
 
 What is pending stands in torch's flight recorder: the collectives of Gloo and NCCL, whichever thread started them and
 however their end is awaited.  What that lacks (``send`` and ``recv``, the rendezvous of ``init_process_group``, a torch
-without a recorder) shows by a thread that stays in one frame of ``torch.distributed``.
+without a recorder) shows by the main thread's staying in one frame of ``torch.distributed``; another thread may be the
+user's own, which waits there for ever and holds up no call.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ _PACKAGE: Final = "torch.distributed"
 
 _WAITING_MODULES: Final = frozenset({"torch.distributed.distributed_c10d", "torch.distributed.rendezvous"})
 """A thread whose innermost frame is in these waits for peers; the others also compute and write files."""
+
+Place = tuple[FrameType | None, int]
 
 _RECORDERS: Final = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 
@@ -57,7 +60,7 @@ class Collectives:
     """Looks at this process's pending collectives; of one thread."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, tuple[FrameType, int, float]] = {}
+        self._seen: tuple[Place, float] | None = None
         self._aborted: set[int] = set()
 
     def pending(self) -> list[Pending]:
@@ -74,7 +77,7 @@ class Collectives:
     def sample(self) -> None:
         """Looks only for operations that no recorder has."""
         if "torch.distributed.distributed_c10d" in sys.modules:
-            list(self._sampled())
+            self._sampled()
 
     def abort(self, pending: list[Pending]) -> None:
         """Ends these operations, and with them all process groups of this process; see ``abort``.
@@ -87,23 +90,21 @@ class Collectives:
 
     def forget(self) -> None:
         """Lets go of the frames that have been seen, and of what their functions hold."""
-        self._seen.clear()
+        self._seen = None
 
-    def _sampled(self) -> Iterator[Pending]:
-        now, seen = time.monotonic(), {}
-        for thread, frame in sys._current_frames().items():
-            if frame.f_globals.get("__name__") not in _WAITING_MODULES:
-                continue
-            # The frame itself is kept: another one might get its address.
-            known = self._seen.get(thread)
-            if known is None or known[0] is not frame or known[1] != frame.f_lasti:
-                known = (frame, frame.f_lasti, now)
-            seen[thread] = known
-            yield Pending(_called(frame), known[2])
-        self._seen = seen
+    def _sampled(self) -> list[Pending]:
+        now, place = time.monotonic(), main_thread_place()
+        frame = place[0]
+        if frame is None or frame.f_globals.get("__name__") not in _WAITING_MODULES:
+            self._seen = None
+            return []
+        # The frame itself is kept: another one might get its address.
+        if self._seen is None or self._seen[0] != place:
+            self._seen = (place, now)
+        return [Pending(_called(frame), self._seen[1])]
 
 
-def main_thread_place() -> tuple[FrameType | None, int]:
+def main_thread_place() -> Place:
     """The instruction at which the main thread is."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return frame, frame.f_lasti if frame is not None else -1

@@ -23,7 +23,7 @@ from typing import Any, Final
 from rlinf_async import settings
 from rlinf_async.core import frames
 from rlinf_async.data import process_groups
-from rlinf_async.data.process_groups import Collectives, Pending
+from rlinf_async.data.process_groups import Collectives, Pending, Place, main_thread_place
 from rlinf_async.seat.asks import Ask
 from rlinf_async.seat.client import NodeClient
 from rlinf_async.worker.call import Call, State
@@ -45,6 +45,7 @@ class Watched:
         failed_call: the number of the call in which it failed.
         failed_at: when, by ``time.monotonic()``.
         is_aborted: its process groups have been aborted, and its grace is not over.
+        place: where the main thread was when half of the grace was over.
     """
 
     call: Call
@@ -55,6 +56,7 @@ class Watched:
     failed_call: int
     failed_at: float
     is_aborted: bool = False
+    place: Place | None = None
 
 
 class CollectiveWatch:
@@ -177,27 +179,30 @@ class CollectiveWatch:
             "%s(), in which %s() has waited since %s %.1f s ago, is aborted with all process groups of this process",
             operation.name, watched.call.method, watched.text, seconds,
         )  # fmt: skip
-        place = process_groups.main_thread_place() if watched.call.task is None else None  # before it is freed
+        place = main_thread_place() if watched.call.task is None else None  # before it is freed
         loop = self._client.loop
-        loop.call_later(self._grace / 2, self._sample)
+        loop.call_later(self._grace / 2, self._sample, watched)
         loop.call_later(self._grace, self._end, watched, operation, place)
         try:
             self._collectives.abort([each for _, each in self._sitting()])
         except OSError as error:  # no descriptors are left
             logger.warning("the process groups could not be aborted: %s", error)
 
-    def _sample(self) -> None:
-        if self._watched:
+    def _sample(self, watched: Watched) -> None:
+        if watched.call.state is not State.ENDED:
             self._collectives.sample()
+            watched.place = main_thread_place()
 
-    def _end(self, watched: Watched, operation: Pending, place: Any) -> None:
+    def _end(self, watched: Watched, operation: Pending, place: Place | None) -> None:
         """Has this process killed, if the aborting has not helped: it sits there still, or for long in another one."""
-        watched.is_aborted = False
+        half_way, watched.place, watched.is_aborted = watched.place, None, False
         if watched.call.state is State.ENDED:
             return
-        latest = time.monotonic() - self._grace / 3
+        here, latest = main_thread_place(), time.monotonic() - self._grace / 3
         sitting = [each for other, each in self._sitting() if other.call is watched.call and each.since < latest]
-        if place == process_groups.main_thread_place():
+        if here != half_way:  # it computes
+            sitting = []
+        if here == place:
             sitting.append(operation)
         if not sitting:
             return
