@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from rlinf_async.core.locks import Ticket
 
@@ -16,6 +16,9 @@ from .names import Names
 from .process_state import state_of
 from .router import Router
 from .templates import Templates
+
+MAX_CALLS: Final = 5
+"""Open calls of a worker that are told."""
 
 
 class Activity:
@@ -47,15 +50,18 @@ class Activity:
         }
 
     async def do_activity(self, source: int, ask: int, arguments: Any) -> list[Any]:
-        """``[state, calls]`` of each worker of the ``numbers``; None of one that is not there any more.
+        """``[state, calls, count]`` of each worker of the ``numbers``; None of one that is not there any more.
 
-        The state is what is unusual about its process, the calls are ``[method, seconds]``, oldest first.
+        The state is what is unusual about its process, the calls are ``[method, seconds]`` of the oldest ones of so
+        many that are open.
         """
         now = time.monotonic()
-        workers = [self._router.endpoints.get(number) for number in arguments["numbers"]]
+        found = [self._router.endpoints.get(number) for number in arguments["numbers"]]
         return [
-            None if worker is None or worker.obituary is not None else [_state(worker), worker.debts.ages(now)]
-            for worker in workers
+            [_state(worker), worker.debts.ages(now, MAX_CALLS), len(worker.debts)]
+            if worker is not None and worker.obituary is None
+            else None
+            for worker in found
         ]
 
     async def do_progress(self, source: int, ask: int, arguments: Any) -> str:

@@ -22,6 +22,11 @@ _STDLIB: Final = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 """Below the standard library's folder, and not of it."""
 
+_WRAPPERS: Final = frozenset(
+    {"async_generator_asend", "async_generator_athrow", "anext_awaitable", "coroutine_wrapper"}
+)
+"""Types of the interpreter that stand between a coroutine and what it awaits, and do not tell what that is."""
+
 _MAX_AWAITERS: Final = 32
 """Tasks that wait for each other; beyond these none is looked for."""
 
@@ -130,7 +135,7 @@ def _wrapped(awaitable: Any, task: asyncio.Task[Any]) -> Any:
     drivers = getattr(awaitable, "_drivers", None)
     if isinstance(drivers, dict):
         return drivers.get(task)
-    if isinstance(awaitable, asyncio.Future):
+    if type(awaitable).__name__ not in _WRAPPERS:  # what another object refers to may well be what awaits it
         return None
     inner = (CoroutineType, GeneratorType, AsyncGeneratorType)
     return next((found for found in gc.get_referents(awaitable) if isinstance(found, inner)), None)

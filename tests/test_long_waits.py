@@ -196,6 +196,13 @@ def test_who_waits_for_a_name_hears_which_there_are(cluster: Cluster, group: Any
                 await Channel.connect("nobody", cluster=cluster)
             assert "channel 'nobody' is not there; there are: known" in listener.word
             await made[0].close()
+            later = Channel.connect("later", cluster=cluster)
+            with Listener("is not there", lambda: made.append(Channel.create("later", cluster=cluster))) as listener:
+                put = later.put("x")
+                await later.get()
+            assert "get() from channel 'later'" in listener.word
+            await put
+            await made[1].close()
 
     asyncio.run(connect())
 

@@ -6,6 +6,7 @@ whom, is a ``Debts``.  Both only say what to do next; whoever owns them does it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from enum import Enum, auto
 from typing import Any
@@ -120,9 +121,9 @@ class Debts:
         self._open.clear()
         return debts
 
-    def ages(self, now: float) -> list[tuple[str, float]]:
+    def ages(self, now: float, most: int) -> list[tuple[str, float]]:
         """What was asked and how many seconds ago, oldest first."""
-        return [(method, now - since) for _, method, since in self._open.values()]
+        return [(method, now - since) for _, method, since in itertools.islice(self._open.values(), most)]
 
     def methods(self, now: float, most: int = 5) -> list[str]:
         """What was asked and how long ago, oldest first: ``"step (3.2 s)"``."""

@@ -23,6 +23,10 @@ _Like = tuple[str, str, tuple[str, ...]]
 """Group, state and methods: ranks of which all this is the same are told of together."""
 
 
+_Facts = tuple[str, list[tuple[str, float]], int]
+"""State of a rank's process, its oldest open calls with their ages, and how many are open."""
+
+
 def workers(client: NodeClient, who: Mapping[int, Who]) -> Work[str]:
     """What workers do, by endpoint: what is unusual about their processes, and which calls are open there."""
     by_node: dict[int, list[int]] = {}
@@ -118,24 +122,26 @@ def _answer_of(ask: waits.FarSide, node: int) -> tuple[Any, str]:
         return None, f"node {node}: {error}"
 
 
-def _fold(facts: Mapping[Who, Any]) -> list[str]:
+def _fold(facts: Mapping[Who, _Facts | None]) -> list[str]:
     """One line for each set of ranks that are at the same."""
     ranks: dict[_Like, list[int]] = {}
     ages: dict[_Like, list[list[float]]] = {}
+    more: dict[_Like, int] = {}
     for (group, rank), of_rank in facts.items():
-        state, calls = ("ended", []) if of_rank is None else of_rank
+        state, calls, count = ("ended", [], 0) if of_rank is None else of_rank
         like = (group, state, tuple(method for method, _ in calls))
         ranks.setdefault(like, []).append(rank)
         ages.setdefault(like, []).append([age for _, age in calls])
-    return [_line(like, ranks[like], ages[like]) for like in ranks]
+        more[like] = max(more.get(like, 0), count - len(calls))
+    return [_line(like, ranks[like], ages[like], more[like]) for like in ranks]
 
 
-def _line(like: _Like, ranks: Sequence[int], ages: Sequence[Sequence[float]]) -> str:
+def _line(like: _Like, ranks: Sequence[int], ages: Sequence[Sequence[float]], more: int) -> str:
     group, state, methods = like
     calls = [f"{method} ({_span(by_rank)})" for method, *by_rank in zip(methods, *ages, strict=True)]
-    doing = f"in {', '.join(calls[:_MAX_CALLS])}" if calls else "" if state else "idle"
-    if len(calls) > _MAX_CALLS:
-        doing += f" and {len(calls) - _MAX_CALLS} more"
+    doing = f"in {', '.join(calls)}" if calls else "" if state else "idle"
+    if more > 0:
+        doing += f" and {more} more"
     subject = f"ranks {fold_ranks(ranks)} of '{group}' are" if len(ranks) > 1 else f"rank {ranks[0]} of '{group}' is"
     return f"{subject} {', '.join(filter(None, (state, doing)))}"
 
@@ -143,7 +149,3 @@ def _line(like: _Like, ranks: Sequence[int], ages: Sequence[Sequence[float]]) ->
 def _span(ages: Sequence[float]) -> str:
     least, most = f"{min(ages):.0f}", f"{max(ages):.0f}"
     return f"{least} s" if least == most else f"{least}-{most} s"
-
-
-_MAX_CALLS = 5
-"""Open calls of a rank that are listed."""
