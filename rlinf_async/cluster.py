@@ -426,6 +426,8 @@ class Cluster:
 
     def _profiling_of(self, group: str, profiling: ProfileConfig | None) -> ProfileConfig | None:
         """How the workers of a group are profiled, as the caller or the configuration says."""
+        if profiling is not None and profiling.worker_groups is None:
+            return profiling if profiling.enabled else None  # it was given for this group
         if profiling is None and self._config is not None:
             profiling = self._config.profiling
         return profiling if profiling is not None and profiling.profiles_worker_group(group) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,17 @@ def tools(tmp_path: Path) -> dict[str, str]:
 
 def multiply(worker: Worker) -> None:
     torch.ones(64, 64) @ torch.ones(64, 64)
+
+
+def test_profiling_that_is_given_to_one_group_and_names_none_is_for_that_group(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    for enabled in (True, False):
+        config = TorchProfileConfig(enabled=enabled, output_dir=str(tmp_path))
+        with closing(Talker.create_group().launch(cluster, placement=ONE, name="given", profiling=config)) as group:
+            group.start_profile(0).wait()
+            group.do(multiply).wait()
+            assert [path is not None for path in group.stop_profile().wait()] == [enabled]
 
 
 def test_a_window_of_torchs_profiler_is_a_trace_of_what_ran_in_it(cluster: Cluster, tmp_path: Path) -> None:

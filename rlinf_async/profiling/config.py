@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Final
 
@@ -44,8 +44,16 @@ class ProfileConfig:
         kind = _kind_of(self.backend)
         if not isinstance(self, kind):
             raise ConfigError(f"profiling: backend {self.backend!r} takes a {kind.__name__}, got {type(self).__name__}")
-        if any(not isinstance(name, str) or not name for name in self._groups()):
-            raise ConfigError(f"profiling.worker_groups takes names of groups, got {self.worker_groups!r}")
+        if not isinstance(self.enabled, bool):
+            raise ConfigError(f"profiling.enabled must be true or false, got {self.enabled!r}")
+        if self.output_dir is not None and (not isinstance(self.output_dir, str) or not self.output_dir):
+            raise ConfigError(f"profiling.output_dir must be a folder's name, got {self.output_dir!r}")
+        groups = self.worker_groups
+        listed = groups is None or isinstance(groups, Collection)
+        if not listed or any(not isinstance(name, str) or not name for name in self._groups()):
+            raise ConfigError(f"profiling.worker_groups takes names of groups, got {groups!r}")
+        if isinstance(self.steps, str) or not isinstance(self.steps, Collection | None):
+            raise ConfigError(f"profiling.steps takes a list of steps, got {self.steps!r}")
         for step in self.steps or ():
             if isinstance(step, bool) or not isinstance(step, int) or step < 0:
                 raise ConfigError(f"profiling.steps takes numbers of steps from 0 on, got {step!r}")
@@ -165,6 +173,12 @@ class TorchProfileConfig(ProfileConfig):
     record_shapes: bool = False
     profile_memory: bool = False
     with_stack: bool = False
+
+    def check(self) -> None:
+        super().check()
+        for name, value in self.window_options().items():
+            if not isinstance(value, bool):
+                raise ConfigError(f"profiling.{name} must be true or false, got {value!r}")
 
     def window_options(self) -> dict[str, Any]:
         names = ("record_shapes", "profile_memory", "with_stack")

@@ -56,6 +56,7 @@ class GroupSpec:
             disable_distributed_log: do not show the workers' output in the driver.
             env: more environment variables for the workers.
             profiling: whether, when and how the workers are profiled; by default as the cluster's configuration says.
+                Without ``worker_groups`` it is for this group.
             seed: rank r starts with the random seed ``seed + r`` (random, numpy, torch); by default unpredictable.
 
         Raises:

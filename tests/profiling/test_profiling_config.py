@@ -61,6 +61,11 @@ def test_a_section_becomes_the_class_of_its_back_end() -> None:
         ({"backend": "rocprof_sys", "env": {"A": 1}}, "profiling.env takes texts, got 'A': 1"),
         ({"backend": "torch", "steps": [-1]}, "profiling.steps takes numbers of steps from 0 on, got -1"),
         ({"backend": "torch", "worker_groups": [1]}, "profiling.worker_groups takes names of groups"),
+        ({"backend": "torch", "worker_groups": 3}, "profiling.worker_groups takes names of groups, got 3"),
+        ({"backend": "torch", "enabled": "false"}, "profiling.enabled must be true or false, got 'false'"),
+        ({"backend": "torch", "steps": 3}, "profiling.steps takes a list of steps, got 3"),
+        ({"backend": "torch", "output_dir": 3}, "profiling.output_dir must be a folder's name, got 3"),
+        ({"backend": "torch", "with_stack": "no"}, "profiling.with_stack must be true or false, got 'no'"),
     ],
 )
 def test_what_cannot_be_meant_is_named(section: dict[str, object], text: str) -> None:
