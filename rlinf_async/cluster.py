@@ -479,11 +479,13 @@ class Cluster:
         if self._was_cut_off:
             return
         self._was_cut_off = True
-        logger.warning("the cluster is not closed in order, but cut off: %s", str(error).partition("\n")[0])
+        loop = self._client.loop
+        state = "is closed" if loop.is_closed() else "is not run any more"
+        logger.warning("the cluster's nodes are cut off, not closed in order: their event loop, %r, %s", loop, state)
         for line in self._lifelines:
             line.seal()
         self._client.end_without_loop(error)
-        until = time.monotonic() + STOP_GRACE
+        until = time.monotonic() + CLOSE_DEADLINE
         for line in self._lifelines:
             line.end_without_loop(max(0.0, until - time.monotonic()))
         if self._terminal is not None:
