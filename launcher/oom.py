@@ -33,7 +33,7 @@ _explained = 0
 
 @dataclass(frozen=True)
 class MemoryKills:
-    """What is counted when a process is born; ``None`` for what cannot be read."""
+    """The counts at the birth of a process; ``None`` for a counter that cannot be read."""
 
     when: float
     cgroup: int | None

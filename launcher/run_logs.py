@@ -132,7 +132,7 @@ def _runs(parent: Path) -> Iterator[Path]:
 
 
 def _lock_dead(path: Path, stack: contextlib.ExitStack) -> bool:
-    """Whether a run has ended; then nobody else removes it before the stack is left."""
+    """Whether a run has ended; if so, it is locked until the stack is left."""
     descriptor = os.open(path, _DIRECTORY)
     stack.callback(os.close, descriptor)
     try:

@@ -12,7 +12,7 @@ from rlinf_async.core.printable import printable
 TAIL_BYTES: Final = 16 * 1024
 LAST_LINES: Final = 20
 LONGEST_WORD: Final = 400
-"""What is told of the end of a template's log: bytes that are read, lines, and characters of each."""
+"""The end of a log that is told: bytes that are read, lines, and characters of each."""
 
 
 def open_log(path: Path | None) -> int | None:

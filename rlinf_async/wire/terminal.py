@@ -1,8 +1,8 @@
 """Text for this process's stdout and stderr: a bounded buffer that a thread of its own empties.
 
-A reader may stop reading (``| less``, Ctrl-S) for as long as it likes; who writes here does not wait for it.  From the
-first text that does not fit nothing more is accepted until the buffer is empty, so that the number of lines that are
-missing can be said where they are missing.
+A reader may stop reading (``| less``, Ctrl-S) for as long as it likes; writing does not wait for it.  From the first
+text that does not fit nothing more is accepted until the buffer is empty, so that the number of lines that are missing
+can be said where they are missing.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class Terminal:
             self._wait(None)
 
     def _put(self, stream: Any, data: bytes) -> bytes:
-        """Writes it; what is left of it when time is up."""
+        """Writes the data; returns the rest of it when time is up."""
         fd = _descriptor(stream)
         if fd is None:
             stream.write(data.decode())
@@ -201,7 +201,7 @@ class Terminal:
 
 
 class TerminalStream(io.TextIOBase):
-    """A stream of this process as a file to write to, by way of a ``Terminal``: for who wants a file (rich)."""
+    """File interface of a stream that is written to by way of a ``Terminal``."""
 
     def __init__(self, terminal: Terminal, stream: Any, who: str = "", where: str = "") -> None:
         self._terminal = terminal
