@@ -140,15 +140,17 @@ class Incoming:
     Attributes:
         received: frames that have come.
         acknowledged: frames of which the sender has been told.
+        nbytes: that were read and not acknowledged.
         is_strict: the next frame has to be looked at by ``take``: descriptors wait, were lost, or come in pieces.
         is_due: an acknowledgement rides on the next frame that is sent.
     """
 
     __slots__ = ("_content", "_descriptors", "_fds", "_is_skipping", "_is_told", "_lost_now",
-                 "_pieces", "_was_truncated", "acknowledged", "is_due", "is_strict", "received")  # fmt: skip
+                 "_pieces", "_was_truncated", "acknowledged", "is_due", "is_strict", "nbytes", "received")  # fmt: skip
 
     def __init__(self) -> None:
         self.received = 0
+        self.nbytes = 0
         self.is_strict = False
         self.is_due = False
         self.acknowledged = 0
@@ -233,7 +235,7 @@ class Incoming:
         frames_behind = self.received - self.acknowledged
         if (
             frames_behind >= ACK_NOW_FRAMES
-            or self._content >= ACK_NOW_BYTES
+            or self.nbytes + self._content >= ACK_NOW_BYTES
             or self._descriptors >= ACK_NOW_DESCRIPTORS
         ):
             return True
@@ -249,7 +251,7 @@ class Incoming:
     def acknowledge(self, about: int = frames.OF_THIS) -> Frame:
         """The frame that says how much has come."""
         self.is_due = False
-        self._content = self._descriptors = 0
+        self.nbytes = self._content = self._descriptors = 0
         self.acknowledged = self.received
         return frames.ACK, 0, self.acknowledged, about
 

@@ -219,7 +219,9 @@ class Connection:
         self._write()
 
     def is_behind(self) -> bool:
-        """Whether anything waits to leave that cannot leave now."""
+        """Whether anything waits to leave that cannot leave now: all of it, once this has failed."""
+        if self._closed:
+            return True
         if self._departures:
             self._write()
         return bool(self._departures)
@@ -354,6 +356,7 @@ class Connection:
         if ancillary or flags & _CTRUNC:
             self._incoming.add_fds(_rights(ancillary), truncated=bool(flags & _CTRUNC))
         self._heard_bytes += size
+        self._incoming.nbytes += size
         broken = None
         try:
             self._take(self._view[:size])
