@@ -23,6 +23,7 @@ from rlinf_async.errors import ClosedError, LaunchError
 from rlinf_async.wire.unix import Connection
 
 from .activity import Activity
+from .call_check import CallCheck
 from .channel_names import ChannelNames
 from .channels import LATER, Channels
 from .cleanup import run_all
@@ -125,6 +126,7 @@ class Desk:
         self.questions = Questions(site.name, site.environment)
         self.lines = EmulatedLines()
         self.stuck_ranks = StuckRanks(router)
+        self.call_check = CallCheck(loop, router)
         self.traces = Traces(router, site.name, site.run, site.log_dir, lambda: self.welcome, self._answer, self.gone)
         self.activity = Activity(router, templates, self.names, self.channels, self.channel_names, self.locks)
         self.unobserved: dict[tuple[int, str], str] = {}
@@ -136,7 +138,7 @@ class Desk:
         try:
             owners = (
                 self, self.names, self.channels, self.channel_names, self.obituaries, self.locks, self.ports,
-                self.questions, self.traces, self.lines, self.stuck_ranks, self.activity,
+                self.questions, self.traces, self.lines, self.stuck_ranks, self.activity, self.call_check,
             )  # fmt: skip
             method = next(filter(None, (getattr(owner, f"do_{operation}", None) for owner in owners)), None)
             if method is None:
@@ -306,16 +308,25 @@ class Desk:
         assert process is not None
         if endpoint.connection is not None:
             endpoint.connection.drain()
+        group = next((group for group in self.groups.values() if endpoint in group.workers), None)
+        if process.closing:
+            self._bury(endpoint, group, expected=True)
+        else:
+            # Whether its group is closed meanwhile makes no difference to how it has ended.
+            self.call_check.begin([endpoint], lambda: self._bury(endpoint, group, expected=False))
+
+    def _bury(self, endpoint: Endpoint, group: Group | None, *, expected: bool) -> None:
+        process = endpoint.process
+        assert process is not None
         story = process.story(endpoint.debts.methods(time.monotonic()))
-        if not process.closing:
+        if not expected:
             logger.warning("worker %s (pid %d) %s", process.birth.name, process.pid, story["verdict"])
         parts = [
-            lambda: self.router.bury(endpoint, story, expected=process.closing),
-            lambda: self.obituaries.ended(endpoint.id, None if process.closing else story),
+            lambda: self.router.bury(endpoint, story, expected=expected),
+            lambda: self.obituaries.ended(endpoint.id, None if expected else story),
             lambda: self.forget_endpoint(endpoint.id, ended=process.closing),
         ]
-        group = next((group for group in self.groups.values() if endpoint in group.workers), None)
-        if group is not None and not process.closing:
+        if group is not None and not expected:
             parts.append(lambda: self.router.tell(group.owner, "died", {**story, "endpoint": endpoint.id}))
         run_all(f"worker {process.birth.name}", parts)
 
@@ -425,6 +436,9 @@ class Desk:
 
     async def do_status(self, source: int, ask: int, arguments: Any) -> dict[str, Any]:
         """What this daemon has: for people and for tests."""
+        checked = asyncio.Event()
+        self.call_check.begin(self.router.endpoints.values(), checked.set)
+        await checked.wait()
         now = time.monotonic()
         return {
             "node": self._site.node,

@@ -203,6 +203,12 @@ class Router:
                 for frame, fds in self._gathering.skip(source, call):
                     self.deliver(frame, fds)
 
+    def settle(self, worker: int, source: int, call: int) -> None:
+        """A call that a caller has the answer of."""
+        endpoint = self.endpoints.get(worker)
+        if endpoint is not None:
+            self._settle_debts(endpoint, [source, call])
+
     def _keep_debts(self, caller: Endpoint, owed: list[list[Any]], paid: list[int]) -> None:
         """Calls that went past the daemon: they are open still, or have been answered."""
         now = time.monotonic()

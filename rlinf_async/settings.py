@@ -97,6 +97,10 @@ OUTPUT_END_S: Final = Setting(
     "output_end_s", "seconds", 2, 0, 3600, "what the end of a cluster gives lines that wait for a terminal"
 )
 
+CALL_CHECK_S: Final = Setting(
+    "call_check_s", "seconds", 0.05, 0.001, 60, "how long a daemon that tells of open calls waits for what callers know"
+)
+
 KEPT_RUNS: Final = Setting("kept_runs", "runs", 20, 1, 1_000_000, "how many runs' logs stay in the temporary directory")
 
 WAIT_WARNING_S: Final = Setting(
@@ -144,6 +148,7 @@ NAME_TIMEOUT_S: Final = Setting(
 
 ALL: Final = (
     ABORT_GRACE_S,
+    CALL_CHECK_S,
     COLLECTIVE_TIMEOUT_S,
     DIRECT_ACK_S,
     UNOBSERVED_ERROR_S,

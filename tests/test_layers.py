@@ -77,7 +77,7 @@ FAR = rooms(
     "channels cleanup hosted teller daemon guardian router processes resources birth desk endpoint gathering inquiry "
     "lines locks names neighbour node obituaries oom output ports preflight profiled questions run_logs stuck_ranks "
     "sub_workers admission sweeper template_log templates traces verdict workplace "
-    "activity channel_names process_state"
+    "activity call_check channel_names process_state"
 )
 
 # Run where nothing of ours is installed, or must stay small: the standard library only.

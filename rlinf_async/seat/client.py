@@ -322,6 +322,8 @@ class NodeClient:
         elif kind == frames.EVENT:
             if frame[4] == "node_lost":
                 self._on_node_lost(frame[5])
+            elif frame[4] == "check_calls":
+                self._check_calls(frame[5])
             elif frame[4] == "refused":
                 self._end(error_of(frame[5]["error"]))
             self.events.announce(frame[4], frame[5])
@@ -405,6 +407,19 @@ class NodeClient:
         if sink.answer(slot, status, body):
             self._calls.pop(call, None)
             self._direct_calls.ended(call)
+
+    def _check_calls(self, facts: dict[str, Any]) -> None:
+        """The daemon is about to tell of open calls, and hears which of these, worker and call, have been answered."""
+        open_on: dict[int, set[int]] = {}
+        # What a worker still said on its own socket counts as well: it may have died since.
+        for number in {number for number, _ in facts["calls"]}:
+            self.directs.drain(frames.endpoint(self.node, number))
+        self._direct_calls.tell()
+        for call in {call for _, call in facts["calls"]}:
+            sink = self._calls.get(call)
+            open_on[call] = set() if sink is None else {sink.targets[slot] for slot in sink.unanswered()}
+        finished = [pair for pair in facts["calls"] if frames.endpoint(self.node, pair[0]) not in open_on[pair[1]]]
+        self._tell("calls_checked", {"check": facts["check"], "finished": finished})
 
     def _on_node_lost(self, facts: dict[str, Any]) -> None:
         node = facts["node"]

@@ -1,0 +1,79 @@
+"""Asks the callers of this node which of the calls that workers owe have been answered past the daemon.
+
+Of a call that was answered directly the daemon hears some milliseconds later.  What it tells of open calls, in
+``status()`` and when a worker dies, waits until the callers have said what they know: a round trip, and at most
+``RLINF_CALL_CHECK_S`` where one of them does not listen::
+
+    daemon ── "check_calls": what you called, and is owed ──► caller
+    daemon ◄── DEBTS: what has not been told yet ──────────── caller
+    daemon ◄── "calls_checked": what has been answered ────── caller
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf_async import settings
+from rlinf_async.core import frames
+
+from .endpoint import Endpoint
+from .router import Router
+
+
+@dataclass
+class _Check:
+    """One question; ``silent`` are the callers that have not answered."""
+
+    silent: set[int]
+    then: Callable[[], None]
+    timer: asyncio.TimerHandle
+
+
+class CallCheck:
+    """The questions of one daemon."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, router: Router) -> None:
+        self._loop = loop
+        self._router = router
+        self._numbers = itertools.count(1)
+        self._checks: dict[int, _Check] = {}
+
+    def begin(self, workers: Iterable[Endpoint], then: Callable[[], None]) -> None:
+        """Calls back once the debts of these workers are true; at once where no process of this node is owed."""
+        owed: dict[int, list[list[int]]] = {}
+        for worker in workers:
+            for source, call in worker.debts:
+                if self._listens(source):
+                    owed.setdefault(source, []).append([worker.number, call])
+        if not owed:
+            then()
+            return
+        number = next(self._numbers)
+        timer = self._loop.call_later(settings.CALL_CHECK_S(), self._end, number)
+        self._checks[number] = _Check(set(owed), then, timer)
+        for source, calls in owed.items():
+            self._router.tell(source, "check_calls", {"check": number, "calls": calls})
+
+    def _listens(self, source: int) -> bool:
+        """Of calls from other nodes this daemon relays the answers: it knows of them."""
+        caller = self._router.endpoints.get(frames.number_of(source))
+        return frames.node_of(source) == self._router.node and caller is not None and caller.obituary is None
+
+    async def do_calls_checked(self, source: int, ask: int, arguments: Any) -> bool:
+        for number, call in arguments["finished"]:
+            self._router.settle(number, source, call)
+        check = self._checks.get(arguments["check"])
+        if check is not None:
+            check.silent.discard(source)
+            if not check.silent:
+                self._end(arguments["check"])
+        return True
+
+    def _end(self, number: int) -> None:
+        check = self._checks.pop(number)
+        check.timer.cancel()
+        check.then()
