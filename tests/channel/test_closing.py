@@ -45,6 +45,23 @@ def test_puts_that_wait_for_room_end_with_the_channel(users: Any, place: dict[st
         channel.get(timeout=5)
 
 
+def test_producers_end_when_the_consumer_ends_early_and_what_was_put_is_got_or_present(
+    users: Any, place: dict[str, Any]
+) -> None:
+    channel = Channel.create("bounded", maxsize=4, **place)
+    producing = users.put_until_closed(channel, 4, 10)
+    got = [channel.get() for _ in range(10)]
+    channel.close()
+    counts, refused = zip(*producing.wait(), strict=True)
+    assert all(refused)
+    while True:
+        try:
+            got.append(channel.get(timeout=5))
+        except EndOfChannel:
+            break
+    assert len(got) == sum(sum(of_rank) for of_rank in counts)
+
+
 @pytest.mark.parametrize("how", WAYS, ids=["plain", "discard"])
 def test_gets_that_wait_are_woken(users: Any, place: dict[str, Any], how: dict[str, Any]) -> None:
     channel = Channel.create("empty", **place)
