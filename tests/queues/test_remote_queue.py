@@ -24,6 +24,7 @@ class Client:
 
     def __init__(self) -> None:
         self.endpoint = 7
+        self.user_loop = None
         self.unsent: dict[Any, None] = {}
         self.sent: list[Any] = []
         self.is_full = False
