@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import resource
@@ -56,17 +57,22 @@ def sever(how: str, which: int) -> int:
     """
     fds = sorted(connection.fileno() for connection in _direct_connections())
     for fd in fds if which < 0 else fds[which : which + 1]:
-        if how == "shutdown":
-            with socket.socket(fileno=os.dup(fd)) as copy:
-                copy.shutdown(socket.SHUT_RDWR)
-        elif how == "garbage":
-            os.write(fd, GARBAGE)
-        else:
-            # The number stays taken: another file under it would get the frames, and there is no cure for that.
-            null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-            os.dup2(null, fd, inheritable=False)
-            os.close(null)
+        with contextlib.suppress(OSError):  # it is broken already
+            _sever(fd, how)
     return len(fds)
+
+
+def _sever(fd: int, how: str) -> None:
+    if how == "shutdown":
+        with socket.socket(fileno=os.dup(fd)) as copy:
+            copy.shutdown(socket.SHUT_RDWR)
+    elif how == "garbage":
+        os.write(fd, GARBAGE)
+    else:
+        # The number stays taken: another file under it would get the frames, and there is no cure for that.
+        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        os.dup2(null, fd, inheritable=False)
+        os.close(null)
 
 
 def _direct_connections() -> list[Connection]:
