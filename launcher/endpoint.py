@@ -28,6 +28,7 @@ class Endpoint:
         is_known: a driver has said hello, and was welcome.
         has_shortcuts: it may hand sockets of its own to those who call it.
         awaited_by: endpoints that wait to hear from it how much of a direct socket has come, with the socket's owner.
+        resumed: callers whose socket of this worker has ended; answers that it said were given may have been lost.
     """
 
     def __init__(self, node: int, number: int, role: str) -> None:
@@ -46,6 +47,7 @@ class Endpoint:
         self.is_known = False
         self.has_shortcuts = False
         self.awaited_by: set[tuple[int, int]] = set()
+        self.resumed: set[int] = set()
 
     def __repr__(self) -> str:
         return f"<Endpoint {self.role} {self.number} [{len(self.debts)} calls open]>"

@@ -92,6 +92,10 @@ class Router:
             self._route_call(frame, fds)
         elif kind == frames.REPLY:
             slot = source.debts.slot(frame[3], frame[4])
+            if slot is None and frame[3] in source.resumed and type(frame[5]) is int:
+                # Its PAID was ahead of it: it had answered past this daemon, on a socket that lost the answer.
+                self.deliver(frame, fds)
+                return
             if slot is None:
                 close_fds(fds)
                 logger.warning("%r answered a call that it had not got", source)
@@ -248,6 +252,8 @@ class Router:
         peer = self.endpoints.get(frames.number_of(frame[3])) if frames.node_of(frame[3]) == self.node else None
         owner = frame[4]
         source.awaited_by.discard((frame[3], owner))
+        if owner == source.id:
+            source.resumed.add(frame[3])
         if peer is None or peer.obituary is not None:
             self._answer_resume(frame[3], source.id, owner)
             return

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from launcher import router as routers
+from launcher.endpoint import Endpoint
 from launcher.router import Router
+from rlinf_async.core import frames
+from rlinf_async.core.frames import Status
 
 
 def test_so_many_workers_at_a_time_answer_past_the_daemon_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,3 +25,44 @@ def test_so_many_workers_at_a_time_answer_past_the_daemon_and_no_more(monkeypatc
     assert router.grant_shortcuts(router.new_endpoint("worker"))
     assert not router.grant_shortcuts(router.new_endpoint("worker"))
     loop.close()
+
+
+class Sent:
+    """A connection that remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.frames: list[Any] = []
+
+    def send(self, frame: Any, fds: Any = (), **how: Any) -> None:
+        self.frames.append(frame)
+
+
+@pytest.fixture
+def router() -> Iterator[Router]:
+    loop = asyncio.new_event_loop()
+    yield Router(loop, 0, lambda source, ask, operation, arguments: None)
+    loop.close()
+
+
+def attach(router: Router, role: str) -> tuple[Endpoint, Sent]:
+    endpoint, sent = router.new_endpoint(role), Sent()
+    endpoint.connection = sent  # type: ignore[assignment]
+    if role == "worker":
+        endpoint.process = object()  # type: ignore[assignment]
+    return endpoint, sent
+
+
+@pytest.mark.parametrize("is_broken", [True, False], ids=["a socket that broke", "no such socket"])
+def test_an_answer_that_a_socket_lost_is_passed_on_although_it_counts_as_given(
+    router: Router, is_broken: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    (driver, heard), (worker, _) = attach(router, "driver"), attach(router, "worker")
+    route = frames.route_to([worker.id])
+    router.from_endpoint(driver, [frames.CALL, 0, driver.id, route, 7, "step", 0, b""], [])
+    router.from_endpoint(worker, [frames.PAID, 0, worker.id, [driver.id, 7]], [])
+    if is_broken:
+        router.from_endpoint(worker, [frames.RESUME, 0, worker.id, driver.id, worker.id, 0], [])
+    router.from_endpoint(worker, [frames.REPLY, 0, worker.id, driver.id, 7, 0, int(Status.OK), b"found"], [])
+    answers = [frame[-1] for frame in heard.frames if frame[0] == frames.REPLY]
+    assert answers == ([b"found"] if is_broken else [])
+    assert ("answered a call that it had not got" in caplog.text) != is_broken
