@@ -59,10 +59,19 @@ class Setting:
             value = math.nan
         if not self.minimum <= value <= self.maximum:
             raise ConfigError(
-                f"{self.variable}={text!r} in the environment: a number of {self.unit} from {self.minimum:g} to "
-                f"{self.maximum:g} is wanted ({self.about}); unset it for the default, {self.default:g}"
+                f"{self.variable}={text!r} in the environment: a number of {self.unit} from {self.minimum:.12g} to "
+                f"{self.maximum:.12g} is wanted ({self.about}); unset it for the default, {self.default:.12g}"
             )
         return value
+
+
+def table() -> str:
+    """Every setting as a row of ``docs/settings.md``."""
+    rows = ["| variable | default | from | to | unit | what it sets |", "|---|---|---|---|---|---|"]
+    for setting in ALL:
+        numbers = " | ".join(f"{number:.12g}" for number in (setting.default, setting.minimum, setting.maximum))
+        rows.append(f"| `{setting.variable}` | {numbers} | {setting.unit} | {setting.about} |")
+    return "\n".join(rows)
 
 
 def check(environ: Mapping[str, str] = os.environ) -> None:

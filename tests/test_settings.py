@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from rlinf_async import Cluster, settings
@@ -20,8 +22,19 @@ def test_a_default_lies_within_its_bounds(setting: Setting) -> None:
 def test_a_value_that_cannot_be_names_variable_value_and_bounds(setting: Setting, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         settings.check({setting.variable: text})
-    for part in (setting.variable, repr(text), f"{setting.minimum:g}", f"{setting.maximum:g}", f"{setting.default:g}"):
+    for part in (
+        setting.variable,
+        repr(text),
+        f"{setting.minimum:.12g}",
+        f"{setting.maximum:.12g}",
+        f"{setting.default:.12g}",
+    ):
         assert part in str(caught.value)
+
+
+def test_the_documents_list_every_setting() -> None:
+    page = Path(__file__).parents[1] / "docs" / "settings.md"
+    assert settings.table() in page.read_text()
 
 
 def test_names_end_with_their_units() -> None:
