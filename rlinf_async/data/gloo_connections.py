@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -18,8 +19,8 @@ from rlinf_async.data.connection import Connection, connection_at
 
 _THREAD: Final = "gloo_tcp_loop"
 
-_LOOKS: Final = 1000
-"""At a thread that is not in a system call at the moment: it looks around every 10 ms."""
+_LOOK_S: Final = 1.0
+"""For a thread that is in no system call at the moment: it looks around every 10 ms, and then may wait for a core."""
 
 
 def end_connections() -> int:
@@ -49,12 +50,14 @@ def _polls() -> Iterator[int]:
 
 
 def _poll_of(task: Path) -> int | None:
-    for _ in range(_LOOKS):
+    until = time.monotonic() + _LOOK_S
+    while time.monotonic() < until:
         words = (task / "syscall").read_text().split()
         if len(words) > 1 and (poll := int(words[1], 16)) < 1 << 20:
             with contextlib.suppress(OSError):
                 if str(Path(f"/proc/self/fd/{poll}").readlink()) == "anon_inode:[eventpoll]":
                     return poll
+        os.sched_yield()
     return None
 
 
