@@ -17,7 +17,7 @@ from tests.collective_workers import Collective
 pytestmark = pytest.mark.shared_cluster
 
 TIMEOUT = 0.4
-GRACE = 0.5
+GRACE = 0.8
 ROOT = "rank 2 of group 'ring' failed in {}() (ValueError: not this time)"
 
 

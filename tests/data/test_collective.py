@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from rlinf_async.data.collective import GlooLink
-from rlinf_async.data.connection import Connection, _connections
+from rlinf_async.data.connection import Connection, connections
 from rlinf_async.data.gloo_pair import GlooPair
 from rlinf_async.data.memory import Place
 from rlinf_async.data.transfer import MemoryReceiving
@@ -251,7 +251,7 @@ def end_every_connection() -> None:
     """As a network would: those who hold one learn of it as they would there."""
     with Connection._lock:
         held = set(Connection._held)
-    for duplicate in _connections():
+    for duplicate in connections():
         with duplicate:
             if (duplicate.getsockname(), duplicate.getpeername()) in held:
                 duplicate.shutdown(socket.SHUT_RDWR)

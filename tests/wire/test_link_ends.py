@@ -230,7 +230,7 @@ def test_an_idle_link_outlives_many_keepalives():
 def test_grpc_knows_every_option_that_it_is_given():
     """An option that gRPC does not know is ignored without a word."""
     library = Path(grpc._cython.cygrpc.__file__).read_bytes()
-    for name, _ in module._server_options(1) + module._channel_options(1, "name"):
+    for name, _ in module._server_options(1, 1, 1) + module._channel_options(1, "name"):
         assert name.encode() in library, name
 
 
