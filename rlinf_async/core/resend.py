@@ -140,22 +140,26 @@ class Incoming:
     Attributes:
         received: frames that have come.
         acknowledged: frames of which the sender has been told.
-        nbytes: that were read and not acknowledged.
+        descriptors: that the sender keeps open only for want of an acknowledgement.
+        look_at: from so many frames on, and where there are ``descriptors``, ``owes`` is to be asked.
         is_strict: the next frame has to be looked at by ``take``: descriptors wait, were lost, or come in pieces.
         is_due: an acknowledgement rides on the next frame that is sent.
     """
 
-    __slots__ = ("_content", "_descriptors", "_fds", "_is_skipping", "_is_told", "_lost_now",
-                 "_pieces", "_was_truncated", "acknowledged", "is_due", "is_strict", "nbytes", "received")  # fmt: skip
+    __slots__ = ("_content", "_fds", "_is_skipping", "_is_told", "_lost_now",
+                 "_pieces", "_read_bytes", "_was_truncated", "acknowledged", "descriptors", "is_due",
+                 "is_strict",
+                 "look_at", "received")  # fmt: skip
 
     def __init__(self) -> None:
         self.received = 0
-        self.nbytes = 0
+        self.look_at = ACK_FRAMES
+        self._read_bytes = 0
         self.is_strict = False
         self.is_due = False
         self.acknowledged = 0
         self._content = 0
-        self._descriptors = 0
+        self.descriptors = 0
         self._fds: deque[int] = deque()
         self._lost_now = False
         """The read that is being taken has lost descriptors."""
@@ -210,7 +214,7 @@ class Incoming:
             # Of descriptors that were left out as well: the sender keeps its own of them open until it hears of this,
             # and a socket that has not arrived ends for its other side only when nobody has it open.
             self._content += content_bytes(frame)
-            self._descriptors += count
+            self.descriptors += count
             if self._pieces is not None:
                 _substitute(frame, self._pieces)
                 self._pieces = None
@@ -230,29 +234,33 @@ class Incoming:
         self.is_strict = bool(self._fds) or self._was_truncated or self._pieces is not None
         return False
 
-    def owes(self) -> bool:
-        """Whether an acknowledgement is to be sent now; ``is_due`` says whether it may wait for the next frame."""
+    def owes(self, read_bytes: int) -> bool:
+        """Whether an acknowledgement is to be sent now; ``is_due`` says whether it may wait for the next frame.
+
+        Args:
+            read_bytes: of the socket, in all.
+        """
         frames_behind = self.received - self.acknowledged
         if (
             frames_behind >= ACK_NOW_FRAMES
-            or self.nbytes + self._content >= ACK_NOW_BYTES
-            or self._descriptors >= ACK_NOW_DESCRIPTORS
+            or read_bytes - self._read_bytes + self._content >= ACK_NOW_BYTES
+            or self.descriptors >= ACK_NOW_DESCRIPTORS
         ):
             return True
-        if self._descriptors or frames_behind >= ACK_FRAMES:
-            self.is_due = True
+        self.is_due = bool(self.descriptors) or frames_behind >= ACK_FRAMES
         return False
 
-    @property
-    def has_descriptors(self) -> bool:
-        """Whether the sender keeps descriptors open only for want of an acknowledgement."""
-        return self._descriptors > 0
+    def acknowledge(self, read_bytes: int, about: int = frames.OF_THIS) -> Frame:
+        """The frame that says how much has come.
 
-    def acknowledge(self, about: int = frames.OF_THIS) -> Frame:
-        """The frame that says how much has come."""
+        Args:
+            read_bytes: as in ``owes``.
+        """
         self.is_due = False
-        self.nbytes = self._content = self._descriptors = 0
+        self._content = self.descriptors = 0
+        self._read_bytes = read_bytes
         self.acknowledged = self.received
+        self.look_at = self.received + ACK_FRAMES
         return frames.ACK, 0, self.acknowledged, about
 
     def drop(self) -> None:

@@ -72,7 +72,8 @@ class Departures:
         if nbytes and self.kept.is_too_much and not self._queue:
             self.kept.forfeit()
         self.kept.add(data, fds, nbytes)
-        self.add_control(data, fds)
+        self._queue.append((data, fds))
+        self.nbytes += len(data)
         if on_left is not None:
             self._told.append((self._left + self.nbytes, on_left))
 

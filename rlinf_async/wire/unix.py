@@ -356,7 +356,6 @@ class Connection:
         if ancillary or flags & _CTRUNC:
             self._incoming.add_fds(_rights(ancillary), truncated=bool(flags & _CTRUNC))
         self._heard_bytes += size
-        self._incoming.nbytes += size
         broken = None
         try:
             self._take(self._view[:size])
@@ -371,13 +370,18 @@ class Connection:
             return None
         if self._on_batch is not None:
             self._on_batch()
-        if self._incoming.owes():
-            self._acknowledge()
-        elif self._incoming.has_descriptors and not self._ack_timer:
-            self._ack_timer = True
-            self._on_loop(self._set_ack_timer)
+        incoming = self._incoming
+        if incoming.received >= incoming.look_at or incoming.descriptors:
+            self._consider_ack()
         # What is less than there was room for is all that there was, unless it ends with a descriptor.
         return True if ancillary or size == _READ else None
+
+    def _consider_ack(self) -> None:
+        if self._incoming.owes(self._heard_bytes):
+            self._acknowledge()
+        elif self._incoming.descriptors and not self._ack_timer:
+            self._ack_timer = True
+            self._on_loop(self._set_ack_timer)
 
     def _take(self, data: memoryview) -> None:
         """Sorts what has been read into frames and their descriptors."""
@@ -421,7 +425,7 @@ class Connection:
         with self._lock:
             if self._closed:
                 return
-            self._departures.add_control(pack(self._incoming.acknowledge(about)))
+            self._departures.add_control(pack(self._incoming.acknowledge(self._heard_bytes, about)))
             if self._scheduled:
                 return
         self._write()
@@ -429,9 +433,9 @@ class Connection:
     def _add_acknowledgements(self, sibling: Connection | None) -> None:
         """Has those that are due leave with the frame that is about to be sent; under the lock."""
         if self._incoming.is_due:
-            self._departures.add_control(pack(self._incoming.acknowledge()))
+            self._departures.add_control(pack(self._incoming.acknowledge(self._heard_bytes)))
         if sibling is not None and sibling._incoming.is_due:
-            self._departures.add_control(pack(sibling._incoming.acknowledge(frames.OF_SIBLING)))
+            self._departures.add_control(pack(sibling._incoming.acknowledge(sibling._heard_bytes, frames.OF_SIBLING)))
 
     def link(self, sibling: Connection) -> None:
         """Says that both lead to one process: what it sends on one of them can be acknowledged on the other.
@@ -447,7 +451,7 @@ class Connection:
 
     def _ack_late(self, acknowledged: int) -> None:
         """So long after descriptors came: where no frame has taken an acknowledgement along since, one is sent."""
-        if not self._incoming.has_descriptors:
+        if not self._incoming.descriptors:
             self._ack_timer = False
         elif self._incoming.acknowledged != acknowledged:
             self._set_ack_timer()
