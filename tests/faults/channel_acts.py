@@ -27,8 +27,10 @@ async def _made(channel: Channel) -> None:
 async def close(scene: Scene, step: steps.Close) -> None:
     found = await _find(scene, step.channel, step.age)
     found.is_closed = True
+    if step.discard:
+        scene.discarded.add(found.number)
     with scene.journal.noted("close", found.number):
-        await scene.now(f"{step}", found.channel.close())
+        await scene.now(f"{step}", found.channel.close(discard=step.discard))
 
 
 async def put(scene: Scene, step: steps.Put) -> None:
