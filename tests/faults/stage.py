@@ -163,6 +163,7 @@ class Stage:
         before, self._before = self._before, None
         self._runner.run(self._leave())
         for _ in range(PATIENCE_ROUNDS):
+            self._runner.run(asyncio.sleep(0))  # what ended last has to be handled on the loop
             if not (found := leaks.settle(before)):
                 break
         else:

@@ -24,7 +24,7 @@ from tests.faults.steps import (
     Starve,
 )
 
-pytestmark = [pytest.mark.faults, pytest.mark.shared_cluster]
+pytestmark = pytest.mark.shared_cluster
 
 LARGE = 200 * 1024
 

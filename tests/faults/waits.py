@@ -112,6 +112,9 @@ class Waits:
 
 
 def _look_at(future: asyncio.Future[Any]) -> None:
-    """So that an error, which is in a journal too, is not told of as one that nobody has seen."""
-    if not future.cancelled():
-        future.exception()
+    """So that an error, which is in a journal too, is not told of as one that nobody has seen.
+
+    Its traceback would hold on to results, and with them to memory that counts as left.
+    """
+    if not future.cancelled() and (error := future.exception()) is not None:
+        error.with_traceback(None)
