@@ -54,7 +54,7 @@ HUNG_CALLS: dict[str, Program] = {
         Call("b", "def", 100), Settle(), Call("b", "async", 100, 3), Sever("b", "shutdown"), Call("b", "async", 100, 3),
     ),
     "garbage on a socket and on the one that follows it": (
-        Call("b", "def", 100), Settle(), *[Sever("b", "garbage"), Settle()] * 5,
+        Call("b", "def", 100), Settle(), *((Sever("b", "garbage"), Settle()) * 5),
     ),
     "garbage from the other worker": (
         Call("a", "peer", 100), Settle(), Call("a", "peer", LARGE, 3), Sever("b", "garbage"),
