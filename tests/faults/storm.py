@@ -12,7 +12,7 @@ from tests.faults.waits import PATIENCE_S
 UNDER_WAY = 300
 """Calls after which the daemon may die."""
 
-MAX_OPEN = 1000
+MAX_OPEN = 4000
 """Calls that one thread has open, so that the loop that handles answers comes to its turn."""
 
 AFTERWARDS = 20
