@@ -12,8 +12,11 @@ from tests.faults.waits import PATIENCE_S
 UNDER_WAY = 300
 """Calls after which the daemon may die."""
 
-MAX_OPEN = 4000
+MAX_OPEN = 1000
 """Calls that one thread has open, so that the loop that handles answers comes to its turn."""
+
+NBYTES = 100_000
+"""Of an argument: enough for system calls while a call is made, in which other threads go on."""
 
 AFTERWARDS = 20
 """Calls that are made when the client knows of its death."""
@@ -34,10 +37,11 @@ def storm(group: Any, client: NodeClient, loop: asyncio.AbstractEventLoop, under
         StormError: some never end, or a call was refused where it was made.
     """
     handles: list[Any] = []
+    payload = bytes(NBYTES)
     hung, after, refused = 0, 0, ""
     while after < AFTERWARDS and not hung:
         try:
-            handles.append(group.block(0.0))
+            handles.append(group.swallow(payload))
         except Exception as error:
             refused = f"a call was refused where it was made: {type(error).__name__}: {error}"
         if len(handles) == UNDER_WAY:

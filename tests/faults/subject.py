@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -146,8 +145,8 @@ class Subject(Worker):
     def become_sleep(self) -> None:
         os.execv("/bin/sleep", ["sleep", "60"])
 
-    def block(self, seconds: float) -> None:
-        time.sleep(seconds)
+    def swallow(self, payload: bytes) -> None:
+        pass
 
 
 def whole(nonce: int, size: int) -> Any:
