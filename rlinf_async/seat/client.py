@@ -461,6 +461,8 @@ class NodeClient:
         self.directs.close()
         if self._connection is not None:
             self._connection.close()
+        if seats.all_closed():
+            pool.close()  # again: another thread may have been making a call when the daemon went
 
     def end_without_loop(self, error: Exception) -> None:
         """As ``close``, from another thread than the loop's, which is closed or is not run any more.

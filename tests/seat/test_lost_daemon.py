@@ -10,6 +10,8 @@ import threading
 from typing import Any
 
 from rlinf_async import Cluster, NodeLost, NodePlacementStrategy
+from rlinf_async.core.pool import pool
+from rlinf_async.core.segment import close_fds
 from tests.workers import Plain
 
 
@@ -48,3 +50,13 @@ async def test_calls_of_other_threads_end_whenever_the_daemon_dies() -> None:
                     outcome = error
             ended.append(outcome)
         assert all(isinstance(outcome, NodeLost) for outcome in ended)
+
+
+async def test_memory_of_a_call_that_was_being_made_when_the_daemon_died_goes_with_the_cluster() -> None:
+    async with Cluster(num_nodes=1, log_to_driver=False) as cluster:
+        gone = asyncio.Event()
+        cluster.client.events.on("closed", lambda facts: gone.set())
+        os.kill((await cluster.status())["pid"], signal.SIGKILL)
+        await gone.wait()
+        close_fds([pool.write([bytes(100_000)], 100_000)])  # as a call does that began before
+    assert pool._segments == []
