@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rlinf_async import Channel, ClosedError, Cluster, LoopNotRunning, wait_all
+from rlinf_async import Channel, ClosedError, Cluster, LoopNotRunning, unobserved_errors, wait_all
 from tests.workers import Plain
 
 LIMIT = 0.5
@@ -178,6 +178,7 @@ def test_a_loop_that_was_closed_is_told_at_once_and_closing_ends_the_processes(o
         assert time.monotonic() - since < 0.1
     own.cluster.close()
     assert own.has_ended()
+    assert unobserved_errors.lines() == []  # what fails because of the close is nobody's to await
 
 
 PYTEST = """

@@ -469,6 +469,7 @@ class NodeClient:
 
         The socket is only shut where the loop may go on some time: it is registered there.
         """
+        self.unobserved.close()
         with self._turns.lock:
             self._end(error)
             if self._connection is not None:

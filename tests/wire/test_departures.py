@@ -131,8 +131,8 @@ async def main():
         fds = [os.dup(memory) for _ in range(4)]  # which are kept open until they have arrived
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 900))
         sending.send((frames.CANCEL, len(fds), 0, 0, number), fds)
+        await asyncio.sleep(0)  # it may leave only now, with those before it
         resource.setrlimit(resource.RLIMIT_NOFILE, (900, 900))
-        await asyncio.sleep(0)
         if sending.queued_bytes:
             if not crowded:
                 receiving.open()
