@@ -91,7 +91,7 @@ def _used_late() -> _Steps:
         return (Open(name, handed=True), *first, Settle(), Close(name), *([Open(name)] if again else []), *steps)
 
     first = st.lists(st.sampled_from((Put("driver", "x"), Get("driver", "x"))), max_size=2)
-    uses = st.lists(st.tuples(_who, st.booleans()), min_size=1, max_size=2)
+    uses = st.lists(st.tuples(st.sampled_from(("a", "b", "driver")), st.booleans()), min_size=1, max_size=2)
     return st.builds(join, st.just("x"), first, st.booleans(), uses)
 
 
@@ -110,7 +110,7 @@ def _one(step: st.SearchStrategy[Step]) -> _Steps:
     return st.tuples(step)
 
 
-_phrase = st.one_of(*[_step] * 5, _broken_way(), _broken_way(), _used_late(), _full_channel())
+_phrase = st.one_of(*[_step] * 5, _broken_way(), _broken_way(), _used_late(), _used_late(), _full_channel())
 _end = st.one_of(
     *[st.just(())] * 5,
     _one(st.builds(Kill, _worker)),
