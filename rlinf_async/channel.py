@@ -401,6 +401,9 @@ class Channel:
         Args:
             discard: throw away what is in the channel, too: gets end at once, those that wait are woken.  A channel
                 that was closed without may be closed so afterwards.  What a get has brought already is its consumer's.
+
+        Raises:
+            TypeError: ``discard`` is no bool.
         """
         return blocking(self._close(discard))
 
@@ -409,6 +412,8 @@ class Channel:
         await self._close(discard).async_wait()
 
     def _close(self, discard: bool = False) -> Work[None]:
+        if not isinstance(discard, bool):
+            raise TypeError(f"close(discard=) of channel {self._name!r} takes True or False, got {discard!r}")
         if self._closing is None or (discard and not self._discarding):
             self._discarding = discard
             if self._local is not None:

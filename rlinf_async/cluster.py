@@ -154,7 +154,8 @@ class Cluster:
             assert loop is not None
             self._client = NodeClient(loop)
             if self._thread is None:
-                self._client.user_loop, loop_watch.is_needed = loop, True
+                self._client.user_loop = loop
+                loop_watch.live_on(loop)
             tracing.attach(self._client, "driver", compares_clocks=True)
             if log_to_driver:
                 self._terminal = Terminal()

@@ -112,11 +112,6 @@ class Handle(Work[list[Any]]):
         return self._departed
 
     @property
-    def has_failed(self) -> bool:
-        """A rank has failed; being cancelled is no failure."""
-        return self._tally.failed
-
-    @property
     def failures(self) -> list[tuple[int, int, Body]]:
         """(slot, status, body) of every answer that is an error."""
         return self._tally.failures()
@@ -148,7 +143,7 @@ class Handle(Work[list[Any]]):
             self._settle_part(self._parts[slot], slot)
         if step is Next.FINISH:
             self._finish()
-            self._callee.call_finished(self)
+            self._callee.call_finished(self, failed=self._tally.failed)
             return True
         if step is Next.CANCEL_OTHERS:
             self._callee.call_failed(self)

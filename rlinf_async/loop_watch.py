@@ -24,6 +24,17 @@ from rlinf_async.errors import LoopNotRunning
 is_needed = False
 """Whether any cluster of this process has ever lived on a loop of the user's: nothing else is looked at otherwise."""
 
+only: asyncio.AbstractEventLoop | None = None
+"""That loop, while there has been one only: who waits there needs no watch."""
+
+
+def live_on(loop: asyncio.AbstractEventLoop) -> None:
+    """Registers a loop of the user's on which a cluster lives."""
+    global is_needed, only
+    only = loop if not is_needed or only is loop else None
+    is_needed = True
+
+
 _RECIPE: Final = """\
 Have one loop serve all:
 

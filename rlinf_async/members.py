@@ -132,10 +132,11 @@ class Members:
         """
         if self.closed:
             raise ClosedError(f"group '{self.name}' is closed: {method}() cannot be called any more")
-        if isinstance(self.client.closed, ClosedError | ForkedProcessError):
-            raise self.client.closed.with_traceback(None)
-        if self.client.closed is not None:
-            sink.fail(copy.copy(self.client.closed))
+        end = self.client.closed
+        if end is not None:
+            if isinstance(end, ClosedError | ForkedProcessError):
+                raise end.with_traceback(None)
+            sink.fail(copy.copy(end))
             return
         if self.client.loop.is_closed():
             raise loop_watch.closed(self.client.loop, f"{self.name}.{method}() was called")
@@ -181,14 +182,6 @@ class Members:
                 ),
                 sink,
             )
-
-    def call_finished(self, callee: Callee, sink: Sink) -> None:
-        """All ranks have answered a call."""
-        self.open.pop(id(sink), None)
-        if self.notices.concerns:
-            self.notices.finished(sink)
-        if sink.has_failed:
-            self.call_failed(callee, sink)
 
 
 class Callee:
@@ -241,8 +234,14 @@ class Callee:
     def call_failed(self, call: Sink) -> None:
         self._members.call_failed(self, call)
 
-    def call_finished(self, call: Sink) -> None:
-        self._members.call_finished(self, call)
+    def call_finished(self, call: Sink, *, failed: bool) -> None:
+        """All ranks have answered a call."""
+        members = self._members
+        members.open.pop(id(call), None)
+        if members.notices.concerns:
+            members.notices.finished(call)
+        if failed:
+            members.call_failed(self, call)
 
     def describe(self) -> str:
         return f"ranks {fold_ranks(self.ranks)} of '{self.name}'"

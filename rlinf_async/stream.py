@@ -78,11 +78,6 @@ class Stream:
         return self._departed
 
     @property
-    def has_failed(self) -> bool:
-        """A rank has failed; being cancelled is no failure."""
-        return self._tally.failed
-
-    @property
     def failures(self) -> list[tuple[int, int, Body]]:
         """(slot, status, body) of every answer that is an error."""
         return self._tally.failures()
@@ -113,7 +108,7 @@ class Stream:
         self._wake()
         if not self._tally.missing:
             self.ended._settle()
-            self._callee.call_finished(self)
+            self._callee.call_finished(self, failed=self._tally.failed)
             return True
         return False
 

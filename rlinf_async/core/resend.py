@@ -4,7 +4,7 @@ A socket may lose what was written to it: it breaks while both ends live, or its
 kernel drops those that come.  So both ends count frames, from 1; control frames (ACK, RESTART, PIECE) do not count::
 
     sender                                      receiver
-    kept.add(data, fds, nbytes)                 incoming.received += 1
+    kept.add((data, fds, nbytes))               incoming.received += 1
     kept.acknowledge(7)  ◄──── ACK 7 ────────   rides on the next frame, or follows soon
     kept.since(7)        ◄──── ACK 7, lost ──   descriptors of frame 8 were dropped: skips what follows
                          ───── RESTART ─────►   goes on with frame 8
@@ -50,6 +50,10 @@ _CARRIES: Final = {
 }
 
 
+Sent = tuple[bytes, Sequence[int], int]
+"""A packed frame, its descriptors, and the bytes of the content that they carry."""
+
+
 class Unacknowledged:
     """The frames that a sender may have to send again.
 
@@ -62,18 +66,18 @@ class Unacknowledged:
     __slots__ = ("_content", "_descriptors", "_frames", "acknowledged")
 
     def __init__(self) -> None:
-        self._frames: deque[tuple[bytes, Sequence[int], int]] = deque()
+        self._frames: deque[Sent] = deque()
         self._content = self._descriptors = 0
         self.acknowledged = 0
 
     def __len__(self) -> int:
         return len(self._frames)
 
-    def add(self, data: bytes, fds: Sequence[int], nbytes: int) -> None:
-        """Appends a packed frame whose descriptors carry ``nbytes``."""
-        self._frames.append((data, fds, nbytes))
-        if fds:
-            self._count(fds, nbytes)
+    def add(self, sent: Sent) -> None:
+        """Appends a frame."""
+        self._frames.append(sent)
+        if sent[1]:
+            self._count(sent[1], sent[2])
 
     def acknowledge(self, received: int) -> None:
         """The other side has so many frames in all.
@@ -99,7 +103,7 @@ class Unacknowledged:
         """Whether contents are to be forfeited before more is sent."""
         return self._content > MAX_KEPT_BYTES or self._descriptors > MAX_KEPT_DESCRIPTORS
 
-    def since(self, received: int) -> Iterator[tuple[bytes, Sequence[int], int]]:
+    def since(self, received: int) -> Iterator[Sent]:
         """The frames that the other side lacks, which has so many; they stay kept."""
         self.acknowledge(received)
         return iter(list(self._frames))

@@ -21,7 +21,7 @@ from enum import Enum
 from typing import Final
 
 from rlinf_async.core import frames
-from rlinf_async.core.resend import Unacknowledged, pack, pieces
+from rlinf_async.core.resend import Sent, Unacknowledged, pack, pieces
 
 MOST_FDS: Final = 64
 """Descriptors that go with one system call; a receiver takes each when it comes to the frame that it belongs to."""
@@ -53,7 +53,7 @@ class Departures:
     __slots__ = ("_left", "_queue", "_told", "kept", "nbytes")
 
     def __init__(self) -> None:
-        self._queue: deque[tuple[bytes, Sequence[int]]] = deque()
+        self._queue: deque[Sent] = deque()
         self.kept = Unacknowledged()
         self.nbytes = 0
         self._left = 0
@@ -71,15 +71,16 @@ class Departures:
         """
         if nbytes and self.kept.is_too_much and not self._queue:
             self.kept.forfeit()
-        self.kept.add(data, fds, nbytes)
-        self._queue.append((data, fds))
+        sent = data, fds, nbytes
+        self.kept.add(sent)
+        self._queue.append(sent)
         self.nbytes += len(data)
         if on_left is not None:
             self._told.append((self._left + self.nbytes, on_left))
 
     def add_control(self, data: bytes, fds: Sequence[int] = ()) -> None:
         """Appends what is not kept."""
-        self._queue.append((data, fds))
+        self._queue.append((data, fds, 0))
         self.nbytes += len(data)
 
     def restart(self, received: int) -> None:
@@ -99,7 +100,7 @@ class Departures:
         """Writes what the socket takes, in as few system calls as the descriptors allow."""
         queue = self._queue
         while queue:
-            data, fds = queue.popleft()
+            data, fds, _ = queue.popleft()
             if queue and len(data) < _BATCH:
                 data, fds = self._with_company(data, fds)
             try:
@@ -110,15 +111,15 @@ class Departures:
                 else:
                     sent = sock.send(data, _NOSIGNAL)
             except BlockingIOError:
-                queue.appendleft((data, fds))
+                queue.appendleft((data, fds, 0))
                 return State.FULL
             except OSError as error:
-                queue.appendleft((data, fds))
+                queue.appendleft((data, fds, 0))
                 return State.SHORT if error.errno in _PASSING else State.GONE
             self.nbytes -= sent
             self._left += sent
             if sent < len(data):
-                queue.appendleft((data[sent:], fds))
+                queue.appendleft((data[sent:], fds, 0))
                 return State.FULL
         return State.EMPTY
 
@@ -127,7 +128,7 @@ class Departures:
         chunks = [data]
         size = len(data)
         while queue and size < _BATCH and len(fds) + len(queue[0][1]) <= MOST_FDS:
-            chunk, more = queue.popleft()
+            chunk, more, _ = queue.popleft()
             chunks.append(chunk)
             size += len(chunk)
             if more:

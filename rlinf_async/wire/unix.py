@@ -389,10 +389,11 @@ class Connection:
         strict = incoming.is_strict
         for frame in self._reader.feed(data):
             if frame[0] >= frames.ACK or strict or frame[1]:
-                strict = True
                 if frame[0] == frames.ACK:
                     self._acknowledged(frame[2], frame[3])
-                elif (taken := incoming.take(frame)) is not None:
+                    continue
+                strict = True
+                if (taken := incoming.take(frame)) is not None:
                     arrived.append(taken)
             else:
                 incoming.received += 1
@@ -464,7 +465,7 @@ class Connection:
         if self._relay is not None:
             self._relay(list(frame), fds)
         elif self._is_resumable:
-            self._departures.kept.add(self._packer.pack(frame), fds, content_bytes(frame) if fds else 0)
+            self._departures.kept.add((self._packer.pack(frame), fds, content_bytes(frame) if fds else 0))
         else:
             close_all(fds)
 

@@ -75,6 +75,15 @@ def test_gets_that_wait_are_woken(users: Any, place: dict[str, Any], how: dict[s
         waiting.wait(5)
 
 
+@pytest.mark.parametrize("discard", ["no", 1, None])
+def test_discard_is_a_bool_and_anything_else_closes_nothing(place: dict[str, Any], discard: Any) -> None:
+    with Channel.create("kept", **place) as channel:
+        channel.put("in")
+        with pytest.raises(TypeError, match=r"close\(discard=\) of channel 'kept' takes True or False, got "):
+            channel.close(discard=discard)
+        assert channel.get() == "in"
+
+
 def test_what_is_queued_gathered_and_read_ahead_is_discarded(users: Any, place: dict[str, Any]) -> None:
     channel = Channel.create("discarded", **place)
     for number in range(200):

@@ -38,7 +38,7 @@ def message(number: int, size: int = 8) -> list[object]:
 def test_what_is_acknowledged_is_closed_and_the_rest_is_sent_again(opened: list[int]) -> None:
     kept = Unacknowledged()
     for number, fd in enumerate(opened[:4]):
-        kept.add(pack(message(number)), [fd], 8)
+        kept.add((pack(message(number)), [fd], 8))
     kept.acknowledge(1)
     assert [is_open(fd) for fd in opened[:4]] == [False, True, True, True]
     assert [unpack(data)[4] for data, _, _ in kept.since(2)] == [[2], [3]]
@@ -48,7 +48,7 @@ def test_what_is_acknowledged_is_closed_and_the_rest_is_sent_again(opened: list[
 
 def test_more_than_was_sent_cannot_be_acknowledged() -> None:
     kept = Unacknowledged()
-    kept.add(b"", (), 0)
+    kept.add((b"", (), 0))
     with pytest.raises(FrameError, match="2 frames were acknowledged, and 1 sent"):
         kept.acknowledge(2)
 
@@ -59,7 +59,7 @@ def test_beyond_the_limit_the_oldest_contents_are_forfeited_and_their_frames_say
     monkeypatch.setattr(resend, "MAX_KEPT_BYTES", 20)
     kept = Unacknowledged()
     for number, fd in enumerate(opened[:4]):
-        kept.add(pack([frames.REPLY, 1, 0, 0, number, 0, 0, 8]), [fd], 8)
+        kept.add((pack([frames.REPLY, 1, 0, 0, number, 0, 0, 8]), [fd], 8))
     assert kept.is_too_much
     kept.forfeit()
     assert not kept.is_too_much

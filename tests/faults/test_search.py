@@ -24,7 +24,6 @@ def search_for(seconds: float) -> None:
         pytest.fail(f"seed {seed}, after {search.seconds:.0f} s:\n{found}", pytrace=False)
 
 
-@pytest.mark.faults
 def test_random_programs_break_no_promise() -> None:
     search_for(30)
 
