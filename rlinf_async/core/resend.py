@@ -4,7 +4,7 @@ A socket may lose what was written to it: it breaks while both ends live, or its
 kernel drops those that come.  So both ends count frames, from 1; control frames (ACK, RESTART, PIECE) do not count::
 
     sender                                      receiver
-    kept.add((data, fds, nbytes))               incoming.received += 1
+    kept.add(data)                              incoming.received += 1
     kept.acknowledge(7)  ◄──── ACK 7 ────────   rides on the next frame, or follows soon
     kept.since(7)        ◄──── ACK 7, lost ──   descriptors of frame 8 were dropped: skips what follows
                          ───── RESTART ─────►   goes on with frame 8
@@ -50,8 +50,17 @@ _CARRIES: Final = {
 }
 
 
-Sent = tuple[bytes, Sequence[int], int]
+Loaded = tuple[bytes, Sequence[int], int]
 """A packed frame, its descriptors, and the bytes of the content that they carry."""
+
+Sent = bytes | Loaded
+"""A packed frame; by itself where nothing rides on it: thousands may be kept, and the garbage collector would visit each
+tuple."""
+
+
+def loaded(sent: Sent) -> Loaded:
+    """A frame with what rides on it."""
+    return (sent, (), 0) if isinstance(sent, bytes) else sent
 
 
 class Unacknowledged:
@@ -76,7 +85,7 @@ class Unacknowledged:
     def add(self, sent: Sent) -> None:
         """Appends a frame."""
         self._frames.append(sent)
-        if sent[1]:
+        if not isinstance(sent, bytes):
             self._count(sent[1], sent[2])
 
     def acknowledge(self, received: int) -> None:
@@ -88,9 +97,10 @@ class Unacknowledged:
         if received - self.acknowledged > len(self._frames):
             raise FrameError(f"{received} frames were acknowledged, and {self.acknowledged + len(self._frames)} sent")
         while self.acknowledged < received:
-            _, fds, nbytes = self._frames.popleft()
+            sent = self._frames.popleft()
             self.acknowledged += 1
-            if fds:
+            if not isinstance(sent, bytes):
+                _, fds, nbytes = sent
                 self._count(fds, -nbytes, -1)
                 close_fds(fds)
 
@@ -103,22 +113,22 @@ class Unacknowledged:
         """Whether contents are to be forfeited before more is sent."""
         return self._content > MAX_KEPT_BYTES or self._descriptors > MAX_KEPT_DESCRIPTORS
 
-    def since(self, received: int) -> Iterator[Sent]:
+    def since(self, received: int) -> Iterator[Loaded]:
         """The frames that the other side lacks, which has so many; they stay kept."""
         self.acknowledge(received)
-        return iter(list(self._frames))
+        return map(loaded, list(self._frames))
 
     def take(self, received: int) -> list[tuple[list[Any], Sequence[int]]]:
         """As ``since``, unpacked, with the descriptors, for the caller to send and to close."""
         self.acknowledge(received)
-        taken = [(unpack(data), fds) for data, fds, _ in self._frames]
+        taken = [(unpack(data), fds) for data, fds, _ in map(loaded, self._frames)]
         self._frames.clear()
         self._content = self._descriptors = 0
         return taken
 
     def drop(self) -> None:
         """Nothing of it is sent again."""
-        for _, fds, _ in self._frames:
+        for _, fds, _ in map(loaded, self._frames):
             close_fds(fds)
         self._frames.clear()
         self._content = self._descriptors = 0
@@ -127,11 +137,11 @@ class Unacknowledged:
         """Gives up the oldest contents until the limit is kept, so that a receiver that stands still cannot fill the
         memory.  All of them must have left: a descriptor that is closed here could not be sent any more."""
         for place in range(len(self._frames)):
-            data, fds, nbytes = self._frames[place]
+            data, fds, nbytes = loaded(self._frames[place])
             frame = unpack(data) if fds else []
             if fds and frame[0] in _CARRIES:
                 frame[1], frame[-1] = 0, lost_text(frame[0], nbytes)
-                self._frames[place] = pack(frame), (), 0
+                self._frames[place] = pack(frame)
                 self._count(fds, -nbytes, -1)
                 close_fds(fds)
                 if not self.is_too_much:

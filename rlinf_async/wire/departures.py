@@ -21,7 +21,7 @@ from enum import Enum
 from typing import Final
 
 from rlinf_async.core import frames
-from rlinf_async.core.resend import Sent, Unacknowledged, pack, pieces
+from rlinf_async.core.resend import Sent, Unacknowledged, loaded, pack, pieces
 
 MOST_FDS: Final = 64
 """Descriptors that go with one system call; a receiver takes each when it comes to the frame that it belongs to."""
@@ -71,7 +71,7 @@ class Departures:
         """
         if nbytes and self.kept.is_too_much and not self._queue:
             self.kept.forfeit()
-        sent = data, fds, nbytes
+        sent = (data, fds, nbytes) if fds else data
         self.kept.add(sent)
         self._queue.append(sent)
         self.nbytes += len(data)
@@ -80,7 +80,7 @@ class Departures:
 
     def add_control(self, data: bytes, fds: Sequence[int] = ()) -> None:
         """Appends what is not kept."""
-        self._queue.append((data, fds, 0))
+        self._queue.append((data, fds, 0) if fds else data)
         self.nbytes += len(data)
 
     def restart(self, received: int) -> None:
@@ -100,7 +100,7 @@ class Departures:
         """Writes what the socket takes, in as few system calls as the descriptors allow."""
         queue = self._queue
         while queue:
-            data, fds, _ = queue.popleft()
+            data, fds, _ = loaded(queue.popleft())
             if queue and len(data) < _BATCH:
                 data, fds = self._with_company(data, fds)
             try:
@@ -127,12 +127,16 @@ class Departures:
         queue = self._queue
         chunks = [data]
         size = len(data)
-        while queue and size < _BATCH and len(fds) + len(queue[0][1]) <= MOST_FDS:
-            chunk, more, _ = queue.popleft()
-            chunks.append(chunk)
-            size += len(chunk)
-            if more:
+        while queue and size < _BATCH:
+            sent = queue.popleft()
+            if not isinstance(sent, bytes):
+                sent, more, _ = sent
+                if len(fds) + len(more) > MOST_FDS:
+                    queue.appendleft((sent, more, 0))
+                    break
                 fds = [*fds, *more]
+            chunks.append(sent)
+            size += len(sent)
         return b"".join(chunks), fds
 
     def take_told(self) -> Sequence[Callable[[], None]]:

@@ -465,7 +465,8 @@ class Connection:
         if self._relay is not None:
             self._relay(list(frame), fds)
         elif self._is_resumable:
-            self._departures.kept.add((self._packer.pack(frame), fds, content_bytes(frame) if fds else 0))
+            data = self._packer.pack(frame)
+            self._departures.kept.add((data, fds, content_bytes(frame)) if fds else data)
         else:
             close_all(fds)
 
