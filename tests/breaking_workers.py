@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import resource
 import socket
@@ -29,16 +30,16 @@ def break_sockets(client: NodeClient, how: str) -> int:
     """Breaks each of them as code that knows nothing of them could; how many there were."""
     found = direct_sockets(client)
     for fd in found:
-        if how == "close":
-            os.close(fd)
-            continue
-        sock = socket.socket(fileno=os.dup(fd))
-        if how == "shutdown":
-            sock.shutdown(socket.SHUT_RDWR)
-        else:
-            sock.setblocking(True)
-            sock.send(b"\xc1" * 8)  # a byte that msgpack never uses
-        sock.close()
+        with contextlib.suppress(OSError):  # the other side has broken it already
+            if how == "close":
+                os.close(fd)
+                continue
+            with socket.socket(fileno=os.dup(fd)) as sock:
+                if how == "shutdown":
+                    sock.shutdown(socket.SHUT_RDWR)
+                else:
+                    sock.setblocking(True)
+                    sock.send(b"\xc1" * 8)  # a byte that msgpack never uses
     return len(found)
 
 

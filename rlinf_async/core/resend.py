@@ -54,8 +54,7 @@ Loaded = tuple[bytes, Sequence[int], int]
 """A packed frame, its descriptors, and the bytes of the content that they carry."""
 
 Sent = bytes | Loaded
-"""A packed frame; by itself where nothing rides on it: thousands may be kept, and the garbage collector would visit each
-tuple."""
+"""A packed frame, by itself where nothing rides on it: thousands are kept, and the garbage collector visits tuples."""
 
 
 def loaded(sent: Sent) -> Loaded:
