@@ -4,7 +4,7 @@ A socket may lose what was written to it: it breaks while both ends live, or its
 kernel drops those that come.  So both ends count frames, from 1; control frames (ACK, RESTART, PIECE) do not count::
 
     sender                                      receiver
-    kept.add(data)                              incoming.received += 1
+    kept.add((data, fds, nbytes))               incoming.received += 1
     kept.acknowledge(7)  ◄──── ACK 7 ────────   rides on the next frame, or follows soon
     kept.since(7)        ◄──── ACK 7, lost ──   descriptors of frame 8 were dropped: skips what follows
                          ───── RESTART ─────►   goes on with frame 8
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import msgpack
@@ -69,23 +69,24 @@ class Unacknowledged:
 
     Attributes:
         acknowledged: frames that the other side has.
+        add_plain: appends a packed frame on which nothing rides.
     """
 
-    __slots__ = ("_content", "_descriptors", "_frames", "acknowledged")
+    __slots__ = ("_content", "_descriptors", "_frames", "acknowledged", "add_plain")
 
     def __init__(self) -> None:
         self._frames: deque[Sent] = deque()
+        self.add_plain: Callable[[bytes], None] = self._frames.append
         self._content = self._descriptors = 0
         self.acknowledged = 0
 
     def __len__(self) -> int:
         return len(self._frames)
 
-    def add(self, sent: Sent) -> None:
-        """Appends a frame."""
+    def add(self, sent: Loaded) -> None:
+        """Appends a frame with descriptors."""
         self._frames.append(sent)
-        if not isinstance(sent, bytes):
-            self._count(sent[1], sent[2])
+        self._count(sent[1], sent[2])
 
     def acknowledge(self, received: int) -> None:
         """The other side has so many frames in all.

@@ -21,7 +21,7 @@ from enum import Enum
 from typing import Final
 
 from rlinf_async.core import frames
-from rlinf_async.core.resend import Sent, Unacknowledged, loaded, pack, pieces
+from rlinf_async.core.resend import Sent, Unacknowledged, pack, pieces
 
 MOST_FDS: Final = 64
 """Descriptors that go with one system call; a receiver takes each when it comes to the frame that it belongs to."""
@@ -71,9 +71,13 @@ class Departures:
         """
         if nbytes and self.kept.is_too_much and not self._queue:
             self.kept.forfeit()
-        sent = (data, fds, nbytes) if fds else data
-        self.kept.add(sent)
-        self._queue.append(sent)
+        if fds:
+            loaded = data, fds, nbytes
+            self.kept.add(loaded)
+            self._queue.append(loaded)
+        else:
+            self.kept.add_plain(data)
+            self._queue.append(data)
         self.nbytes += len(data)
         if on_left is not None:
             self._told.append((self._left + self.nbytes, on_left))
@@ -100,26 +104,31 @@ class Departures:
         """Writes what the socket takes, in as few system calls as the descriptors allow."""
         queue = self._queue
         while queue:
-            data, fds, _ = loaded(queue.popleft())
+            sent = queue.popleft()
+            fds: Sequence[int] = ()
+            if isinstance(sent, bytes):
+                data = sent
+            else:
+                data, fds, _ = sent
             if queue and len(data) < _BATCH:
                 data, fds = self._with_company(data, fds)
             try:
                 if fds:
                     rights = array.array("i", fds)
-                    sent = sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)], _NOSIGNAL)
+                    written = sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)], _NOSIGNAL)
                     fds = ()
                 else:
-                    sent = sock.send(data, _NOSIGNAL)
+                    written = sock.send(data, _NOSIGNAL)
             except BlockingIOError:
                 queue.appendleft((data, fds, 0))
                 return State.FULL
             except OSError as error:
                 queue.appendleft((data, fds, 0))
                 return State.SHORT if error.errno in _PASSING else State.GONE
-            self.nbytes -= sent
-            self._left += sent
-            if sent < len(data):
-                queue.appendleft((data[sent:], fds, 0))
+            self.nbytes -= written
+            self._left += written
+            if written < len(data):
+                queue.appendleft((data[written:], fds, 0))
                 return State.FULL
         return State.EMPTY
 

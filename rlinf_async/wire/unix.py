@@ -466,7 +466,10 @@ class Connection:
             self._relay(list(frame), fds)
         elif self._is_resumable:
             data = self._packer.pack(frame)
-            self._departures.kept.add((data, fds, content_bytes(frame)) if fds else data)
+            if fds:
+                self._departures.kept.add((data, fds, content_bytes(frame)))
+            else:
+                self._departures.kept.add_plain(data)
         else:
             close_all(fds)
 

@@ -48,7 +48,7 @@ def test_what_is_acknowledged_is_closed_and_the_rest_is_sent_again(opened: list[
 
 def test_more_than_was_sent_cannot_be_acknowledged() -> None:
     kept = Unacknowledged()
-    kept.add(b"")
+    kept.add_plain(b"")
     with pytest.raises(FrameError, match="2 frames were acknowledged, and 1 sent"):
         kept.acknowledge(2)
 
