@@ -170,7 +170,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             else:
                 bell.ring(future)
 
-        watch = loop_watch.watch(self, loop) if loop_watch.is_needed and loop is not loop_watch.only else None
+        watch = None if loop is loop_watch.only or not loop_watch.is_needed else loop_watch.watch(self, loop)
         with self._lock:
             if self._done:
                 return

@@ -94,8 +94,12 @@ class Unacknowledged:
         Raises:
             FrameError: that is more than were sent.
         """
-        if received - self.acknowledged > len(self._frames):
-            raise FrameError(f"{received} frames were acknowledged, and {self.acknowledged + len(self._frames)} sent")
+        kept = len(self._frames)
+        if received - self.acknowledged > kept:
+            raise FrameError(f"{received} frames were acknowledged, and {self.acknowledged + kept} sent")
+        if not self._descriptors and received - self.acknowledged == kept:
+            self._frames.clear()
+            self.acknowledged = received
         while self.acknowledged < received:
             sent = self._frames.popleft()
             self.acknowledged += 1

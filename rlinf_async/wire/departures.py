@@ -75,12 +75,17 @@ class Departures:
             loaded = data, fds, nbytes
             self.kept.add(loaded)
             self._queue.append(loaded)
+            self.nbytes += len(data)
         else:
-            self.kept.add_plain(data)
-            self._queue.append(data)
-        self.nbytes += len(data)
+            self.add_plain(data)
         if on_left is not None:
             self._told.append((self._left + self.nbytes, on_left))
+
+    def add_plain(self, data: bytes) -> None:
+        """The same, of a frame that nothing rides on and whose leaving is not told."""
+        self.kept.add_plain(data)
+        self._queue.append(data)
+        self.nbytes += len(data)
 
     def add_control(self, data: bytes, fds: Sequence[int] = ()) -> None:
         """Appends what is not kept."""

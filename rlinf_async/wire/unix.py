@@ -34,8 +34,11 @@ logger = logging.getLogger(__name__)
 
 _READ: Final = 256 * 1024
 _ANCILLARY: Final = socket.CMSG_SPACE(MOST_FDS * 4)
+_EMPTY: Final = State.EMPTY
 _BURST: Final = 50e-6
 """Seconds; a frame that follows another one sooner than this waits for the end of the loop's turn."""
+
+_ACK: Final = frames.ACK
 
 # As plain numbers: the enum members of `socket` cost microseconds in arithmetic.
 _CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)
@@ -177,7 +180,10 @@ class Connection:
             sibling = self.sibling
             if self._incoming.is_due or (sibling is not None and sibling._incoming.is_due):
                 self._add_acknowledgements(sibling)
-            self._departures.add(data, fds, content_bytes(frame) if fds else 0, on_left)
+            if fds or on_left is not None:
+                self._departures.add(data, fds, content_bytes(frame) if fds else 0, on_left)
+            else:
+                self._departures.add_plain(data)
             if hold or self._scheduled or self._blocked or not self._thread:
                 return
             if threading.get_ident() == self._thread:
@@ -192,7 +198,8 @@ class Connection:
                 self._loop.call_soon_threadsafe(self._flush)
                 return
             state, told = self._leave()
-        self._follow_up(state, told)
+        if told or state is not _EMPTY:
+            self._follow_up(state, told)
 
     def send_all(self, sent: Sequence[tuple[Frame, Sequence[int]]]) -> None:
         """Sends several frames in as few system calls as their descriptors allow; on the loop's thread.
@@ -246,7 +253,7 @@ class Connection:
         if state is State.GONE:
             self._departures.stop()
         else:
-            self._blocked = state is not State.EMPTY
+            self._blocked = state is not _EMPTY
         return state, self._departures.take_told()
 
     def _follow_up(self, state: State, told: Sequence[Callable[[], None]]) -> None:
@@ -388,16 +395,15 @@ class Connection:
         incoming, arrived = self._incoming, self._arrived
         strict = incoming.is_strict
         for frame in self._reader.feed(data):
-            if frame[0] >= frames.ACK or strict or frame[1]:
-                if frame[0] == frames.ACK:
-                    self._acknowledged(frame[2], frame[3])
-                    continue
+            if not (strict or frame[1] or frame[0] >= _ACK):
+                incoming.received += 1
+                arrived.append((frame, []))
+            elif frame[0] == _ACK:
+                self._acknowledged(frame[2], frame[3])
+            else:
                 strict = True
                 if (taken := incoming.take(frame)) is not None:
                     arrived.append(taken)
-            else:
-                incoming.received += 1
-                arrived.append((frame, []))
         if strict and incoming.end_read():
             logger.info("file descriptors were lost on the way (is the limit reached? `ulimit -n`): asking for bytes")
             self._acknowledge(frames.LOST)
