@@ -37,7 +37,7 @@ ACK_FRAMES: Final = 64
 """Frames without an acknowledgement, from which on one rides on the next frame in the other direction."""
 
 ACK_NOW_FRAMES: Final = 4096
-ACK_NOW_BYTES: Final = 4 << 20
+ACK_NOW_BYTES: Final = MAX_KEPT_BYTES // 2
 ACK_NOW_DESCRIPTORS: Final = 8
 """From one of these on it is sent at once: the sender holds that much memory only for want of it."""
 
