@@ -149,13 +149,15 @@ def test_a_forked_child_of_the_driver_leaves_the_cluster_alone() -> None:
 
 
 @pytest.mark.slow
-async def test_closing_ends_although_the_daemon_is_frozen() -> None:
+async def test_closing_ends_although_the_daemon_is_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlinf_async.cluster.CLOSE_DEADLINE", 1.0)
+    monkeypatch.setattr("rlinf_async.cluster.STOP_GRACE", 1.0)
     cluster = await Cluster(log_to_driver=False)
     group = Plain.create_group().launch(cluster)
     await group
     daemon = (await cluster.status())["pid"]
     os.kill(daemon, signal.SIGSTOP)
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(20):
         await cluster.aclose()
     assert not psutil.pid_exists(daemon)
 
