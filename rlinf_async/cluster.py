@@ -506,7 +506,7 @@ class Cluster:
         except LoopNotRunning as error:
             await asyncio.get_running_loop().run_in_executor(None, self._end_without_loop, error)
         if self._thread is not None and not self._thread.loop.is_closed():
-            await asyncio.get_running_loop().run_in_executor(None, self._thread.stop)
+            await asyncio.get_running_loop().run_in_executor(None, self._client.end_loop, self._thread)
 
     def close(self) -> Any:
         """The same; blocks without a running loop, and returns a ``Work`` inside a coroutine."""
@@ -525,7 +525,7 @@ class Cluster:
             self._end_without_loop(error)
         finally:
             if self._thread is not None and not self._thread.loop.is_closed():
-                self._thread.stop()
+                self._client.end_loop(self._thread)
         return None
 
 

@@ -301,7 +301,7 @@ class Handle(Work[list[Any]]):
         why = "by handle.cancel()" if self._cancelled else "because its group was closed"
         return None, ClosedError(f"{self._callee.name}.{self._method}() was cancelled {why}")
 
-    def _part_outcome(self, slot: int) -> Outcome:
+    def _part_outcome(self, slot: int, *, hears: bool = True) -> Outcome:
         rank = self._callee.ranks[slot]
         answer = self._tally.answers[slot]
         if answer is None:
@@ -317,13 +317,25 @@ class Handle(Work[list[Any]]):
         if status == Status.CANCELLED:
             text = f"{self._method}() was cancelled on {self._callee.describe_slot(slot)}"
             return Outcome(rank, error=ClosedError(text))
-        hear(self._callee, [(slot, status, body)])
+        if hears:
+            hear(self._callee, [(slot, status, body)])
         return Outcome(rank, error=error_of(self._callee, slot, status, body))
 
     def _settle_part(self, part: Work[Any], slot: int) -> None:
-        self._mark_retrieved()
-        outcome = self._part_outcome(slot)
+        outcome = self._part_outcome(slot, hears=False)
         part._settle(outcome.value, outcome.error)
+
+    def _error_of_part(self, slot: int, error: BaseException) -> BaseException:
+        """What the view of a rank raises: its own error, or the one because of which the rank was given up."""
+        failed = self._tally.failures()
+        own = [failure for failure in failed if failure[0] == slot]
+        if own:
+            hear(self._callee, own)
+        elif self._outcome is not None and self._outcome[1] is error:
+            self._mark_retrieved()
+        elif failed and isinstance(error, ClosedError):
+            return root_error(self._callee, failed)  # because of which this rank was cancelled, or not waited for
+        return error
 
     # -- the user's side ----------------------------------------------------------------------------------------
 
@@ -339,7 +351,7 @@ class Handle(Work[list[Any]]):
                 self._parts = {}
             part = self._parts.get(slot)
             if part is None:
-                part = self._parts[slot] = Part(self)
+                part = self._parts[slot] = _OfRank(self, slot)
                 self._views.append(part)
                 answered = self._tally.answers[slot] is not None or self._done
             else:
@@ -367,6 +379,7 @@ class Handle(Work[list[Any]]):
                 yield outcome.rank, outcome.value
         finally:
             self._iterated -= 1
+            self._left()
 
     async def _next_slot(self, seen: int) -> int | None:
         """The slot that has answered as the ``seen``-th; None where there will be no more."""
@@ -419,13 +432,18 @@ class Handle(Work[list[Any]]):
         if self._done:
             return
         self._check_process()
+        if self._tally.failed and not self._cancelled:
+            self._arrive()  # what has failed by now is no cleaning up
         self._cancelled = True
         self._cancel_open()
         self._finish()
 
     def _abandon(self) -> None:
-        self._mark_retrieved()
         self.cancel()
+
+    def _left(self) -> None:
+        if self._cause is not None:
+            self._callee.client.unobserved.left(self._cause)
 
     def _lose_interest(self) -> None:
         if not any(view._waiters for view in self._views):
@@ -474,6 +492,20 @@ class Handle(Work[list[Any]]):
 
     def __reduce__(self) -> Any:
         raise TypeError("a handle belongs to the process that made the call: pass its results on, or a group's name")
+
+
+class _OfRank(Part[Any]):
+    """``handle[i]``: its rank's error is heard, and no other one's, when its result is taken."""
+
+    def __init__(self, handle: Handle, slot: int) -> None:
+        super().__init__(handle)
+        self._handle = handle
+        self._slot = slot
+
+    def _result(self) -> Any:
+        if self._error is not None:
+            self._error = self._handle._error_of_part(self._slot, self._error)
+        return super()._result()
 
 
 def _only(times: list[dict[str, float]], tag: str) -> list[float]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import uvloop
 
@@ -24,8 +25,14 @@ class LoopThread:
     def call(self, callback: Callable[[], object]) -> None:
         self.loop.call_soon_threadsafe(callback)
 
-    def stop(self) -> None:
-        """Stops the loop and waits for the thread; not from the thread itself."""
+    def stop(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
+        """Stops the loop and waits for the thread; not from the thread itself.
+
+        Args:
+            last: is run on the loop once the thread has ended: what others have asked for meanwhile is there by then.
+        """
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
+        if last is not None:
+            self.loop.run_until_complete(last())
         self.loop.close()

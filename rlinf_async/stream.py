@@ -194,6 +194,11 @@ class Stream:
         self._cancel_open()
         self._wake()
 
+    def close_later(self) -> None:
+        """The same, from a finalizer: without locks."""
+        if not self._closed and self._pid == process.pid:
+            self._callee.client.later(0, self.close)
+
     async def aclose(self) -> None:
         """Closes the remote generators and waits until their ``finally`` blocks have run.
 
@@ -260,7 +265,7 @@ class _Items(AsyncIterator[tuple[int, Any]]):
             await item.async_wait()
 
     def __del__(self) -> None:
-        self._stream.close()
+        self._stream.close_later()
 
 
 class _BlockingItems(Iterator[tuple[int, Any]]):
@@ -277,4 +282,4 @@ class _BlockingItems(Iterator[tuple[int, Any]]):
             item.wait()
 
     def __del__(self) -> None:
-        self._stream.close()
+        self._stream.close_later()

@@ -135,6 +135,17 @@ class UnobservedErrors:
         for key in keys:
             self._tell("heard", {"key": key})
 
+    def left(self, cause: str) -> None:
+        """The wait that was to get the error has ended without it; in any thread."""
+        with self._lock:
+            found = [error for error in self._errors.values() if error.cause == cause and error.awaited]
+            for error in found:
+                error.awaited, error.since = False, time.monotonic()
+            sets_timer = bool(found) and not self._timer_is_set
+            self._timer_is_set = self._timer_is_set or sets_timer
+        if sets_timer:
+            self._later(settings.UNOBSERVED_ERROR_S(), self._look)
+
     def pending(self) -> list[UnobservedError]:
         """Errors for which no wait goes on, in the order of their arrival."""
         with self._lock:

@@ -49,6 +49,7 @@ class _All(Work[list[Any]]):
     def __init__(self, works: Sequence[Work[Any]]) -> None:
         super().__init__()
         self._works = works
+        self._callbacks: list[Any] = []
         self._open = set(range(len(works)))
         self._first: int | None = None
         """The first that has failed."""
@@ -59,7 +60,8 @@ class _All(Work[list[Any]]):
     def begin(self) -> None:
         """Watches each of them."""
         for place, work in enumerate(self._works):
-            work._report_to(self, functools.partial(self._on_done, place))
+            self._callbacks.append(functools.partial(self._on_done, place))
+            work._report_to(self, self._callbacks[-1])
         if not self._works:
             self._settle()
 
@@ -105,7 +107,10 @@ class _All(Work[list[Any]]):
         """The wait was cancelled: so is what it was for, unless something else waits for it."""
         # First of all: what is cancelled now is no failure that would end the others.
         self._settle(error=ClosedError(f"the wait for {self._describe()} was given up"))
-        for work in self._works:
+        for work, callback in zip(self._works, self._callbacks, strict=False):
+            work._forget_waiter(callback)
+            if work.done():
+                work._left()
             work._lose_interest()
 
     # -- in a waiter's thread -------------------------------------------------------------------------------------

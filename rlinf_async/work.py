@@ -80,12 +80,19 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         if last:
             self._abandon()
 
+    def _left(self) -> None:
+        """A wait has ended without the result, which is there."""
+
     def _abandon(self) -> None:
         """Called when the last waiter was cancelled."""
 
     def _report_to(self, view: Work[Any], callback: Callable[[], None]) -> None:
         """Calls back at the end; who waits for the view waits for this."""
-        self._follow(callback)
+        with self._lock:
+            if not self._done:
+                self._waiters.append(callback)
+                return
+        callback()
 
     def _has_failed(self) -> bool:
         """Whether it is known to have ended with an error."""
@@ -189,6 +196,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
                 last = abandon and not self._waiters and not self._done
             if last:
                 self._abandon()
+            elif self._done:
+                self._left()
             raise
         finally:
             rows.pop(future, None)
@@ -261,7 +270,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             elif not gate.wait(soon) and not waits.wait_on(self, gate, timeout):
                 raise self._late(timeout)
         except BaseException as error:
-            self._forget_waiter(gate.open)
+            if not self._forget_waiter(gate.open):
+                self._left()
             if isinstance(error, KeyboardInterrupt):
                 error.add_note(f"while waiting for {self._describe()}{unobserved_errors.word()}")
             raise
@@ -416,6 +426,9 @@ class Part(Work[T]):
 
     def _far_side(self) -> waits.FarSide | None:
         return self._whole._far_side()
+
+    def _left(self) -> None:
+        self._whole._left()
 
     def _abandon(self) -> None:
         self._whole._lose_interest()

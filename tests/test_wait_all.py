@@ -48,8 +48,10 @@ def test_results_come_in_order(three: Any) -> None:
 
 async def test_it_is_awaited_in_a_coroutine(three: Any) -> None:
     assert await wait_all(three[0].hello(), three[1].hello()) == [[0], [1]]
+    sleeping = three[0].sleep(60)
+    await three[0].noted()  # it has begun
     with pytest.raises(ValueError, match="as told"):
-        await wait_all(three[0].sleep(60), three[1].fail([1]))
+        await wait_all(sleeping, three[1].fail([1]))
     assert await three[0].was_cancelled() == [True]
 
 

@@ -232,13 +232,14 @@ class Incoming:
             # Of descriptors that were left out as well: the sender keeps its own of them open until it hears of this,
             # and a socket that has not arrived ends for its other side only when nobody has it open.
             self._content += content_bytes(frame)
-            self.descriptors += count
             if self._pieces is not None:
                 _substitute(frame, self._pieces)
                 self._pieces = None
             else:
                 fds = [self._fds.popleft() for _ in range(count)]
         self.received += 1
+        # In this order: an acknowledgement made meanwhile by another thread resets what it is thought to cover.
+        self.descriptors += count
         return frame, fds
 
     def end_read(self) -> bool:

@@ -27,6 +27,7 @@ from rlinf_async.core.frames import Status
 from rlinf_async.core.pool import pool
 from rlinf_async.core.segment import close_fds, copy_fds
 from rlinf_async.errors import ClosedError, ForkedProcessError, NodeLost
+from rlinf_async.loop_thread import LoopThread
 from rlinf_async.seat import seats
 from rlinf_async.seat.asks import HERE, Ask, Asks, error_of
 from rlinf_async.seat.direct_calls import DirectCalls
@@ -141,8 +142,13 @@ class NodeClient:
         targets = sink.targets
         ways, rest = self._direct_calls.open(call, targets, method)
         try:
-            for slot, way in ways:
-                way.send((frames.CALL, len(fds), 0, slot, call, method, credit, body), copy_fds(fds) if fds else ())
+            try:
+                copies = [copy_fds(fds) for _ in ways] if fds else []
+            except BaseException:
+                close_fds(fds)
+                raise
+            for place, (slot, way) in enumerate(ways):
+                way.send((frames.CALL, len(fds), 0, slot, call, method, credit, body), copies[place] if fds else ())
             if not rest:
                 close_fds(fds)
             else:
@@ -264,6 +270,12 @@ class NodeClient:
         """Cancels what ``run`` started and is still going, and waits for its end."""
         await self._tasks.settle()
 
+    def end_loop(self, thread: LoopThread) -> None:
+        """Ends the loop, which is this thread's; blocks.  What others have asked for at the last moment fails."""
+        self._tasks.start_no_more()
+        thread.stop(self.settle_tasks)
+        self._tasks.loop_ended()
+
     def later(self, seconds: float, callback: Callable[[], None]) -> None:
         """Calls back on the client's loop after so many seconds; from any thread."""
         with contextlib.suppress(ClosedError, ForkedProcessError):
@@ -297,6 +309,8 @@ class NodeClient:
         try:
             self.loop.call_soon_threadsafe(callback)
         except RuntimeError:
+            if self.user_loop is None:
+                raise ClosedError("the cluster is closed") from None
             raise loop_watch.closed(self.loop, "something was to be done there") from None
 
     def _on_frame(self, frame: list[Any], fds: list[int]) -> None:

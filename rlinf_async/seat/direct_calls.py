@@ -79,7 +79,8 @@ class DirectCalls:
         rest: list[int] = []
         for slot, target in enumerate(targets):
             way = self._directs.find(target)
-            if way is None or relayed.get(target) in calls or (many and not way.is_behind()):
+            # A broken one takes calls in their order until it is handed over, also if what it owed is relayed already.
+            if way is None or (relayed.get(target) in calls and not way.is_closed) or (many and not way.is_behind()):
                 relayed[target] = call
                 rest.append(slot)
             else:

@@ -80,6 +80,8 @@ class Tasks:
         self._loop = loop
         self._on_loop = on_loop
         self._running: set[asyncio.Task[Any]] = set()
+        self._unstarted: dict[Task, Coroutine[Any, Any, Any]] = {}
+        self._is_over = False
 
     def run(self, coroutine: Coroutine[Any, Any, Any], what: str, abandonable: bool) -> Task:
         """Starts a coroutine, from any thread.
@@ -91,17 +93,33 @@ class Tasks:
         work = Task(self._on_loop, what, abandonable)
 
         def start() -> None:
+            if self._is_over:  # it would not come to its first step
+                return
+            self._unstarted.pop(work, None)
             task = self._loop.create_task(coroutine)
             self._running.add(task)
             task.add_done_callback(self._running.discard)
             work.follow(task)
 
+        self._unstarted[work] = coroutine
         try:
             self._on_loop(start)
         except BaseException:
+            self._unstarted.pop(work, None)
             coroutine.close()
             raise
         return work
+
+    def start_no_more(self) -> None:
+        """The loop is about to end; from any thread.  What is started now fails at ``loop_ended``."""
+        self._is_over = True
+
+    def loop_ended(self) -> None:
+        """The loop is closed, after ``settle``: what has not begun there never will."""
+        while self._unstarted:
+            work, coroutine = self._unstarted.popitem()
+            coroutine.close()
+            work._settle(error=ClosedError(f"{work._what} was given up: the cluster is closed"))
 
     async def settle(self) -> None:
         """Cancels what is still going, again and again if it must be, and waits for its end."""

@@ -74,11 +74,14 @@ class Directs:
         connection = self.connections.get(peer)
         if connection is None:
             if received >= 0:  # the socket never arrived here
+                self._replaced.add(peer)  # there as well: neither side links what follows
                 self._tell(peer, 0)
             return
         if received >= 0:
             if connection.is_there():
                 connection.drain()
+            else:
+                connection.handle_read()
             connection.end()
             self.broke(peer)
             # It says of more than was sent: nothing can be made of it, and nothing is sent twice.

@@ -264,11 +264,15 @@ class Connection:
         elif state is State.GONE:
             # What the other side still said is heard first.  Nothing else may tell of it: where user code has closed
             # the descriptor, the loop does not watch it any more.
-            self._on_loop(self._hear_last)
+            # Never from within: the sender may hold locks, and what is being taken in comes before what is still there.
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._hear_last)
         for tell in told:
             tell()
 
     def _hear_last(self) -> None:
+        if self._closed:
+            return
         self._read_all()
         if not self._closed:
             self._fail("nothing can be written to it")
@@ -386,7 +390,7 @@ class Connection:
     def _consider_ack(self) -> None:
         if self._incoming.owes(self._heard_bytes):
             self._acknowledge()
-        elif self._incoming.descriptors and not self._ack_timer:
+        elif self._incoming.is_due and not self._ack_timer:
             self._ack_timer = True
             self._on_loop(self._set_ack_timer)
 
@@ -457,13 +461,14 @@ class Connection:
             self._loop.call_later(settings.DIRECT_ACK_S(), self._ack_late, self._incoming.acknowledged)
 
     def _ack_late(self, acknowledged: int) -> None:
-        """So long after descriptors came: where no frame has taken an acknowledgement along since, one is sent."""
-        if not self._incoming.descriptors:
-            self._ack_timer = False
-        elif self._incoming.acknowledged != acknowledged:
+        """So long after one was due: where no frame has taken an acknowledgement along since, one is sent."""
+        self._ack_timer = False  # first: what comes from here on sets another one
+        if not self._incoming.is_due:
+            return
+        if self._incoming.acknowledged != acknowledged:
+            self._ack_timer = True
             self._set_ack_timer()
         else:
-            self._ack_timer = False
             self._acknowledge()
 
     def _send_closed(self, frame: Frame, fds: Sequence[int]) -> None:
@@ -514,10 +519,20 @@ class Connection:
         finally:  # on a main thread a signal's handler may end a process, or try to
             self.is_handling = inside
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it is read and written no more; what is sent is kept for another way."""
+        return self._closed
+
+    def handle_read(self) -> None:
+        """Handles what has been read, where this is called before that: in the middle of ``on_arrival``."""
+        with self._turns.lock:
+            self._handle()
+
     def drain(self) -> None:
         """Reads everything that the other side still said before it went."""
         with self._turns.lock:
-            self._handle()  # it may be called in the middle of ``on_arrival``
+            self._handle()
             while not self._closed and self.read():
                 pass
 
@@ -528,7 +543,11 @@ class Connection:
             if self._closed:
                 return
             there = array.array("i", [0])
-            fcntl.ioctl(self._sock.fileno(), termios.FIONREAD, there)
+            try:
+                fcntl.ioctl(self._sock.fileno(), termios.FIONREAD, there)
+            except OSError as error:  # user code has closed it
+                self._fail(f"{type(error).__name__}: {error}")
+                return
             heard = self._heard_bytes + there[0]
             while self._heard_bytes < heard and not self._closed and self.read():
                 pass
@@ -539,9 +558,12 @@ class Connection:
         if threading.get_ident() != self._thread and self._thread:
             self._failed = True
             self._loop.call_soon_threadsafe(self._fail, reason)
-        elif not self._closed:
-            self.end()
-            self._on_closed(reason)
+        else:
+            # The other thread may be resuming this very socket, and making its successor: that one is not to be ended.
+            with self._turns.lock:
+                if not self._closed:
+                    self.end()
+                    self._on_closed(reason)
 
     def flush_blocking(self, timeout: float) -> None:
         """Last words of a process that is about to end: writes what is queued, waiting at most ``timeout`` seconds."""
