@@ -7,6 +7,7 @@ import contextlib
 import os
 import resource
 import socket
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -87,6 +88,12 @@ class Breaking(Worker):
     async def break_sockets_after(self, seconds: float, how: str) -> int:
         await asyncio.sleep(seconds)
         return await self.break_sockets(how)
+
+    def close_sockets_and_compute(self, seconds: float) -> None:
+        """Neither thread hears of a descriptor that is closed under it."""
+        assert here.client is not None
+        break_sockets(here.client, "close")
+        time.sleep(seconds)
 
     # -- messages -----------------------------------------------------------------------------------------------
 

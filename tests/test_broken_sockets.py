@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -124,6 +125,22 @@ async def test_calls_between_workers_outlive_their_socket(pair: Any, how: str) -
     async with asyncio.timeout(35):
         assert await pair[0].call_other("pair", 1, 10, how) == [list(range(1, 20))]
     assert await pair[1].noted() == [[-2, *range(20)]]
+
+
+@in_time
+async def test_relayed_calls_reach_a_worker_that_has_closed_the_socket_of_their_caller(
+    cluster: Cluster, pair: Any
+) -> None:
+    assert break_sockets(cluster.client, "shutdown")
+    slow = pair[0].sleep(1)  # while it is open, calls are relayed
+    await asyncio.sleep(0.3)  # its broken socket is handed over, and there is another one
+    computing = pair[0].close_sockets_and_compute(0.4)
+    time.sleep(0.2)
+    async with asyncio.timeout(10):
+        assert [await handle for handle in [pair[0].note(number) for number in range(1, 6)]] == [
+            [n] for n in range(1, 6)
+        ]
+        await asyncio.gather(slow, computing)
 
 
 @in_time

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 
 import pytest
 
-from rlinf_async import Channel, Cluster, ClusterEnvVar
+from rlinf_async import Channel, ClosedError, Cluster, ClusterEnvVar, WorkerGroup
 from tests.strangers import node_directory
+from tests.workers import Plain
 
 
 def test_it_knows_whether_it_is_there_and_which_nodes_live() -> None:
@@ -42,3 +45,23 @@ def test_two_clusters_in_one_run_are_one_where_nobody_says_which(monkeypatch: py
         monkeypatch.delenv("RLINF_NODE_SOCKET")
         with Cluster(log_to_driver=False), pytest.raises(RuntimeError, match="2 clusters are open"):
             Channel.create("one")
+
+
+def test_a_thread_that_asks_while_another_one_closes_the_cluster_ends() -> None:
+    cluster = Cluster(num_nodes=1, log_to_driver=False)
+    asked = threading.Semaphore(0)
+
+    def ask() -> None:
+        with contextlib.suppress(ClosedError):
+            while True:
+                with contextlib.suppress(TimeoutError, LookupError):
+                    WorkerGroup.from_group_name(Plain, "none", cluster=cluster, timeout=0)
+                asked.release()
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    for _ in range(100):
+        asked.acquire(timeout=10)
+    cluster.close()
+    thread.join(5)
+    assert not thread.is_alive()

@@ -19,6 +19,9 @@ from tests.workers import Plain, Stillborn
 
 pytestmark = pytest.mark.shared_cluster
 
+FAILS_BESIDE = "1 / 0 if self._rank == 1 else __import__('time').sleep({})"
+"""Rank 1 fails while rank 0 is inside a method."""
+
 SOON = 0.1
 """Seconds after which an error is logged here."""
 
@@ -143,6 +146,39 @@ def test_an_error_that_somebody_waits_for_is_theirs(pair: Any, log: Log) -> None
     pair.fail([0], "thrown away as the last one")
     log.wait_for("the last one")
     assert len(log.lines) == 1
+
+
+def test_the_view_of_one_rank_hears_no_error_of_another_one(pair: Any, log: Log) -> None:
+    assert pair.fail([1], "of the other one")[0].wait() == 0
+    log.wait_for("of the other one")
+
+
+def test_the_view_of_a_rank_that_was_given_up_raises_why(pair: Any) -> None:
+    with pytest.raises(ZeroDivisionError):
+        pair.run(FAILS_BESIDE.format(0.5))[0].wait()
+
+
+async def test_an_error_that_had_come_when_its_wait_was_cancelled_is_logged(pair: Any, log: Log) -> None:
+    call = pair.run(FAILS_BESIDE.format(0.5))
+    wait = asyncio.ensure_future(call)
+    while not call._tally.failed:
+        await asyncio.sleep(0)
+    wait.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await wait
+    await asyncio.to_thread(log.wait_for, "ZeroDivisionError")
+
+
+async def test_an_error_whose_wait_is_cancelled_before_it_goes_on_is_logged(pair: Any, log: Log) -> None:
+    call = pair[0].fail([0], "came too late")
+    wait = asyncio.ensure_future(call)
+    await asyncio.sleep(0)
+    while not call.done():
+        time.sleep(0.001)
+    wait.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await wait
+    await asyncio.to_thread(log.wait_for, "came too late")
 
 
 def test_what_is_left_when_the_cluster_is_closed_is_logged_then(monkeypatch: pytest.MonkeyPatch, log: Log) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_async import ClosedError, Cluster, NodePlacementStrategy, WorkerDied, unobserved_errors, wait_all
+from rlinf_async import Channel, ClosedError, Cluster, NodePlacementStrategy, WorkerDied, unobserved_errors, wait_all
 from rlinf_async.work import Work
 from tests.workers import Plain
 
@@ -53,6 +53,19 @@ async def test_it_is_awaited_in_a_coroutine(three: Any) -> None:
     with pytest.raises(ValueError, match="as told"):
         await wait_all(sleeping, three[1].fail([1]))
     assert await three[0].was_cancelled() == [True]
+
+
+async def test_what_it_waits_for_is_not_given_up_when_somebody_else_does(cluster: Cluster, three: Any) -> None:
+    channel = await Channel.create("waited for", cluster=cluster)
+    item, call = channel.get(), three[0].sleep(0.3)
+    waiting = asyncio.ensure_future(wait_all(item, call[0]))
+    await three[0].noted()
+    for work in (item, call[0]):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(work, 0.05)
+    await channel.put("here")
+    assert await waiting == ["here", 0.3]
+    await channel.aclose()
 
 
 def test_the_first_failure_cancels_the_others_and_is_raised(three: Any) -> None:

@@ -142,13 +142,11 @@ class NodeClient:
         targets = sink.targets
         ways, rest = self._direct_calls.open(call, targets, method)
         try:
-            try:
-                copies = [copy_fds(fds) for _ in ways] if fds else []
-            except BaseException:
-                close_fds(fds)
-                raise
+            count = len(fds)
+            copies = self._copies(fds, len(ways)) if count else []
             for place, (slot, way) in enumerate(ways):
-                way.send((frames.CALL, len(fds), 0, slot, call, method, credit, body), copies[place] if fds else ())
+                own = copies[place * count : (place + 1) * count] if count else ()
+                way.send((frames.CALL, count, 0, slot, call, method, credit, body), own)
             if not rest:
                 close_fds(fds)
             else:
@@ -160,6 +158,19 @@ class NodeClient:
             self._direct_calls.ended(call)
             raise
         self._departed(call, sink)
+
+    @staticmethod
+    def _copies(fds: Sequence[int], ways: int) -> list[int]:
+        """Descriptors for all ways, before anything is sent: or some ranks would run a call that others never hear of.
+
+        Raises:
+            OSError: there are not as many; ``fds`` are closed.
+        """
+        try:
+            return copy_fds([*fds] * ways)
+        except BaseException:
+            close_fds(fds)
+            raise
 
     def call_each(
         self,

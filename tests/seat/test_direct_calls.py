@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -154,3 +156,49 @@ async def test_what_a_caller_has_begun_is_cancelled_when_the_caller_is_killed(cl
         os.kill(pid, signal.SIGKILL)
         while (await pair[0].was_cancelled()) == [False]:
             pass
+
+
+class Way:
+    """A socket to a worker that has broken, and is not handed over yet."""
+
+    is_closed = True
+
+    def is_behind(self) -> bool:
+        return True
+
+
+async def test_a_call_follows_those_that_a_broken_socket_still_owes() -> None:
+    """Another thread relays these one by one; a call that went by way of the daemon at once would overtake some."""
+    way, open_calls = Way(), {1: object()}
+
+    class Table:
+        def find(self, worker: int) -> Way:
+            return way
+
+    calls = direct_calls.DirectCalls(Table(), open_calls, threading.RLock(), print, lambda *later: None)  # type: ignore[arg-type]
+    calls.relays(7, 1)
+    assert calls.open(2, [7], "note") == ([(0, way)], [])
+    way.is_closed = False
+    way.is_behind = lambda: False  # type: ignore[method-assign]
+    assert calls.open(3, [7], "note") == ([], [0])
+
+
+async def test_a_call_without_descriptors_for_all_its_ranks_reaches_none(
+    pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[int] = []
+    dup = os.dup
+
+    def dup_once(fd: int) -> int:
+        if copied:
+            raise OSError(errno.EMFILE, "Too many open files")
+        copied.append(fd)
+        return dup(fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "dup", dup_once)
+        with pytest.raises(OSError, match="no descriptor is left"):
+            await pair.note(LARGE)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(copied[0])
+    assert await pair.noted() == [[], []]

@@ -1,0 +1,143 @@
+"""Connections that break while frames are on their way: nothing is lost, reordered, blamed on a successor, or kept."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+
+import pytest
+
+from rlinf_async import settings
+from rlinf_async.core import frames
+from rlinf_async.core.segment import write_segment
+from rlinf_async.wire.directs import Directs
+from rlinf_async.wire.turns import Turns
+from rlinf_async.wire.unix import Connection
+
+EXPECTED = 0.05
+
+
+def message(number: int, count: int = 0) -> bytes:
+    return frames.pack((frames.MESSAGE, count, 7, 0, number, 8 if count else b""))
+
+
+async def until(holds: object) -> None:
+    async with asyncio.timeout(10):
+        while not holds():  # type: ignore[operator]
+            await asyncio.sleep(0.001)
+
+
+async def test_frames_before_a_break_come_in_order_although_the_answer_to_one_of_them_finds_the_socket_broken() -> None:
+    """One read ends with ACK and a descriptor; what is to be sent again for that ACK cannot be written any more."""
+    near, far = socket.socketpair()
+    heard: list[int] = []
+    ended: list[int] = []
+
+    def on_frame(frame: list[object], fds: list[int]) -> None:
+        heard.append(frame[4])  # type: ignore[arg-type]
+        for fd in fds:
+            os.close(fd)
+
+    def on_closed(_: str) -> None:
+        ended.append(connection.received)
+
+    connection = Connection(near, asyncio.get_running_loop(), on_frame=on_frame, on_closed=on_closed, resumable=True)
+    connection.open()
+    connection.send((frames.MESSAGE, 1, 7, 0, 0, 8), [write_segment([bytes(8)], 8)])  # what the other side lacks
+    content = write_segment([bytes(8)], 8)
+    lost = frames.pack((frames.ACK, 0, 0, frames.LOST))
+    socket.send_fds(far, [message(1) + lost + message(2, 1)], [content])
+    far.sendall(message(3))
+    far.close()
+    os.close(content)
+    await until(lambda: ended)
+    assert heard == [1, 2, 3]
+    assert ended == [3]
+    connection.close()
+
+
+async def test_the_late_end_of_a_socket_that_has_been_resumed_is_told_to_nobody() -> None:
+    """While one thread resumes a socket, the loop's is about to tell of its end: by then there may be a successor."""
+    near, far = socket.socketpair()
+    turns, told = Turns(), []
+    connection = Connection(
+        near, asyncio.get_running_loop(), on_frame=print, on_closed=told.append, turns=turns, resumable=True
+    )
+    connection.open()
+    resuming, may_end = threading.Event(), threading.Event()
+
+    def resume() -> None:
+        with turns.lock:
+            resuming.set()
+            may_end.wait(10)
+            connection.end()
+
+    thread = threading.Thread(target=resume)
+    thread.start()
+    resuming.wait(10)
+    threading.Timer(EXPECTED, may_end.set).start()
+    connection._fail("late")
+    thread.join()
+    assert told == []
+    far.close()
+    connection.close()
+
+
+async def test_a_sender_is_told_although_its_receiver_has_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(settings.DIRECT_ACK_S.variable, str(EXPECTED))
+    loop = asyncio.get_running_loop()
+    heard: list[int] = []
+    left, right = socket.socketpair()
+    sender = Connection(left, loop, on_frame=print, on_closed=print)
+    receiver = Connection(right, loop, on_frame=lambda frame, _: heard.append(frame[4]), on_closed=print)
+    sender.open()
+    receiver.open()
+    for number in range(100):
+        sender.send((frames.MESSAGE, 0, 7, 0, number, b""))
+    await until(lambda: len(heard) == 100 and len(sender._departures.kept) < 64)
+    sender.close()
+    receiver.close()
+
+
+class Socket:
+    """As much of a connection as a table of them looks at."""
+
+    received = 0
+    is_closed = False
+
+    def __init__(self) -> None:
+        self.sibling: Socket | None = None
+
+    def link(self, sibling: Socket) -> None:
+        self.sibling, sibling.sibling = sibling, self
+
+    def is_there(self) -> bool:
+        return True
+
+    def drain(self) -> None: ...
+
+    def end(self) -> None:
+        self.sibling = None
+
+    def hand_over(self, received: int, relay: object) -> None: ...
+
+
+def test_after_a_socket_that_never_arrived_both_sides_link_the_next_ones_or_neither_does() -> None:
+    """A side that takes them for linked says on one what has come on the other; the other side would not hear it."""
+
+    def table() -> Directs:
+        return Directs(lambda peer, received: None, lambda *frame: None, lambda *end: None)
+
+    made_here, given_here, made_there, given_there = (table() for _ in range(4))
+    made_here.add(2, Socket(), given_here)  # type: ignore[arg-type]
+    made_here.broke(2)
+    given_there.resume(1, 0)
+    made_here.resume(2, 0)
+    here, there = Socket(), Socket()
+    made_here.add(2, here, given_here)  # type: ignore[arg-type]
+    given_there.add(1, there, made_there)  # type: ignore[arg-type]
+    made_there.add(1, Socket(), given_there)  # type: ignore[arg-type]
+    given_here.add(2, Socket(), made_here)  # type: ignore[arg-type]
+    assert (here.sibling is None) == (there.sibling is None)
