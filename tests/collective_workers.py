@@ -36,10 +36,12 @@ class Collective(Worker):
     def pid(self) -> int:
         return os.getpid()
 
-    def meet(self, how: str = "all_reduce", absent: int = -1, late: float = 0.0) -> float:
-        """What the ranks' ones add up to; ``absent`` raises instead, or comes ``late`` seconds after the others."""
+    def meet(self, how: str = "all_reduce", absent: int = -1, late: float = 0.0, after: float = 0.0) -> float:
+        """What the ranks' ones add up to; ``absent`` raises instead, ``after`` seconds, or comes ``late`` seconds after
+        the others."""
         if self._rank == absent:
             if not late:
+                time.sleep(after)
                 raise ValueError("not this time")
             time.sleep(late)
         return self._meet(how)

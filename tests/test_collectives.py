@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 
 from rlinf_async import Cluster, NodePlacementStrategy, WorkerDied, settings
@@ -98,7 +99,7 @@ def test_ranks_of_another_call_wait_for_a_failed_rank_that_has_been_called_again
 
 def test_a_call_after_the_failure_in_which_ranks_are_out_of_step_does_not_hang(ring: Any) -> None:
     with pytest.raises(ValueError, match="not this time"):
-        ring.meet(absent=2).wait(10)
+        ring.meet(absent=2, after=0.5).wait(10)  # the others have begun
     next_call = ring.meet()  # its rank 2 meets the others of the call before
     with pytest.raises(RuntimeError) as caught:
         next_call.wait(10)
@@ -144,6 +145,8 @@ def test_a_rank_that_an_abort_does_not_free_is_killed_and_named(ring: Any) -> No
 async def test_a_stopped_rank_is_named_and_lives(ring: Any) -> None:
     pids = await ring.pid()
     os.kill(pids[1], signal.SIGSTOP)
+    while psutil.Process(pids[1]).status() != psutil.STATUS_STOPPED:  # until then it may answer
+        os.sched_yield()
     try:
         with pytest.raises(ValueError, match="not this time") as caught:
             await ring.meet(absent=2)
