@@ -327,12 +327,11 @@ class Handle(Work[list[Any]]):
 
     def _error_of_part(self, slot: int, error: BaseException) -> BaseException:
         """What the view of a rank raises: its own error, or the one because of which the rank was given up."""
+        self._mark_retrieved()
         failed = self._tally.failures()
         own = [failure for failure in failed if failure[0] == slot]
         if own:
             hear(self._callee, own)
-        elif self._outcome is not None and self._outcome[1] is error:
-            self._mark_retrieved()
         elif failed and isinstance(error, ClosedError):
             return root_error(self._callee, failed)  # because of which this rank was cancelled, or not waited for
         return error
@@ -495,7 +494,7 @@ class Handle(Work[list[Any]]):
 
 
 class _OfRank(Part[Any]):
-    """``handle[i]``: its rank's error is heard, and no other one's, when its result is taken."""
+    """``handle[i]``: who takes a result here has not heard of other ranks' errors; who gets an error has."""
 
     def __init__(self, handle: Handle, slot: int) -> None:
         super().__init__(handle)
@@ -503,7 +502,9 @@ class _OfRank(Part[Any]):
         self._slot = slot
 
     def _result(self) -> Any:
-        if self._error is not None:
+        if self._error is None:
+            self._handle._left()
+        else:
             self._error = self._handle._error_of_part(self._slot, self._error)
         return super()._result()
 
