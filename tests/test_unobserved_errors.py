@@ -170,15 +170,15 @@ async def test_an_error_that_had_come_when_its_wait_was_cancelled_is_logged(pair
 
 
 async def test_an_error_whose_wait_is_cancelled_before_it_goes_on_is_logged(pair: Any, log: Log) -> None:
-    call = pair[0].fail([0], "came too late")
+    call = pair[0].block_and_fail(SOON)
     wait = asyncio.ensure_future(call)
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # it waits
     while not call.done():
         time.sleep(0.001)
     wait.cancel()
     with pytest.raises(asyncio.CancelledError):
         await wait
-    await asyncio.to_thread(log.wait_for, "came too late")
+    await asyncio.to_thread(log.wait_for, "as told")
 
 
 def test_what_is_left_when_the_cluster_is_closed_is_logged_then(monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
