@@ -29,10 +29,10 @@ class LoopThread:
         """Stops the loop and waits for the thread; not from the thread itself.
 
         Args:
-            last: is run on the loop once the thread has ended: what others have asked for meanwhile is there by then.
+            last: is run before.
         """
+        if last is not None:
+            asyncio.run_coroutine_threadsafe(last(), self.loop).result()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
-        if last is not None:
-            self.loop.run_until_complete(last())
         self.loop.close()
