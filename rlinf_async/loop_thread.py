@@ -29,7 +29,7 @@ class LoopThread:
         """Stops the loop and waits for the thread; not from the thread itself.
 
         Args:
-            last: is run before.
+            last: makes a coroutine that is awaited on the loop before it stops.
         """
         if last is not None:
             asyncio.run_coroutine_threadsafe(last(), self.loop).result()

@@ -25,7 +25,7 @@ is_needed = False
 """Whether any cluster of this process has ever lived on a loop of the user's: nothing else is looked at otherwise."""
 
 only: asyncio.AbstractEventLoop | None = None
-"""That loop, while there has been one only: who waits there needs no watch."""
+"""That loop, while there has been one only: a wait on it needs no watch."""
 
 
 def live_on(loop: asyncio.AbstractEventLoop) -> None:

@@ -1,4 +1,4 @@
-"""What became of a call on one rank, and of whom it was asked."""
+"""Outcomes of a call, rank by rank, and the callee that it was made to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every test runs in: nothing may be left behind, and nobody may complain in silence."""
+"""Fixtures of every test: the leak check, and the check for errors that are only logged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits to leave through a socket: packed frames, the descriptors that ride on them, and who is told when.
+"""Send buffer of one socket: packed frames, the descriptors that ride on them, callbacks once they have left.
 
 Not safe for threads; whoever owns it holds a lock::
 

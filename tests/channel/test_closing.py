@@ -1,4 +1,4 @@
-"""What a close does to those who are in the midst of something, and to those who hear of it late."""
+"""Closing a channel: puts and gets in flight, and processes that hear of it late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept until it is acknowledged, and what a receiver makes of frames whose descriptors were dropped."""
+"""Retransmission state: unacknowledged frames at the sender, dropped descriptors at the receiver."""
 
 from __future__ import annotations
 

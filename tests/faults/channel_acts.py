@@ -1,4 +1,4 @@
-"""What the steps do that are about channels."""
+"""Channel steps of random programs: put, get, close, and uses that come too late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the driver of a program waits for, and when that counts as a hang."""
+"""Waits of a random program's driver, with the deadline after which one counts as a hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How messages pass a daemon, and who is told of the end of a worker."""
+"""Messages through a daemon, and the notification of a worker's end."""
 
 from __future__ import annotations
 
