@@ -140,8 +140,8 @@ def test_what_was_sent_before_a_group_was_closed_is_received_and_then_the_next_o
     b.close()
     assert a.do(exchanging_faults.receive_and_keep, "b").wait() == [10]
     assert a.do(exchanging_faults.receive_and_keep, "b").wait() == [5_000_000]
+    b = groups.launch("b", 0)  # before anybody looks for it: who looks for a closed name is told so at once
     receiving = a.do(exchanging_faults.receive_and_keep, "b")
-    b = groups.launch("b", 0)
     b.do(exchanging_faults.send_without_waiting, "a", 20).wait()
     assert receiving.wait(10) == [20]
 
