@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import functools
 import json
 import logging
@@ -150,6 +151,7 @@ class Cluster:
             if running is None:
                 with explained_shortage("this machine", "a cluster", DESCRIPTORS):
                     self._thread = LoopThread()
+                atexit.register(self.close)
             loop = running if self._thread is None else self._thread.loop
             assert loop is not None
             self._client = NodeClient(loop)
@@ -505,8 +507,8 @@ class Cluster:
             await self._start_closing().async_wait()
         except LoopNotRunning as error:
             await asyncio.get_running_loop().run_in_executor(None, self._end_without_loop, error)
-        if self._thread is not None and not self._thread.loop.is_closed():
-            await asyncio.get_running_loop().run_in_executor(None, self._client.end_loop, self._thread)
+        if self._thread is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._end_thread, self._thread)
 
     def close(self) -> Any:
         """The same; blocks without a running loop, and returns a ``Work`` inside a coroutine."""
@@ -524,9 +526,14 @@ class Cluster:
         except LoopNotRunning as error:
             self._end_without_loop(error)
         finally:
-            if self._thread is not None and not self._thread.loop.is_closed():
-                self._client.end_loop(self._thread)
+            if self._thread is not None:
+                self._end_thread(self._thread)
         return None
+
+    def _end_thread(self, thread: LoopThread) -> None:
+        atexit.unregister(self.close)
+        if not thread.loop.is_closed():
+            self._client.end_loop(thread)
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], what: str) -> Work[Any]:

@@ -130,23 +130,42 @@ def test_a_script_that_closes_nothing_keeps_its_exit_code_and_leaves_nothing(
     done = run_script(
         tmp_path / "train.py",
         f"""
+        import atexit
+
+        def after_cluster():
+            try:
+                group.hello().wait()
+            finally:
+                cluster.close()
+
+        def before_cluster():
+            print("hello", *group.hello().wait())
+
+        atexit.register(after_cluster)
+
         from rlinf_async import Cluster, Worker
 
         class Idle(Worker):
             def hello(self):
                 return self._rank
 
+            def stand_still(self):
+                import time
+                time.sleep(1000)
+
         cluster = Cluster(num_nodes=1)
+        atexit.register(before_cluster)
         group = Idle.create_group().launch(cluster)
         group.hello().wait()
+        Idle.create_group().launch(cluster, name="busy").stand_still()
         print(cluster.run_id)
         {last_line}
         """,
     )
     assert done.returncode == code, done.stderr
-    run = done.stdout.strip()
-    left = [process for process in psutil.process_iter() if _belongs(process, run)]
-    psutil.wait_procs(left, timeout=5)
+    assert "ClosedError: group 'worker_group_Idle' is closed: hello() cannot be called any more" in done.stderr
+    run, said = done.stdout.splitlines()
+    assert said == "hello 0"
     assert [process for process in psutil.process_iter() if _belongs(process, run)] == []
 
 

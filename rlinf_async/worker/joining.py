@@ -106,6 +106,7 @@ def join(parent: WorkerAddress, world_size: int, rank: int) -> here.Identity:
     # Runs at the end of every process, those of multiprocessing included, which know no atexit.
     util.Finalize(None, tracing.last_words, exitpriority=1)
     util.Finalize(None, client.last_words, args=(LAST_WORDS,), exitpriority=0)
+    util.Finalize(None, thread.stop, exitpriority=-1)  # an interpreter may crash that ends below a running uvloop
     return identity
 
 
