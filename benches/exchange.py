@@ -100,7 +100,7 @@ class Hosts:
             place = [near.address, far.address, "nsenter", f"--net={far.network}"]
             launch = ["nsenter", f"--net={near.network}", sys.executable]
             return Standing(functools.partial(contestant.limits, *place, launch=launch))
-        launch = [sys.executable, "-m", "launcher", "-q", "--ssh-args", shlex.join(self._hosts.ssh_args)]
+        launch = [sys.executable, "-m", "rlinf_launcher", "-q", "--ssh-args", shlex.join(self._hosts.ssh_args)]
         names = ",".join(host.hostname for host in self._hosts)
         command = self._hosts.driver.command([*launch, "--hosts", names], cwd=ROOT)
         ours = functools.partial(

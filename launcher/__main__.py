@@ -1,6 +1,9 @@
-"""``python -m launcher`` is ``rlinf-launch``."""
+"""``python -m rlinf_launcher`` is ``rlinf-launch``."""
 
 import sys
+
+if __package__ != "rlinf_launcher":
+    sys.exit("this checkout is not installed, and its launcher has another name then: pip install -e .")
 
 from .cli import main
 

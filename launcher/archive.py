@@ -74,6 +74,10 @@ def pack(folder: Path) -> Archive:
                     tar.addfile(member)
                 else:
                     left_out.append(name)
+            if _is_our_checkout(folder):  # in it, uninstalled, the launcher's folder has not its import name
+                link = tarfile.TarInfo("rlinf_launcher")
+                link.type, link.linkname = tarfile.SYMTYPE, "launcher"
+                tar.addfile(link)
     except OSError as error:
         raise ConfigError(
             f"--sync {folder}: {error.filename or ''}: {error.strerror or error}\n  fix: make it readable, or name it "
@@ -81,6 +85,10 @@ def pack(folder: Path) -> Archive:
         ) from error
     largest = tuple(sorted(sizes, reverse=True)[:3])
     return Archive(sink.getvalue(), len(sizes), largest, tuple(left_out))
+
+
+def _is_our_checkout(folder: Path) -> bool:
+    return (folder / "rlinf_async/__init__.py").exists() and (folder / "launcher/__init__.py").exists()
 
 
 def _add_file(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:

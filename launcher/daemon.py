@@ -1,4 +1,4 @@
-"""The daemon of a node: ``python -m launcher.daemon``, started by ``rlinf-launch`` or by ``Cluster()``.
+"""The daemon of a node: ``python -m rlinf_launcher.daemon``, started by ``rlinf-launch`` or by ``Cluster()``.
 
 It begins as the guardian, which forks the daemon proper.  The worker template starts before anything else is imported,
 so that torch's import, the longest part of a start, runs beside everything.
@@ -106,6 +106,6 @@ def _log_to(log_dir: Path, node: int) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        sys.stderr.write("python -m launcher.daemon takes no arguments: it is started by rlinf-launch\n")
+        sys.stderr.write("python -m rlinf_launcher.daemon takes no arguments: it is started by rlinf-launch\n")
         sys.exit(2)
     guard(daemon)

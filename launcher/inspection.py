@@ -22,7 +22,7 @@ from .stub import shipment
 from .table import Report
 
 PYTHON_MINIMUM: Final = (3, 11)
-PACKAGES: Final = ("rlinf_async", "launcher", "torch", "numpy", "msgpack", "cloudpickle", "uvloop")
+PACKAGES: Final = ("rlinf_async", "rlinf_launcher", "torch", "numpy", "msgpack", "cloudpickle", "uvloop")
 BETWEEN_NODES: Final = ("grpc", "cryptography")
 
 _AT_ONCE: Final = 32

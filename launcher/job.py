@@ -46,7 +46,7 @@ class Job:
     ``interrupt`` and ``kill`` are what a first and a second Ctrl-C do; they may be called at any time.
 
     Args:
-        nodes: as `launcher.plan.plan` makes them.
+        nodes: as `rlinf_launcher.plan.plan` makes them.
         exported: variables for every node.
         environ: ours; the script inherits it.
     """
@@ -201,7 +201,7 @@ class Job:
         answer = self._inspection.answers[node.rank]
         order = {
             "op": "go",
-            "argv": [answer["executable"], "-P", "-m", "launcher.daemon"],
+            "argv": [answer["executable"], "-P", "-m", "rlinf_launcher.daemon"],
             "env": {**self._exported, **node.host.env, "RLINF_RUN_ID": self.run_id},
         }
         await self._lifelines[node.rank].send(order)

@@ -27,7 +27,7 @@ class Options:
 
     Attributes:
         script, args: the script (or module, with ``module``) and what belongs to it.
-        hosts: ``--hosts`` as given; ``$RLINF_HOSTS`` is read by `launcher.allocation.find_hosts`.
+        hosts: ``--hosts`` as given; ``$RLINF_HOSTS`` is read by `rlinf_launcher.allocation.find_hosts`.
         nnodes: use the first so many hosts.
         local_nodes: so many nodes on this machine, without ssh.
         fake_gpus: GPUs to declare on every host that says nothing itself.
@@ -130,7 +130,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
 
 
 def exported(environ: Mapping[str, str], options: Options) -> dict[str, str]:
-    """The variables that every node gets, sorted by name; see `launcher.environment.chosen`."""
+    """The variables that every node gets, sorted by name; see `rlinf_launcher.environment.chosen`."""
     return chosen(environ, options.export, options.env_file, options.env)
 
 

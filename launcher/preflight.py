@@ -167,7 +167,7 @@ class Survey:
         lacking = [name for name in self.request["packages"] if find(name) is None]
         if lacking:
             fix = "pip install " + " ".join(lacking) + " there"
-            if "rlinf_async" in lacking:
+            if "rlinf_async" in lacking or "rlinf_launcher" in lacking:
                 fix = "pip install rlinf-async there, --sync the checkout, or name another Python with --python PATH"
             detail = f"{sys.executable} cannot import {', '.join(lacking)}"
             self.miss("package" if len(lacking) == 1 else "packages", detail, fix)

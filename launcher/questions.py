@@ -103,7 +103,7 @@ class Questions:
         Raises:
             LaunchError: it does not answer, with the last lines that it wrote.
         """
-        program = [python or sys.executable, "-m", f"rlinf_async.hardware.{module}", *words]
+        program = [python or sys.executable, "-P", "-m", f"rlinf_async.hardware.{module}", *words]
         inquiry = Inquiry(program, json.dumps(question), {**self._environment, **(variables or {})})
         self._inquiries.add(inquiry)
         try:

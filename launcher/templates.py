@@ -75,7 +75,7 @@ class Template:
         output = open_log(log)
         try:
             self._process = subprocess.Popen(
-                [python, "-m", "rlinf_async.worker.template", str(far.fileno()), str(os.getpid())],
+                [python, "-P", "-m", "rlinf_async.worker.template", str(far.fileno()), str(os.getpid())],
                 env={**environment, "OPENBLAS_NUM_THREADS": "1", MARKER: NOBODY},
                 pass_fds=(far.fileno(),),
                 stdin=subprocess.DEVNULL,

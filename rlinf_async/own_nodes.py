@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from rlinf_async.errors import ConfigError
+from rlinf_async.errors import ConfigError, LaunchError
 from rlinf_async.wire.credentials import RunAuthority
 from rlinf_async.wire.lifeline import Lifeline
 from rlinf_async.wire.mesh import birth, start_nodes
@@ -40,10 +41,12 @@ async def start_own_nodes(
         LaunchError: a node could not be started, with what it said.
     """
     authority = RunAuthority(run) if count > 1 else None
+    command = [sys.executable, "-P", "-m", "rlinf_launcher.daemon"]
+    environment = _environment(run)
     births = []
     for node in range(count):
         name = "localhost" if count == 1 else f"local-{node}"
-        line = await Lifeline.start([sys.executable, "-m", "launcher.daemon"], name=name, env=_environment(run))
+        line = await Lifeline.start(command, name=name, env=environment)
         lifelines.append(line)
         credentials = authority.issue(node) if authority is not None else None
         births.append(
@@ -92,12 +95,18 @@ def declared_gpus(asked: int | None, *, joins: bool, environ: Mapping[str, str])
 
 
 def _environment(run: str) -> dict[str, str]:
-    """What the daemon is born with; it must find the same ``launcher`` and ``rlinf_async`` as this process."""
+    """The environment of a daemon that finds the same ``rlinf_async`` as this process, and its launcher.
+
+    Raises:
+        LaunchError: this is a checkout that is not installed.
+    """
     environment = {**os.environ, "RLINF_RUN_ID": run}
     home = Path(__file__).resolve().parents[1]
+    launcher = importlib.util.find_spec("rlinf_launcher")
+    if launcher is None or launcher.origin is None or Path(launcher.origin).resolve().parents[1] != home:
+        raise LaunchError(f"rlinf_async is imported from {home}, which is not installed here: pip install -e {home}")
     found_by_path = any(Path(entry or ".").resolve() == home for entry in sys.path)
     if found_by_path and home.name not in ("site-packages", "dist-packages"):
-        # A checkout that is not installed.
         path = [str(home), os.environ.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(entry for entry in path if entry)
     return environment

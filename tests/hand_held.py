@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from rlinf_launcher.channels import Channels
+from rlinf_launcher.endpoint import Endpoint
+from rlinf_launcher.router import Router
 
-from launcher.channels import Channels
-from launcher.endpoint import Endpoint
-from launcher.router import Router
 from rlinf_async.core import codec, frames, read_ahead
 from rlinf_async.queues.remote_queue import RemoteQueue
 from rlinf_async.queues.wish import Get, Put, Question

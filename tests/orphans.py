@@ -201,14 +201,14 @@ class Broken:
 
     def daemons(self, host: Host | None = None) -> list[int]:
         """The daemons proper, those of a host only where one is given, oldest first."""
-        return [pid for pid in self._of_the_launcher(host) if "launcher.daemon" in words_of(parent_of(pid))]
+        return [pid for pid in self._of_the_launcher(host) if "rlinf_launcher.daemon" in words_of(parent_of(pid))]
 
     def guardians(self, host: Host | None = None) -> list[int]:
-        return [pid for pid in self._of_the_launcher(host) if "launcher.daemon" not in words_of(parent_of(pid))]
+        return [pid for pid in self._of_the_launcher(host) if "rlinf_launcher.daemon" not in words_of(parent_of(pid))]
 
     def _of_the_launcher(self, host: Host | None) -> list[int]:
         there = self.processes() if host is None else set(self.processes()) & set(host.processes())
-        return sorted(pid for pid in there if "launcher.daemon" in words_of(pid))
+        return sorted(pid for pid in there if "rlinf_launcher.daemon" in words_of(pid))
 
     def worker(self, who: str) -> int:
         """The process of a worker, by what its lines begin with."""

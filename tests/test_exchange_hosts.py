@@ -65,7 +65,7 @@ def test_a_deadline_a_death_and_a_pulled_cable_in_mid_transfer_leave_the_next_ex
     script, nodes = tmp_path / "exchange.py", tmp_path / "nodes.txt"
     script.write_text(dedent(SCRIPT.format(checkout=str(CHECKOUT))))
     nodes.write_text("node0\nnode1\n")
-    command = [sys.executable, "-m", "launcher", "--ssh-args", " ".join(hosts.ssh_args), "--hosts", nodes]
+    command = [sys.executable, "-m", "rlinf_launcher", "--ssh-args", " ".join(hosts.ssh_args), "--hosts", nodes]
     process = hosts.driver.popen(
         [*command, "--sync", str(tmp_path), "--", script], cwd=CHECKOUT, stdout=-1, stderr=-1, text=True
     )

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -115,6 +117,11 @@ class Import:
     for_annotations: bool  # under ``if TYPE_CHECKING``
 
 
+def imported_as(path: str) -> str:
+    """The dotted name of a path below the checkout."""
+    return re.sub(r"^launcher\b", "rlinf_launcher", path).replace("/", ".")
+
+
 @dataclass(frozen=True)
 class Source:
     path: str  # from the top of the checkout
@@ -122,11 +129,11 @@ class Source:
 
     @property
     def module(self) -> str:
-        return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        return imported_as(self.path.removesuffix(".py").removesuffix("/__init__"))
 
     @property
     def package(self) -> str:
-        return self.path.rpartition("/")[0].replace("/", ".")
+        return imported_as(self.path.rpartition("/")[0])
 
     @property
     def room(self) -> str:
@@ -250,21 +257,21 @@ def imports_run_down_only(source: Source) -> Broken:
 
 def the_two_packages_stay_apart(source: Source) -> Broken:
     for found in source.imports:
-        if within(source.module, "rlinf_async") and within(found.name, "launcher"):
+        if within(source.module, "rlinf_async") and within(found.name, "rlinf_launcher"):
             yield found.line, "rlinf_async never imports launcher: start it by name"
-        of_ours = within(source.module, "launcher") and within(found.name, "rlinf_async")
+        of_ours = within(source.module, "rlinf_launcher") and within(found.name, "rlinf_async")
         if of_ours and room_of(found.name) not in OPEN_TO_LAUNCHER:
             yield found.line, f"launcher imports {found.name}, but may only import {', '.join(OPEN_TO_LAUNCHER)}"
 
 
 def the_launchers_two_sides_stay_apart(source: Source) -> Broken:
     """The near side runs beside the user, the far side on every node; what they share is the protocol."""
-    if not within(source.module, "launcher") or source.module == "launcher":
+    if not within(source.module, "rlinf_launcher") or source.module == "rlinf_launcher":
         return
     if source.room not in NEAR | FAR:
         yield 1, f"launcher/{source.room} is on neither side: put it into NEAR or FAR of tests/test_layers.py"
     for found in source.imports:
-        if not within(found.name, "launcher"):
+        if not within(found.name, "rlinf_launcher"):
             continue
         if not found.relative:
             yield found.line, "imports inside launcher are relative"
@@ -397,7 +404,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert not (found := circles(the_tree())), "\n".join(" -> ".join(circle) for circle in found)
 
 
-@pytest.mark.parametrize("module", ["rlinf_async", "launcher.cli", "launcher.daemon"])
+@pytest.mark.parametrize("module", ["rlinf_async", "rlinf_launcher.cli", "rlinf_launcher.daemon"])
 def test_importing_it_loads_neither_torch_nor_grpc_nor_numpy(module: str) -> None:
     if not any(source.module == module for source in the_tree()):
         pytest.skip(f"there is no {module} yet")
@@ -427,7 +434,7 @@ CASES = [
     (imports_run_down_only, "rlinf_async/work.py", "if TYPE_CHECKING:\n    from rlinf_async.group import Group", 0),
     (imports_run_down_only, "rlinf_async/work.py", "if TYPE_CHECKING: ...\nelse:\n    from .group import f", 3),
     (imports_run_down_only, "rlinf_async/__init__.py", "from rlinf_async.cluster import Cluster", 0),
-    (the_two_packages_stay_apart, "rlinf_async/cluster.py", "from launcher import daemon", 1),
+    (the_two_packages_stay_apart, "rlinf_async/cluster.py", "from rlinf_launcher import daemon", 1),
     (the_two_packages_stay_apart, "launcher/job.py", "from rlinf_async.cluster import Cluster", 1),
     (the_two_packages_stay_apart, "launcher/job.py", "import rlinf_async", 1),
     (the_two_packages_stay_apart, "launcher/job.py", "from rlinf_async import errors", 0),
@@ -435,7 +442,7 @@ CASES = [
     (the_launchers_two_sides_stay_apart, "launcher/job.py", "from .daemon import daemon", 1),
     (the_launchers_two_sides_stay_apart, "launcher/job.py", "from . import router", 1),
     (the_launchers_two_sides_stay_apart, "launcher/daemon.py", "def f():\n    from .hosts import read", 2),
-    (the_launchers_two_sides_stay_apart, "launcher/job.py", "from launcher.hosts import read", 1),
+    (the_launchers_two_sides_stay_apart, "launcher/job.py", "from rlinf_launcher.hosts import read", 1),
     (the_launchers_two_sides_stay_apart, "launcher/attic.py", "", 1),
     (the_launchers_two_sides_stay_apart, "launcher/job.py", "from .hosts import read", 0),
     (libraries_stay_in_their_rooms, "rlinf_async/wire/unix.py", "import grpc.aio", 1),
@@ -508,3 +515,9 @@ def test_a_circle_is_found_also_through_a_deferred_import_and_a_package() -> Non
     for_annotations = "if TYPE_CHECKING:\n    from rlinf_async.core import Tally"
     house[2] = Source("rlinf_async/core/frames.py", for_annotations)
     assert circles(house) == []
+
+
+def test_every_package_is_installed_under_its_import_name() -> None:
+    with (CHECKOUT / "pyproject.toml").open("rb") as file:
+        installed = tomllib.load(file)["tool"]["setuptools"]["packages"]
+    assert sorted(installed) == sorted(source.module for source in the_tree() if source.path.endswith("__init__.py"))

@@ -98,7 +98,7 @@ def test_each_hosts_workers_have_the_interpreter_and_the_variables_of_their_node
     )
     done = hosts.driver.run(
         [
-            *(sys.executable, "-m", "launcher", "--ssh-args", " ".join(hosts.ssh_args), "--hosts", nodes),
+            *(sys.executable, "-m", "rlinf_launcher", "--ssh-args", " ".join(hosts.ssh_args), "--hosts", nodes),
             *("-e", "RLINF_EXT_MODULE=extension_of_mine", "--sync", tmp_path, "--", script, config),
         ],
         cwd=CHECKOUT,

@@ -53,7 +53,7 @@ def deaths(setting: str) -> list[object]:
     return cases
 
 
-LOCAL = ["-m", "launcher", "--local-nodes", "2", SCRIPT]
+LOCAL = ["-m", "rlinf_launcher", "--local-nodes", "2", SCRIPT]
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def hosts() -> Iterator[FakeHosts]:
 
 
 def over_ssh(hosts: FakeHosts) -> list[str]:
-    return ["-m", "launcher", "--hosts", "node0,node1", "--ssh-args", " ".join(hosts.ssh_args)]
+    return ["-m", "rlinf_launcher", "--hosts", "node0,node1", "--ssh-args", " ".join(hosts.ssh_args)]
 
 
 def victim_and_its_tree(run: Broken, setting: str, victim: str, node: int, hosts: FakeHosts | None) -> list[int]:
@@ -160,7 +160,7 @@ def kill_both(run: Broken, guardian: int, daemon: int) -> None:
 def see_the_sweep(run: Broken, *words: str, hosts: FakeHosts | None = None) -> None:
     assert run.orphans(time.monotonic()) != []
     assert run.directories() != []
-    argv = [sys.executable, "-m", "launcher", *words, "--sweep", run.run]
+    argv = [sys.executable, "-m", "rlinf_launcher", *words, "--sweep", run.run]
     environment = {"PYTHONPATH": str(CHECKOUT)}
     if hosts is not None:
         argv = hosts.driver.command(argv, cwd=CHECKOUT, env=environment)
@@ -266,7 +266,7 @@ def test_the_scripts_exit_code_is_the_launchers(last_words: str, code: int, said
         "Litter.create_group(False).launch(cluster).wait_ready()\n"
         f"{last_words}\n"
     )
-    with Broken(tmp_path, "-m", "launcher", str(script)) as run:
+    with Broken(tmp_path, "-m", "rlinf_launcher", str(script)) as run:
         assert run.process.wait(60) == code, run.out
         since = time.monotonic()
         assert said in run.out

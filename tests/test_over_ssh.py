@@ -16,7 +16,7 @@ from tests.namespaces import CHECKOUT, FakeHosts
 pytestmark = pytest.mark.namespaces
 
 MakeHosts = Callable[..., FakeHosts]
-LAUNCH = [sys.executable, "-m", "launcher"]
+LAUNCH = [sys.executable, "-m", "rlinf_launcher"]
 
 SMALL_JOB = [
     "examples/embodiment/train_embodied_agent.py",

@@ -157,8 +157,8 @@ def test_the_documentations_flow_runs_as_written_on_a_node_that_declares_eight_d
 def test_the_flow_runs_under_the_launcher_with_a_hosts_file_that_declares_them(tmp_path: Path) -> None:
     hosts = tmp_path / "nodes.txt"
     hosts.write_text("localhost fake_gpus=8\n")
-    check_flow(run("-m", "launcher", "--hosts", str(hosts), SEED_FLOW))
+    check_flow(run("-m", "rlinf_launcher", "--hosts", str(hosts), SEED_FLOW))
 
 
 def test_the_flow_runs_under_the_launcher_with_a_flag_that_declares_them() -> None:
-    check_flow(run("-m", "launcher", "--local-nodes", "1", "--fake-gpus", "8", SEED_FLOW))
+    check_flow(run("-m", "rlinf_launcher", "--local-nodes", "1", "--fake-gpus", "8", SEED_FLOW))

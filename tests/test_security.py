@@ -217,7 +217,7 @@ def answers_of(
 
 
 def is_daemon(pid: int) -> bool:
-    return psutil.Process(pid).cmdline()[-1] == "launcher.daemon"
+    return psutil.Process(pid).cmdline()[-1] == "rlinf_launcher.daemon"
 
 
 def turn_strangers_away(alive: Run, folder: Path) -> None:
@@ -248,7 +248,7 @@ def test_no_secret_of_a_cluster_lies_about(alive: Run, cluster: Cluster) -> None
 
 LAUNCHER = """
 import sys
-from launcher import cli, inspection
+from rlinf_launcher import cli, inspection
 from rlinf_async.wire import credentials
 
 def told(secret):
@@ -407,7 +407,7 @@ def test_another_user_is_refused_even_where_the_directory_lies_open(
 
 HOOK = """
 import os, sys
-if "launcher.daemon" in sys.orig_argv:
+if "rlinf_launcher.daemon" in sys.orig_argv:
     def hook(event, arguments):
         if event == "pickle.find_class":
             open(f"{folder}/fired-{os.getpid()}", "w").close()
@@ -428,7 +428,7 @@ def hooked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_daemon_that_unpickled_would_be_seen(hooked: Path) -> None:
     code = f"import pickle; pickle.loads({pickle.dumps(Canary(hooked / 'canary'))!r})"
-    done = subprocess.run([sys.executable, "-c", code, "launcher.daemon"], check=False)
+    done = subprocess.run([sys.executable, "-c", code, "rlinf_launcher.daemon"], check=False)
     assert done.returncode == 86
     assert len(list(hooked.glob("fired-*"))) == 1
     assert not (hooked / "canary").exists()

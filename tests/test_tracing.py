@@ -251,7 +251,7 @@ def test_under_the_launcher_a_flag_is_enough(tmp_path: Path) -> None:
         "    with Cluster() as cluster:\n"
         "        Busy.create_group().launch(cluster, NodePlacementStrategy([0, 1]), name=name).ping().wait()\n"
     )
-    command = [sys.executable, "-m", "launcher", "--local-nodes", "2", "--trace", "run.json", script]
+    command = [sys.executable, "-m", "rlinf_launcher", "--local-nodes", "2", "--trace", "run.json", script]
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False

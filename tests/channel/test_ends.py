@@ -44,7 +44,7 @@ def test_a_closed_channel_gives_what_it_has_and_then_ends(cluster: Cluster, user
 
 def test_a_daemon_at_its_limit_of_open_files_says_so_and_loses_nothing(cluster: Cluster, users: Any) -> None:
     everybody = psutil.Process().children(recursive=True)
-    daemons = [process for process in everybody if "launcher.daemon" in process.cmdline()]
+    daemons = [process for process in everybody if "rlinf_launcher.daemon" in process.cmdline()]
     limits = [daemon.rlimit(psutil.RLIMIT_NOFILE) for daemon in daemons]
     with Channel.create("many-files", node_rank=0) as channel:
         channel.put(torch.arange(1 << 20))

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.host import Host
-from launcher.job import Job
-from launcher.options import Options
-from launcher.plan import plan
-from launcher.table import Report
+from rlinf_launcher.host import Host
+from rlinf_launcher.job import Job
+from rlinf_launcher.options import Options
+from rlinf_launcher.plan import plan
+from rlinf_launcher.table import Report
 
 DAEMON = """
 import json, os, shutil, sys, time
@@ -111,7 +111,7 @@ class Stage:
     def launcher(self, *words: str) -> list[str]:
         """The command line of a launcher whose nodes are fakes."""
         flags = [word for name, value in self.exported.items() for word in ("-e", f"{name}={value}")]
-        return [sys.executable, "-m", "launcher", *flags, *words]
+        return [sys.executable, "-m", "rlinf_launcher", *flags, *words]
 
     def daemon(self, rank: int) -> dict[str, Any]:
         """What the fake daemon has seen: its birth, environment, working directory, arguments."""

@@ -4,10 +4,10 @@ import io
 from pathlib import Path
 
 import pytest
+from rlinf_launcher import allocation
+from rlinf_launcher.allocation import find_hosts
+from rlinf_launcher.hosts import Host
 
-from launcher import allocation
-from launcher.allocation import find_hosts
-from launcher.hosts import Host
 from rlinf_async.errors import ConfigError
 
 

@@ -9,9 +9,9 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from rlinf_launcher import archive
+from rlinf_launcher.archive import Archive, pack
 
-from launcher import archive
-from launcher.archive import Archive, pack
 from rlinf_async.errors import ConfigError
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from rlinf_launcher.channel_names import ChannelNames
+from rlinf_launcher.channels import LATER
 
-from launcher.channel_names import ChannelNames
-from launcher.channels import LATER
 from rlinf_async.core import frames
 
 A, B = frames.endpoint(0, 1), frames.endpoint(1, 1)

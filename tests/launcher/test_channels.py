@@ -11,10 +11,10 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from rlinf_launcher.channels import LATER, Channels
+from rlinf_launcher.endpoint import Endpoint
+from rlinf_launcher.router import Router
 
-from launcher.channels import LATER, Channels
-from launcher.endpoint import Endpoint
-from launcher.router import Router
 from rlinf_async.core import frames
 from rlinf_async.core.credit import OVERHEAD, cost
 from rlinf_async.core.frames import FrameError
@@ -333,7 +333,7 @@ async def test_the_death_of_who_holds_credit_closes_too(daemon: Daemon) -> None:
 async def test_who_does_not_return_credit_is_closed_over_and_hears_what_is_lost(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.channels.PATIENCE", 0.01)
+    monkeypatch.setattr("rlinf_launcher.channels.PATIENCE", 0.01)
     owner, producer = Process(daemon, "driver"), Process(daemon)
     await daemon.host(owner.id)
     await granted(daemon, producer)

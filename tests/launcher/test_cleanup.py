@@ -12,12 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rlinf_launcher import sub_workers
+from rlinf_launcher.cleanup import run_all
+from rlinf_launcher.desk import Desk, Site
+from rlinf_launcher.endpoint import Endpoint
+from rlinf_launcher.router import Router
 
-from launcher import sub_workers
-from launcher.cleanup import run_all
-from launcher.desk import Desk, Site
-from launcher.endpoint import Endpoint
-from launcher.router import Router
 from rlinf_async.core import frames
 from rlinf_async.core.frames import FrameError
 from rlinf_async.errors import AuthError
@@ -133,7 +133,7 @@ def find(inside: Any, number: int, path: str, seen: set[int]) -> Iterator[str]:
     elif isinstance(inside, list | tuple | set | frozenset) or type(inside).__name__ in ("deque", "odict_values"):
         for value in list(inside):
             yield from find(value, number, f"{path}[]", seen)
-    elif type(inside).__module__.startswith(("launcher", "rlinf_async")):
+    elif type(inside).__module__.startswith("rlinf_"):
         slots = [name for kind in type(inside).__mro__ for name in getattr(kind, "__slots__", ())]
         names = [*vars(inside), *slots] if hasattr(inside, "__dict__") else slots
         for name in names:

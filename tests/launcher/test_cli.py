@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rlinf_launcher import cli
 
-from launcher import cli
 from tests.launcher.fakes import Stage
 
 CHECKOUT = Path(__file__).parents[2]

@@ -15,15 +15,15 @@ from typing import Any
 
 import psutil
 import pytest
+from rlinf_launcher import output, templates
+from rlinf_launcher.desk import Desk, Group, Site
+from rlinf_launcher.endpoint import MOST_QUEUED, Endpoint
+from rlinf_launcher.neighbour import Neighbour
+from rlinf_launcher.node import _logged
+from rlinf_launcher.output import Output
+from rlinf_launcher.router import Router
+from rlinf_launcher.templates import Template, Templates
 
-from launcher import output, templates
-from launcher.desk import Desk, Group, Site
-from launcher.endpoint import MOST_QUEUED, Endpoint
-from launcher.neighbour import Neighbour
-from launcher.node import _logged
-from launcher.output import Output
-from launcher.router import Router
-from launcher.templates import Template, Templates
 from rlinf_async import Cluster, LaunchError, NodeLost, NodePlacementStrategy, WorkerDied
 from rlinf_async.core import frames
 from rlinf_async.core.frames import Status

@@ -10,9 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from launcher import driver as driver_module
-from launcher.driver import Driver, Orphans
+from rlinf_launcher import driver as driver_module
+from rlinf_launcher.driver import Driver, Orphans
 
 LISTENER = """
 import os, signal, sys, time

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from launcher.gathering import Gathering
+from rlinf_launcher.gathering import Gathering
+
 from rlinf_async.core import frames
 from rlinf_async.core.frames import Status
 

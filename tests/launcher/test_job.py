@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
+from rlinf_launcher import job as job_module
+from rlinf_launcher.host import Host
+from rlinf_launcher.job import Job
+from rlinf_launcher.table import Report
 
-from launcher import job as job_module
-from launcher.host import Host
-from launcher.job import Job
-from launcher.table import Report
 from rlinf_async.errors import LaunchError
 from tests.launcher.fakes import Stage
 

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from rlinf_launcher import router as routers
+from rlinf_launcher.endpoint import Endpoint
+from rlinf_launcher.obituaries import Obituaries
+from rlinf_launcher.router import Router
 
-from launcher import router as routers
-from launcher.endpoint import Endpoint
-from launcher.obituaries import Obituaries
-from launcher.router import Router
 from rlinf_async.core import frames
 from rlinf_async.core.frames import FrameError
 from rlinf_async.core.segment import write_segment

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rlinf_launcher import oom
+from rlinf_launcher.oom import MemoryKills, memory_verdict
 
-from launcher import oom
-from launcher.oom import MemoryKills, memory_verdict
 from rlinf_async import Cluster, WorkerDied
 from tests.workers import Plain
 

@@ -24,7 +24,7 @@ PACKAGES = ("rlinf_async", "launcher")
 
 
 def command(hosts: FakeHosts, *words: str) -> list[str]:
-    return [sys.executable, "-m", "launcher", "--ssh-args", shlex.join(hosts.ssh_args), *words]
+    return [sys.executable, "-m", "rlinf_launcher", "--ssh-args", shlex.join(hosts.ssh_args), *words]
 
 
 def launch(hosts: FakeHosts, *words: str) -> subprocess.CompletedProcess[str]:
@@ -63,7 +63,7 @@ def test_one_unreachable_and_one_without_the_package_among_four(fake_hosts: Host
     lines = [line.split(maxsplit=1) for line in done.stderr.split("error: ")[1].splitlines()]
     assert lines[0] == ["2", "of 4 nodes could not be started:"]
     assert lines[1][0] == "node1"
-    assert "cannot import rlinf_async, launcher" in lines[1][1]
+    assert "cannot import rlinf_async, rlinf_launcher" in lines[1][1]
     assert lines[3][0] == "10.77.0.99"
     assert lines[3][1].startswith("ssh: ")
     for host in hosts:

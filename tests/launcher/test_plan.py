@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from rlinf_launcher.hosts import parse_hosts
+from rlinf_launcher.local import LocalWay
+from rlinf_launcher.options import parse
+from rlinf_launcher.plan import chosen_hosts, driver_python, plan
 
-from launcher.hosts import parse_hosts
-from launcher.local import LocalWay
-from launcher.options import parse
-from launcher.plan import chosen_hosts, driver_python, plan
 from rlinf_async.errors import ConfigError
 
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from launcher.stub import STUB, shipment
+from rlinf_launcher.stub import STUB, shipment
 
 CHECKOUT = Path(__file__).parents[2]
 MARKER = "m" * 32

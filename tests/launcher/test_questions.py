@@ -9,9 +9,9 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
+from rlinf_launcher import questions
+from rlinf_launcher.questions import Questions
 
-from launcher import questions
-from launcher.questions import Questions
 from rlinf_async.core import codec
 from rlinf_async.errors import ConfigError, LaunchError
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import psutil
 import pytest
+from rlinf_launcher.resources import address_of, addresses, count_cpus, count_memory, facts, interface_of
 
-from launcher.resources import address_of, addresses, count_cpus, count_memory, facts, interface_of
 from rlinf_async.errors import ConfigError
 from tests.nvml import FakeLibrary
 

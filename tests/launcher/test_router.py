@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from rlinf_launcher import router as routers
+from rlinf_launcher.endpoint import Endpoint
+from rlinf_launcher.router import Router
 
-from launcher import router as routers
-from launcher.endpoint import Endpoint
-from launcher.router import Router
 from rlinf_async.core import frames
 from rlinf_async.core.frames import Status
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-
-from launcher import cli
+from rlinf_launcher import cli
 
 SVG = "{http://www.w3.org/2000/svg}"
 

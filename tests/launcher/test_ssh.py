@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from rlinf_launcher.host import Host
+from rlinf_launcher.options import Options
+from rlinf_launcher.ssh import way
+from rlinf_launcher.stub import STUB, shipment
 
-from launcher.host import Host
-from launcher.options import Options
-from launcher.ssh import way
-from launcher.stub import STUB, shipment
 from rlinf_async.errors import ConfigError
 from rlinf_async.wire.ending import Ending
 

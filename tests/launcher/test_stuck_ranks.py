@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from rlinf_launcher.endpoint import Endpoint
+from rlinf_launcher.router import Router
+from rlinf_launcher.stuck_ranks import StuckRanks
 
-from launcher.endpoint import Endpoint
-from launcher.router import Router
-from launcher.stuck_ranks import StuckRanks
 from rlinf_async.core import frames
 
 CALLER = frames.endpoint(0, 99)

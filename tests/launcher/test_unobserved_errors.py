@@ -42,7 +42,7 @@ if __name__ == "__main__":
 def launch(folder: Path, body: str, *flags: str) -> subprocess.CompletedProcess[str]:
     script = folder / "train.py"
     script.write_text(SCRIPT.format(body=indent(dedent(body), " " * 8)))
-    command = [sys.executable, "-m", "launcher", *flags, str(script)]
+    command = [sys.executable, "-m", "rlinf_launcher", *flags, str(script)]
     return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=60, check=False)
 
 

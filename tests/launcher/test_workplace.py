@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from rlinf_launcher.workplace import prepare
 
-from launcher.workplace import prepare
 from rlinf_async.errors import LaunchError
 
 NODE = {"PATH": "/bin", "HOME": "/root", "LD_LIBRARY_PATH": "/lib"}

@@ -21,7 +21,7 @@ def test_three_machines_cost_the_senders_network_one_and_if_two_are_parted_nobod
     nodes, word = tmp_path / "nodes.txt", tmp_path / "word"
     nodes.write_text("node0\nnode1 slots=2\nnode2\nnode3\n")
     os.mkfifo(word)
-    launch = [sys.executable, "-m", "launcher", "--ssh-args", " ".join(hosts.ssh_args), "--hosts", str(nodes)]
+    launch = [sys.executable, "-m", "rlinf_launcher", "--ssh-args", " ".join(hosts.ssh_args), "--hosts", str(nodes)]
     script = [str(CHECKOUT / "tests" / "weights" / "along_hosts.py"), str(word)]
     process = hosts.driver.popen(
         [*launch, "-e", f"PYTHONPATH={CHECKOUT}", "--", *script], cwd=CHECKOUT, stdout=-1, stderr=-2, text=True

@@ -20,7 +20,7 @@ def test_every_scheme_keeps_its_promises_to_another_host(fake_hosts: Callable[..
     hosts = fake_hosts(2)
     nodes = tmp_path / "nodes.txt"
     nodes.write_text("node0 slots=4\nnode1 slots=4\n")
-    launch = [sys.executable, "-m", "launcher", "--ssh-args", " ".join(hosts.ssh_args), "--hosts", str(nodes)]
+    launch = [sys.executable, "-m", "rlinf_launcher", "--ssh-args", " ".join(hosts.ssh_args), "--hosts", str(nodes)]
     script = [str(CHECKOUT / "tests" / "weights" / "across_hosts.py"), hosts[0].address]
     done = hosts.driver.run(
         [*launch, "-e", f"PYTHONPATH={CHECKOUT}", "--", *script], cwd=CHECKOUT, check=True, timeout=300
