@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from rlinf_async import Tracer, tracing
-from rlinf_async.core import frames
-from rlinf_async.core.spans import Recorder
-from rlinf_async.trace import who
+from rlinf_async import Tracer
+from rlinf_async._core import frames
+from rlinf_async._trace import recorder as tracing
+from rlinf_async._trace.state.spans import Recorder
+from rlinf_async._trace.trace import who
 
 from .measure import ITSELF, OURS, Case, Target, alternate, print_row
 from .options import parse

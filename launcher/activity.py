@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from rlinf_async.core.locks import Ticket
+from rlinf_async._core.resource_locks import Ticket
 
 from .channel_names import ChannelNames
 from .channels import Channels

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlinf_async.core.frames import PROTOCOL
+from rlinf_async._core.frames import PROTOCOL
+from rlinf_async._wire.credentials import NodeCredentials
 from rlinf_async.errors import VersionMismatch
-from rlinf_async.wire.credentials import NodeCredentials
 
 from .run_logs import RunLogs
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlinf_async import settings
-from rlinf_async.core import frames
+from rlinf_async._core import frames
 
 from .endpoint import Endpoint
 from .router import Router

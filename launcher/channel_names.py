@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any
 
-from rlinf_async.core import frames
-from rlinf_async.core.channel_table import ChannelTable, Waiter
+from rlinf_async._channels.state.channel_table import ChannelTable, Waiter
+from rlinf_async._core import frames
 
 from .channels import LATER
 

@@ -6,7 +6,7 @@ outlive whoever put them.
 
 A channel is its number (``channel_names.py``): what is asked of one that is not here is answered with "gone".
 
-Processes of this node put with credit (``core/credit.py``): such a put is done for them as soon as it is on their
+Processes of this node put with credit (``_channels/state/credit.py``): such a put is done for them as soon as it is on their
 socket.  So whoever asks what a queue holds is answered when what is on those sockets has been read: it may have heard
 of the put from its producer.
 """
@@ -20,14 +20,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final, NoReturn
 
-from rlinf_async.core import frames
-from rlinf_async.core.ahead import Call
-from rlinf_async.core.credit import OVERHEAD, Recall, cost
-from rlinf_async.core.lane import Item, Question
-from rlinf_async.core.queue import Queue
-from rlinf_async.core.refusals import refusal
-from rlinf_async.core.segment import close_fds
-from rlinf_async.core.steps import ACCEPTED, DELIVER, Act, Step
+from rlinf_async._channels.state.actions import ACCEPTED, DELIVER, Act, Step
+from rlinf_async._channels.state.ahead import Call
+from rlinf_async._channels.state.credit import OVERHEAD, Recall, cost
+from rlinf_async._channels.state.key_queue import Item, Question
+from rlinf_async._channels.state.queue import Queue
+from rlinf_async._channels.state.refusals import refusal
+from rlinf_async._core import frames
+from rlinf_async._core.segment import close_fds
 
 from .cleanup import run_all
 from .hosted import Hosted, Segment

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlinf_async import settings
+from rlinf_async._wire.terminal import Terminal, TerminalStream
 from rlinf_async.errors import ConfigError, LaunchError, RLinfAsyncError
-from rlinf_async.wire.terminal import Terminal, TerminalStream
 
 from .allocation import find_hosts
 from .check import check

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from rlinf_async.core import frames
-from rlinf_async.core.descriptors import explained_shortage
+from rlinf_async._core import frames
+from rlinf_async._core.descriptors import explained_shortage
+from rlinf_async._wire.unix import Connection
 from rlinf_async.errors import ClosedError, LaunchError
-from rlinf_async.wire.unix import Connection
 
 from .activity import Activity
 from .call_check import CallCheck

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from rlinf_async.core import frames
-from rlinf_async.core.calls import Debts
-from rlinf_async.core.segment import close_fds
-from rlinf_async.wire.unix import Connection
+from rlinf_async._core import frames
+from rlinf_async._core.pending_calls import Debts
+from rlinf_async._core.segment import close_fds
+from rlinf_async._wire.unix import Connection
 
 from .processes import WorkerProcess
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rlinf_async.core.frames import OK
+from rlinf_async._core.frames import OK
 
 PATIENCE: Final = 0.001
 """Seconds that an answer waits for those of the other ranks; a caller may want it as it comes."""

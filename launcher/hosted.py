@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from rlinf_async.core.queue import Queue
+from rlinf_async._channels.state.queue import Queue
 
 
 class Segment:

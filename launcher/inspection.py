@@ -10,9 +10,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from rlinf_async._wire.lifeline import Lifeline, fresh_marker
+from rlinf_async._wire.mesh import on_all_nodes
 from rlinf_async.errors import LaunchError
-from rlinf_async.wire.lifeline import Lifeline, fresh_marker
-from rlinf_async.wire.mesh import on_all_nodes
 
 from .archive import Archive
 from .local import address_towards

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+from rlinf_async._wire.lifeline import Lifeline
+from rlinf_async._wire.mesh import birth, launch_error, start_nodes
 from rlinf_async.errors import LaunchError
-from rlinf_async.wire.lifeline import Lifeline
-from rlinf_async.wire.mesh import birth, launch_error, start_nodes
 
 from .archive import Archive, pack
 from .driver import Driver, Orphans
@@ -210,7 +210,7 @@ class Job:
         options, binds = self._options, self._inspection.binds()
         authority = None
         if len(self._nodes) > 1:
-            from rlinf_async.wire.credentials import RunAuthority  # a slow import, and a lone node needs none
+            from rlinf_async._wire.credentials import RunAuthority  # a slow import, and a lone node needs none
 
             authority = RunAuthority(self.run_id)
         births = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from rlinf_async.core.net_emulation import Line, Lines
+from rlinf_async._messaging.state.emulated_delay import Line, Lines
 
 
 class EmulatedLines:

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlinf_async.wire.ending import Ending, describe_ending
+from rlinf_async._wire.far_end import Ending, describe_ending
 
 from .host import Host
 from .stub import STUB, TOO_OLD

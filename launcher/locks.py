@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from rlinf_async.core.locks import DeviceLocks, Ticket
+from rlinf_async._core.resource_locks import DeviceLocks, Ticket
 
 from .channels import LATER
 

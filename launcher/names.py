@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from typing import Any
 
-from rlinf_async.core import frames
-from rlinf_async.core.directory import Directory
+from rlinf_async._core import frames
+from rlinf_async._core.directory import Directory
 
 from .channels import LATER
 

@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from rlinf_async.core import frames
-from rlinf_async.core.calls import Holdback
-from rlinf_async.core.segment import allocate_segment, close_fds, seal_segment
+from rlinf_async._core import frames
+from rlinf_async._core.pending_calls import Holdback
+from rlinf_async._core.segment import allocate_segment, close_fds, seal_segment
 from rlinf_async.errors import ClosedError, NodeLost
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ _HEADER: Final = struct.Struct("<QQQ")
 
 
 class Link(Protocol):
-    """What this file needs of a gRPC link (``rlinf_async.wire.link.PeerLink``)."""
+    """What this file needs of a gRPC link (``rlinf_async._wire.daemon_link.PeerLink``)."""
 
     on_control: Callable[[bytes], None] | None
     on_bulk: Callable[[bytes], None] | None

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlinf_async import settings
-from rlinf_async.core import frames
-from rlinf_async.core.frames import FrameError
-from rlinf_async.core.segment import close_fds
+from rlinf_async._core import frames
+from rlinf_async._core.frames import FrameError
+from rlinf_async._core.segment import close_fds
+from rlinf_async._wire.local_socket import check_peer, listen, peer_of
+from rlinf_async._wire.unix import Connection
 from rlinf_async.errors import AuthError, RLinfAsyncError
-from rlinf_async.wire.local_socket import check_peer, listen, peer_of
-from rlinf_async.wire.unix import Connection
 
 from .admission import Admission
 from .birth import Birth
@@ -171,7 +171,7 @@ class Node:
         birth = self._birth
         if birth.bind is None:
             return None
-        from rlinf_async.wire.peer_server import PeerServer
+        from rlinf_async._wire.peer_server import PeerServer
 
         assert birth.credentials is not None
         self._server = PeerServer(
@@ -230,7 +230,7 @@ class Node:
         await self._expected(node)
 
     async def _dial(self, peer: dict[str, Any]) -> None:
-        from rlinf_async.wire.dial import dial
+        from rlinf_async._wire.dial import dial
 
         birth = self._birth
         assert birth.credentials is not None

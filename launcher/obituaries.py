@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlinf_async.core import frames
+from rlinf_async._core import frames
 
 from .router import Router
 

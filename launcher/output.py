@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from rlinf_async.core.printable import printable
+from rlinf_async._core.printable import printable
 
 LAST_WORDS: Final = 50
 LONGEST_LINE: Final = 8192

@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 from typing import Any, Final
 
-from rlinf_async.core.locks import PortLeases, port_range
+from rlinf_async._core.resource_locks import PortLeases, port_range
 
 TRIES: Final = 10_000
 

@@ -84,7 +84,7 @@ class ProfiledBirth:
 
     def _start(self, control: int, environment: Mapping[str, str], fds: Sequence[int]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [*self._command, "-P", "-m", "rlinf_async.worker.template", str(control), "0"],
+            [*self._command, "-P", "-m", "rlinf_async._worker.template", str(control), "0"],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=fds[1],

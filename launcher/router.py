@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from rlinf_async.core import frames
-from rlinf_async.core.frames import FrameError, Status
-from rlinf_async.core.segment import close_fds, write_segment
+from rlinf_async._core import frames
+from rlinf_async._core.frames import FrameError, Status
+from rlinf_async._core.segment import close_fds, write_segment
 from rlinf_async.errors import NodeLost
 
 from .cleanup import run_all

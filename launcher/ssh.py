@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from rlinf_async._wire.far_end import Ending, describe_ending
 from rlinf_async.errors import ConfigError
-from rlinf_async.wire.ending import Ending, describe_ending
 
 from .host import Host
 from .options import Options

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
+from rlinf_async._wire.lifeline import Lifeline, fresh_marker
+from rlinf_async._wire.mesh import on_all_nodes
 from rlinf_async.errors import LaunchError
-from rlinf_async.wire.lifeline import Lifeline, fresh_marker
-from rlinf_async.wire.mesh import on_all_nodes
 
 from .plan import Node
 from .stub import shipment

@@ -7,9 +7,9 @@ import os
 from collections.abc import Sequence
 from typing import Any, Final
 
-from rlinf_async.core import frames
-from rlinf_async.core.lane import Get, Item
-from rlinf_async.core.segment import close_fds
+from rlinf_async._channels.state.key_queue import Get, Item
+from rlinf_async._core import frames
+from rlinf_async._core.segment import close_fds
 
 from .hosted import Hosted, News, Segment
 from .router import Router

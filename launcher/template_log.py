@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from rlinf_async.core.printable import printable
+from rlinf_async._core.printable import printable
 
 TAIL_BYTES: Final = 16 * 1024
 LAST_LINES: Final = 20

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgpack
 
-from rlinf_async.core.frames import PROTOCOL
+from rlinf_async._core.frames import PROTOCOL
 from rlinf_async.errors import LaunchError
 
 from .oom import MemoryKills
@@ -75,7 +75,7 @@ class Template:
         output = open_log(log)
         try:
             self._process = subprocess.Popen(
-                [python, "-P", "-m", "rlinf_async.worker.template", str(far.fileno()), str(os.getpid())],
+                [python, "-P", "-m", "rlinf_async._worker.template", str(far.fileno()), str(os.getpid())],
                 env={**environment, "OPENBLAS_NUM_THREADS": "1", MARKER: NOBODY},
                 pass_fds=(far.fileno(),),
                 stdin=subprocess.DEVNULL,

@@ -18,9 +18,9 @@ from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any, Final
 
-from rlinf_async.core import frames
-from rlinf_async.core.clocks import ClockOffset
-from rlinf_async.core.trace_file import Process, TraceFile
+from rlinf_async._core import frames
+from rlinf_async._trace.state.clocks import ClockOffset
+from rlinf_async._trace.state.trace_file import Process, TraceFile
 from rlinf_async.errors import ConfigError
 
 from .channels import LATER

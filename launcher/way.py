@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from rlinf_async.wire.ending import Ending
+from rlinf_async._wire.far_end import Ending
 
 
 class Way(Protocol):

@@ -34,11 +34,17 @@
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 
+from rlinf_async._cluster.sys_variables import ClusterEnvVar
+from rlinf_async._group.each import each
+from rlinf_async._group.wait_all import wait_all
+from rlinf_async._messaging.collective_options import CollectiveGroupOptions
+from rlinf_async._trace.tracer import Tracer
+from rlinf_async._worker.accelerator_util import AcceleratorUtil
+from rlinf_async._worker.routing import get_group_world_size
 from rlinf_async.address import NodeInfo, WorkerAddress, WorkerInfo
 from rlinf_async.channel import Channel, WeightedItem
 from rlinf_async.cluster import Cluster
 from rlinf_async.configuration import ClusterConfig
-from rlinf_async.each import each
 from rlinf_async.errors import (
     AuthError,
     ClosedError,
@@ -106,14 +112,8 @@ from rlinf_async.routing import (
     split_channel_message,
 )
 from rlinf_async.stream import Stream
-from rlinf_async.sys_variables import ClusterEnvVar
-from rlinf_async.tracer import Tracer
-from rlinf_async.wait_all import wait_all
 from rlinf_async.work import Work
-from rlinf_async.worker.accelerator_util import AcceleratorUtil
-from rlinf_async.worker.base import Worker
-from rlinf_async.worker.options import CollectiveGroupOptions
-from rlinf_async.worker.routing import get_group_world_size
+from rlinf_async.worker import Worker
 
 if TYPE_CHECKING:
     from rlinf_async.weights import (

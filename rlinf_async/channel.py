@@ -12,17 +12,19 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from rlinf_async import far_links, process, tracing
+from rlinf_async._channels import registration
+from rlinf_async._channels.arguments import MOST, Wishes, seconds, switch, whole_number
+from rlinf_async._channels.local_queue import LocalQueue
+from rlinf_async._channels.queue_errors import QueueEnd
+from rlinf_async._channels.replicas import Replicas
+from rlinf_async._channels.request import Get, Put, Wish
+from rlinf_async._client import emulated_links
+from rlinf_async._client import registry as seats
+from rlinf_async._client.client import NodeClient
+from rlinf_async._core import process
+from rlinf_async._core.parking import may_wait
+from rlinf_async._trace import recorder
 from rlinf_async.errors import EndOfChannel
-from rlinf_async.gate import may_wait
-from rlinf_async.queues import registry
-from rlinf_async.queues.errors import QueueEnd
-from rlinf_async.queues.local_queue import LocalQueue
-from rlinf_async.queues.replicas import Replicas
-from rlinf_async.queues.wish import Get, Put, Wish
-from rlinf_async.queues.wishes import MOST, Wishes, seconds, switch, whole_number
-from rlinf_async.seat import seats
-from rlinf_async.seat.client import NodeClient
 from rlinf_async.work import Work, blocking
 
 DEFAULT_KEY: Final = "default_queue"
@@ -81,8 +83,8 @@ class Channel:
         self._maxsize = maxsize
         self._client = client
         self._local = local
-        self._roster: registry.Roster | None = None
-        self._promise: registry.Promise | None = None
+        self._roster: registration.Roster | None = None
+        self._promise: registration.Promise | None = None
         """What it is known by to those whom it was passed on to before it had a number."""
         self._replicas: Replicas | None = None
         self._opening: Work[None] | None = None
@@ -161,7 +163,7 @@ class Channel:
         channel = cls(name, maxsize, client)
         channel._open(
             client,
-            registry.create(
+            registration.create(
                 client, name, maxsize=maxsize, max_bytes=max_bytes, distributed=distributed, node_rank=node_rank
             ),
         )
@@ -194,10 +196,10 @@ class Channel:
             timeout = seconds(timeout, f"connect() to channel '{name}'")
         client = seats.only_taken() if cluster is None else cluster.client
         channel = cls(name, 0, client)
-        channel._open(client, registry.find(client, name, timeout))
+        channel._open(client, registration.find(client, name, timeout))
         return channel
 
-    def _open(self, client: NodeClient, opening: Coroutine[Any, Any, registry.Roster | None]) -> None:
+    def _open(self, client: NodeClient, opening: Coroutine[Any, Any, registration.Roster | None]) -> None:
         """Begins to find out which channel it is; None says that it is closed already."""
         replicas = Replicas(client)
 
@@ -223,12 +225,12 @@ class Channel:
         except RuntimeError:
             work.wait()
 
-    def _take(self, client: NodeClient, roster: registry.Roster | None) -> None:
+    def _take(self, client: NodeClient, roster: registration.Roster | None) -> None:
         """It is known which channel it is, or that it is none."""
         with _passing_on:
             self._roster, self._is_known = roster, True
             if self._promise is not None and self._promise["maker"] == client.endpoint:
-                registry.keep(client, self._promise, roster)
+                registration.keep(client, self._promise, roster)
         if roster is not None:
             self._maxsize = roster["maxsize"]
 
@@ -436,11 +438,11 @@ class Channel:
         if self._roster is None:
             return
         assert self._replicas is not None
-        if far_links.here is not None:
-            await far_links.here.emptied(("channel", self._name))
+        if emulated_links.here is not None:
+            await emulated_links.here.emptied(("channel", self._name))
         await self._replicas.pinned()
         self._replicas.flush()
-        await registry.close(client, self._roster, discard=discard)
+        await registration.close(client, self._roster, discard=discard)
 
     # -- travelling ---------------------------------------------------------------------------------------------
 
@@ -451,9 +453,9 @@ class Channel:
         with _passing_on:
             if self._roster is None and self._promise is None:
                 client = self._bound()
-                self._promise = registry.promise(client)
+                self._promise = registration.promise(client)
                 if self._is_known:
-                    registry.keep(client, self._promise, None)
+                    registration.keep(client, self._promise, None)
             return _again, (self._name, self._maxsize, self._roster, self._promise if self._roster is None else None)
 
     def _bound(self) -> NodeClient:
@@ -471,13 +473,13 @@ class Channel:
             else:
                 assert self._promise is not None
                 client = seats.taken_in(self._promise["run"], what)
-                self._open(client, registry.redeem(client, self._promise, self._name))
+                self._open(client, registration.redeem(client, self._promise, self._name))
         return client
 
     # -- inside -------------------------------------------------------------------------------------------------
 
     def _start(self, wish: Any) -> Any:
-        if tracing.recorder is not None:
+        if recorder.recorder is not None:
             self._trace(wish)
         if self._local is not None:
             self._local.start(wish)
@@ -486,19 +488,19 @@ class Channel:
                 self._bound()
             replicas = self._replicas
             assert replicas is not None
-            if far_links.here is not None and isinstance(wish, Put):
+            if emulated_links.here is not None and isinstance(wish, Put):
                 # As if the channel were a worker of its name, rank 0.
                 depart = functools.partial(replicas.start, wish)
-                far_links.here.send(("channel", self._name), [f"{self._name}:0"], wish.nbytes, depart)
+                emulated_links.here.send(("channel", self._name), [f"{self._name}:0"], wish.nbytes, depart)
             else:
                 replicas.start(wish)
         return wish
 
     def _trace(self, wish: Any) -> None:
         if isinstance(wish, Put):
-            tracing.follow(wish, f"put {self._name}", "channel", {"bytes": wish.nbytes})
+            recorder.follow(wish, f"put {self._name}", "channel", {"bytes": wish.nbytes})
         elif isinstance(wish, Get):
-            tracing.follow(wish, f"get {self._name}", "channel")
+            recorder.follow(wish, f"get {self._name}", "channel")
 
 
 def _done() -> Work[None]:
@@ -523,7 +525,9 @@ def _finish(wish: Wish[Any], async_op: bool) -> Any:
         raise
 
 
-def _again(name: str, maxsize: int, roster: registry.Roster | None, promise: registry.Promise | None = None) -> Channel:
+def _again(
+    name: str, maxsize: int, roster: registration.Roster | None, promise: registration.Promise | None = None
+) -> Channel:
     """A channel that was passed to this process."""
     channel = Channel(name, maxsize, None)
     channel._roster, channel._promise = roster, promise

@@ -15,18 +15,14 @@ from asyncio import _get_running_loop as running_loop
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, Final
 
-from rlinf_async import loop_watch, process, settings, tracing
-from rlinf_async.address import NodeInfo, WorkerAddress
-from rlinf_async.configuration import ClusterConfig, NodeGroup, get_path_env_merge_mode, merge_worker_env_vars
-from rlinf_async.core import codec
-from rlinf_async.core.descriptors import explained_shortage
-from rlinf_async.core.frames import PROTOCOL
-from rlinf_async.errors import ClosedError, ConfigError, LoopNotRunning
-from rlinf_async.group import CLOSE_GRACE, WorkerGroup, public_methods, start_closing
-from rlinf_async.handle import Handle
-from rlinf_async.hardware import load_extension
-from rlinf_async.launch import Plan, base_environment, launch
-from rlinf_async.launch_config import (
+from rlinf_async import settings
+from rlinf_async._client import registry
+from rlinf_async._client.client import NodeClient
+from rlinf_async._client.loop_thread import LoopThread
+from rlinf_async._client.requests import HERE
+from rlinf_async._client.tasks import Tasks
+from rlinf_async._cluster.launch import Plan, base_environment, launch
+from rlinf_async._cluster.launch_config import (
     fail_fast_wanted,
     groups_of,
     hardware_for,
@@ -35,24 +31,30 @@ from rlinf_async.launch_config import (
     trace_wanted,
     wanted_nodes,
 )
-from rlinf_async.loop_thread import LoopThread
-from rlinf_async.members import Members
-from rlinf_async.nodes import described, nodes_from
-from rlinf_async.output import show_output
-from rlinf_async.own_nodes import declared_gpus, start_own_nodes
+from rlinf_async._cluster.node_infos import described, nodes_from
+from rlinf_async._cluster.output import show_output
+from rlinf_async._cluster.own_nodes import declared_gpus, start_own_nodes
+from rlinf_async._cluster.sys_variables import ClusterEnvVar, get_full_env_var_name, get_sys_env_var
+from rlinf_async._core import codec, process
+from rlinf_async._core.descriptors import explained_shortage
+from rlinf_async._core.frames import PROTOCOL
+from rlinf_async._group.members import Members
+from rlinf_async._trace import recorder
+from rlinf_async._waits import loop_watch
+from rlinf_async._wire.lifeline import Lifeline
+from rlinf_async._wire.local_socket import connect
+from rlinf_async._wire.terminal import Terminal
+from rlinf_async._worker import context
+from rlinf_async._worker.spec import GroupSpec
+from rlinf_async.address import NodeInfo, WorkerAddress
+from rlinf_async.configuration import ClusterConfig, NodeGroup, get_path_env_merge_mode, merge_worker_env_vars
+from rlinf_async.errors import ClosedError, ConfigError, LoopNotRunning
+from rlinf_async.group import CLOSE_GRACE, WorkerGroup, public_methods, start_closing
+from rlinf_async.handle import Handle
+from rlinf_async.hardware import load_extension
 from rlinf_async.placement import default_strategy
 from rlinf_async.profiling import ProfileConfig, get_profiling_env_vars_for_worker, modify_profile_context
-from rlinf_async.seat import seats
-from rlinf_async.seat.asks import HERE
-from rlinf_async.seat.client import NodeClient
-from rlinf_async.seat.tasks import Tasks
-from rlinf_async.sys_variables import ClusterEnvVar, get_full_env_var_name, get_sys_env_var
-from rlinf_async.wire.lifeline import Lifeline
-from rlinf_async.wire.local_socket import connect
-from rlinf_async.wire.terminal import Terminal
 from rlinf_async.work import Work, blocking
-from rlinf_async.worker import here
-from rlinf_async.worker.spec import GroupSpec
 
 DESCRIPTORS: Final = 32
 """What a driver has open with a cluster of its own, about: its loop, a node's lifeline, a socket."""
@@ -121,8 +123,8 @@ class Cluster:
     ) -> None:
         settings.check()
         load_extension(os.environ)  # its kinds of hardware may stand in the configuration
-        if cluster_cfg is None and here.identity is not None and here.identity.config:
-            cluster_cfg = json.loads(here.identity.config)
+        if cluster_cfg is None and context.identity is not None and context.identity.config:
+            cluster_cfg = json.loads(context.identity.config)
         self._config = read_config(cluster_cfg)
         self._wanted = wanted_nodes(num_nodes, self._config)
         self._start_timeout = start_timeout
@@ -138,15 +140,15 @@ class Cluster:
         self._thread: LoopThread | None = None
         self._closing: Work[None] | None = None
         self._was_cut_off = False
-        self._attached = here.client is not None
+        self._attached = context.client is not None
         joins = self._attached or "RLINF_NODE_SOCKET" in os.environ
         self._fake_gpus = declared_gpus(fake_gpus, joins=joins, environ=os.environ)
         try:
             running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
         except RuntimeError:
             running = None
-        if here.client is not None:
-            self._client = here.client
+        if context.client is not None:
+            self._client = context.client
         else:
             if running is None:
                 with explained_shortage("this machine", "a cluster", DESCRIPTORS):
@@ -158,7 +160,7 @@ class Cluster:
             if self._thread is None:
                 self._client.user_loop = loop
                 loop_watch.live_on(loop)
-            tracing.attach(self._client, "driver", compares_clocks=True)
+            recorder.attach(self._client, "driver", compares_clocks=True)
             if log_to_driver:
                 self._terminal = Terminal()
                 self._client.events.on("output", functools.partial(show_output, self._terminal))
@@ -214,8 +216,8 @@ class Cluster:
         self._nodes = nodes
         if not self._attached:
             if self._trace.enable:
-                await tracing.open_trace(self._client, "driver", self._trace.output_file)
-            seats.take(self._client)
+                await recorder.open_trace(self._client, "driver", self._trace.output_file)
+            registry.take(self._client)
 
     def _introduce_run(self, notes: list[str]) -> None:
         """Tells the user of a run that this process has started its id, and where its logs are."""
@@ -342,7 +344,7 @@ class Cluster:
     @staticmethod
     def has_initialized() -> bool:
         """Whether this process has an open cluster."""
-        return seats.any_taken()
+        return registry.any_taken()
 
     get_full_env_var_name = staticmethod(get_full_env_var_name)
     get_sys_env_var = staticmethod(get_sys_env_var)
@@ -423,8 +425,8 @@ class Cluster:
             if not name or name in (".", "..") or not name.isprintable() or "/" in name or len(name) > 200:
                 raise ValueError(f"{name!r} cannot be a group's name: it is shown, and names a folder of log files")
             return WorkerAddress(name)
-        if here.identity is not None:
-            return here.identity.address
+        if context.identity is not None:
+            return context.identity.address
         return WorkerAddress(f"worker_group_{worker_cls.__name__}")
 
     def _profiling_of(self, group: str, profiling: ProfileConfig | None) -> ProfileConfig | None:
@@ -459,7 +461,7 @@ class Cluster:
             logger.warning("groups could not be closed in order within %g s: ending their node", CLOSE_DEADLINE)
         finally:
             if not self._attached:
-                await tracing.close_trace(self._client)
+                await recorder.close_trace(self._client)
                 await self._client.settle_tasks()
                 lost = set(self._client.lost_nodes)
                 self._client.close()

@@ -11,17 +11,17 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from rlinf_async._client import registry
+from rlinf_async._client.client import NodeClient
+from rlinf_async._client.name_lookup import find_name
+from rlinf_async._core import codec, frames
+from rlinf_async._core.root_cause import fold_ranks
+from rlinf_async._core.worker_facts import read_worker
+from rlinf_async._group.each import per_rank
+from rlinf_async._group.members import Members
 from rlinf_async.address import WorkerInfo
-from rlinf_async.core import codec, frames
-from rlinf_async.core.root_cause import fold_ranks
-from rlinf_async.core.worker_facts import read_worker
-from rlinf_async.each import per_rank
 from rlinf_async.errors import ClosedError, NodeLost
 from rlinf_async.handle import Handle
-from rlinf_async.members import Members
-from rlinf_async.seat import seats
-from rlinf_async.seat.client import NodeClient
-from rlinf_async.seat.find_name import find_name
 from rlinf_async.stream import Stream
 from rlinf_async.work import Work, blocking
 
@@ -225,7 +225,7 @@ class WorkerGroup:
                 ``RLINF_NAME_TIMEOUT_S``); lists those that there are.
             ClosedError: the group of that name is closed.
         """
-        seat = seats.only_taken() if cluster is None else cluster.client
+        seat = registry.only_taken() if cluster is None else cluster.client
         what = f"a group named '{group_name}'"
         return blocking(seat.run(_find(cls, seat, worker_cls, group_name, timeout), what=what, abandonable=True))
 

@@ -7,16 +7,17 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final
 
-from rlinf_async import settings, waits
-from rlinf_async.core import codec, frames
-from rlinf_async.core.body import Body, pack_body
-from rlinf_async.core.calls import Next, Tally
-from rlinf_async.core.frames import Status
-from rlinf_async.core.root_cause import fold_ranks
+from rlinf_async import settings
+from rlinf_async._client.requests import Ask
+from rlinf_async._core import codec, frames
+from rlinf_async._core.frames import Status
+from rlinf_async._core.payload import Body, pack_body
+from rlinf_async._core.pending_calls import Next, Tally
+from rlinf_async._core.root_cause import fold_ranks
+from rlinf_async._waits import slow_waits
+from rlinf_async._waits.unobserved_errors import UnobservedError
 from rlinf_async.errors import ClosedError
 from rlinf_async.outcome import Callee, Outcome, error_of, hear, root_error, unobserved, unobserved_refusal
-from rlinf_async.seat.asks import Ask
-from rlinf_async.unobserved_errors import UnobservedError
 from rlinf_async.work import Part, Work
 
 logger = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ class Handle(Work[list[Any]]):
         missing = [self._callee.ranks[slot] for slot in self._tally.unanswered()]
         return f"ranks {fold_ranks(missing)} of '{self._callee.name}'"
 
-    def _far_side(self) -> waits.FarSide | None:
+    def _far_side(self) -> slow_waits.FarSide | None:
         return self._callee.far_side(self._tally.unanswered())
 
     def _user_loop(self) -> asyncio.AbstractEventLoop | None:

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rlinf_async import waits
-from rlinf_async.core import failures, frames
-from rlinf_async.core.body import Body
-from rlinf_async.core.frames import Status
-from rlinf_async.core.root_cause import choose_root_cause, is_death, root_cause
+from rlinf_async._client.client import NodeClient
+from rlinf_async._core import failures, frames
+from rlinf_async._core.frames import Status
+from rlinf_async._core.payload import Body
+from rlinf_async._core.root_cause import choose_root_cause, is_death, root_cause
+from rlinf_async._waits import slow_waits
+from rlinf_async._waits.unobserved_errors import UnobservedError, cause_of
 from rlinf_async.errors import ClosedError, NodeLost, WorkerDied
-from rlinf_async.seat.client import NodeClient
-from rlinf_async.unobserved_errors import UnobservedError, cause_of
 
 
 class Callee(Protocol):
@@ -33,7 +33,7 @@ class Callee(Protocol):
 
     def describe_slot(self, slot: int) -> str: ...
 
-    def far_side(self, slots: Sequence[int]) -> waits.FarSide | None: ...
+    def far_side(self, slots: Sequence[int]) -> slow_waits.FarSide | None: ...
 
     def call_failed(self, call: Any) -> None: ...
 

@@ -9,16 +9,17 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
-from rlinf_async import process, settings, waits
-from rlinf_async.core import codec
-from rlinf_async.core.body import Body
-from rlinf_async.core.calls import Next, Tally
-from rlinf_async.core.frames import Status
-from rlinf_async.core.root_cause import fold_ranks
+from rlinf_async import settings
+from rlinf_async._core import codec, process
+from rlinf_async._core.frames import Status
+from rlinf_async._core.payload import Body
+from rlinf_async._core.pending_calls import Next, Tally
+from rlinf_async._core.root_cause import fold_ranks
+from rlinf_async._waits import slow_waits
+from rlinf_async._waits.unobserved_errors import cause_of
 from rlinf_async.errors import DeadlineExceeded
 from rlinf_async.handle import WINDOW
 from rlinf_async.outcome import Callee, root_error, unobserved
-from rlinf_async.unobserved_errors import cause_of
 from rlinf_async.work import Work
 
 logger = logging.getLogger(__name__)
@@ -245,7 +246,7 @@ class _NextItem(Work[None]):
         open_ranks = fold_ranks(callee.ranks[slot] for slot in self._stream.unanswered())
         return f"ranks {open_ranks} of '{callee.name}'"
 
-    def _far_side(self) -> waits.FarSide | None:
+    def _far_side(self) -> slow_waits.FarSide | None:
         return self._stream._callee.far_side(self._stream.unanswered())
 
 

@@ -11,9 +11,10 @@ from collections.abc import Callable, Coroutine, Generator
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
-from rlinf_async import loop_watch, process, unobserved_errors, waits
+from rlinf_async._core import process
+from rlinf_async._core.parking import Gate, may_wait, new_gate
+from rlinf_async._waits import loop_watch, slow_waits, unobserved_errors
 from rlinf_async.errors import DeadlineExceeded, ForkedProcessError, UnobservedFailure
-from rlinf_async.gate import Gate, may_wait, new_gate
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         """Who has to do something for it to end, for the table of waits; empty where that is not known."""
         return ""
 
-    def _far_side(self) -> waits.FarSide | None:
+    def _far_side(self) -> slow_waits.FarSide | None:
         """Asks daemons what those do who have to do something, in words; only for a word about a long wait."""
         return None
 
@@ -263,11 +264,11 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             if self._done:
                 return
             self._waiters.append(gate.open)
-        soon = waits.SOON_S if timeout is None else max(0.0, min(timeout, waits.SOON_S))
+        soon = slow_waits.SOON_S if timeout is None else max(0.0, min(timeout, slow_waits.SOON_S))
         try:
             if timeout is None and unobserved_errors.ending_waits and self.ends_with_others:
                 self._wait_unless_others_fail(gate)
-            elif not gate.wait(soon) and not waits.wait_on(self, gate, timeout):
+            elif not gate.wait(soon) and not slow_waits.wait_on(self, gate, timeout):
                 raise self._late(timeout)
         except BaseException as error:
             if not self._forget_waiter(gate.open):
@@ -283,8 +284,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
                 gate.open()
 
         with unobserved_errors.watched(end) as watch:
-            if watch.error is None and not gate.wait(waits.SOON_S):
-                waits.wait_on(self, gate, None)
+            if watch.error is None and not gate.wait(slow_waits.SOON_S):
+                slow_waits.wait_on(self, gate, None)
             if watch.error is not None and not self._done:
                 text = f"the wait for {self._describe()} was ended: nothing awaits the error of {watch.error.text}"
                 raise UnobservedFailure(f"{text} (fail_fast)") from watch.error.make_cause()
@@ -368,7 +369,7 @@ class _Bell:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.waking: deque[asyncio.Future[None]] = deque()
-        self.waits = waits.LoopWaits(loop)
+        self.waits = slow_waits.LoopWaits(loop)
         self._rung = False
 
     def ring(self, future: asyncio.Future[None]) -> None:
@@ -424,7 +425,7 @@ class Part(Work[T]):
     def _whom(self) -> str:
         return self._whole._whom()
 
-    def _far_side(self) -> waits.FarSide | None:
+    def _far_side(self) -> slow_waits.FarSide | None:
         return self._whole._far_side()
 
     def _left(self) -> None:

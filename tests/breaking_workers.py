@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from rlinf_async import Channel, Worker, WorkerGroup
-from rlinf_async.seat.client import NodeClient
-from rlinf_async.worker import here
+from rlinf_async._client.client import NodeClient
+from rlinf_async._worker import context
 
 WAYS_TO_BREAK = ("close", "shutdown", "garbage")
 
@@ -82,8 +82,8 @@ class Breaking(Worker):
         self.taken = []
 
     async def break_sockets(self, how: str) -> int:
-        assert here.client is not None
-        return break_sockets(here.client, how)
+        assert context.client is not None
+        return break_sockets(context.client, how)
 
     async def break_sockets_after(self, seconds: float, how: str) -> int:
         await asyncio.sleep(seconds)
@@ -91,8 +91,8 @@ class Breaking(Worker):
 
     def close_sockets_and_compute(self, seconds: float) -> None:
         """Neither thread hears of a descriptor that is closed under it."""
-        assert here.client is not None
-        break_sockets(here.client, "close")
+        assert context.client is not None
+        break_sockets(context.client, "close")
         time.sleep(seconds)
 
     # -- messages -----------------------------------------------------------------------------------------------

@@ -10,11 +10,11 @@ import time
 from typing import Any
 
 from rlinf_async import Channel, ClosedError, Cluster, NodePlacementStrategy, Work, Worker
-from rlinf_async.core import codec
-from rlinf_async.core.frames import WAIT
-from rlinf_async.core.keys import canonical_key
-from rlinf_async.queues.remote_queue import RemoteQueue
-from rlinf_async.queues.wish import Put
+from rlinf_async._channels.remote_queue import RemoteQueue
+from rlinf_async._channels.request import Put
+from rlinf_async._channels.state.channel_keys import canonical_key
+from rlinf_async._core import codec
+from rlinf_async._core.frames import WAIT
 
 
 class User(Worker):

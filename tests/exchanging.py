@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from rlinf_async import Worker
-from rlinf_async.data import choose
-from rlinf_async.worker import here
+from rlinf_async._transports import transport_choice
+from rlinf_async._worker import context
 
 
 class Talker(Worker):
@@ -307,7 +307,7 @@ def send_many(worker: Any, other: str, count: int) -> None:
 
 def links_that_were_made(worker: Any) -> list[str]:
     """To whomever this worker has talked."""
-    exchange = here.exchange
+    exchange = context.exchange
     assert exchange is not None
     return sorted({name for peer in exchange._mailbox.peers._peers.values() for name in peer.links})
 
@@ -317,7 +317,7 @@ def links_that_were_made(worker: Any) -> list[str]:
 
 def send_only_by_the_daemons(worker: Any) -> None:
     """No connections between workers of different nodes."""
-    choose.COLLECTIVE_FROM = 1 << 62  # type: ignore[misc]
+    transport_choice.COLLECTIVE_FROM = 1 << 62  # type: ignore[misc]
 
 
 def segments(pids: Iterable[int]) -> dict[int, int]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from rlinf_async.worker import here
+from rlinf_async._worker import context
 from tests.exchanging import awaited, refused
 
 # -- errors ---------------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def receive_and_keep(worker: Any, other: str) -> int:
 
 def messages_here(worker: Any) -> int:
     """Complete, and not received yet."""
-    exchange = here.exchange
+    exchange = context.exchange
     assert exchange is not None
     lines = exchange._mailbox.inbox._lines.values()
     return sum(message.is_complete for line in lines for message in line.arrivals._queue)

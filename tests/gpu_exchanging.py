@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from rlinf_async.data.own_gpu import OwnGpu
+from rlinf_async._transports.own_gpu import OwnGpu
+from rlinf_async._worker import context
 from rlinf_async.errors import DeadlineExceeded, RLinfAsyncError
-from rlinf_async.worker import here
 from tests.exchanging import same
 from tests.stand_ins import FileMemory, StandIn, work_on
 
@@ -55,7 +55,7 @@ def meet(worker: Any, other: str) -> None:
 
 def ways(worker: Any) -> list[str]:
     """To whom this worker has links, of which kinds."""
-    peers = here.require_exchange()._mailbox.peers._peers.values()
+    peers = context.require_exchange()._mailbox.peers._peers.values()
     return sorted(name for peer in peers for name in peer.links)
 
 

@@ -11,9 +11,10 @@ from rlinf_launcher.channels import Channels
 from rlinf_launcher.endpoint import Endpoint
 from rlinf_launcher.router import Router
 
-from rlinf_async.core import codec, frames, read_ahead
-from rlinf_async.queues.remote_queue import RemoteQueue
-from rlinf_async.queues.wish import Get, Put, Question
+from rlinf_async._channels.remote_queue import RemoteQueue
+from rlinf_async._channels.request import Get, Put, Question
+from rlinf_async._channels.state import prefetch
+from rlinf_async._core import codec, frames
 
 NUMBER = 5
 """Of the one channel."""
@@ -171,8 +172,8 @@ def had(daemon: Daemon, process: Process, key: bytes = K) -> Any:
 
 
 def make_eager(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(read_ahead, "SOON", 1e9)
-    patch.setattr(read_ahead, "IDLE", 1e9)
-    patch.setattr(read_ahead, "SHY", 0.0)
-    patch.setattr(read_ahead, "STREAK", 2)
-    patch.setattr(read_ahead, "WINDOW", WINDOW)
+    patch.setattr(prefetch, "SOON", 1e9)
+    patch.setattr(prefetch, "IDLE", 1e9)
+    patch.setattr(prefetch, "SHY", 0.0)
+    patch.setattr(prefetch, "STREAK", 2)
+    patch.setattr(prefetch, "WINDOW", WINDOW)

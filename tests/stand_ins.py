@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroupGloo
 
-from rlinf_async.data.cuda_ipc import CudaIpcLink
-from rlinf_async.data.device_memory import Handle
-from rlinf_async.data.nccl import NcclLink
-from rlinf_async.data.own_gpu import OwnGpu
-from rlinf_async.data.reach import CUDA_IPC, NCCL, STAGED, Gpu
-from rlinf_async.data.staging import StagedLink
-from rlinf_async.worker import devices
+from rlinf_async._messaging import peer_devices
+from rlinf_async._transports.cuda_ipc import CudaIpcLink
+from rlinf_async._transports.device_memory import Handle
+from rlinf_async._transports.gpu_reach import CUDA_IPC, NCCL, STAGED, Gpu
+from rlinf_async._transports.nccl import NcclLink
+from rlinf_async._transports.own_gpu import OwnGpu
+from rlinf_async._transports.staging import StagedLink
 
 CPU = torch.device("cpu")
 
@@ -69,7 +69,7 @@ class StandIn(OwnGpu):
 
 def work_on(gpu: StandIn) -> None:
     """This process works on it, from the next message on."""
-    devices._find_own_gpu = lambda: gpu
+    peer_devices._find_own_gpu = lambda: gpu
 
 
 class FileMemory:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_async import Cluster
-from rlinf_async.core import frames
+from rlinf_async._core import frames
 from tests import leaks
 
 

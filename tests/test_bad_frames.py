@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlinf_async import Cluster, LaunchError, NodePlacementStrategy, VersionMismatch
-from rlinf_async.core import codec, frames
-from rlinf_async.wire.local_socket import connect
+from rlinf_async._core import codec, frames
+from rlinf_async._wire.local_socket import connect
 from tests.strangers import hello, node_directory, read_to_the_end
 from tests.workers import Plain
 
@@ -74,7 +74,7 @@ def test_a_frame_in_the_name_of_another_is_not_believed(cluster: Cluster) -> Non
             "(10, 0, {daemon}, {driver}, False)",
         ]:
             frame = kind.format(number=number, driver=driver, daemon=daemon, forged=forged, route=route)
-            send = "__import__('rlinf_async.worker.here', fromlist=['client']).client.send"
+            send = "__import__('rlinf_async._worker.context', fromlist=['client']).client.send"
             liars.run(f"[{send}({frame}) for call in range(1, 1 + {next(cluster.client._ids)})] and None").wait()
         assert group.hello().wait() == [0, 1, 2]
         assert honest.was_cancelled().wait() == [False]
@@ -87,7 +87,7 @@ def test_a_frame_in_the_name_of_another_is_not_believed(cluster: Cluster) -> Non
 def test_a_rank_answers_for_itself_only(cluster: Cluster) -> None:
     group = Plain.create_group().launch(cluster, placement=NodePlacementStrategy([0, 0]), name="ranks").wait_ready()
     with contextlib.closing(group):
-        send = "__import__('rlinf_async.worker.here', fromlist=['client']).client.send"
+        send = "__import__('rlinf_async._worker.context', fromlist=['client']).client.send"
         forged = codec.encode("forged").to_bytes()
         calls = 20 + next(cluster.client._ids)
         frame = f"(2, 0, 0, {cluster.client.endpoint}, call, 0, 0, {forged})"
@@ -238,7 +238,7 @@ def test_a_driver_of_another_protocol_is_not_heard(ask: Callable[[], None], clus
 
 
 def test_a_daemon_of_another_protocol_is_told_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlinf_async.wire.mesh.PROTOCOL", 99)
+    monkeypatch.setattr("rlinf_async._wire.mesh.PROTOCOL", 99)
     told = f"the launcher speaks protocol 99, the rlinf_async of this node protocol {frames.PROTOCOL}"
     with pytest.raises(LaunchError, match=f"VersionMismatch: {told}"):
         Cluster(num_nodes=1)

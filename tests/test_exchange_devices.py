@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rlinf_async import Cluster, NodePlacementStrategy
-from rlinf_async.data.reach import CUDA_IPC, NCCL, STAGED
+from rlinf_async._transports.gpu_reach import CUDA_IPC, NCCL, STAGED
 from tests import exchanging_faults
 from tests import gpu_exchanging as talk
 from tests.exchanging import Talker
@@ -169,4 +169,4 @@ def test_who_has_no_gpu_loads_nothing_for_them(groups: Groups) -> None:
     a.do(exchanging_faults.send_without_waiting, "b", 5 * MiB).wait()
     assert receiving.wait() == [5 * MiB]
     for group in (a, b):
-        assert "rlinf_async.data.own_gpu" not in group.do(exchanging_faults.modules).wait()[0]
+        assert "rlinf_async._transports.own_gpu" not in group.do(exchanging_faults.modules).wait()[0]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from rlinf_async import far_links
+from rlinf_async._client import emulated_links
+from rlinf_async._client.emulated_links import FarLinks
+from rlinf_async._messaging.state.emulated_delay import NetEmulation
 from rlinf_async.configuration import NetEmulationConfig
-from rlinf_async.core.net_emulation import NetEmulation
-from rlinf_async.far_links import FarLinks
 from rlinf_async.work import Work
 
 NETWORK = {
@@ -50,7 +50,7 @@ class Seat:
 @pytest.fixture
 def seat(monkeypatch: pytest.MonkeyPatch) -> Seat:
     seat = Seat()
-    monkeypatch.setattr(far_links, "time", SimpleNamespace(monotonic=lambda: seat.now))
+    monkeypatch.setattr(emulated_links, "time", SimpleNamespace(monotonic=lambda: seat.now))
     return seat
 
 

@@ -87,7 +87,7 @@ STANDALONE = ("launcher/guardian.py", "launcher/preflight.py", "launcher/sweeper
 
 # Library → the only places that may import it, here or later in a function.
 ROOMS_OF = {
-    "grpc": ("rlinf_async/wire/grpc.py",),
+    "grpc": ("rlinf_async/_wire/grpc.py",),
     "torch": ("rlinf_async/data/", "rlinf_async/weights/", "rlinf_async/worker/"),
     "multiprocessing.reduction": (),  # unpickles whatever its socket brings
     "multiprocessing.connection": (),
@@ -97,7 +97,7 @@ NOT_IN_CORE = {"asyncio", "uvloop", "socket", "socketserver", "ssl", "select", "
 UNPICKLING = {
     f"{module}.{name}" for module in ("pickle", "cloudpickle", "_pickle") for name in ("load", "loads", "Unpickler")
 } | {"torch.load", "marshal.load", "marshal.loads", "shelve.open"}
-UNPICKLING_ROOM = "rlinf_async/core/codec.py"
+UNPICKLING_ROOM = "rlinf_async/_core/codec.py"
 
 FORBIDDEN = {
     "asyncio.wait_for": "can swallow a cancellation on Python 3.11: use asyncio.timeout",
@@ -137,7 +137,7 @@ class Source:
 
     @property
     def room(self) -> str:
-        """``core`` of rlinf_async/core/frames.py, ``work`` of rlinf_async/work.py."""
+        """``core`` of rlinf_async/_core/frames.py, ``work`` of rlinf_async/work.py."""
         return room_of(self.module)
 
     @cached_property
@@ -225,7 +225,7 @@ Broken = Iterator[tuple[int, str]]
 
 
 def room_of(module: str) -> str:
-    """``core`` of rlinf_async.core.calls; ``weights.model`` of what lies in there: weights have rooms of their own."""
+    """``core`` of rlinf_async._core.pending_calls; ``weights.model`` of what lies in there: weights have rooms of their own."""
     _, *below = module.split(".")
     if (inner := ".".join(below[:2])) in HEIGHT or (below[:1] == ["weights"] and len(below) > 2):
         return inner
@@ -415,21 +415,21 @@ def test_importing_it_loads_neither_torch_nor_grpc_nor_numpy(module: str) -> Non
 
 # Each rule sees what it is there for, on the line where it stands, and lets the rest pass (line 0).
 CASES = [
-    (imports_run_down_only, "rlinf_async/core/calls.py", "import rlinf_async.wire.unix", 1),
+    (imports_run_down_only, "rlinf_async/_core/pending_calls.py", "import rlinf_async._wire.unix", 1),
     (imports_run_down_only, "rlinf_async/work.py", "def f():\n    from rlinf_async.handle import Handle", 2),
     (imports_run_down_only, "rlinf_async/work.py", "from .group import WorkerGroup", 1),
     (imports_run_down_only, "rlinf_async/work.py", "from rlinf_async import cluster", 1),
     (imports_run_down_only, "rlinf_async/work.py", "from rlinf_async import Worker", 1),
-    (imports_run_down_only, "rlinf_async/core/calls.py", "from ..wire import unix", 1),
-    (imports_run_down_only, "rlinf_async/nodes.py", "from rlinf_async.output import show", 1),
-    (imports_run_down_only, "rlinf_async/data/link.py", "from rlinf_async.wire import unix", 1),
+    (imports_run_down_only, "rlinf_async/_core/pending_calls.py", "from ..wire import unix", 1),
+    (imports_run_down_only, "rlinf_async/_cluster/node_infos.py", "from rlinf_async._cluster.output import show", 1),
+    (imports_run_down_only, "rlinf_async/_transports/link.py", "from rlinf_async._wire import unix", 1),
     (imports_run_down_only, "rlinf_async/work.py", "import_module('rlinf_async.group')", 1),
     (imports_run_down_only, "rlinf_async/attic.py", "", 1),
     (imports_run_down_only, "rlinf_async/weights/attic/slab.py", "", 1),
     (imports_run_down_only, "rlinf_async/weights/model/source.py", "from rlinf_async.weights.slots import store", 1),
     (imports_run_down_only, "rlinf_async/weights/model/source.py", "from rlinf_async.weights import Publisher", 1),
     (imports_run_down_only, "rlinf_async/weights/slots/store.py", "from rlinf_async.weights.model import source", 0),
-    (imports_run_down_only, "rlinf_async/core/calls.py", "from .frames import Status", 0),
+    (imports_run_down_only, "rlinf_async/_core/pending_calls.py", "from .frames import Status", 0),
     (imports_run_down_only, "rlinf_async/handle.py", "from rlinf_async.work import Work", 0),
     (imports_run_down_only, "rlinf_async/work.py", "if TYPE_CHECKING:\n    from rlinf_async.group import Group", 0),
     (imports_run_down_only, "rlinf_async/work.py", "if TYPE_CHECKING: ...\nelse:\n    from .group import f", 3),
@@ -438,34 +438,34 @@ CASES = [
     (the_two_packages_stay_apart, "launcher/job.py", "from rlinf_async.cluster import Cluster", 1),
     (the_two_packages_stay_apart, "launcher/job.py", "import rlinf_async", 1),
     (the_two_packages_stay_apart, "launcher/job.py", "from rlinf_async import errors", 0),
-    (the_two_packages_stay_apart, "launcher/job.py", "from rlinf_async.wire.unix import Connection", 0),
+    (the_two_packages_stay_apart, "launcher/job.py", "from rlinf_async._wire.unix import Connection", 0),
     (the_launchers_two_sides_stay_apart, "launcher/job.py", "from .daemon import daemon", 1),
     (the_launchers_two_sides_stay_apart, "launcher/job.py", "from . import router", 1),
     (the_launchers_two_sides_stay_apart, "launcher/daemon.py", "def f():\n    from .hosts import read", 2),
     (the_launchers_two_sides_stay_apart, "launcher/job.py", "from rlinf_launcher.hosts import read", 1),
     (the_launchers_two_sides_stay_apart, "launcher/attic.py", "", 1),
     (the_launchers_two_sides_stay_apart, "launcher/job.py", "from .hosts import read", 0),
-    (libraries_stay_in_their_rooms, "rlinf_async/wire/unix.py", "import grpc.aio", 1),
+    (libraries_stay_in_their_rooms, "rlinf_async/_wire/unix.py", "import grpc.aio", 1),
     (libraries_stay_in_their_rooms, "launcher/node.py", "def f():\n    from grpc import aio", 2),
     (libraries_stay_in_their_rooms, "launcher/node.py", "__import__('torch')", 1),
-    (libraries_stay_in_their_rooms, "rlinf_async/seat/client.py", "import torch", 1),
+    (libraries_stay_in_their_rooms, "rlinf_async/_client/client.py", "import torch", 1),
     (libraries_stay_in_their_rooms, "rlinf_async/core/tree.py", "def f():\n    import torch.nn as nn", 2),
-    (libraries_stay_in_their_rooms, "rlinf_async/core/calls.py", "import asyncio", 1),
-    (libraries_stay_in_their_rooms, "rlinf_async/core/calls.py", "from socket import socket", 1),
-    (libraries_stay_in_their_rooms, "rlinf_async/worker/base.py", "from multiprocessing import reduction", 1),
+    (libraries_stay_in_their_rooms, "rlinf_async/_core/pending_calls.py", "import asyncio", 1),
+    (libraries_stay_in_their_rooms, "rlinf_async/_core/pending_calls.py", "from socket import socket", 1),
+    (libraries_stay_in_their_rooms, "rlinf_async/worker.py", "from multiprocessing import reduction", 1),
     (libraries_stay_in_their_rooms, "launcher/guardian.py", "import psutil", 1),
     (libraries_stay_in_their_rooms, "launcher/tether.py", "from .text import Span", 1),
-    (libraries_stay_in_their_rooms, "rlinf_async/wire/grpc.py", "import grpc", 0),
-    (libraries_stay_in_their_rooms, "rlinf_async/data/tensors.py", "import torch", 0),
+    (libraries_stay_in_their_rooms, "rlinf_async/_wire/grpc.py", "import grpc", 0),
+    (libraries_stay_in_their_rooms, "rlinf_async/_transports/tensors.py", "import torch", 0),
     (libraries_stay_in_their_rooms, "rlinf_async/core/tree.py", "if typing.TYPE_CHECKING:\n    import torch", 0),
-    (libraries_stay_in_their_rooms, "rlinf_async/core/calls.py", "from .segment import socket", 0),
-    (pickles_are_loaded_in_one_place, "rlinf_async/wire/unix.py", "import pickle\npickle.loads(b'')", 2),
-    (pickles_are_loaded_in_one_place, "rlinf_async/wire/unix.py", "import cloudpickle as c\nf(c.loads)", 2),
+    (libraries_stay_in_their_rooms, "rlinf_async/_core/pending_calls.py", "from .segment import socket", 0),
+    (pickles_are_loaded_in_one_place, "rlinf_async/_wire/unix.py", "import pickle\npickle.loads(b'')", 2),
+    (pickles_are_loaded_in_one_place, "rlinf_async/_wire/unix.py", "import cloudpickle as c\nf(c.loads)", 2),
     (pickles_are_loaded_in_one_place, "launcher/node.py", "from pickle import loads as read\nread(b'')", 2),
     (pickles_are_loaded_in_one_place, "launcher/node.py", "import pickle\nclass R(pickle.Unpickler): ...", 2),
-    (pickles_are_loaded_in_one_place, "rlinf_async/worker/base.py", "import torch\ntorch.load('x')", 2),
-    (pickles_are_loaded_in_one_place, "rlinf_async/core/codec.py", "import pickle\npickle.loads(b'')", 0),
-    (pickles_are_loaded_in_one_place, "rlinf_async/data/tensors.py", "import pickle\npickle.dumps(0)", 0),
+    (pickles_are_loaded_in_one_place, "rlinf_async/worker.py", "import torch\ntorch.load('x')", 2),
+    (pickles_are_loaded_in_one_place, "rlinf_async/_core/codec.py", "import pickle\npickle.loads(b'')", 0),
+    (pickles_are_loaded_in_one_place, "rlinf_async/_transports/tensors.py", "import pickle\npickle.dumps(0)", 0),
     (pickles_are_loaded_in_one_place, "launcher/node.py", "import json\njson.loads('0')", 0),
     (nothing_polls_and_waits_are_cancellable, "launcher/node.py", "import time\ntime.sleep(1)", 2),
     (nothing_polls_and_waits_are_cancellable, "launcher/node.py", "from asyncio import sleep\nawait sleep(1)", 2),
@@ -505,15 +505,15 @@ def test_every_rule_is_shown_to_bite_and_to_let_pass() -> None:
 def test_a_circle_is_found_also_through_a_deferred_import_and_a_package() -> None:
     house = [
         Source("rlinf_async/core/__init__.py", "from .calls import Tally"),
-        Source("rlinf_async/core/calls.py", "from rlinf_async.core import frames"),
-        Source("rlinf_async/core/frames.py", "def f():\n    from rlinf_async.core import Tally"),
-        Source("rlinf_async/work.py", "from rlinf_async.core import calls"),
+        Source("rlinf_async/_core/pending_calls.py", "from rlinf_async._core import frames"),
+        Source("rlinf_async/_core/frames.py", "def f():\n    from rlinf_async._core import Tally"),
+        Source("rlinf_async/work.py", "from rlinf_async._core import calls"),
         Source("rlinf_async/errors.py", ""),
     ]
-    found = ["rlinf_async.core", "rlinf_async.core.calls", "rlinf_async.core.frames", "rlinf_async.core"]
+    found = ["rlinf_async._core", "rlinf_async._core.pending_calls", "rlinf_async._core.frames", "rlinf_async._core"]
     assert circles(house) == [found]
-    for_annotations = "if TYPE_CHECKING:\n    from rlinf_async.core import Tally"
-    house[2] = Source("rlinf_async/core/frames.py", for_annotations)
+    for_annotations = "if TYPE_CHECKING:\n    from rlinf_async._core import Tally"
+    house[2] = Source("rlinf_async/_core/frames.py", for_annotations)
     assert circles(house) == []
 
 

@@ -43,11 +43,11 @@ class Listener(logging.Handler):
         return next(word for word in self.words if self._expected in word)
 
     def __enter__(self) -> Listener:
-        logging.getLogger("rlinf_async.waits").addHandler(self)
+        logging.getLogger("rlinf_async._waits.slow_waits").addHandler(self)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        logging.getLogger("rlinf_async.waits").removeHandler(self)
+        logging.getLogger("rlinf_async._waits.slow_waits").removeHandler(self)
 
 
 class Waiting(Plain):

@@ -143,7 +143,7 @@ def test_nsys_runs_each_worker_of_the_group(cluster: Cluster, tools: dict[str, s
         assert command[5:8] == [
             cluster.nodes[0].python_interpreter_path or command[5],
             "-m",
-            "rlinf_async.worker.template",
+            "rlinf_async._worker.template",
         ]
         assert (reports / f"rlinf_profile_wrapped_{rank}.report").read_text() == "exit 0\n"
 

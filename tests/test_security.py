@@ -23,8 +23,8 @@ import psutil
 import pytest
 
 from rlinf_async import Cluster, NodePlacementStrategy, WorkerDied
-from rlinf_async.core import frames
-from rlinf_async.wire.credentials import NodeCredentials, RunAuthority
+from rlinf_async._core import frames
+from rlinf_async._wire.credentials import NodeCredentials, RunAuthority
 from tests import leaks
 from tests.namespaces import CHECKOUT
 from tests.orphans import Broken
@@ -249,7 +249,7 @@ def test_no_secret_of_a_cluster_lies_about(alive: Run, cluster: Cluster) -> None
 LAUNCHER = """
 import sys
 from rlinf_launcher import cli, inspection
-from rlinf_async.wire import credentials
+from rlinf_async._wire import credentials
 
 def told(secret):
     with open({secrets!r}, "a") as file:

@@ -15,7 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from rlinf_async import Channel, ClosedError, Cluster, LoopNotRunning, unobserved_errors, wait_all
+from rlinf_async import Channel, ClosedError, Cluster, LoopNotRunning, wait_all
+from rlinf_async._waits import unobserved_errors
 from tests.workers import Plain
 
 LIMIT = 0.5

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from rlinf_async import Channel, Cluster, ConfigError, NodePlacementStrategy, Tracer, WorkerDied, tracing
-from rlinf_async.core.spans import CAPACITY
-from rlinf_async.wire.lifeline import Lifeline
+from rlinf_async import Channel, Cluster, ConfigError, NodePlacementStrategy, Tracer, WorkerDied
+from rlinf_async._trace import recorder as tracing
+from rlinf_async._trace.state.spans import CAPACITY
+from rlinf_async._wire.lifeline import Lifeline
 from tests.traces import Drawn, Trace
 from tests.tracing_workers import Busy
 

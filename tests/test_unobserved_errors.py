@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from rlinf_async import Cluster, NodePlacementStrategy, WorkerDied, settings, unobserved_errors, waits
-from rlinf_async.unobserved_errors import MAX_ERRORS, MAX_LINES, MAX_OBSERVED, UnobservedError, UnobservedErrors
+from rlinf_async import Cluster, NodePlacementStrategy, WorkerDied, settings
+from rlinf_async._waits import slow_waits, unobserved_errors
+from rlinf_async._waits.unobserved_errors import MAX_ERRORS, MAX_LINES, MAX_OBSERVED, UnobservedError, UnobservedErrors
 from tests.workers import Plain, Stillborn
 
 pytestmark = pytest.mark.shared_cluster
@@ -230,7 +231,7 @@ def test_a_launch_that_fails_is_not_silent(cluster: Cluster, log: Log) -> None:
 
 def test_the_word_about_a_long_wait_has_the_errors(pair: Any, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(settings.WAIT_WARNING_S.variable, "0.3")
-    monkeypatch.setattr(waits.logger, "handlers", [log])
+    monkeypatch.setattr(slow_waits.logger, "handlers", [log])
     handle = pair[1].fail([1], "all along")
     until(handle.done)
     waiting = pair[0].sleep(60)

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from rlinf_async import Channel, ClosedError, Cluster, NodePlacementStrategy, WorkerDied, unobserved_errors, wait_all
+from rlinf_async import Channel, ClosedError, Cluster, NodePlacementStrategy, WorkerDied, wait_all
+from rlinf_async._waits import unobserved_errors
 from rlinf_async.work import Work
 from tests.workers import Plain
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from rlinf_async import settings, waits
-from rlinf_async.user_code import Waiter
+from rlinf_async import settings
+from rlinf_async._waits import slow_waits
+from rlinf_async._waits.user_code import Waiter
 from rlinf_async.work import Work
 
 FIRST_S = 0.05
@@ -69,7 +70,7 @@ def first_word_is_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def words() -> Iterator[Words]:
-    said, logger = Words(), logging.getLogger("rlinf_async.waits")
+    said, logger = Words(), logging.getLogger("rlinf_async._waits.slow_waits")
     logger.addHandler(said)
     yield said
     logger.removeHandler(said)
@@ -126,7 +127,7 @@ async def test_the_line_is_found_through_whatever_awaits(words: Words) -> None:
 
 def test_many_waits_at_one_line_are_one_word(words: Words) -> None:
     waiter = Waiter("task trainer", "train.py:12 in main()", False)
-    waits.say([(Named("obs.get()"), 40.0 + late, waiter) for late in range(5)], 100.0)
+    slow_waits.say([(Named("obs.get()"), 40.0 + late, waiter) for late in range(5)], 100.0)
     (text,) = words.texts
     assert "still waiting after 60 s" in text
     assert ", at train.py:12 in main(), and so do 4 others there: ranks 0-3 are in step (60 s)" in text
@@ -158,22 +159,22 @@ def test_the_table_is_data(words: Words) -> None:
         work = Named("rollout.step()")
         task = asyncio.create_task(work.async_wait(), name="trainer")
         await asyncio.sleep(0)
-        (row,) = waits.snapshot()
+        (row,) = slow_waits.snapshot()
         assert (row.kind, row.what, row.whom) == ("call", "rollout.step()", "ranks 0-3 of 'rollout'")
         assert row.owner == "task trainer"
         work._settle()
         await task
-        assert waits.snapshot() == []
+        assert slow_waits.snapshot() == []
 
     asyncio.run(wait())
 
 
 def test_a_thread_enters_the_table_after_a_moment_and_leaves_it_when_its_wait_ends(words: Words) -> None:
-    seen: list[waits.Wait] = []
+    seen: list[slow_waits.Wait] = []
 
     class Watched(Named):
         def _far_side(self) -> Work[str]:
-            seen.extend(waits.snapshot())
+            seen.extend(slow_waits.snapshot())
             return super()._far_side()
 
     Watched("rollout.step()").wait()
@@ -181,7 +182,7 @@ def test_a_thread_enters_the_table_after_a_moment_and_leaves_it_when_its_wait_en
     assert row.owner == "thread MainThread"
     assert row.line is not None
     assert __file__ in row.line
-    assert waits.snapshot() == []
+    assert slow_waits.snapshot() == []
 
 
 def test_a_thread_that_runs_none_of_the_users_code_is_named(words: Words) -> None:
@@ -240,9 +241,9 @@ def test_a_forked_child_has_none_of_its_parents_waits() -> None:
         await asyncio.sleep(0)
         pid = os.fork()
         if not pid:
-            os._exit(len(waits.snapshot()))
+            os._exit(len(slow_waits.snapshot()))
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        assert len(waits.snapshot()) == 1
+        assert len(slow_waits.snapshot()) == 1
         work._settle()
         await task
 
@@ -252,4 +253,4 @@ def test_a_forked_child_has_none_of_its_parents_waits() -> None:
 @pytest.fixture(autouse=True)
 def nothing_waits_afterwards() -> Iterator[None]:
     yield
-    assert waits.snapshot() == []
+    assert slow_waits.snapshot() == []

@@ -9,7 +9,8 @@ import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
-from rlinf_async import Channel, Tracer, Worker, WorkerAddress, tracing
+from rlinf_async import Channel, Tracer, Worker, WorkerAddress
+from rlinf_async._trace import recorder
 
 
 class Busy(Worker):
@@ -95,7 +96,7 @@ class Busy(Worker):
         os.kill(os.getpid(), signal.SIGKILL)
 
     def is_traced(self) -> bool:
-        return tracing.recorder is not None
+        return recorder.recorder is not None
 
     def breed(self) -> int | None:
         """Starts a subprocess that is a worker too and sends something; its exit code."""

@@ -3,18 +3,18 @@
 ``schema`` reads the rest of a job's configuration, by a schema of the job's own.
 """
 
-from .cluster import ClusterConfig
-from .document import Document, Origin, Steps, load_document, name_steps, origin_of, plain
-from .env_config import NodeEnvConfig
-from .environment import (
+from rlinf_async.configuration.cluster import ClusterConfig
+from rlinf_async.configuration.document import Document, Origin, Steps, load_document, name_steps, origin_of, plain
+from rlinf_async.configuration.env_config import NodeEnvConfig
+from rlinf_async.configuration.environment import (
     PATH_LIKE,
     PathEnvMergeMode,
     get_path_env_merge_mode,
     merge_path_like,
     merge_worker_env_vars,
 )
-from .net_emulation import BandwidthGroup, CrossDCPair, NetEmulationConfig, worker_key
-from .node_group import (
+from rlinf_async.configuration.net_emulation import BandwidthGroup, CrossDCPair, NetEmulationConfig, worker_key
+from rlinf_async.configuration.node_group import (
     ACCELERATOR,
     CLUSTER_GROUP,
     NODE_GROUP,
@@ -23,11 +23,11 @@ from .node_group import (
     built_in_groups,
     labelled_groups,
 )
-from .node_group_config import NodeGroupConfig
-from .ranks import format_ranks, parse_range, parse_rank_config
-from .schema import Claim, check_values, find_configuration, read_configuration
-from .section import Section, did_you_mean, misplaced
-from .tracing import TracerConfig
+from rlinf_async.configuration.node_group_config import NodeGroupConfig
+from rlinf_async.configuration.ranks import format_ranks, parse_range, parse_rank_config
+from rlinf_async.configuration.schema import Claim, check_values, find_configuration, read_configuration
+from rlinf_async.configuration.section import Section, did_you_mean, misplaced
+from rlinf_async.configuration.tracing import TracerConfig
 
 __all__ = [
     "ACCELERATOR",

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_async.address import NodeInfo
+from rlinf_async.configuration.document import Origin, Steps, load_document, origin_of, plain
+from rlinf_async.configuration.net_emulation import NetEmulationConfig, read_net_emulation
+from rlinf_async.configuration.node_group import NodeGroup, built_in_groups
+from rlinf_async.configuration.node_group_config import NodeGroupConfig, read_node_groups
+from rlinf_async.configuration.section import Section, misplaced
+from rlinf_async.configuration.tracing import TracerConfig, read_tracer
 from rlinf_async.errors import ConfigError
 from rlinf_async.hardware import HardwareConfig
 from rlinf_async.profiling import ProfileConfig, parse_profiling
-
-from .document import Origin, Steps, load_document, origin_of, plain
-from .net_emulation import NetEmulationConfig, read_net_emulation
-from .node_group import NodeGroup, built_in_groups
-from .node_group_config import NodeGroupConfig, read_node_groups
-from .section import Section, misplaced
-from .tracing import TracerConfig, read_tracer
 
 _KEYS = (
     "num_nodes",

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlinf_async.configuration.document import Origin, Steps
+from rlinf_async.configuration.ranks import format_ranks, parse_rank_config
+from rlinf_async.configuration.section import Section, misplaced
 from rlinf_async.errors import ConfigError
-
-from .document import Origin, Steps
-from .ranks import format_ranks, parse_rank_config
-from .section import Section, misplaced
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ import os
 from collections.abc import Mapping
 from enum import Enum
 
+from rlinf_async.configuration.section import did_you_mean
 from rlinf_async.errors import ConfigError
-
-from .section import did_you_mean
 
 PATH_LIKE = frozenset(
     {"PYTHONPATH", "LD_LIBRARY_PATH", "PATH", "LIBRARY_PATH", "CMAKE_PREFIX_PATH", "PKG_CONFIG_PATH", "CPATH"}

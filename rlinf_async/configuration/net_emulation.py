@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from rlinf_async.configuration.document import Origin, Steps, origin_of, plain
+from rlinf_async.configuration.ranks import parse_rank_config
+from rlinf_async.configuration.section import Section, misplaced
 from rlinf_async.errors import ConfigError
-
-from .document import Origin, Steps, origin_of, plain
-from .ranks import parse_rank_config
-from .section import Section, misplaced
 
 _GROUP = "Group"
 

@@ -10,11 +10,10 @@ from itertools import accumulate
 from typing import Any
 
 from rlinf_async.address import NodeInfo
+from rlinf_async.configuration.env_config import NodeEnvConfig
+from rlinf_async.configuration.ranks import format_ranks
 from rlinf_async.errors import ConfigError
 from rlinf_async.hardware import Accelerator, NodeHardwareConfig
-
-from .env_config import NodeEnvConfig
-from .ranks import format_ranks
 
 CLUSTER_GROUP = "cluster"
 """The node group of all nodes, with their accelerators."""

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from rlinf_async.configuration.document import Origin, Steps, name_steps
+from rlinf_async.configuration.env_config import NodeEnvConfig, read_env_configs, read_node_ranks
+from rlinf_async.configuration.node_group import ACCELERATOR, RESERVED
+from rlinf_async.configuration.ranks import format_ranks
+from rlinf_async.configuration.section import Section, did_you_mean, misplaced
 from rlinf_async.errors import ConfigError
 from rlinf_async.hardware import Hardware, NodeHardwareConfig
-
-from .document import Origin, Steps, name_steps
-from .env_config import NodeEnvConfig, read_env_configs, read_node_ranks
-from .node_group import ACCELERATOR, RESERVED
-from .ranks import format_ranks
-from .section import Section, did_you_mean, misplaced
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
+from rlinf_async.configuration.document import Origin, Steps, name_steps
 from rlinf_async.errors import ConfigError
-
-from .document import Origin, Steps, name_steps
 
 
 class Section:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .document import Origin, Steps
-from .section import Section, misplaced
+from rlinf_async.configuration.document import Origin, Steps
+from rlinf_async.configuration.section import Section, misplaced
 
 
 @dataclass(frozen=True)

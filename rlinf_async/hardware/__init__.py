@@ -1,12 +1,12 @@
 """What nodes have: accelerators of every maker, robots, and what users register of their own; no torch."""
 
-from . import robots
-from .accelerator import REHEARSAL, AcceleratorFamily, Accelerators, AcceleratorType, is_rehearsal
-from .cards import Device
-from .extension import EXTENSION, load_extension
-from .families import FAMILIES, Accelerator, find_accelerators, get_family, register_accelerator
-from .hardware import Hardware, HardwareConfig, HardwareInfo, HardwareResource, NodeHardwareConfig
-from .robot import Robot, RobotConfig, RobotInfo
+from rlinf_async.hardware import robots
+from rlinf_async.hardware.accelerator import REHEARSAL, AcceleratorFamily, Accelerators, AcceleratorType, is_rehearsal
+from rlinf_async.hardware.cards import Device
+from rlinf_async.hardware.extension import EXTENSION, load_extension
+from rlinf_async.hardware.families import FAMILIES, Accelerator, find_accelerators, get_family, register_accelerator
+from rlinf_async.hardware.hardware import Hardware, HardwareConfig, HardwareInfo, HardwareResource, NodeHardwareConfig
+from rlinf_async.hardware.robot import Robot, RobotConfig, RobotInfo
 
 __all__ = [
     "EXTENSION",

@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import ClassVar, Final
 
-from .cards import Card, Device, all_devices, visible_devices
+from rlinf_async.hardware.cards import Card, Device, all_devices, visible_devices
 
 
 class AcceleratorType(StrEnum):

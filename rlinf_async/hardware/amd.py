@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from . import sysfs
-from .accelerator import AcceleratorFamily, AcceleratorType
-from .cards import Card, Device, find_card
+from rlinf_async.hardware import sysfs
+from rlinf_async.hardware.accelerator import AcceleratorFamily, AcceleratorType
+from rlinf_async.hardware.cards import Card, Device, find_card
 
 
 class AmdGpus(AcceleratorFamily):

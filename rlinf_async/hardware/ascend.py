@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from . import sysfs
-from .accelerator import AcceleratorFamily, AcceleratorType
-from .cards import Card
+from rlinf_async.hardware import sysfs
+from rlinf_async.hardware.accelerator import AcceleratorFamily, AcceleratorType
+from rlinf_async.hardware.cards import Card
 
 VENDOR: Final = 0x19E5
 _MODELS: Final = {0xD100: "310", 0xD500: "310P", 0xD801: "910", 0xD802: "910B", 0xD803: "910C"}

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
-from .cards import Card, find_card
-from .nvidia import read_cards
+from rlinf_async.hardware.cards import Card, find_card
+from rlinf_async.hardware.nvidia import read_cards
 
 CUDA_DEVICE: Final = 0x323A  # EGL_CUDA_DEVICE_NV
 _MOST: Final = 64

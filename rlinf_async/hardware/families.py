@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from rlinf_async.errors import ConfigError
-
-from .accelerator import FAKE_MODEL, AcceleratorFamily, Accelerators, AcceleratorType
-from .amd import AmdGpus
-from .ascend import AscendProcessors
-from .cards import Device, wanted_device
-from .hardware import Hardware, HardwareConfig, HardwareInfo, HardwareResource
-from .intel import IntelGpus
-from .kunlun import KunlunProcessors
-from .musa import MusaGpus
-from .nvidia import NvidiaGpus
+from rlinf_async.hardware.accelerator import FAKE_MODEL, AcceleratorFamily, Accelerators, AcceleratorType
+from rlinf_async.hardware.amd import AmdGpus
+from rlinf_async.hardware.ascend import AscendProcessors
+from rlinf_async.hardware.cards import Device, wanted_device
+from rlinf_async.hardware.hardware import Hardware, HardwareConfig, HardwareInfo, HardwareResource
+from rlinf_async.hardware.intel import IntelGpus
+from rlinf_async.hardware.kunlun import KunlunProcessors
+from rlinf_async.hardware.musa import MusaGpus
+from rlinf_async.hardware.nvidia import NvidiaGpus
 
 Family = TypeVar("Family", bound="type[AcceleratorFamily]")
 

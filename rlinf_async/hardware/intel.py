@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from . import sysfs
-from .accelerator import AcceleratorFamily, AcceleratorType
-from .cards import Card, Device, all_devices, visible_devices
+from rlinf_async.hardware import sysfs
+from rlinf_async.hardware.accelerator import AcceleratorFamily, AcceleratorType
+from rlinf_async.hardware.cards import Card, Device, all_devices, visible_devices
 
 VENDOR: Final = 0x8086
 _DRIVER: Final = "level_zero:"

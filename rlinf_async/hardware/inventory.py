@@ -14,10 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlinf_async.errors import ConfigError
-
-from .extension import load_extension
-from .families import Accelerator
-from .hardware import Hardware, HardwareConfig, HardwareResource, NodeHardwareConfig
+from rlinf_async.hardware.extension import load_extension
+from rlinf_async.hardware.families import Accelerator
+from rlinf_async.hardware.hardware import Hardware, HardwareConfig, HardwareResource, NodeHardwareConfig
 
 
 def take_inventory(node_rank: int, sections: Sequence[Mapping[str, Any]]) -> tuple[HardwareResource, ...]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import sysfs
-from .accelerator import AcceleratorFamily, AcceleratorType
-from .cards import Card
+from rlinf_async.hardware import sysfs
+from rlinf_async.hardware.accelerator import AcceleratorFamily, AcceleratorType
+from rlinf_async.hardware.cards import Card
 
 
 class KunlunProcessors(AcceleratorFamily):

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from . import sysfs
-from .accelerator import AcceleratorFamily, AcceleratorType
-from .cards import Card
+from rlinf_async.hardware import sysfs
+from rlinf_async.hardware.accelerator import AcceleratorFamily, AcceleratorType
+from rlinf_async.hardware.cards import Card
 
 VENDOR: Final = 0x1ED5
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .accelerator import AcceleratorFamily, AcceleratorType
-from .cards import Card
+from rlinf_async.hardware.accelerator import AcceleratorFamily, AcceleratorType
+from rlinf_async.hardware.cards import Card
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Final, get_args, get_type_hints
 
 from rlinf_async.errors import ConfigError
-
-from .hardware import Hardware, HardwareConfig, HardwareInfo, HardwareResource
+from rlinf_async.hardware.hardware import Hardware, HardwareConfig, HardwareInfo, HardwareResource
 
 _KINDS: Final[Mapping[str, tuple[type, str]]] = {
     "tuple[str, ...]": (tuple, "a list of texts"),

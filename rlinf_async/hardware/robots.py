@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .hardware import Hardware, NodeHardwareConfig
-from .robot import Robot, RobotConfig
+from rlinf_async.hardware.hardware import Hardware, NodeHardwareConfig
+from rlinf_async.hardware.robot import Robot, RobotConfig
 
 
 @NodeHardwareConfig.register_hardware_config("Franka")

@@ -1,24 +1,24 @@
 """From what is asked for and what a cluster has to one place per rank: pure functions, no processes."""
 
-from .chart import Chart, NodeChart, Spot, make_chart
-from .component import ComponentPlacement, HybridComponentPlacement
-from .default import default_strategy
-from .environment import worker_environment
-from .flexible import FlexiblePlacementStrategy
-from .inventory import ClusterShape
-from .model_parallel import (
+from rlinf_async.placement.chart import Chart, NodeChart, Spot, make_chart
+from rlinf_async.placement.component import ComponentPlacement, HybridComponentPlacement
+from rlinf_async.placement.default import default_strategy
+from rlinf_async.placement.environment import worker_environment
+from rlinf_async.placement.flexible import FlexiblePlacementStrategy
+from rlinf_async.placement.inventory import ClusterShape
+from rlinf_async.placement.model_parallel import (
     ModelParallelComponentPlacement,
     ModelParallelEvalComponentPlacement,
     MultiAgentModelParallelComponentPlacement,
     MultiAgentModelParallelEvalComponentPlacement,
 )
-from .modes import PlacementMode, RolloutSyncMode, placement_mode_to_rollout_sync_mode
-from .node import NodePlacementStrategy, NodeRankError
-from .packed import PackedPlacementStrategy
-from .placement import Placement
-from .resolver import MultiNodeGroupResolver
-from .sizes import ParallelSizes
-from .strategy import PlacementStrategy
+from rlinf_async.placement.modes import PlacementMode, RolloutSyncMode, placement_mode_to_rollout_sync_mode
+from rlinf_async.placement.node import NodePlacementStrategy, NodeRankError
+from rlinf_async.placement.packed import PackedPlacementStrategy
+from rlinf_async.placement.placement import Placement
+from rlinf_async.placement.resolver import MultiNodeGroupResolver
+from rlinf_async.placement.sizes import ParallelSizes
+from rlinf_async.placement.strategy import PlacementStrategy
 
 __all__ = [
     "Chart",

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlinf_async.configuration import ACCELERATOR, CLUSTER_GROUP, NODE_GROUP
-
-from .inventory import ClusterShape
-from .placement import Placement
-from .resolver import groups_of
+from rlinf_async.placement.inventory import ClusterShape
+from rlinf_async.placement.placement import Placement
+from rlinf_async.placement.resolver import groups_of
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlinf_async.errors import ConfigError
-
-from .flexible import FlexiblePlacementStrategy
-from .inventory import ClusterShape, describe_nodes
-from .modes import PlacementMode
-from .node import NodePlacementStrategy
-from .ranges import Segment, parse_rule
-from .resolver import MultiNodeGroupResolver, describe_groups, find_groups, nodes_of
-from .rules import Rule, read_rules
-from .strategy import PlacementStrategy
+from rlinf_async.placement.flexible import FlexiblePlacementStrategy
+from rlinf_async.placement.inventory import ClusterShape, describe_nodes
+from rlinf_async.placement.modes import PlacementMode
+from rlinf_async.placement.node import NodePlacementStrategy
+from rlinf_async.placement.ranges import Segment, parse_rule
+from rlinf_async.placement.resolver import MultiNodeGroupResolver, describe_groups, find_groups, nodes_of
+from rlinf_async.placement.rules import Rule, read_rules
+from rlinf_async.placement.strategy import PlacementStrategy
 
 
 @dataclass(frozen=True)

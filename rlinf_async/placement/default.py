@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .inventory import ClusterShape, Inventory
-from .node import NodePlacementStrategy
-from .packed import PackedPlacementStrategy
-from .strategy import PlacementStrategy
+from rlinf_async.placement.inventory import ClusterShape, Inventory
+from rlinf_async.placement.node import NodePlacementStrategy
+from rlinf_async.placement.packed import PackedPlacementStrategy
+from rlinf_async.placement.strategy import PlacementStrategy
 
 
 def default_strategy(cluster: ClusterShape) -> PlacementStrategy:

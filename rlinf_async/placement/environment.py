@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from rlinf_async.configuration import ACCELERATOR
 from rlinf_async.hardware import get_family
-
-from .placement import Placement
+from rlinf_async.placement.placement import Placement
 
 
 def worker_environment(

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlinf_async.errors import ConfigError
-
-from .inventory import ClusterShape
-from .placement import Placement
-from .resolver import MultiNodeGroupResolver, find_groups
-from .strategy import PlacementStrategy, build_placements, take_seat
+from rlinf_async.placement.inventory import ClusterShape
+from rlinf_async.placement.placement import Placement
+from rlinf_async.placement.resolver import MultiNodeGroupResolver, find_groups
+from rlinf_async.placement.strategy import PlacementStrategy, build_placements, take_seat
 
 
 @dataclass(frozen=True)

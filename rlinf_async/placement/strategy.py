@@ -11,10 +11,9 @@ from rlinf_async.address import NodeInfo
 from rlinf_async.configuration import ACCELERATOR, NODE_GROUP, NodeGroup
 from rlinf_async.errors import ConfigError
 from rlinf_async.hardware import AcceleratorType
-
-from .inventory import ClusterShape, Inventory, name_node
-from .placement import Placement
-from .resolver import MultiNodeGroupResolver
+from rlinf_async.placement.inventory import ClusterShape, Inventory, name_node
+from rlinf_async.placement.placement import Placement
+from rlinf_async.placement.resolver import MultiNodeGroupResolver
 
 
 class PlacementStrategy(ABC):

@@ -7,11 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_async import (
-    Channel,
-    Cluster,
-    NodePlacementStrategy,
-)
+from rlinf_async import Channel, Cluster, NodePlacementStrategy
 from tests.channel_workers import User
 
 

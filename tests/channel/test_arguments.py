@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rlinf_async import Channel, Cluster, DeadlineExceeded, WeightedItem
-from rlinf_async.worker.channel_access import ChannelAccess
+from rlinf_async._worker.channel_access import ChannelAccess
 
 pytestmark = pytest.mark.shared_cluster
 

@@ -13,13 +13,7 @@ import psutil
 import pytest
 import torch
 
-from rlinf_async import (
-    Channel,
-    ClosedError,
-    Cluster,
-    EndOfChannel,
-    WorkerDied,
-)
+from rlinf_async import Channel, ClosedError, Cluster, EndOfChannel, WorkerDied
 from tests.channel_workers import launch_mortal
 
 pytestmark = pytest.mark.shared_cluster

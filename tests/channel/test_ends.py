@@ -14,13 +14,7 @@ import psutil
 import pytest
 import torch
 
-from rlinf_async import (
-    Channel,
-    ClosedError,
-    Cluster,
-    EndOfChannel,
-    NodeLost,
-)
+from rlinf_async import Channel, ClosedError, Cluster, EndOfChannel, NodeLost
 from tests.channel_workers import launch_mortal
 
 pytestmark = pytest.mark.shared_cluster

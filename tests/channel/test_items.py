@@ -12,14 +12,7 @@ import psutil
 import pytest
 import torch
 
-from rlinf_async import (
-    Channel,
-    Cluster,
-    DeadlineExceeded,
-    SerializationError,
-    WeightedItem,
-    Work,
-)
+from rlinf_async import Channel, Cluster, DeadlineExceeded, SerializationError, WeightedItem, Work
 
 pytestmark = pytest.mark.shared_cluster
 

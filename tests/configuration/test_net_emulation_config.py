@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from rlinf_async._messaging.state.emulated_delay import NetEmulation
 from rlinf_async.configuration import BandwidthGroup, CrossDCPair, NetEmulationConfig, worker_key
-from rlinf_async.core.net_emulation import NetEmulation
 from rlinf_async.errors import ConfigError
 
 

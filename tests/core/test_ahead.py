@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlinf_async.core.ahead import Call
-from rlinf_async.core.queue import Queue
-from rlinf_async.core.steps import Act, Step
+from rlinf_async._channels.state.actions import Act, Step
+from rlinf_async._channels.state.ahead import Call
+from rlinf_async._channels.state.queue import Queue
 
 P, A, B, C = 1, 2, 3, 4
 """A producer, who sends gets ahead, and two others."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_async.core.calls import Debts, Holdback, Next, Tally, fold
-from rlinf_async.core.frames import Status
+from rlinf_async._core.frames import Status
+from rlinf_async._core.pending_calls import Debts, Holdback, Next, Tally, fold
 
 
 def test_a_call_finishes_with_its_last_answer() -> None:

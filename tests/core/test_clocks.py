@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_async.core.clocks import ClockOffset
+from rlinf_async._trace.state.clocks import ClockOffset
 
 MS = 1_000_000
 SECOND = 1_000_000_000

@@ -1,4 +1,4 @@
-"""core/codec.py: what travels, how it comes back, and what is said when it cannot."""
+"""_core/codec.py: what travels, how it comes back, and what is said when it cannot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from rlinf_async.core import codec, guilty
+from rlinf_async._core import codec, unpicklable
 from rlinf_async.errors import SerializationError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -228,7 +228,7 @@ def test_the_layout_refuses_what_it_does_not_know() -> None:
 
 DRIVER = '''
 import pickle, subprocess, sys
-from rlinf_async.core import codec
+from rlinf_async._core import codec
 
 SCALE = 10
 
@@ -242,7 +242,7 @@ def double(policy):
 
 WORKER = """
 import sys
-from rlinf_async.core import codec
+from rlinf_async._core import codec
 function, policy = codec.decode(sys.stdin.buffer.read())
 assert type(policy).__module__ == "__main__" and "__main__" in sys.modules
 assert policy.act(1) == 30
@@ -281,7 +281,7 @@ def test_what_main_defines_travels_by_value_and_comes_back_as_the_callers_own(tm
 
 RECEIVER = """
 import sys
-from rlinf_async.core import codec
+from rlinf_async._core import codec
 print([codec.decode(body)[0].rate for body in eval(sys.stdin.read())])
 """
 
@@ -298,8 +298,8 @@ def test_a_class_by_value_follows_the_changes_of_its_origin() -> None:
 WITHOUT_TENSORS = """
 import sys
 import numpy
-from rlinf_async.core import codec
-codec.extend("torch", "rlinf_async.data.tensors")
+from rlinf_async._core import codec
+codec.extend("torch", "rlinf_async._transports.tensors")
 codec.decode(codec.encode({"a": numpy.zeros(100000), "f": lambda: 1}).to_bytes())
 print("torch" in sys.modules)
 """
@@ -433,7 +433,7 @@ def test_nesting_that_is_too_deep_is_an_error_that_says_so() -> None:
 def test_the_search_ends_even_in_a_large_value(monkeypatch: pytest.MonkeyPatch) -> None:
     value = [Holder(index=index) for index in range(1000)] + [LOCK]
     assert "value[1000] is of type _thread.lock" in str(refusal(value))
-    monkeypatch.setattr(guilty, "_SEARCH_SECONDS", 0)
+    monkeypatch.setattr(unpicklable, "_SEARCH_SECONDS", 0)
     assert "value is of type list" in str(refusal(value))
 
 

@@ -10,10 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rlinf_async.core.codec import encode
-from rlinf_async.core.credit import OVERHEAD, Ledger, Purse, Recall, cost
-from rlinf_async.core.queue import Queue
-from rlinf_async.core.steps import Act, Step
+from rlinf_async._channels.state.actions import Act, Step
+from rlinf_async._channels.state.credit import OVERHEAD, Ledger, Purse, Recall, cost
+from rlinf_async._channels.state.queue import Queue
+from rlinf_async._core.codec import encode
 
 P, C, D = 1, 2, 3
 K, L = b"k", b"l"

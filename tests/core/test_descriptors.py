@@ -12,7 +12,7 @@ from textwrap import dedent
 
 import pytest
 
-from rlinf_async.core.descriptors import explained_shortage
+from rlinf_async._core.descriptors import explained_shortage
 from rlinf_async.errors import LaunchError
 
 ROOT = Path(__file__).parents[2]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf_async.core.closed_names import MAX_CLOSED_NAMES, ClosedNames
-from rlinf_async.core.directory import Directory
+from rlinf_async._core.closed_names import MAX_CLOSED_NAMES, ClosedNames
+from rlinf_async._core.directory import Directory
 from rlinf_async.errors import ClosedError
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlinf_async.core.failure_counts import MAX_KINDS, FailureCounts
+from rlinf_async._core.failure_counts import MAX_KINDS, FailureCounts
 
 
 def test_a_kind_is_worth_a_line_at_powers_of_ten() -> None:

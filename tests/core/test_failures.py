@@ -1,4 +1,4 @@
-"""core/failures.py: an exception arrives as itself, or tells its story."""
+"""_core/failures.py: an exception arrives as itself, or tells its story."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_async.core import codec, failures
-from rlinf_async.core.failures import Failure, capture, pack, rebuild, unpack
+from rlinf_async._core import codec, failures
+from rlinf_async._core.failures import Failure, capture, pack, rebuild, unpack
 from rlinf_async.errors import DeadlineExceeded, RemoteError, SerializationError
 
 ACTOR = {"group": "actor", "rank": 2, "node": "node01", "pid": 4121}
@@ -121,7 +121,7 @@ def test_the_traceback_shows_causes() -> None:
 
 
 def test_the_frameworks_frames_above_the_users_method_are_left_out() -> None:
-    runtime = types.ModuleType("rlinf_async.worker.runtime_for_test")
+    runtime = types.ModuleType("rlinf_async._worker.runtime_for_test")
     exec("def run(method):\n    method()", runtime.__dict__)
 
     def step() -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_async.core import frames
-from rlinf_async.core.frames import FrameError, FrameReader, endpoint, node_of, number_of, route_to
+from rlinf_async._core import frames
+from rlinf_async._core.frames import FrameError, FrameReader, endpoint, node_of, number_of, route_to
 
 CALL = (frames.CALL, 0, 1, [[0, [1, 0]]], 7, "step", 0, b"body")
 CANCEL = (frames.CANCEL, 0, 1, [[0, [1, 0]]], 7)

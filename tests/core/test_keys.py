@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_async.core.keys import MAX_KEY, canonical_key
+from rlinf_async._channels.state.channel_keys import MAX_KEY, canonical_key
 
 Route = namedtuple("Route", "source target")
 

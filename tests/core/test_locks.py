@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_async.core.locks import DeviceLocks, PortLeases, Ticket, port_range
+from rlinf_async._core.resource_locks import DeviceLocks, PortLeases, Ticket, port_range
 
 
 def test_a_device_is_held_by_one_holder_and_goes_to_the_next_in_order() -> None:

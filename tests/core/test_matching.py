@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from rlinf_async.core.matching import Arrivals, Do, Message, Step
-from rlinf_async.core.messages import OBJECT, TENSOR
-from rlinf_async.core.room import OVERHEAD, Departures
+from rlinf_async._messaging.state.flow_control import OVERHEAD, Departures
+from rlinf_async._messaging.state.matching import Arrivals, Do, Message, Step
+from rlinf_async._messaging.state.message_facts import OBJECT, TENSOR
 
 ROOM = 1000
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from rlinf_async._messaging.state.emulated_delay import Line, Lines, NetEmulation
 from rlinf_async.configuration import NetEmulationConfig
-from rlinf_async.core.net_emulation import Line, Lines, NetEmulation
 
 MEGABIT = 125_000
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlinf_async.core.pool import Pool
-from rlinf_async.core.segment import map_private
+from rlinf_async._core.pool import Pool
+from rlinf_async._core.segment import map_private
 
 SIZE = 100_000
 

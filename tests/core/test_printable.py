@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_async.core.printable import printable
+from rlinf_async._core.printable import printable
 
 
 @pytest.mark.parametrize(

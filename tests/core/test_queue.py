@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlinf_async.core import pool
-from rlinf_async.core.queue import Queue
-from rlinf_async.core.steps import Act, Step
+from rlinf_async._channels.state.actions import Act, Step
+from rlinf_async._channels.state.queue import Queue
+from rlinf_async._core import pool
 
 P, C, D = 1, 2, 3
 """A producer and two consumers."""

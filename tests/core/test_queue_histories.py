@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rlinf_async.core.lane import Get, Item
-from rlinf_async.core.queue import Queue
-from rlinf_async.core.steps import Act, Step
+from rlinf_async._channels.state.actions import Act, Step
+from rlinf_async._channels.state.key_queue import Get, Item
+from rlinf_async._channels.state.queue import Queue
 
 HOW = ["wait", "wait", "announced", "nowait"]
 BATCHES = [(None, False), (None, False), (None, False), (None, True), (1, False), (3, False), (3, True)]

@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from rlinf_async.core.read_ahead import (
-    IDLE,
-    LARGE_WINDOW,
-    MOST,
-    SHY,
-    SOON,
-    STREAK,
-    WINDOW,
-    ReadAhead,
-)
+from rlinf_async._channels.state.prefetch import IDLE, LARGE_WINDOW, MOST, SHY, SOON, STREAK, WINDOW, ReadAhead
 
 K = b"k"
 

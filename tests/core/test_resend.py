@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlinf_async.core import frames, resend
-from rlinf_async.core.frames import FrameError
-from rlinf_async.core.resend import Incoming, Unacknowledged, pack, pieces, unpack
-from rlinf_async.core.segment import write_segment
+from rlinf_async._core import frames, resend
+from rlinf_async._core.frames import FrameError
+from rlinf_async._core.resend import Incoming, Unacknowledged, pack, pieces, unpack
+from rlinf_async._core.segment import write_segment
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf_async.core.room import OVERHEAD, ROOM, Departures
+from rlinf_async._messaging.state.flow_control import OVERHEAD, ROOM, Departures
 
 
 def test_messages_leave_until_there_is_no_room() -> None:

@@ -1,4 +1,4 @@
-"""core/root_cause.py: of several failures the one that caused the others is found, and they are told in a few lines."""
+"""_core/root_cause.py: of several failures the one that caused the others is found, and they are told in a few lines."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_async.core.failures import Failure, capture, rebuild
-from rlinf_async.core.root_cause import choose_root_cause, fold_ranks, root_cause
+from rlinf_async._core.failures import Failure, capture, rebuild
+from rlinf_async._core.root_cause import choose_root_cause, fold_ranks, root_cause
 from rlinf_async.errors import ClosedError, NodeLost, WorkerDied
 
 ACTOR = {"group": "actor", "rank": 2, "node": "node01", "pid": 4121}

@@ -1,4 +1,4 @@
-"""core/segment.py: sealed memory is whole, private to its reader, and cannot be pulled away."""
+"""_core/segment.py: sealed memory is whole, private to its reader, and cannot be pulled away."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_async.core import codec
-from rlinf_async.core.segment import map_private, write_segment
+from rlinf_async._core import codec
+from rlinf_async._core.segment import map_private, write_segment
 from rlinf_async.errors import SerializationError
 
 

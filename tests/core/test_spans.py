@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_async.core.spans import Event, Recorder, Span, plain
+from rlinf_async._trace.state.spans import Event, Recorder, Span, plain
 
 MAIN = 1
 

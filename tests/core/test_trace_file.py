@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from rlinf_async.core import trace_file
-from rlinf_async.core.spans import Event
-from rlinf_async.core.trace_file import Process, TraceFile
+from rlinf_async._trace.state import trace_file
+from rlinf_async._trace.state.spans import Event
+from rlinf_async._trace.state.trace_file import Process, TraceFile
 from tests.traces import Trace
 
 DRIVER = Process(1, "driver", "node0", 10)

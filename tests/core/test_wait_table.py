@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlinf_async.core.wait_table import FOREVER, WaitTable
+from rlinf_async._core.wait_table import FOREVER, WaitTable
 
 MARKS = (60.0, 300.0, 1800.0)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgpack
 
-from rlinf_async.data.link import Link, Post
+from rlinf_async._transports.link import Link, Post
 
 MakeLink = Callable[[Post, bool, str], Link]
 

@@ -19,10 +19,10 @@ from typing import Any
 import msgpack
 import torch
 
-from rlinf_async.data.collective import GlooLink
-from rlinf_async.data.cuda_ipc import CudaIpcLink
-from rlinf_async.data.nccl import NcclLink
-from rlinf_async.data.staging import StagedLink
+from rlinf_async._transports.collective import GlooLink
+from rlinf_async._transports.cuda_ipc import CudaIpcLink
+from rlinf_async._transports.nccl import NcclLink
+from rlinf_async._transports.staging import StagedLink
 
 _PR_SET_PDEATHSIG = 1
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_async.data.collective import GlooLink
-from rlinf_async.data.connection import Connection, connections
-from rlinf_async.data.gloo_pair import GlooPair
-from rlinf_async.data.memory import Place
-from rlinf_async.data.transfer import MemoryReceiving
+from rlinf_async._transports.collective import GlooLink
+from rlinf_async._transports.gloo_pair import GlooPair
+from rlinf_async._transports.gloo_sockets import Connection, connections
+from rlinf_async._transports.memory import Place
+from rlinf_async._transports.transfer import MemoryReceiving
 from rlinf_async.errors import TransferFailed
 from rlinf_async.work import Work
 from tests.data.links import Couple, couple

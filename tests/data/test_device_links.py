@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_async.data import cuda_ipc, staging
-from rlinf_async.data.cuda_ipc import CudaIpcLink
-from rlinf_async.data.device_memory import Handle
-from rlinf_async.data.link import Post
-from rlinf_async.data.nccl import NcclLink
-from rlinf_async.data.nccl_pair import make_nccl_group
-from rlinf_async.data.staging import StagedLink
+from rlinf_async._transports import cuda_ipc, staging
+from rlinf_async._transports.cuda_ipc import CudaIpcLink
+from rlinf_async._transports.device_memory import Handle
+from rlinf_async._transports.link import Post
+from rlinf_async._transports.nccl import NcclLink
+from rlinf_async._transports.nccl_pair import make_nccl_group
+from rlinf_async._transports.staging import StagedLink
 from rlinf_async.errors import TransferFailed
 from rlinf_async.work import Work
 from tests.data.links import Couple, couple

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_async.data import device_memory
-from rlinf_async.data.device_memory import CudaMemory, Handle
+from rlinf_async._transports import device_memory
+from rlinf_async._transports.device_memory import CudaMemory, Handle
 
 GPU = torch.device("cuda", 0)
 

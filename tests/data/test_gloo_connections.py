@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.distributed import HashStore, ProcessGroupGloo
 
-from rlinf_async.data.connection import Connection, is_named_in
-from rlinf_async.data.gloo_connections import end_connections
+from rlinf_async._transports.gloo_connections import end_connections
+from rlinf_async._transports.gloo_sockets import Connection, is_named_in
 from tests.data.test_connection import connected
 
 Groups = list[Any]

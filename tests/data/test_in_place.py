@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_async.core.segment import write_segment
-from rlinf_async.data.in_place import describe, difference, fill, is_tensor, memory_of
-from rlinf_async.data.shared import Segment
+from rlinf_async._core.segment import write_segment
+from rlinf_async._transports.in_place import describe, difference, fill, is_tensor, memory_of
+from rlinf_async._transports.shared_memory import Segment
 
 TENSORS = [
     torch.arange(6.0).reshape(2, 3),

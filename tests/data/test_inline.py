@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_async.data.inline import PIECE, InlineLink
+from rlinf_async._transports.inline import PIECE, InlineLink
 from rlinf_async.errors import TransferFailed
 
 

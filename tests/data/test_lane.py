@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from rlinf_async.data.lane import Lane
+from rlinf_async._transports.lazy_thread import Lane
 
 
 def test_jobs_run_one_by_one_in_their_order_and_the_thread_ends_with_them() -> None:

@@ -8,7 +8,7 @@ import threading
 import numpy
 import torch
 
-from rlinf_async.data.memory import WarmMemory
+from rlinf_async._transports.memory import WarmMemory
 
 MiB = 1 << 20
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_async.data.nccl_pair import NcclPair
-from rlinf_async.data.transfer import Receiving, Sending
+from rlinf_async._transports.nccl_pair import NcclPair
+from rlinf_async._transports.transfer import Receiving, Sending
 from rlinf_async.errors import ClosedError
 
 GPU = torch.device("cuda", 0)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_async.data import own_gpu
-from rlinf_async.data.cuda_ipc import CudaIpcLink
-from rlinf_async.data.own_gpu import OwnGpu, find_own_gpu
-from rlinf_async.data.reach import CUDA_IPC, WAYS, Gpu, way_between
-from rlinf_async.worker import devices
+from rlinf_async._messaging import peer_devices
+from rlinf_async._transports import own_gpu
+from rlinf_async._transports.cuda_ipc import CudaIpcLink
+from rlinf_async._transports.gpu_reach import CUDA_IPC, WAYS, Gpu, way_between
+from rlinf_async._transports.own_gpu import OwnGpu, find_own_gpu
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_the_gpu_is_the_current_one_with_those_that_it_reaches() -> None:
 @pytest.mark.parametrize(("is_in_use", "found"), [(False, False), (True, True)])
 def test_cuda_that_is_not_in_use_is_left_alone(is_in_use: bool, found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_in_use)
-    assert (devices._find_own_gpu() is not None) is found
+    assert (peer_devices._find_own_gpu() is not None) is found
 
 
 @pytest.mark.usefixtures("driver")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from torch.distributed import PrefixStore
 
-from rlinf_async.data.store import PeerStore
+from rlinf_async._transports.pair_store import PeerStore
 from rlinf_async.errors import TransferFailed
 
 

@@ -1,4 +1,4 @@
-"""data/tensors.py: tensors travel without being copied, and what was shared or tied stays so."""
+"""_transports/tensors.py: tensors travel without being copied, and what was shared or tied stays so."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from rlinf_async.core import codec
-from rlinf_async.data import tensors as tensors_in_pickles
+from rlinf_async._core import codec
+from rlinf_async._transports import tensors as tensors_in_pickles
 from rlinf_async.errors import SerializationError
 
-codec.extend("torch", "rlinf_async.data.tensors")
+codec.extend("torch", "rlinf_async._transports.tensors")
 
 LARGE = 64 * 1024
 
@@ -347,7 +347,7 @@ def test_a_cuda_tensor_arrives_on_cuda_and_shares_there() -> None:
 
 
 def test_a_cuda_tensor_arrives_on_the_cpu_where_there_is_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlinf_async.data import tensors
+    from rlinf_async._transports import tensors
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     memory = bytearray(torch.arange(10.0).numpy().tobytes())

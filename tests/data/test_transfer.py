@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_async.data.memory import WarmMemory
-from rlinf_async.data.transfer import PARCEL, MemoryReceiving, MemorySending
+from rlinf_async._transports.memory import WarmMemory
+from rlinf_async._transports.transfer import PARCEL, MemoryReceiving, MemorySending
 
 SIZES = st.lists(
     st.one_of(

@@ -14,8 +14,8 @@ import warnings
 from collections.abc import Callable
 
 from rlinf_async import ForkedProcessError
-from rlinf_async.wire.unix import Connection
-from rlinf_async.worker import here
+from rlinf_async._wire.unix import Connection
+from rlinf_async._worker import context
 
 GARBAGE = b"\xc1" * 64
 """Bytes that no frame begins with."""
@@ -76,7 +76,7 @@ def _sever(fd: int, how: str) -> None:
 
 
 def _direct_connections() -> list[Connection]:
-    client = here.require_client()
+    client = context.require_client()
     found = [thing for thing in gc.get_objects() if type(thing) is Connection and thing is not client._connection]
     return [connection for connection in found if connection.fileno() >= 0]
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from rlinf_async import DeadlineExceeded
-from rlinf_async.seat.client import NodeClient
+from rlinf_async._client.client import NodeClient
 from tests.faults.waits import PATIENCE_S
 
 UNDER_WAY = 300

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from rlinf_async import Channel, EndOfChannel, Worker
-from rlinf_async.queues.ahead_gets import AheadGets
-from rlinf_async.queues.remote_queue import RemoteQueue
+from rlinf_async._channels.prefetched_gets import AheadGets
+from rlinf_async._channels.remote_queue import RemoteQueue
 
 LARGE_EVERY: Final = 400
 """One item in so many travels as shared memory."""

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from rlinf_async import Cluster, settings
-from rlinf_async.core import frames
-from rlinf_async.wire.local_socket import connect
+from rlinf_async._core import frames
+from rlinf_async._wire.local_socket import connect
 from tests.strangers import hello, node_directory, read_to_the_end
 
 pytestmark = pytest.mark.shared_cluster

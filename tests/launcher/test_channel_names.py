@@ -8,7 +8,7 @@ import pytest
 from rlinf_launcher.channel_names import ChannelNames
 from rlinf_launcher.channels import LATER
 
-from rlinf_async.core import frames
+from rlinf_async._core import frames
 
 A, B = frames.endpoint(0, 1), frames.endpoint(1, 1)
 DAEMON = frames.endpoint(1, 0)

@@ -15,10 +15,10 @@ from rlinf_launcher.channels import LATER, Channels
 from rlinf_launcher.endpoint import Endpoint
 from rlinf_launcher.router import Router
 
-from rlinf_async.core import frames
-from rlinf_async.core.credit import OVERHEAD, cost
-from rlinf_async.core.frames import FrameError
-from rlinf_async.core.segment import write_segment
+from rlinf_async._channels.state.credit import OVERHEAD, cost
+from rlinf_async._core import frames
+from rlinf_async._core.frames import FrameError
+from rlinf_async._core.segment import write_segment
 
 NUMBER = 5
 """Of the one channel."""

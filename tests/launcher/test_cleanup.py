@@ -18,8 +18,8 @@ from rlinf_launcher.desk import Desk, Site
 from rlinf_launcher.endpoint import Endpoint
 from rlinf_launcher.router import Router
 
-from rlinf_async.core import frames
-from rlinf_async.core.frames import FrameError
+from rlinf_async._core import frames
+from rlinf_async._core.frames import FrameError
 from rlinf_async.errors import AuthError
 
 NODE = 3

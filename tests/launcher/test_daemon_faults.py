@@ -25,9 +25,9 @@ from rlinf_launcher.router import Router
 from rlinf_launcher.templates import Template, Templates
 
 from rlinf_async import Cluster, LaunchError, NodeLost, NodePlacementStrategy, WorkerDied
-from rlinf_async.core import frames
-from rlinf_async.core.frames import Status
-from rlinf_async.core.segment import write_segment
+from rlinf_async._core import frames
+from rlinf_async._core.frames import Status
+from rlinf_async._core.segment import write_segment
 from tests.workers import Parent, Plain
 
 ONE = NodePlacementStrategy([0])

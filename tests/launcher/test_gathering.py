@@ -6,8 +6,8 @@ from typing import Any
 
 from rlinf_launcher.gathering import Gathering
 
-from rlinf_async.core import frames
-from rlinf_async.core.frames import Status
+from rlinf_async._core import frames
+from rlinf_async._core.frames import Status
 
 
 def reply(slot: int, status: Status = Status.OK, call: int = 7) -> Any:

@@ -13,9 +13,9 @@ from rlinf_launcher.endpoint import Endpoint
 from rlinf_launcher.obituaries import Obituaries
 from rlinf_launcher.router import Router
 
-from rlinf_async.core import frames
-from rlinf_async.core.frames import FrameError
-from rlinf_async.core.segment import write_segment
+from rlinf_async._core import frames
+from rlinf_async._core.frames import FrameError
+from rlinf_async._core.segment import write_segment
 
 FACTS = [0, 0, 1, 0, None, 100, None]
 

@@ -12,7 +12,7 @@ import pytest
 from rlinf_launcher import questions
 from rlinf_launcher.questions import Questions
 
-from rlinf_async.core import codec
+from rlinf_async._core import codec
 from rlinf_async.errors import ConfigError, LaunchError
 
 GPUS = {"accelerator_type": "NV_GPU", "rehearsed": False, "gpus": [{"id": "0", "model": "H200"}]}

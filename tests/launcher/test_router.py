@@ -11,8 +11,8 @@ from rlinf_launcher import router as routers
 from rlinf_launcher.endpoint import Endpoint
 from rlinf_launcher.router import Router
 
-from rlinf_async.core import frames
-from rlinf_async.core.frames import Status
+from rlinf_async._core import frames
+from rlinf_async._core.frames import Status
 
 
 def test_so_many_workers_at_a_time_answer_past_the_daemon_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ from rlinf_launcher.options import Options
 from rlinf_launcher.ssh import way
 from rlinf_launcher.stub import STUB, shipment
 
+from rlinf_async._wire.far_end import Ending
 from rlinf_async.errors import ConfigError
-from rlinf_async.wire.ending import Ending
 
 REFUSED = "ssh: connect to host node03 port 2222: Connection refused"
 TIMED_OUT = "ssh: connect to host node03 port 22: Connection timed out"

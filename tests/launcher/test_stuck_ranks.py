@@ -10,7 +10,7 @@ from rlinf_launcher.endpoint import Endpoint
 from rlinf_launcher.router import Router
 from rlinf_launcher.stuck_ranks import StuckRanks
 
-from rlinf_async.core import frames
+from rlinf_async._core import frames
 
 CALLER = frames.endpoint(0, 99)
 

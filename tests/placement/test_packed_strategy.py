@@ -7,11 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rlinf_async.errors import ConfigError
-from rlinf_async.placement import (
-    NodePlacementStrategy,
-    PackedPlacementStrategy,
-    default_strategy,
-)
+from rlinf_async.placement import NodePlacementStrategy, PackedPlacementStrategy, default_strategy
 
 
 def devices(placements):

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from rlinf_async.core import frames, read_ahead
+from rlinf_async._channels.remote_queue import RemoteQueue
+from rlinf_async._channels.request import Get
+from rlinf_async._channels.state import prefetch
+from rlinf_async._core import frames
 from rlinf_async.errors import ClosedError, EndOfChannel
-from rlinf_async.queues.remote_queue import RemoteQueue
-from rlinf_async.queues.wish import Get
 from tests.hand_held import NUMBER, WINDOW, Daemon, K, L, Process, had, make_eager, settle
 
 
@@ -203,7 +204,7 @@ def test_who_stops_asking_gives_back_after_a_moment(
 ) -> None:
     consumer.loop.time_passes()
     assert consumer.ahead.open
-    monkeypatch.setattr(read_ahead, "IDLE", -1.0)
+    monkeypatch.setattr(prefetch, "IDLE", -1.0)
     consumer.loop.time_passes()
     settle(daemon)
     assert not consumer.ahead.open
@@ -223,7 +224,7 @@ def test_nobody_has_what_lay_there_while_its_process_was_stopped(
     settle(daemon)
     assert (get.wait(0), get.redelivered) == (3, True)
     with monkeypatch.context() as patch:
-        patch.setattr(read_ahead, "IDLE", -1.0)  # it goes on
+        patch.setattr(prefetch, "IDLE", -1.0)  # it goes on
         late = consumer.get()
     consumer.is_stopped = False
     settle(daemon)

@@ -9,11 +9,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from rlinf_async.core import codec, frames, read_ahead
-from rlinf_async.core.lane import Get as QueuedGet
-from rlinf_async.core.steps import Act, Step
+from rlinf_async._channels.request import Get
+from rlinf_async._channels.state import prefetch
+from rlinf_async._channels.state.actions import Act, Step
+from rlinf_async._channels.state.key_queue import Get as QueuedGet
+from rlinf_async._core import codec, frames
 from rlinf_async.errors import ClosedError
-from rlinf_async.queues.wish import Get
 from tests.hand_held import Daemon, K, L, Process, make_eager, settle
 
 
@@ -141,7 +142,7 @@ class Histories(RuleBasedStateMachine):
     @rule(who=who)
     def a_moment_passes(self, who: int) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(read_ahead, "IDLE", -1.0)
+            patch.setattr(prefetch, "IDLE", -1.0)
             self.processes[who].loop.time_passes()
 
     @rule(who=who)
@@ -233,7 +234,7 @@ class Histories(RuleBasedStateMachine):
         lost = self.done - set(self.had)
         assert not lost, f"{lost} lost"
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(read_ahead, "IDLE", -1.0)
+            patch.setattr(prefetch, "IDLE", -1.0)
             for process in everybody:
                 process.loop.time_passes()
         settle(self.daemon)

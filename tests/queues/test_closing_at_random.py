@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from rlinf_async.core import codec, frames
+from rlinf_async._channels.request import Get, Put, Question
+from rlinf_async._core import codec, frames
 from rlinf_async.errors import ClosedError, EndOfChannel
-from rlinf_async.queues.wish import Get, Put, Question
 from tests.hand_held import Daemon, K, L, Process, make_eager, settle
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from rlinf_async.core import codec, frames
-from rlinf_async.core.credit import cost
-from rlinf_async.core.pool import pool
-from rlinf_async.core.segment import close_fds
+from rlinf_async._channels.remote_queue import RemoteQueue
+from rlinf_async._channels.request import Put
+from rlinf_async._channels.state.credit import cost
+from rlinf_async._core import codec, frames
+from rlinf_async._core.pool import pool
+from rlinf_async._core.segment import close_fds
 from rlinf_async.errors import ClosedError
-from rlinf_async.queues.remote_queue import RemoteQueue
-from rlinf_async.queues.wish import Put
 
 CREDIT = 1 << 20
 
@@ -107,7 +107,7 @@ def test_credit_for_what_cannot_be_packed_is_returned(
     def fail(carried: Any) -> Any:
         raise MemoryError("no room")
 
-    monkeypatch.setattr("rlinf_async.queues.remote_queue.pack_body", fail)
+    monkeypatch.setattr("rlinf_async._channels.remote_queue.pack_body", fail)
     wish = put(queue, 1)
     with pytest.raises(MemoryError):
         wish.wait()
@@ -145,7 +145,7 @@ async def test_a_coroutine_that_never_has_to_wait_lets_others_run(queue: RemoteQ
 async def test_puts_of_many_coroutines_come_to_leave_in_one_frame(
     client: Client, queue: RemoteQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlinf_async.queues.company._MOMENT", 60.0)
+    monkeypatch.setattr("rlinf_async._channels.batching._MOMENT", 60.0)
     queue._purse.add(1 << 40)
 
     async def produce() -> None:

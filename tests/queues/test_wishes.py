@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_async.core import frames
-from rlinf_async.core.body import pack_body
-from rlinf_async.core.codec import encode_plain
-from rlinf_async.core.keys import MAX_KEY
-from rlinf_async.queues.wishes import MOST, Wishes, seconds, whole_number
-from rlinf_async.wire.unix import MAX_FRAME
+from rlinf_async._channels.arguments import MOST, Wishes, seconds, whole_number
+from rlinf_async._channels.state.channel_keys import MAX_KEY
+from rlinf_async._core import frames
+from rlinf_async._core.codec import encode_plain
+from rlinf_async._core.payload import pack_body
+from rlinf_async._wire.unix import MAX_FRAME
 
 numbers = st.integers() | st.sampled_from(
     [MOST, MOST + 1, 2**64, -(2**63), np.int64(3), np.float32(3), True, None, "3"]

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from rlinf_async import ClosedError, Cluster, NodePlacementStrategy, WorkerDied
-from rlinf_async.core import frames
-from rlinf_async.seat import direct_calls
+from rlinf_async._client import direct_calls
+from rlinf_async._core import frames
 from tests.workers import Plain
 
 LARGE = bytes(100_000)

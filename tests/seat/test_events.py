@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlinf_async.seat.events import Events
+from rlinf_async._client.events import Events
 
 
 class Ear:

@@ -10,8 +10,8 @@ import threading
 from typing import Any
 
 from rlinf_async import Cluster, NodeLost, NodePlacementStrategy
-from rlinf_async.core.pool import pool
-from rlinf_async.core.segment import close_fds
+from rlinf_async._core.pool import pool
+from rlinf_async._core.segment import close_fds
 from tests.workers import Plain
 
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from rlinf_async.seat import seats
-from rlinf_async.seat.client import NodeClient
+from rlinf_async._client import registry
+from rlinf_async._client.client import NodeClient
 
 
 @pytest.fixture
@@ -24,36 +24,36 @@ async def clients() -> AsyncIterator[list[NodeClient]]:
 
 async def test_the_only_cluster_that_is_open_is_meant(clients: list[NodeClient]) -> None:
     with pytest.raises(RuntimeError, match="no cluster is open in this process"):
-        seats.only_taken()
-    assert not seats.any_taken()
-    seats.take(clients[0])
-    assert seats.any_taken()
-    assert seats.only_taken() is clients[0]
+        registry.only_taken()
+    assert not registry.any_taken()
+    registry.take(clients[0])
+    assert registry.any_taken()
+    assert registry.only_taken() is clients[0]
 
 
 async def test_of_several_one_must_be_named_until_the_others_have_closed(clients: list[NodeClient]) -> None:
     for client in clients:
-        seats.take(client)
+        registry.take(client)
     with pytest.raises(RuntimeError, match=r"2 clusters are open in this process: .* cluster="):
-        seats.only_taken()
+        registry.only_taken()
     clients[0].close()
-    assert seats.only_taken() is clients[1]
+    assert registry.only_taken() is clients[1]
 
 
 async def test_two_seats_of_one_run_are_one_cluster(clients: list[NodeClient]) -> None:
     """A script that enters Cluster() twice under the launcher, or a worker that enters one, is in one run."""
     clients[1].welcome = clients[0].welcome
     for client in clients:
-        seats.take(client)
-    assert seats.only_taken() is clients[0]
+        registry.take(client)
+    assert registry.only_taken() is clients[0]
     clients[0].close()
-    assert seats.only_taken() is clients[1]
+    assert registry.only_taken() is clients[1]
 
 
 async def test_a_run_is_found_by_its_id(clients: list[NodeClient]) -> None:
     for client in clients:
-        seats.take(client)
-    assert seats.taken_in("run-1", "channel") is clients[1]
+        registry.take(client)
+    assert registry.taken_in("run-1", "channel") is clients[1]
     clients[1].close()
     with pytest.raises(RuntimeError, match="no open cluster of run run-1"):
-        seats.taken_in("run-1", "channel")
+        registry.taken_in("run-1", "channel")

@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from rlinf_async import ClosedError
-from rlinf_async.loop_thread import LoopThread
-from rlinf_async.seat.client import NodeClient
+from rlinf_async._client.client import NodeClient
+from rlinf_async._client.loop_thread import LoopThread
 
 
 @pytest.mark.parametrize("seconds", [0.0, 60.0])

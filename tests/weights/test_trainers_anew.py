@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlinf_async import DistributedWeightSyncScheme
-from rlinf_async.core import frames
+from rlinf_async._core import frames
 from rlinf_async.errors import DeadlineExceeded, RemoteError
 from rlinf_async.weights.transports import distributed
 from tests.weights.ends import Both, Tied, both

@@ -182,7 +182,7 @@ class Rollout(Worker):
 
     def count_copies(self) -> None:
         """Of received tensors, from where they have arrived to where they belong."""
-        from rlinf_async.data import in_place
+        from rlinf_async._transports import in_place
 
         self._copies, fill = 0, in_place.fill
 

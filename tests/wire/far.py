@@ -6,7 +6,7 @@ import sys
 import textwrap
 from collections.abc import Iterable
 
-from rlinf_async.wire.lifeline import Lifeline, fresh_marker
+from rlinf_async._wire.lifeline import Lifeline, fresh_marker
 
 FAR = """
 import json, os, sys, time

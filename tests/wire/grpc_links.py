@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import uvloop
 
-from rlinf_async.wire import grpc as module
-from rlinf_async.wire.credentials import NodeCredentials, RunAuthority, node_name
-from rlinf_async.wire.dial import dial
-from rlinf_async.wire.link import PeerLink
-from rlinf_async.wire.peer_server import PeerServer
+from rlinf_async._wire import grpc as module
+from rlinf_async._wire.credentials import NodeCredentials, RunAuthority, node_name
+from rlinf_async._wire.daemon_link import PeerLink
+from rlinf_async._wire.dial import dial
+from rlinf_async._wire.peer_server import PeerServer
 
 grpc = module.grpc
 RUN = "0a1b2c3d"

@@ -10,11 +10,11 @@ import threading
 import pytest
 
 from rlinf_async import settings
-from rlinf_async.core import frames
-from rlinf_async.core.segment import write_segment
-from rlinf_async.wire.directs import Directs
-from rlinf_async.wire.turns import Turns
-from rlinf_async.wire.unix import Connection
+from rlinf_async._core import frames
+from rlinf_async._core.segment import write_segment
+from rlinf_async._wire.direct_sockets import Directs
+from rlinf_async._wire.reading.turns import Turns
+from rlinf_async._wire.unix import Connection
 
 EXPECTED = 0.05
 

@@ -15,9 +15,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from rlinf_async._wire import credentials as module
+from rlinf_async._wire.credentials import NodeCredentials, RunAuthority, explain_refusal, node_name
 from rlinf_async.errors import AuthError, ConfigError
-from rlinf_async.wire import credentials as module
-from rlinf_async.wire.credentials import NodeCredentials, RunAuthority, explain_refusal, node_name
 
 RUN = "0a1b2c3d"
 
@@ -78,7 +78,7 @@ def test_what_could_not_be_told_apart_in_a_certificate_is_refused(run: str, node
 
 def test_a_daemon_does_not_wait_for_a_library_that_it_does_not_need():
     script = (
-        "import sys, rlinf_async.wire.credentials as module; module.NodeCredentials('', '', '');"
+        "import sys, rlinf_async._wire.credentials as module; module.NodeCredentials('', '', '');"
         "sys.exit('cryptography' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[2], check=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_async.wire.departures import MOST_FDS, Departures, State
+from rlinf_async._wire.send_buffer import MOST_FDS, Departures, State
 
 
 class Moody(socket.socket):
@@ -103,8 +103,8 @@ def test_what_never_leaves_is_closed_and_nobody_told(ends: tuple[Moody, socket.s
 
 CROWDED = """
 import asyncio, os, resource, socket
-from rlinf_async.core import frames
-from rlinf_async.wire.unix import Connection
+from rlinf_async._core import frames
+from rlinf_async._wire.unix import Connection
 
 COUNT = 150
 

@@ -11,9 +11,9 @@ import time
 import psutil
 import pytest
 
+from rlinf_async._wire.dial import dial
+from rlinf_async._wire.peer_server import PeerServer
 from rlinf_async.errors import AuthError, ConfigError, LaunchError, NodeLost
-from rlinf_async.wire.dial import dial
-from rlinf_async.wire.peer_server import PeerServer
 from tests.wire.grpc_links import (
     AUTHORITY,
     RUN,

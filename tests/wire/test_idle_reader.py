@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from rlinf_async.gate import LockGate
-from rlinf_async.wire.idle_reader import IdleReader
-from rlinf_async.wire.selector import SharedSelector
+from rlinf_async._core.parking import LockGate
+from rlinf_async._wire.reading.idle_reader import IdleReader
+from rlinf_async._wire.reading.shared_selector import SharedSelector
 from rlinf_async.work import Work, blocking
 
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from rlinf_async._wire import marked_lines
+from rlinf_async._wire.lifeline import Lifeline
 from rlinf_async.errors import ClosedError, DeadlineExceeded, LaunchError
-from rlinf_async.wire import marked_lines
-from rlinf_async.wire.lifeline import Lifeline
 from tests.wire.far import start
 
 Body = Callable[[], Awaitable[None]]
@@ -183,7 +183,7 @@ def test_closing_ends_the_stdin_of_the_far_side(run: Callable[[Body], None]) -> 
 def test_a_forked_child_does_not_keep_the_far_side_alive_when_its_parent_is_killed(tmp_path: Path) -> None:
     program = """
     import asyncio, os, signal, sys
-    from rlinf_async.wire.lifeline import Lifeline
+    from rlinf_async._wire.lifeline import Lifeline
 
     async def main():
         far = await Lifeline.start(["sh", "-c", f"cat >/dev/null; echo ended >{sys.argv[1]}"], name="far")

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from rlinf_async.wire.link import CLOSED, MAX_MESSAGE
+from rlinf_async._wire.daemon_link import CLOSED, MAX_MESSAGE
 from tests.wire.grpc_links import (
     PIECE,
     Owner,

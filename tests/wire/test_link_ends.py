@@ -18,9 +18,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rlinf_async._wire import daemon_link as link_module
+from rlinf_async._wire import grpc as module
 from rlinf_async.errors import ClosedError, NodeLost
-from rlinf_async.wire import grpc as module
-from rlinf_async.wire import link as link_module
 from tests.wire.grpc_links import (
     AUTHORITY,
     PIECE,
@@ -117,9 +117,9 @@ async def test_a_callback_that_fails_ends_the_link_on_both_sides_and_is_reported
 
 PEER = """
 import asyncio, json, sys
-from rlinf_async.wire.credentials import NodeCredentials
-from rlinf_async.wire.dial import dial
-from rlinf_async.wire.peer_server import PeerServer
+from rlinf_async._wire.credentials import NodeCredentials
+from rlinf_async._wire.dial import dial
+from rlinf_async._wire.peer_server import PeerServer
 
 def listen(link):
     link.on_control = link.send

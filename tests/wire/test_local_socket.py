@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rlinf_async._wire.local_socket import check_peer, connect, listen
 from rlinf_async.errors import AuthError
-from rlinf_async.wire.local_socket import check_peer, connect, listen
 
 
 def test_a_socket_in_an_open_directory_is_not_trusted(tmp_path: Path) -> None:

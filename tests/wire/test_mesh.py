@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from rlinf_async.core.frames import PROTOCOL
+from rlinf_async._core.frames import PROTOCOL
+from rlinf_async._wire.lifeline import Lifeline
+from rlinf_async._wire.mesh import birth, launch_error, on_all_nodes, start_nodes
 from rlinf_async.errors import LaunchError
-from rlinf_async.wire.lifeline import Lifeline
-from rlinf_async.wire.mesh import birth, launch_error, on_all_nodes, start_nodes
 from tests.wire.far import start
 
 GOOD = """

@@ -18,14 +18,14 @@ from typing import Any, ClassVar
 import msgpack
 import pytest
 
-from rlinf_async.core.frames import PROTOCOL
+from rlinf_async._core.frames import PROTOCOL
+from rlinf_async._wire import credentials as credentials_module
+from rlinf_async._wire.credentials import NodeCredentials, RunAuthority, node_name
+from rlinf_async._wire.daemon_link import MAX_MESSAGE
+from rlinf_async._wire.dial import dial
+from rlinf_async._wire.hello import Hello
+from rlinf_async._wire.peer_server import PeerServer
 from rlinf_async.errors import AuthError, NodeLost, VersionMismatch
-from rlinf_async.wire import credentials as credentials_module
-from rlinf_async.wire.credentials import NodeCredentials, RunAuthority, node_name
-from rlinf_async.wire.dial import dial
-from rlinf_async.wire.hello import Hello
-from rlinf_async.wire.link import MAX_MESSAGE
-from rlinf_async.wire.peer_server import PeerServer
 from tests.wire.grpc_links import (
     AUTHORITY,
     RUN,

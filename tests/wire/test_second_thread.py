@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from rlinf_async.core import frames
-from rlinf_async.wire import idle_reader, unix
-from rlinf_async.wire.idle_reader import IdleReader
-from rlinf_async.wire.selector import SharedSelector
-from rlinf_async.wire.unix import Connection
+from rlinf_async._core import frames
+from rlinf_async._wire import unix
+from rlinf_async._wire.reading import idle_reader
+from rlinf_async._wire.reading.idle_reader import IdleReader
+from rlinf_async._wire.reading.shared_selector import SharedSelector
+from rlinf_async._wire.unix import Connection
 
 
 class Ends:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlinf_async.wire.selector import SharedSelector
+from rlinf_async._wire.reading.shared_selector import SharedSelector
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from typing import TextIO
 import pytest
 
 from rlinf_async import settings
-from rlinf_async.wire.terminal import Terminal
+from rlinf_async._wire.terminal import Terminal
 
 LINE = "x" * 99 + "\n"
 
@@ -148,7 +148,7 @@ def test_a_reader_that_is_gone_and_a_stream_that_is_closed_end_nothing() -> None
 def test_a_script_that_closes_nothing_still_gives_a_slow_reader_its_time() -> None:
     program = (
         "import sys\n"
-        "from rlinf_async.wire.terminal import Terminal\n"
+        "from rlinf_async._wire.terminal import Terminal\n"
         "terminal = Terminal()\n"
         f"for number in range(1000): terminal.write(sys.stdout, {LINE!r})\n"
     )

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from rlinf_async.core import frames
-from rlinf_async.wire import unix
-from rlinf_async.wire.unix import MAX_FRAME, Connection
+from rlinf_async._core import frames
+from rlinf_async._wire import unix
+from rlinf_async._wire.unix import MAX_FRAME, Connection
 
 
 class End:

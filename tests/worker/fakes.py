@@ -8,13 +8,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rlinf_async._core import frames
+from rlinf_async._core.pool import pool
+from rlinf_async._core.segment import close_fds
+from rlinf_async._messaging.exchange import Exchange
+from rlinf_async._transports.link import Link, Post
 from rlinf_async.address import WorkerAddress, WorkerInfo
-from rlinf_async.core import frames
-from rlinf_async.core.pool import pool
-from rlinf_async.core.segment import close_fds
-from rlinf_async.data.link import Link, Post
 from rlinf_async.work import Work
-from rlinf_async.worker.exchange import Exchange
 
 
 class Client:

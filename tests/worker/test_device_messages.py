@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_async.core import messages
-from rlinf_async.data.reach import CUDA_IPC, NCCL, STAGED
+from rlinf_async._messaging import peer_devices
+from rlinf_async._messaging.state import message_facts
+from rlinf_async._transports.gpu_reach import CUDA_IPC, NCCL, STAGED
 from rlinf_async.errors import DeadlineExceeded, TransferFailed, WorkerDied
-from rlinf_async.worker import devices
 from tests.stand_ins import StandIn
 from tests.worker.fakes import FakeDeviceLink, Network
 
@@ -62,7 +62,7 @@ class Gpus:
 def meet(network: Network, way: str, monkeypatch: pytest.MonkeyPatch) -> Gpus:
     """Both workers use a GPU and have heard of the other's."""
     gpus = Gpus(way)
-    monkeypatch.setattr(devices, "_find_own_gpu", gpus.find)
+    monkeypatch.setattr(peer_devices, "_find_own_gpu", gpus.find)
     for _ in range(2):
         send(network, BIG)
         network.deliver()
@@ -99,20 +99,20 @@ def test_two_tell_each_other_of_their_gpus_once_and_large_tensors_take_the_links
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpus = Gpus(CUDA_IPC)
-    monkeypatch.setattr(devices, "_find_own_gpu", gpus.find)
+    monkeypatch.setattr(peer_devices, "_find_own_gpu", gpus.find)
     for _ in range(3):
         send(network, BIG)
         network.deliver()
         recv(network)
         network.deliver()
     assert network.words() == [
-        messages.INTRODUCE,
-        messages.DATA,  # by which a comes to know that it uses a GPU
-        messages.GPU,  # with the first tensor that is seen to be there
-        messages.DATA,
-        messages.INTRODUCE,
-        messages.GPU,  # with the next receive
-        messages.DATA,
+        message_facts.INTRODUCE,
+        message_facts.DATA,  # by which a comes to know that it uses a GPU
+        message_facts.GPU,  # with the first tensor that is seen to be there
+        message_facts.DATA,
+        message_facts.INTRODUCE,
+        message_facts.GPU,  # with the next receive
+        message_facts.DATA,
     ]
     assert network.seen[-1][4][6] == [CUDA_IPC, 1, [BIG.nbytes], [0]]
     assert gpus.a.copies == [BIG.nbytes]  # the second
@@ -124,21 +124,21 @@ def test_workers_without_gpus_hear_nothing_of_them(network: Network) -> None:
         network.deliver()
         recv(network)
     network.deliver()
-    assert network.words() == [messages.INTRODUCE, *[messages.DATA] * 3]
+    assert network.words() == [message_facts.INTRODUCE, *[message_facts.DATA] * 3]
 
 
 def test_a_peer_without_a_gpu_gets_all_by_way_of_the_cpu_and_is_told_once(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = Gpu(CUDA_IPC)
-    monkeypatch.setattr(devices, "_find_own_gpu", lambda: gpu)
+    monkeypatch.setattr(peer_devices, "_find_own_gpu", lambda: gpu)
     send(network, BIG)
-    monkeypatch.setattr(devices, "_find_own_gpu", lambda: None)
+    monkeypatch.setattr(peer_devices, "_find_own_gpu", lambda: None)
     for _ in range(3):
         send(network, BIG)
     network.deliver()
     assert all(torch.equal(recv(network).wait(0), BIG) for _ in range(4))
-    assert network.words().count(messages.GPU) == 1
+    assert network.words().count(message_facts.GPU) == 1
     assert gpu.links == []
 
 
@@ -151,7 +151,7 @@ def test_a_gpu_that_cannot_be_described_is_asked_once_and_left_alone(
         asked.append(1)
         raise RuntimeError("the driver is too old")
 
-    monkeypatch.setattr(devices, "_find_own_gpu", find)
+    monkeypatch.setattr(peer_devices, "_find_own_gpu", find)
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             send(network, BIG)
@@ -254,8 +254,8 @@ def test_what_is_larger_than_all_room_takes_the_link_when_it_is_asked_for(networ
     giant = torch.ones(9 << 20, dtype=torch.float64)
     send(network, giant)
     network.deliver()
-    assert network.words()[0] == messages.ANNOUNCE
-    assert messages.DATA not in network.words()
+    assert network.words()[0] == message_facts.ANNOUNCE
+    assert message_facts.DATA not in network.words()
     receiving = recv(network)
     network.deliver()
     gpus.bring()
@@ -295,7 +295,7 @@ def test_what_a_link_loses_arrives_once_by_way_of_the_cpu(
     send(network, "next")
     network.deliver()
     assert second.wait(0) == "next"
-    assert network.words().count(messages.CONTENT) == 1
+    assert network.words().count(message_facts.CONTENT) == 1
 
 
 def test_a_tensor_that_a_link_loses_still_fills_the_receivers_own(network: Network, gpus: Gpus) -> None:
@@ -373,7 +373,7 @@ def test_a_deadline_in_mid_transfer_withdraws_it_and_spares_what_follows(network
     send(network, "next")
     network.deliver()
     assert receiving.wait(0) == "next"
-    assert messages.CONTENT not in network.words()
+    assert message_facts.CONTENT not in network.words()
 
 
 def test_the_end_of_a_peer_in_mid_transfer_fails_it_and_ends_the_link(network: Network, gpus: Gpus) -> None:
@@ -388,7 +388,7 @@ def test_the_end_of_a_peer_in_mid_transfer_fails_it_and_ends_the_link(network: N
 
 def test_a_daemon_that_cannot_pass_on_what_rides_beside_it_fails_the_receiver(network: Network, gpus: Gpus) -> None:
     def spoil(frame: list[Any]) -> None:
-        if frame[4][0] == messages.DATA:
+        if frame[4][0] == message_facts.DATA:
             frame[1], frame[5] = 0, "the daemon cannot pass the message on"
 
     send(network, mixed())

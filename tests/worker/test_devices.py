@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from rlinf_async.data.reach import Gpu
+from rlinf_async._messaging import peer_devices
+from rlinf_async._messaging.peer_devices import SWITCH, Devices
+from rlinf_async._transports.gpu_reach import Gpu
 from rlinf_async.errors import ConfigError
-from rlinf_async.worker import devices
-from rlinf_async.worker.devices import SWITCH, Devices
 
 HERE = Gpu("machine 1", "GPU-1", "H100")
 
@@ -18,7 +18,7 @@ HERE = Gpu("machine 1", "GPU-1", "H100")
 @pytest.fixture(autouse=True)
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     own = SimpleNamespace(gpu=HERE, reachable=frozenset())
-    monkeypatch.setattr(devices, "_find_own_gpu", lambda: own)
+    monkeypatch.setattr(peer_devices, "_find_own_gpu", lambda: own)
 
 
 def peer() -> Any:

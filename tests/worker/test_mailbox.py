@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_async.core import messages
-from rlinf_async.core.room import Departures
-from rlinf_async.data import choose
+from rlinf_async._messaging import exchange, peers
+from rlinf_async._messaging.message_content import Payload
+from rlinf_async._messaging.operation import Sending
+from rlinf_async._messaging.state import message_facts
+from rlinf_async._messaging.state.flow_control import Departures
+from rlinf_async._transports import transport_choice
 from rlinf_async.errors import ClosedError, DeadlineExceeded, NodeLost, TransferFailed, WorkerDied
-from rlinf_async.worker import exchange, peers
-from rlinf_async.worker.operation import Sending
-from rlinf_async.worker.payload import Payload
 from tests.worker.fakes import FakeLink, Network, cancelled
 
 BIG = torch.arange(600_000)
@@ -72,7 +72,7 @@ def test_a_peer_is_looked_up_introduced_to_and_watched_once(network: Network) ->
         ("watch", {"numbers": [6]}, 1),
         ("watched_by", {"endpoints": [network.endpoints["b"]]}, -1),
     ]
-    assert network.words() == [messages.INTRODUCE, *[messages.DATA] * 3]
+    assert network.words() == [message_facts.INTRODUCE, *[message_facts.DATA] * 3]
     assert [recv(network).wait(0) for _ in range(3)] == [0, 1, 2]
     assert not network.client("b").asked  # it has been introduced, and the other daemon tells of that one's end
 
@@ -163,7 +163,7 @@ def test_what_a_link_loses_is_sent_again_by_the_daemons_and_arrives_once(
     assert sending.done()
     assert torch.equal(receiving.wait(0), BIG)
     assert not second.done()
-    assert network.words().count(messages.CONTENT) == 1
+    assert network.words().count(message_facts.CONTENT) == 1
     send(network, "next")
     network.deliver()
     assert second.wait(0) == "next"
@@ -210,7 +210,7 @@ async def test_a_send_that_is_given_up_under_way_is_withdrawn(network: Network, 
 
 def test_a_message_that_a_daemon_cannot_pass_on_fails_its_receiver(network: Network) -> None:
     def spoil(frame: list[Any]) -> None:
-        if frame[4][0] == messages.DATA:
+        if frame[4][0] == message_facts.DATA:
             frame[1], frame[5] = 0, "the daemon of node 1 cannot pass the message on"
 
     send(network, torch.ones(50_000))
@@ -227,12 +227,12 @@ def test_what_is_larger_than_all_room_is_announced_and_sent_when_it_is_asked_for
     sending = send(near, giant)
     near.deliver()
     assert not sending.done()
-    assert near.words() == [messages.INTRODUCE, messages.ANNOUNCE]
+    assert near.words() == [message_facts.INTRODUCE, message_facts.ANNOUNCE]
     receiving = recv(near)
     near.deliver()
     assert sending.done()
     assert receiving.wait(0).shape == giant.shape
-    assert near.words()[-2:] == [messages.GRANT, messages.CONTENT]
+    assert near.words()[-2:] == [message_facts.GRANT, message_facts.CONTENT]
 
 
 def test_room_is_returned_as_messages_are_received(near: Network) -> None:
@@ -256,7 +256,7 @@ def test_no_content_overtakes_its_announcement_when_room_is_returned_at_that_mom
     post, reader = peers.Peers.post, threading.Thread(target=near.deliver)
 
     def post_slowly(self: peers.Peers, receivers: Any, facts: Any, *rest: Any) -> None:
-        if facts[0] == messages.ANNOUNCE:
+        if facts[0] == message_facts.ANNOUNCE:
             reader.start()
             reader.join(0.3)
         post(self, receivers, facts, *rest)
@@ -272,7 +272,7 @@ def test_no_content_overtakes_its_announcement_when_room_is_returned_at_that_mom
     near.deliver()
     assert receiving.wait(0).shape == piece.shape
     assert all(work.done() for work in (*first, last))
-    assert near.words().index(messages.ANNOUNCE) < near.words().index(messages.CONTENT)
+    assert near.words().index(message_facts.ANNOUNCE) < near.words().index(message_facts.CONTENT)
 
 
 def test_room_that_is_returned_while_a_message_is_being_sent_does_not_empty_it(
@@ -371,7 +371,7 @@ def test_what_is_given_up_by_one_thread_while_another_sends_it_is_never_received
     post = peers.Peers.post
 
     def post_late(self: peers.Peers, receivers: Any, facts: Any, *rest: Any) -> None:
-        is_first = facts[0] in (messages.DATA, messages.ANNOUNCE)
+        is_first = facts[0] in (message_facts.DATA, message_facts.ANNOUNCE)
         if is_first and moment.startswith("before"):
             made.pop().give_up(DeadlineExceeded("late"))
         post(self, receivers, facts, *rest)
@@ -380,7 +380,7 @@ def test_what_is_given_up_by_one_thread_while_another_sends_it_is_never_received
 
     monkeypatch.setattr(exchange, "Sending", Late)
     monkeypatch.setattr(peers.Peers, "post", post_late)
-    monkeypatch.setattr(choose, "fits", lambda nbytes: nbytes < 1 << 20)  # beyond that, a link
+    monkeypatch.setattr(transport_choice, "fits", lambda nbytes: nbytes < 1 << 20)  # beyond that, a link
     work = near.a.send(torch.empty(nbytes, dtype=torch.uint8), "b", 0, None, None, None)
     monkeypatch.undo()
     with pytest.raises(DeadlineExceeded, match="late"):
@@ -409,7 +409,18 @@ def test_what_has_been_received_is_not_kept(network: Network) -> None:
 
 
 def test_the_largest_that_rides_on_a_frame_between_nodes_is_below_what_a_link_is_worth() -> None:
-    assert choose.choose(choose.COLLECTIVE_FROM - 1, near=False, collective=True) == choose.FRAME
-    assert choose.choose(choose.COLLECTIVE_FROM, near=False, collective=True) == choose.COLLECTIVE
-    assert choose.choose(choose.COLLECTIVE_FROM, near=True, collective=True) == choose.FRAME
-    assert choose.choose(choose.COLLECTIVE_FROM, near=False, collective=False) == choose.FRAME
+    assert (
+        transport_choice.choose(transport_choice.COLLECTIVE_FROM - 1, near=False, collective=True)
+        == transport_choice.FRAME
+    )
+    assert (
+        transport_choice.choose(transport_choice.COLLECTIVE_FROM, near=False, collective=True)
+        == transport_choice.COLLECTIVE
+    )
+    assert (
+        transport_choice.choose(transport_choice.COLLECTIVE_FROM, near=True, collective=True) == transport_choice.FRAME
+    )
+    assert (
+        transport_choice.choose(transport_choice.COLLECTIVE_FROM, near=False, collective=False)
+        == transport_choice.FRAME
+    )

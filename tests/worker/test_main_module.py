@@ -1,4 +1,4 @@
-"""worker/main_module.py: what a script defines is found in its workers, whatever its module is called."""
+"""_worker/main_module.py: what a script defines is found in its workers, whatever its module is called."""
 
 from __future__ import annotations
 

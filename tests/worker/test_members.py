@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rlinf_async import ConfigError
-from rlinf_async.worker.members import Member, expand
-from rlinf_async.worker.options import CollectiveGroupOptions
+from rlinf_async._messaging.collective_options import CollectiveGroupOptions
+from rlinf_async._messaging.participants import Member, expand
 
 
 @pytest.mark.parametrize(

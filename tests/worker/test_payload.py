@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rlinf_async.worker.payload import encode
+from rlinf_async._messaging.message_content import encode
 
 
 def test_a_pickle_that_does_not_fit_into_the_frame_is_known_before_a_way_is_chosen() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from rlinf_async._messaging.route_work import AsyncRouteWork
 from rlinf_async.work import Work
-from rlinf_async.worker.route_work import AsyncRouteWork
 
 
 class Sending(Work[Any]):

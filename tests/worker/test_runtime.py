@@ -7,11 +7,11 @@ import os
 from types import SimpleNamespace
 from typing import Any, cast
 
+from rlinf_async._core import frames
+from rlinf_async._worker.context import Identity
+from rlinf_async._worker.methods import CONSTRUCT
+from rlinf_async._worker.runtime import Runtime
 from rlinf_async.address import WorkerAddress, WorkerInfo
-from rlinf_async.core import frames
-from rlinf_async.worker.here import Identity
-from rlinf_async.worker.methods import CONSTRUCT
-from rlinf_async.worker.runtime import Runtime
 
 
 def test_calls_that_come_before_the_constructor_wait_for_it_in_their_order() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rlinf_async.core import frames
-from rlinf_async.wire.unix import Connection
-from rlinf_async.worker.shortcuts import Shortcuts
+from rlinf_async._core import frames
+from rlinf_async._wire.unix import Connection
+from rlinf_async._worker.shortcuts import Shortcuts
 
 CALLER = frames.endpoint(0, 3)
 

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import torch
 
-from rlinf_async.data.device_memory import CudaMemory, DeviceRegion, Handle, cuda_runtime, forget_error
+from rlinf_async._messaging.peer_devices import SWITCH
+from rlinf_async._transports.device_memory import CudaMemory, DeviceRegion, Handle, cuda_runtime, forget_error
 from rlinf_async.weights.gpu.gpus import Marks
 from rlinf_async.weights.model.copying import as_integers, copy_tensors
-from rlinf_async.worker.devices import SWITCH
 
 _PORTABLE: Final = 1
 _READ_ONLY: Final = 8

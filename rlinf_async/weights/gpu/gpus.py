@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
-from rlinf_async.data.device_memory import Handle
+from rlinf_async._transports.device_memory import Handle
 
 Marks: TypeAlias = Mapping[torch.device, Any]
 """Of some GPUs, a point in the work of the stream that was the caller's; None: its beginning, before everything."""

@@ -26,8 +26,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # torch does not list it
 
-from rlinf_async.core import frames
-from rlinf_async.data.connection import Connection, is_named_in
+from rlinf_async._core import frames
+from rlinf_async._transports.gloo_sockets import Connection, is_named_in
 from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded, PeerLost, TransferFailed
 
 CLOSED: Final = b"closed"

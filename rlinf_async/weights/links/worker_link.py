@@ -7,11 +7,11 @@ import functools
 import secrets
 from typing import Any
 
-from rlinf_async.core.frames import node_of
+from rlinf_async._core.frames import node_of
+from rlinf_async._worker.context import require_client, require_exchange
 from rlinf_async.errors import ClosedError
 from rlinf_async.weights.links.link import Link, Words
 from rlinf_async.work import Work
-from rlinf_async.worker.here import require_client, require_exchange
 
 
 class WorkerLink(Link):

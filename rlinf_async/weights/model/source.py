@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from rlinf_async.core import codec
+from rlinf_async._core import codec
 from rlinf_async.errors import ConfigError, WeightMismatch
 from rlinf_async.weights.model.gather import gather_into, is_sharded
 from rlinf_async.weights.model.gather_calls import Call

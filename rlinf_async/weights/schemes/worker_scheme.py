@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlinf_async._worker.context import require_exchange
 from rlinf_async.weights.links.link import Link
 from rlinf_async.weights.links.worker_link import WorkerLink
 from rlinf_async.weights.schemes.handle_scheme import HandleScheme
@@ -12,7 +13,6 @@ from rlinf_async.weights.schemes.sender import WeightSender
 from rlinf_async.weights.transports.link_transport import LinkTransport
 from rlinf_async.weights.transports.worker import WorkerTransport
 from rlinf_async.weights.waiting.bridge import at_once
-from rlinf_async.worker.here import require_exchange
 
 
 class WorkerLinkTransport(LinkTransport):

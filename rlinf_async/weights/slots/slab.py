@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rlinf_async.core.segment import allocate_segment, seal_segment
-from rlinf_async.data.device_memory import Handle
+from rlinf_async._core.segment import allocate_segment, seal_segment
+from rlinf_async._transports.device_memory import Handle
 from rlinf_async.errors import TransferFailed
 from rlinf_async.weights.gpu.gpus import Gpus
 from rlinf_async.weights.gpu.registered import Registrar

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from rlinf_async.data.shared import available
+from rlinf_async._transports.shared_memory import available
 from rlinf_async.weights.gpu.cuda import CUDA
 from rlinf_async.weights.gpu.gpus import Gpus, copy_settled
 from rlinf_async.weights.gpu.registered import Registrar

@@ -32,7 +32,7 @@ import os
 import platform
 from typing import Final
 
-from rlinf_async.core import failures
+from rlinf_async._core import failures
 
 HELLO: Final = "hello"
 PUBLISH: Final = "publish"

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from omegaconf import DictConfig, OmegaConf
 
+from rlinf_async._messaging.collective_options import CollectiveGroupOptions
 from rlinf_async.errors import ConfigError
-from rlinf_async.worker.options import CollectiveGroupOptions
 
 _KINDS: Final = {"bucket": ("bucket_syncer", "BucketWeightSyncer"), "patch": ("patch_syncer", "PatchWeightSyncer")}
 _COMMUNICATION: Final = {

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from rlinf_async._messaging.collective_options import CollectiveGroupOptions
 from rlinf_async.errors import StaleVersion, WeightMismatch
 from rlinf_async.weights.model.gather import is_sharded
 from rlinf_async.weights.model.gather_calls import Call, Calls
@@ -21,7 +22,6 @@ from rlinf_async.weights.syncers.configured import read
 from rlinf_async.weights.syncers.fit import check_rank
 from rlinf_async.weights.syncers.sending import Sending
 from rlinf_async.weights.waiting.aside import finish_in_thread
-from rlinf_async.worker.options import CollectiveGroupOptions
 
 Send: TypeAlias = Callable[[Any], Awaitable[Any]]
 Recv: TypeAlias = Callable[[], Awaitable[Any]]

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from rlinf_async.core import failures, frames
+from rlinf_async._core import failures, frames
 from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost, SerializationError, WrongAcknowledgement
 from rlinf_async.weights.links.store_mail import StoreMail
 from rlinf_async.weights.model.manifest import Manifest

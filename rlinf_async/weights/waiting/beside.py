@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from rlinf_async.data.lane import Lane
+from rlinf_async._transports.lazy_thread import Lane
 
 
 class Beside:

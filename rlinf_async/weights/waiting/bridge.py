@@ -12,7 +12,7 @@ from asyncio import _get_running_loop as running_loop
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from rlinf_async.seat.tasks import Tasks
+from rlinf_async._client.tasks import Tasks
 
 
 class Bridge:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_async.data import device_memory
-from rlinf_async.data.device_memory import Handle
+from rlinf_async._transports import device_memory
+from rlinf_async._transports.device_memory import Handle
 from rlinf_async.weights.gpu import cuda
 from rlinf_async.weights.gpu.cuda import Cuda
 from rlinf_async.weights.gpu.gpus import copy_settled

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_async.data import device_memory
+from rlinf_async._transports import device_memory
 from rlinf_async.weights.gpu import cuda
 from rlinf_async.weights.gpu.cuda import Cuda
 from rlinf_async.weights.gpu.registered import Registrar

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.distributed import DistStoreError, TCPStore  # type: ignore[attr-defined]  # torch does not list them
 
-from rlinf_async.core import frames
+from rlinf_async._core import frames
 from rlinf_async.errors import ClosedError, PeerLost
 from rlinf_async.weights.links.store_mail import StoreMail
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_async.core.segment import allocate_segment
+from rlinf_async._core.segment import allocate_segment
 from rlinf_async.weights.gpu.registered import Registrar
 from rlinf_async.weights.slots import mapping, slab
 from rlinf_async.weights.slots.mapping import map_memory, register, registration_of

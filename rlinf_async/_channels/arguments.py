@@ -1,0 +1,128 @@
+"""What users ask of a channel, made wishes: checked and encoded before anything is numbered, counted or sent."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any, Final
+
+from rlinf_async._channels.request import Get, Put, Question
+from rlinf_async._channels.state.channel_keys import canonical_key
+from rlinf_async._core import codec
+from rlinf_async._core.frames import NOW, NOWAIT, WAIT
+
+MOST: Final = 2**63 - 1
+"""Of what a frame says in whole numbers."""
+
+_MOST_KEYS: Final = 4096
+"""Whose bytes are kept in mind."""
+
+
+class Wishes:
+    """Of one ``Channel`` object.
+
+    What these methods raise they raise at once, and nobody has been asked for anything then: TypeError or ValueError
+    for an argument that the channel cannot take, SerializationError for an item that cannot travel.
+    """
+
+    def __init__(self, channel: str, max_bytes: int | None) -> None:
+        """``channel`` is its name; ``max_bytes``, which 0 is none, is of one that no item leaves this process for."""
+        self._channel = channel
+        self._max_bytes = max_bytes
+        self._keys: dict[Any, bytes] = {}
+
+    def __repr__(self) -> str:
+        return f"<Wishes of channel '{self._channel}'>"
+
+    def put(self, item: Any, weight: int, key: Any, timeout: float | None, *, nowait: bool = False) -> Put:
+        # What a put takes is counted in microseconds: plain arguments are told apart here.
+        if type(weight) is not int or not 0 <= weight <= MOST:
+            weight = whole_number(weight, "weight", f"put() to channel '{self._channel}'")
+        if timeout is not None:
+            timeout = seconds(timeout, f"put() to channel '{self._channel}'")
+            nowait = not timeout
+        mode = NOWAIT if nowait else WAIT
+        if self._max_bytes is not None:
+            nbytes = codec.encode(item).nbytes if self._max_bytes else 0
+            return Put(self._channel, key, self._key(key), weight, item, nbytes, mode, timeout)
+        plain = codec.encode_plain(item)
+        if plain is not None:
+            return Put(self._channel, key, self._key(key), weight, plain, len(plain), mode, timeout)
+        encoded = codec.encode(item, describe=f"an item for channel '{self._channel}'", root="item")
+        return Put(self._channel, key, self._key(key), weight, encoded, encoded.nbytes, mode, timeout)
+
+    def get(self, key: Any, timeout: float | None) -> Get[Any]:
+        target = None
+        if timeout is not None:
+            timeout = seconds(timeout, f"get() from channel '{self._channel}'")
+            target = None if timeout else NOW
+        return Get("get() from", self._channel, key, self._key(key), target, timeout)
+
+    def get_nowait(self, key: Any) -> Get[Any]:
+        return Get("get_nowait() from", self._channel, key, self._key(key), NOW, None)
+
+    def get_batch(self, weight: int, key: Any, timeout: float | None) -> Get[Any]:
+        if type(weight) is not int or not 0 <= weight <= MOST:
+            weight = whole_number(weight, "target_weight", f"get_batch() from channel '{self._channel}'")
+        if timeout is not None:
+            timeout = seconds(timeout, f"get_batch() from channel '{self._channel}'")
+        target = [weight] if timeout == 0 else weight
+        return Get("get_batch() from", self._channel, key, self._key(key), target, timeout)
+
+    def question(self, verb: str, key: Any, word: str, show: Callable[[Any], Any]) -> Question:
+        return Question(f"{verb} of", self._channel, key, self._key(key), word, show)
+
+    def _key(self, key: Any) -> bytes:
+        try:
+            return self._keys[key]
+        except KeyError:
+            if len(self._keys) >= _MOST_KEYS:
+                self._keys.clear()
+            packed = self._keys[key] = canonical_key(key)
+            return packed
+
+
+def whole_number(value: Any, argument: str, whose: str, least: int = 0) -> int:
+    """The int that an argument stands for: of NumPy, of a tensor of one element, or whatever is a whole number.
+
+    Raises:
+        TypeError: it is none, as 1.5 and 2.0 are not.
+        ValueError: it is less than ``least``, or more than ``MOST``.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{whose}: {argument}= takes a whole number, got {value!r}") from None
+    if not least <= number <= MOST:
+        raise ValueError(f"{whose}: {argument}= takes a whole number from {least} to 2**63 - 1, got {number}")
+    return number
+
+
+def switch(value: Any, argument: str, whose: str, instead: str) -> bool:
+    """The bool that an argument is; ``instead`` is the argument that a number in its place was probably meant for.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if isinstance(value, bool):
+        return value
+    raise TypeError(f"{whose}: {argument}= takes True or False, got {value!r} (for {instead}= write its name)")
+
+
+def seconds(timeout: Any, whose: str) -> float:
+    """The float that a ``timeout=`` stands for.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is negative, NaN, or more than a float holds.
+    """
+    try:
+        value = math.fsum((timeout,))  # float() would take a str
+    except TypeError:
+        raise TypeError(f"{whose}: timeout= takes seconds, got {timeout!r}") from None
+    except OverflowError:
+        value = math.nan
+    if not value >= 0:
+        raise ValueError(f"{whose}: timeout= takes seconds, got {timeout!r}")
+    return value

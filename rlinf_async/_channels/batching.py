@@ -1,0 +1,133 @@
+"""What is said to a queue and waits for company, so that several things leave in one frame.
+
+Whatever waits leaves at the end of the loop's turn, or as soon as there is enough of it: then the daemon is busy with
+that while more follows.  Where no loop runs nothing waits::
+
+    company.may_wait(now)      many have just come true at once: those who waited for them are likely to wish again
+    company.gathers()          something may be added now; it leaves at the end of this turn
+    company.gets.append(…)
+    if company.is_complete: company.leave()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from asyncio import _get_running_loop as running_loop
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol, TypeVar
+
+from rlinf_async._channels.request import Put
+from rlinf_async._core.segment import close_fds
+
+T = TypeVar("T")
+
+CROWD: Final = 4
+"""When so many wishes come true at once, those who waited are likely to wish again at once."""
+
+_MOMENT: Final = 200e-6
+"""Seconds after that in which what they say waits for the end of the loop's turn, and leaves in one frame."""
+
+_PART: Final = 8
+_PART_LARGE: Final = 4
+"""So many do not wait for more company: the daemon is busy with them while others follow.  What is large has a frame of
+its own, and several frames leave together."""
+
+
+class Client(Protocol):
+    """What knows how to send that which has only been kept back."""
+
+    unsent: dict[Callable[[], None], None]
+
+
+class Sender(Protocol):
+    """What sends what has gathered."""
+
+    def __call__(self, puts: list[Any], gets: list[Any], taken: list[int], large: list[Large]) -> None: ...
+
+
+Large = tuple[Put, bytes | int, Any]
+"""A put that has a frame of its own: its body, and its descriptors."""
+
+
+class Company:
+    """Of one queue; from any thread.
+
+    Attributes:
+        puts, gets, taken, large: what waits.
+    """
+
+    def __init__(self, client: Client, send: Sender) -> None:
+        self.puts: deque[Any] = deque()
+        self.gets: deque[Any] = deque()
+        self.taken: deque[int] = deque()
+        self.large: deque[Large] = deque()
+        self._client = client
+        self._send = send
+        self._crowded_until = 0.0
+        self._gathering: asyncio.AbstractEventLoop | None = None
+
+    def __repr__(self) -> str:
+        return f"<Company [{len(self.puts)} puts, {len(self.gets)} gets, {len(self.large)} large puts]>"
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.puts) >= _PART or len(self.gets) >= _PART or len(self.large) >= _PART_LARGE
+
+    def crowd(self, count: int) -> None:
+        """So many wishes have come true at once."""
+        if count >= CROWD:
+            self._crowded_until = time.monotonic() + _MOMENT
+
+    def may_wait(self, now: float) -> bool:
+        """Whether what is said now may wait because others are likely to follow."""
+        if not self._crowded_until:
+            return False
+        if now > self._crowded_until:
+            self._crowded_until = 0.0
+            return False
+        return self.gathers()
+
+    def gathers(self) -> bool:
+        """Has all of it leave at the end of the loop's turn; False where no loop runs."""
+        loop = running_loop()
+        if loop is None:
+            return False
+        if self._gathering is not loop:
+            self._gathering = loop
+            loop.call_soon(self.flush)
+            self._client.unsent[self.flush] = None
+        return True
+
+    def flush(self) -> None:
+        """The turn is over."""
+        self._gathering = None
+        self._client.unsent.pop(self.flush, None)
+        self.leave()
+
+    def leave(self) -> None:
+        """Sends what there is."""
+        self._send(emptied(self.puts), emptied(self.gets), emptied(self.taken), emptied(self.large))
+
+    def hasten(self) -> None:
+        """Sends it if somebody waits for it."""
+        if self.puts or self.gets or self.large:
+            self.leave()
+
+    def drop(self) -> None:
+        """There is nobody any more to say it to."""
+        self.puts.clear()
+        for _, _, fds in emptied(self.large):
+            close_fds(fds)
+
+
+def emptied(found: deque[T]) -> list[T]:
+    """Everything that is in it, while other threads may add more."""
+    things: list[T] = []
+    while found:
+        try:
+            things.append(found.popleft())
+        except IndexError:
+            break
+    return things

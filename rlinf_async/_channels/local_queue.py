@@ -1,0 +1,142 @@
+"""A channel's queue inside this process: ``Channel.create(..., local=True)``."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import sys
+import threading
+from collections import deque
+from typing import Any, Final
+
+from rlinf_async._channels.queue_errors import error_of
+from rlinf_async._channels.request import Get, Put, Question, Wish
+from rlinf_async._channels.state.actions import ACCEPTED, DELIVER, Step
+from rlinf_async._channels.state.queue import Queue
+from rlinf_async._channels.state.refusals import refusal
+from rlinf_async._core import process
+from rlinf_async._core.frames import NOWAIT, wanted
+
+_ME: Final = 1
+"""The one party of such a queue."""
+
+
+class LocalQueue:
+    """The same queue without a daemon: what is put is handed over as it is, neither pickled nor copied."""
+
+    has_told_of_loss = False
+
+    def __init__(self, token: str, name: str, maxsize: int, max_bytes: int) -> None:
+        self._pid = process.pid
+        self.token = token
+        self.name = name
+        self.max_bytes = max_bytes
+        self._queue = Queue(maxsize, max_bytes, slack=sys.maxsize)
+        self._numbers = itertools.count(1)
+        self._wishes: dict[int, Wish[Any]] = {}
+        self._lock = threading.RLock()
+        self._given_back: deque[int] = deque()
+
+    @property
+    def where(self) -> str:
+        return "this process"
+
+    def __repr__(self) -> str:
+        return f"<LocalQueue {self.name} [{self._queue!r}]>"
+
+    def start(self, wish: Wish[Any]) -> None:
+        self._check_process()
+        wish.door = self
+        queue = self._queue
+        with self._lock:
+            if isinstance(wish, Question):
+                found: Any = (queue.size(wish.key), queue.full(wish.key))
+                if wish.word == "peek":
+                    found = [
+                        (item.weight, functools.partial(self.open, item.body, [])) for item in queue.peek(wish.key)
+                    ]
+                steps: list[Step] = []
+            elif isinstance(wish, Put):
+                number = self._enter(wish)
+                steps = queue.put(
+                    _ME, number, wish.key,
+                    weight=wish.weight, nbytes=wish.nbytes, body=(wish.carried,), nowait=wish.mode == NOWAIT,
+                )  # fmt: skip
+            else:
+                assert isinstance(wish, Get)
+                number = self._enter(wish)
+                target, nowait = wanted(wish.target)
+                steps = queue.get(_ME, number, wish.key, target=target, nowait=nowait)
+        if isinstance(wish, Question):
+            wish._settle(found)
+        self._follow(steps)
+
+    def _check_process(self) -> None:
+        if self._pid != process.pid:  # a copy of the parent's queue would pass for one that both processes have
+            raise process.forked(f"channel '{self.name}'", self._pid)
+
+    def _enter(self, wish: Wish[Any]) -> int:
+        number = wish.number = next(self._numbers)
+        self._wishes[number] = wish
+        return number
+
+    def far_side(self, wish: Wish[Any]) -> None:
+        return None
+
+    @property
+    def user_loop(self) -> None:
+        return None
+
+    def hasten(self) -> None:
+        pass
+
+    def withdraw(self, wish: Wish[Any]) -> None:
+        self._withdraw([wish.number])
+
+    def withdraw_later(self, wish: Wish[Any]) -> None:
+        self._given_back.append(wish.number)
+        try:
+            asyncio.get_running_loop().call_soon(self._follow, [])
+        except RuntimeError:
+            pass  # the next who uses the queue does it
+
+    def _withdraw(self, numbers: list[int]) -> None:
+        steps: list[Step] = []
+        with self._lock:
+            for number in numbers:
+                self._wishes.pop(number, None)
+                steps += self._queue.cancel(_ME, number)
+        self._follow(steps)
+
+    def taken(self, get: Get[Any]) -> None:
+        with self._lock:
+            steps = self._queue.taken(_ME, [get.number])
+        self._follow(steps)
+
+    def open(self, body: Any, fds: list[int]) -> Any:
+        return body[0]
+
+    def close(self, discard: bool) -> None:
+        self._check_process()
+        with self._lock:
+            steps = self._queue.close(discard=discard)
+        self._follow(steps)
+
+    def _follow(self, steps: list[Step]) -> None:
+        for act, what in steps:
+            wish = self._wishes.pop(what.number, None)
+            if wish is None:
+                continue
+            if act == ACCEPTED:
+                wish._settle()
+            elif act == DELIVER:
+                assert isinstance(wish, Get)
+                for item in what.items:
+                    wish.deliver(item.body, [], item is not what.items[-1], item.redelivered)
+            else:
+                wish.turn_down(error_of(*refusal(act, what, self.name, self._queue.max_bytes)))
+        if self._given_back:
+            numbers = list(self._given_back)
+            self._given_back.clear()
+            self._withdraw(numbers)

@@ -1,0 +1,106 @@
+"""How a channel comes to be known, is found and ends: what is said to the daemons about it.
+
+A *roster* is what the run knows of a channel: ``name``, ``number`` (numbers rise by one and are used once), ``nodes``
+that hold its queues, ``maxsize``, ``max_bytes`` and ``run``.  A *promise* is what travels of a channel that is passed
+on before it has a roster: ``run``, ``maker`` (the endpoint that passes it on) and ``promise`` (which one of its).
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from typing import Any, Final
+
+from rlinf_async._client.client import NodeClient
+from rlinf_async._client.name_lookup import find_name
+from rlinf_async.errors import ClosedError, ConfigError, NodeLost, RLinfAsyncError
+
+logger = logging.getLogger(__name__)
+
+
+Roster = dict[str, Any]
+Promise = dict[str, Any]
+
+
+async def create(
+    client: NodeClient, name: str, *, maxsize: int, max_bytes: int, distributed: bool, node_rank: int
+) -> Roster:
+    """Makes the queues, then the name; the roster of another channel if the name was taken.
+
+    Raises:
+        ConfigError: there is no such node.
+        NodeLost, ClosedError: a node, or this process's own seat, is gone.
+    """
+    welcome = await client.ready.async_wait()
+    peers = {peer["node"] for peer in welcome["nodes"] if not peer.get("hidden")}
+    if not distributed and node_rank not in peers:
+        raise ConfigError(f"channel '{name}': there is no node {node_rank}, the run has nodes {sorted(peers)}")
+    roster: Roster = {
+        "name": name,
+        "number": await client.ask("number_channel", node=0, what=f"a number for channel '{name}'"),
+        "nodes": sorted(peers) if distributed else [node_rank],
+        "maxsize": maxsize,
+        "max_bytes": max_bytes,
+        "run": welcome["run"],
+    }
+    facts = {"name": name, "number": roster["number"], "maxsize": maxsize, "max_bytes": max_bytes}
+    asks = [client.ask("host_channel", facts, node=node) for node in roster["nodes"]]
+    try:
+        for ask in asks:
+            await ask.async_wait()
+        known: Roster = await client.ask("name_channel", {"name": name, "roster": roster}, node=0)
+    except RLinfAsyncError:
+        await close(client, roster)  # nobody will ever hear of what has been made
+        raise
+    if known["number"] != roster["number"]:
+        logger.warning("there is a channel named '%s' already: connected to it", name)
+        await close(client, roster)
+    return known
+
+
+async def find(client: NodeClient, name: str, timeout: float | None) -> Roster:
+    """The roster of that name; as ``find_name``."""
+    roster: Roster = await find_name(client, "channel", name, timeout)
+    return roster
+
+
+def promise(client: NodeClient) -> Promise:
+    """What may travel in place of a channel that has no number yet; ``keep`` has to be called when it has.
+
+    One thread at a time: promises are told of in the order of their numbers.
+
+    Raises:
+        RuntimeError: this process does not know its place in the run yet.
+    """
+    if not client.endpoint:
+        raise RuntimeError("the cluster is still starting: `await cluster` before a channel is passed on")
+    made = _made[client] = _made.get(client, 0) + 1
+    client.ask("promise_channel", {"promise": made}, node=0)
+    return {"run": client.welcome["run"], "maker": client.endpoint, "promise": made}
+
+
+_made: Final[weakref.WeakKeyDictionary[NodeClient, int]] = weakref.WeakKeyDictionary()
+"""How many promises each client has made."""
+
+
+def keep(client: NodeClient, promise: Promise, roster: Roster | None) -> None:
+    """It is this channel, or it will be none."""
+    number = None if roster is None else roster["number"]
+    client.ask("keep_promise", {"promise": promise["promise"], "number": number}, node=0)
+
+
+async def redeem(client: NodeClient, promise: Promise, name: str) -> Roster | None:
+    """The channel that was passed on before it had a number; None if it is closed, or never came to be."""
+    found: Roster | None = await client.ask("redeem_promise", promise, node=0, what=f"channel '{name}', being made")
+    return found
+
+
+async def close(client: NodeClient, roster: Roster, *, discard: bool = False) -> None:
+    """Closes the queues and frees the name; what is lost or gone is closed already."""
+    number = {"number": roster["number"]}
+    asks = [client.ask("close_channel", {**number, "discard": discard}, node=node) for node in roster["nodes"]]
+    for ask in (*asks, client.ask("unname_channel", number, node=0)):
+        try:
+            await ask.async_wait()
+        except (NodeLost, ClosedError):
+            continue

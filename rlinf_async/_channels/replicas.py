@@ -1,0 +1,130 @@
+"""Which queue has a key: a channel's queue on one node, or one of several where it is distributed."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any
+
+from rlinf_async._channels.queue_errors import QueueEnd
+from rlinf_async._channels.queue_table import Queues
+from rlinf_async._channels.remote_queue import RemoteQueue
+from rlinf_async._channels.request import Wish
+from rlinf_async._client.client import NodeClient
+from rlinf_async.work import Work
+
+
+class Replicas:
+    """The queues of one channel.  What is asked before it is known where they are waits here, in order.
+
+    A queue is made when it is first used: only who uses one is told of its end.
+
+    Lifecycle: unknown (wishes wait) -> open, or ended (they are refused).
+
+    Attributes:
+        opening: what makes it known where they are.
+    """
+
+    def __init__(self, client: NodeClient) -> None:
+        self._client = client
+        self.opening: Work[None] | None = None
+        self._only: RemoteQueue | None = None
+        self._roster: dict[str, Any] = {}
+        self._pins: dict[bytes, RemoteQueue] = {}
+        self._pinning: dict[bytes, Work[None]] = {}
+        self._queues: dict[int, RemoteQueue] = {}
+        """Those in use, by node."""
+        self._held: dict[bytes, list[Wish[Any]]] = {}
+        self._end: QueueEnd | None = None
+        self._lock = threading.RLock()
+
+    def open(self, roster: dict[str, Any]) -> None:
+        """It is known where they are."""
+        with self._lock:
+            self._roster = roster
+            for key in list(self._held):
+                self._find(key)
+
+    def end(self, end: QueueEnd) -> None:
+        """It will never be known."""
+        with self._lock:
+            self._end = end
+            held, self._held = self._held, {}
+        for wishes in held.values():
+            for wish in wishes:
+                wish.refuse(end)
+
+    def start(self, wish: Wish[Any]) -> None:
+        """Sends it where its key lives, as soon as that is known."""
+        queue = self._only or self._pins.get(wish.key)
+        if queue is not None:
+            queue.start(wish)
+            return
+        wish._loop = self._client.user_loop  # as long as it has no door
+        with self._lock:
+            queue = self._only or self._pins.get(wish.key)
+            if queue is not None:
+                queue.start(wish)
+            elif self._end is not None:
+                wish.refuse(self._end)
+            elif wish.key in self._held:
+                wish.opening = self.opening
+                self._held[wish.key].append(wish)
+            else:
+                wish.opening = self.opening
+                self._held[wish.key] = [wish]
+                if self._roster:
+                    self._find(wish.key)
+
+    def flush(self) -> None:
+        """Sends what has waited for company."""
+        for queue in list(self._queues.values()):
+            queue.flush()
+
+    async def pinned(self) -> None:
+        """Returns when nothing waits here for the place of its key any more."""
+        for pinned in list(self._pinning.values()):
+            await pinned.async_wait()
+
+    def _find(self, key: bytes) -> None:
+        """Sends what is held of a key, now or when it is known where that lives."""
+        nodes = self._roster["nodes"]
+        if len(nodes) > 1:
+            here = self._client.node
+            arguments = {"number": self._roster["number"], "key": key, "node": here if here in nodes else nodes[0]}
+            self._pinning[key] = Work()
+            ask = self._client.ask("pin_key", arguments, node=0, what="the node of a key")
+            ask._follow(functools.partial(self._pin, key, ask))
+            return
+        only = self._queue(nodes[0])
+        for wish in self._held.pop(key):
+            only.start(wish)
+        if not self._held:
+            self._only = only  # last: nothing overtakes what was held
+
+    def _pin(self, key: bytes, ask: Work[int | None]) -> None:
+        """Node 0 has said which replica has a key: the one on the node of whoever touched it first."""
+        with self._lock:
+            try:
+                node = ask._result()
+            except Exception as error:
+                end = QueueEnd.of_lost(error)
+            else:
+                end = QueueEnd.of_closed(self._roster["name"])
+                if node is not None:
+                    queue = self._queue(node)
+                    for wish in self._held.pop(key):
+                        queue.start(wish)
+                    self._pins[key] = queue  # last: nothing overtakes what was held
+            for wish in self._held.pop(key, ()):
+                wish.refuse(end)
+            self._pinning.pop(key)._settle()
+
+    def _queue(self, node: int) -> RemoteQueue:
+        queue = self._queues.get(node)
+        if queue is None:
+            roster = self._roster
+            queue = self._queues[node] = Queues.of(self._client).queue(
+                node, roster["number"], roster["name"], roster["max_bytes"], roster["maxsize"]
+            )
+        return queue

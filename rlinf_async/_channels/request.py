@@ -1,0 +1,399 @@
+"""What is asked of a channel's queue: a put, a get, a question; each a ``Work``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Generator
+from typing import Any, Final, Protocol, TypeVar
+
+from rlinf_async._channels.queue_errors import QueueEnd
+from rlinf_async._core import frames
+from rlinf_async._core.segment import close_fds
+from rlinf_async._waits import slow_waits
+from rlinf_async.errors import ClosedError, DeadlineExceeded, EndOfChannel
+from rlinf_async.work import Work
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+ANSWER: Final = 10.0
+"""Seconds for the queue's answer to what is not to wait there, with ``timeout=0``."""
+
+
+class Door(Protocol):
+    """Where a wish has gone: a queue of this process, or in some daemon.
+
+    Attributes:
+        has_told_of_loss: a put that nobody awaits was refused because the channel is closed, and the log says so.
+    """
+
+    has_told_of_loss: bool
+
+    @property
+    def where(self) -> str: ...
+
+    def far_side(self, wish: Wish[Any]) -> slow_waits.FarSide | None:
+        """What is in the queue, and who waits there, in words."""
+
+    @property
+    def user_loop(self) -> asyncio.AbstractEventLoop | None:
+        """The user's loop that has to turn for the queue's answers."""
+
+    def hasten(self) -> None:
+        """A thread is about to wait: what has only been kept back goes now."""
+
+    def withdraw(self, wish: Wish[Any]) -> None:
+        """Nobody wants it any more: what waits is forgotten, what has arrived goes back."""
+
+    def withdraw_later(self, wish: Wish[Any]) -> None:
+        """The same, from a finalizer: without locks."""
+
+    def taken(self, get: Get[Any]) -> None:
+        """The user has what this get brought."""
+
+    def open(self, body: Any, fds: list[int]) -> Any:
+        """The value of an item."""
+
+
+class Wish(Work[T]):
+    """Something asked of a queue, with a deadline of its own.
+
+    Attributes:
+        door: where it is waiting; None before it has left.
+        number: what it is known by there.
+        key: canonical.
+        since: when it was asked; seconds of the monotonic clock.
+        opening: what waits for the channel to be known, where this has to wait for that.
+    """
+
+    opening: Work[None] | None = None
+
+    def __init__(self, verb: str, channel: str, name: Any, key: bytes, timeout: float | None) -> None:
+        """``verb`` with its preposition, ``channel`` and ``name``, which the key goes by, are for messages.
+
+        With a ``timeout`` of 0 its queue is told not to let it wait.
+        """
+        super().__init__()
+        self.door: Door | None = None
+        self.number = 0
+        self.key = key
+        self.since = time.monotonic()
+        self._said = (verb, channel, name)
+        self._timeout = timeout
+
+    def _describe(self) -> str:
+        verb, channel, name = self._said
+        where = "" if self.door is None else f" on {self.door.where}"
+        return f"{verb} channel '{channel}'{where} (key {name!r})"
+
+    def _whom(self) -> str:
+        return f"channel '{self._said[1]}'"
+
+    def _far_side(self) -> slow_waits.FarSide | None:
+        if self.door is not None:
+            return self.door.far_side(self)
+        return None if self.opening is None else self.opening._far_side()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        if not self._done:
+            if self._timeout is None:
+                yield from Work._waiting(self, abandon=True)
+            else:
+                yield from self._waiting(abandon=True)
+        return self._result()
+
+    def _user_loop(self) -> asyncio.AbstractEventLoop | None:
+        return self._loop if self.door is None else self.door.user_loop
+
+    # -- deadlines ----------------------------------------------------------------------------------------------
+
+    def _remaining(self) -> float | None:
+        return None if self._timeout is None else max(0.0, self.since + (self._timeout or ANSWER) - time.monotonic())
+
+    def done(self) -> bool:
+        if self._timeout is not None and not self._done and self._remaining() == 0.0:
+            self.expire()
+        return self._done
+
+    def _waiting(self, *, abandon: bool) -> Generator[Any, Any, None]:
+        remaining = self._remaining()
+        if remaining is None:
+            yield from super()._waiting(abandon=abandon)
+            return
+        timer = asyncio.get_running_loop().call_later(remaining, self.expire)
+        try:
+            yield from super()._waiting(abandon=abandon)
+        finally:
+            timer.cancel()
+
+    def _wait_for_thread(self, timeout: float | None) -> None:
+        if self.door is not None:
+            self.door.hasten()  # the loop at the end of whose turn it would go may have been stopped
+        remaining = self._remaining()
+        if remaining is None or (timeout is not None and timeout < remaining):
+            super()._wait_for_thread(timeout)
+            return
+        try:
+            super()._wait_for_thread(remaining)
+        except DeadlineExceeded:
+            self.expire()
+
+    def expire(self) -> None:
+        """Its time is over."""
+        self.give_up(self._late(self._timeout))
+
+    def turn_down(self, error: Exception) -> None:
+        """Its queue does not do it; where it was not to wait there, and would have to, its time is over."""
+        if self._timeout == 0 and isinstance(error, (asyncio.QueueFull, asyncio.QueueEmpty)):
+            error = self._late(self._timeout)
+        self._settle(error=error)
+
+    def refuse(self, end: QueueEnd) -> None:
+        """There is no queue for it any more."""
+        self._settle(error=end.get)
+
+    def give_up(self, error: Exception) -> None:
+        """Ends it with an error, unless it is done, and withdraws it from where it waits."""
+        if self._settle(error=error) and self.door is not None:
+            self.door.withdraw(self)
+
+    def _abandon(self) -> None:
+        self.give_up(ClosedError(f"{self._describe()} was withdrawn, because nobody waited for it any more"))
+
+
+class Put(Wish[None]):
+    """An item on its way into a queue; done once the queue has accepted it, or must.
+
+    Attributes:
+        carried: the item: encoded, or bytes; in a queue of this process as it is; None once it has been packed for
+            good.
+        nbytes: its size.
+        ahead: bytes of it that have left before it was known whether there is room.
+        pauses: a coroutine that awaits it lets others run, even if it is done.
+        heard: somebody has the result.
+        refused: a queue has turned it down, so that its item is lost unless somebody hears of that.
+    """
+
+    kind = "put"
+    ahead = 0
+    pauses = False
+    heard = False
+    refused = False
+
+    def __init__(
+        self,
+        channel: str,
+        name: Any,
+        key: bytes,
+        weight: int,
+        carried: Any,
+        nbytes: int,
+        mode: int,
+        timeout: float | None,
+    ) -> None:
+        super().__init__("put() to", channel, name, key, timeout)
+        self.weight = weight
+        self.mode = mode
+        self.carried = carried
+        self.nbytes = nbytes
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        if not self._done:
+            yield from super().__await__()
+            return
+        if self.pauses:
+            self.pauses = False
+            yield
+        self._result()
+
+    def _result(self) -> None:
+        self.heard = True
+        super()._result()
+
+    def turn_down(self, error: Exception) -> None:
+        self.refused = True
+        super().turn_down(error)
+
+    def refuse(self, end: QueueEnd) -> None:
+        self.refused = end.closed
+        self._settle(error=end.put)
+
+    def __del__(self) -> None:
+        error = self._error
+        if error is None or self.heard:
+            return
+        if isinstance(error, ClosedError):
+            # Of a channel that was closed once: all that was put there and not awaited has met the same end.
+            if not self.refused or (self.door is not None and self.door.has_told_of_loss):
+                return
+            if self.door is not None:
+                self.door.has_told_of_loss = True
+        logger.error("%s failed, and nobody asked: %s: %s", self._describe(), type(error).__name__, error)
+
+
+class Get(Wish[T]):
+    """An item, or a batch, on its way out of a queue.
+
+    What has arrived is leased until somebody who waits for this has it: if the last waiter is cancelled before that,
+    or all forget it, it goes back to its place in the queue.
+
+    Attributes:
+        target: as in a GET frame: the weight of a batch, in a list if it must be there at once; None for one item,
+            ``NOW`` for one that is there.
+        redelivered: what arrived, or some of it, had been handed to a consumer before who gave it back or died.
+        pauses: as of a ``Put``.
+    """
+
+    kind = "get"
+    _interested = 0
+    _taken = False
+    redelivered = False
+    pauses = False
+
+    def __init__(
+        self, verb: str, channel: str, name: Any, key: bytes, target: int | list[int] | None, timeout: float | None
+    ) -> None:
+        super().__init__(verb, channel, name, key, timeout)
+        self.target = target
+        self._bodies: list[tuple[Any, list[int]]] = []
+
+    @property
+    def is_batch(self) -> bool:
+        return self.target is not None and self.target != frames.NOW
+
+    # -- arrival ------------------------------------------------------------------------------------------------
+
+    def deliver(self, body: Any, fds: list[int], more: bool, redelivered: bool) -> None:
+        """One item of what was wanted."""
+        if redelivered:
+            self.redelivered = True
+        self._bodies.append((body, fds))
+        if not more and not self._settle():
+            self._let_go()  # it was given up meanwhile, perhaps before its queue could be told
+            if self.door is not None:
+                self.door.withdraw(self)
+
+    def _let_go(self) -> None:
+        bodies, self._bodies = self._bodies, []
+        for _, fds in bodies:
+            close_fds(fds)
+
+    # -- the user has it ----------------------------------------------------------------------------------------
+
+    def _result(self) -> T:
+        if not self._taken and self._error is None:
+            with self._lock:
+                first = not self._taken and self._error is None
+                if first:
+                    self._open()
+            if first:
+                assert self.door is not None
+                self.door.taken(self)
+        return super()._result()
+
+    def _open(self) -> None:
+        door = self.door
+        assert door is not None
+        self._taken = True
+        bodies, self._bodies = self._bodies, []
+        if self.target is None:
+            try:
+                self._value = door.open(*bodies[0])
+            except Exception as error:
+                self._error = error
+            return
+        bodies.reverse()
+        values = []
+        try:
+            while bodies:
+                values.append(door.open(*bodies.pop()))
+        except Exception as error:
+            self._error = error
+            for _, fds in bodies:
+                close_fds(fds)
+        else:
+            self._value = values if self.is_batch else values[0]
+
+    # -- the user has it not ------------------------------------------------------------------------------------
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        if not self._done:
+            self._interested += 1
+            try:
+                if self._timeout is None:
+                    yield from Work._waiting(self, abandon=True)
+                else:
+                    yield from super()._waiting(abandon=True)
+            except BaseException:
+                self._interested -= 1
+                self._return()
+                raise
+            self._interested -= 1
+        elif self.pauses:
+            self.pauses = False
+            self._interested += 1
+            try:
+                yield
+            except BaseException:
+                self._interested -= 1
+                self._return()
+                raise
+            self._interested -= 1
+        return self._result()
+
+    def _waiting(self, *, abandon: bool) -> Generator[Any, Any, None]:
+        self._interested += 1
+        try:
+            yield from super()._waiting(abandon=abandon)
+        finally:
+            self._interested -= 1
+
+    def _lose_interest(self) -> None:
+        super()._lose_interest()
+        self._return()
+
+    def _return(self) -> None:
+        """What has arrived goes back, if all who waited for it were cancelled before they could have it."""
+        with self._lock:
+            if self._interested or not self._done or self._taken or self._error is not None:
+                return
+            self._error = ClosedError(f"{self._describe()} was cancelled, and what had arrived went back")
+        self._let_go()
+        assert self.door is not None
+        self.door.withdraw(self)
+
+    def __del__(self) -> None:
+        if self._bodies and self.door is not None:
+            self._let_go()
+            self.door.withdraw_later(self)
+
+
+class Question(Wish[Any]):
+    """How many items there are, or which.
+
+    Args:
+        word: ``"size"`` or ``"peek"``.
+        show: makes the result of what has been answered, in the thread of whoever waits.
+    """
+
+    def __init__(self, verb: str, channel: str, name: Any, key: bytes, word: str, show: Callable[[Any], Any]) -> None:
+        super().__init__(verb, channel, name, key, None)
+        self.word = word
+        self.items: list[tuple[int, Callable[[], Any]]] = []
+        """Of a peek, what has come so far: an item's weight, and what makes it."""
+        self._show: Callable[[Any], Any] | None = show
+
+    def refuse(self, end: QueueEnd) -> None:
+        if isinstance(end.get, EndOfChannel):
+            self._settle((0, False) if self.word == "size" else [])
+        else:
+            super().refuse(end)
+
+    def _result(self) -> Any:
+        with self._lock:
+            if self._show is not None and self._error is None:
+                self._value, self._show = self._show(self._value), None
+        return super()._result()

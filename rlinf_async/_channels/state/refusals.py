@@ -1,0 +1,52 @@
+"""What somebody is told whose put or get a channel's queue turns down."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from rlinf_async._channels.state.actions import Act
+
+
+def refusal(act: int, what: Any, channel: str, max_bytes: int) -> tuple[str, str]:
+    """The name of an error, of asyncio, of Python or of ``errors.py``, and its text.
+
+    Args:
+        act, what: the step that the queue returned.
+        channel: the channel's name.
+        max_bytes: of the queue.
+    """
+    if act == Act.FULL:
+        return "QueueFull", f"channel '{channel}' is full: put() waits for room, with timeout= for so long"
+    if act == Act.EMPTY:
+        return "QueueEmpty", f"channel '{channel}' is empty: get() waits for an item, with timeout= for so long"
+    if act == Act.ENDED:
+        return "EndOfChannel", closed_to_gets(channel)
+    if act == Act.CLOSED:
+        return "ClosedError", closed_to_puts(channel)
+    if act == Act.TOO_LARGE:
+        return "ValueError", (
+            f"an item of {what.nbytes} bytes can never enter channel '{channel}', whose items may have {max_bytes} "
+            "bytes together: give it a larger max_bytes="
+        )
+    if act == Act.TOO_HEAVY:
+        return "ValueError", (
+            f"the next item of channel '{channel}' weighs {what.weight}, which is more than get_batch's target_weight "
+            f"{what.target}: it can never be part of such a batch; take it with get()"
+        )
+    return "ValueError", (
+        f"get_batch of weight {what.target} on channel '{channel}' had gathered a weight of {what.weight} when its "
+        f"items filled max_bytes={max_bytes}: make that larger, or the batch smaller"
+    )
+
+
+def closed_to_puts(channel: str, why: str = "") -> str:
+    """The text of the error of a put.  ``why`` says more than that somebody closed the channel."""
+    return f"channel '{channel}' is closed{why and f': {why}'}; nothing can be put there any more{_ANEW}"
+
+
+def closed_to_gets(channel: str, why: str = "") -> str:
+    """The text of the error of a get."""
+    return f"channel '{channel}' is closed{why and f': {why}'}; nothing is left to get there{_ANEW}"
+
+
+_ANEW: Final = " (one that is made again under its name is another channel, which Channel.connect() finds)"

@@ -1,0 +1,520 @@
+"""This process's seat at its node: one socket to the daemon, and everything that is said over it.
+
+A driver and a worker speak to their daemon in the same way: they make calls on other workers, ask daemons for things
+and hear of events.  A worker also receives calls, which it hands to its runtime (the ``inbox``).
+
+Everything that arrives is handled on the client's own loop: in a driver inside asyncio the user's loop, in a plain
+script a background thread's, in a worker the socket thread's.  While a worker's main thread is idle it handles what
+arrives itself, which saves a change of threads; one frame after the other all the same, under a lock.  So a handler
+reaches a loop by ``call_soon_threadsafe`` only.  ``call``, ``cancel``, ``credit`` and ``ask`` may be used from any
+thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import socket
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final
+
+from rlinf_async._client import registry
+from rlinf_async._client.direct_calls import DirectCalls
+from rlinf_async._client.events import Events, Listener
+from rlinf_async._client.loop_thread import LoopThread
+from rlinf_async._client.reply_handler import Inbox, Receiver, Sink
+from rlinf_async._client.requests import HERE, Ask, Asks, error_of
+from rlinf_async._client.tasks import Task, Tasks
+from rlinf_async._core import codec, failures, frames, process
+from rlinf_async._core.frames import Status
+from rlinf_async._core.payload import Body, open_body
+from rlinf_async._core.pool import pool
+from rlinf_async._core.segment import close_fds, copy_fds
+from rlinf_async._waits import loop_watch
+from rlinf_async._waits.unobserved_errors import UnobservedErrors
+from rlinf_async._wire.direct_sockets import Directs
+from rlinf_async._wire.reading.idle_reader import IdleReader
+from rlinf_async._wire.reading.turns import Turns
+from rlinf_async._wire.unix import Connection
+from rlinf_async.errors import ClosedError, ForkedProcessError, NodeLost
+from rlinf_async.work import Work
+
+codec.extend("torch", "rlinf_async._transports.tensors")
+
+_TOLD_BY_DAEMONS: Final = frozenset({int(Status.DIED), int(Status.UNKNOWN), int(Status.LOST)})
+
+
+class NodeClient:
+    """The client of one node daemon.
+
+    Attributes:
+        endpoint: this process's id in the run; 0 until ``ready`` is done.
+        pid: of the process that has made this; its forked children have copies that are closed.
+        node: rank of the node that this process is attached to.
+        welcome: what the daemon said of the run: its id, its nodes, this process's place.
+        ready: done when the daemon has answered.
+        events: what daemons announce.
+        directs: the sockets that workers of this node have made for this process.
+        receivers: by kind, who takes the frames that are neither the client's own nor the inbox's.
+        unobserved: the errors of this client's calls that were not awaited.
+        user_loop: ``loop``, where that is the user's; None where a thread of the framework runs it.
+        unsent: what sends that which has only been kept back for the end of a loop's turn.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, inbox: Inbox | None = None) -> None:
+        self.loop = loop
+        self.pid = process.pid
+        self.endpoint = 0
+        self.node = -1
+        self.welcome: dict[str, Any] = {}
+        self.ready: Work[dict[str, Any]] = Work()
+        self.lost_nodes: dict[int, NodeLost] = {}
+        self.receivers: dict[int, Receiver] = {}
+        self.unsent: dict[Callable[[], None], None] = {}
+        self._inbox = inbox
+        self._ids = itertools.count(1)
+        self._calls: dict[int, Sink] = {}
+        self._asks = Asks()
+        self._connection: Connection | None = None
+        self.shortcut: Callable[[int], Connection | None] = lambda endpoint: None
+        """A socket of this worker's own to a process of its node, where it has one."""
+        self._turns = Turns()
+        self.directs = Directs(self._tell_caller_side, self._relay_call, self._no_longer_direct)
+        self._direct_calls = DirectCalls(self.directs, self._calls, self._turns.lock, self.send, self.later)
+        self.own_directs: Directs | None = None
+        """The sockets that this worker has made for its callers."""
+        self.user_loop: asyncio.AbstractEventLoop | None = None
+        self._idle: IdleReader | None = None
+        self._closed: Exception | None = None
+        self._tasks = Tasks(loop, self._on_loop)
+        self.events = Events()
+        self.unobserved = UnobservedErrors(self._tell if inbox is None else None, self.later)
+        registry.add(self)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open"
+        return f"<NodeClient node {self.node} {state} [{len(self._calls)} calls, {len(self._asks)} asks open]>"
+
+    def attach(self, sock: socket.socket, facts: dict[str, Any]) -> None:
+        """Takes the socket and says hello; on the loop's own thread."""
+        self._connect(sock, facts).open()
+
+    def attach_shared(self, sock: socket.socket, facts: dict[str, Any], idle: IdleReader) -> None:
+        """As ``attach``, on another thread, which reads whenever it waits; before the own loop runs."""
+        self._idle = idle
+        connection = self._connect(sock, facts)
+        connection.share(idle)
+        self.loop.call_soon(connection.open)
+
+    def connect_directly(self, sock: socket.socket, **callbacks: Any) -> Connection:
+        """Has a socket to another process of this node read by whoever reads the daemon's."""
+        connection = Connection(
+            sock, self.loop, turns=self._turns, on_arrival=self._hear_daemon, resumable=True, **callbacks
+        )
+        if self._idle is not None:
+            connection.share(self._idle)
+        self._on_loop(connection.open)
+        return connection
+
+    def _connect(self, sock: socket.socket, facts: dict[str, Any]) -> Connection:
+        on_batch = self._inbox.on_batch if self._inbox is not None else None
+        self._connection = Connection(
+            sock, self.loop, on_frame=self._on_frame, on_closed=self._on_closed, on_batch=on_batch, turns=self._turns
+        )
+        self._connection.send((frames.HELLO, 0, 0, facts))
+        return self._connection
+
+    def listen(self, what: str, listener: Listener) -> None:
+        """Calls a bound method for every event of a kind, as long as its object lives."""
+        self.events.listen(what, listener)
+
+    # -- calls --------------------------------------------------------------------------------------------------
+
+    def call(
+        self, sink: Sink, route: list[list[Any]], method: str, body: bytes | int, fds: Sequence[int], credit: int = 0
+    ) -> None:
+        """Sends a call to every target of the route; the answers go to the sink."""
+        call = next(self._ids)
+        self._calls[call] = sink
+        sink.begin(call)
+        targets = sink.targets
+        ways, rest = self._direct_calls.open(call, targets, method)
+        try:
+            count = len(fds)
+            copies = self._copies(fds, len(ways)) if count else []
+            for place, (slot, way) in enumerate(ways):
+                own = copies[place * count : (place + 1) * count] if count else ()
+                way.send((frames.CALL, count, 0, slot, call, method, credit, body), own)
+            if not rest:
+                close_fds(fds)
+            else:
+                if ways:
+                    route = frames.route_to(targets, rest)
+                self.send((frames.CALL, len(fds), self.endpoint, route, call, method, credit, body), fds)
+        except BaseException:
+            del self._calls[call]
+            self._direct_calls.ended(call)
+            raise
+        self._departed(call, sink)
+
+    @staticmethod
+    def _copies(fds: Sequence[int], ways: int) -> list[int]:
+        """Descriptors for all ways, before anything is sent: or some ranks would run a call that others never hear of.
+
+        Raises:
+            OSError: there are not as many; ``fds`` are closed.
+        """
+        try:
+            return copy_fds([*fds] * ways)
+        except BaseException:
+            close_fds(fds)
+            raise
+
+    def call_each(
+        self,
+        sink: Sink,
+        targets: Sequence[int],
+        method: str,
+        bodies: Sequence[tuple[bytes | int, Sequence[int]]],
+        credit: int = 0,
+    ) -> None:
+        """As ``call``, with a body of its own for every target."""
+        call = next(self._ids)
+        self._calls[call] = sink
+        sink.begin(call)
+        ways, rest = self._direct_calls.open(call, targets, method)
+        for slot, way in ways:
+            body, fds = bodies[slot]
+            way.send((frames.CALL, len(fds), 0, slot, call, method, credit, body), fds)
+        for slot in rest:
+            body, fds = bodies[slot]
+            route = frames.route_to(targets, [slot])
+            self.send((frames.CALL, len(fds), self.endpoint, route, call, method, credit, body), fds, later=True)
+        self._departed(call, sink)
+
+    def _departed(self, call: int, sink: Sink) -> None:
+        sink.departed()
+        if self._closed is not None or self.lost_nodes:
+            try:
+                self._on_loop(lambda: self._fail_hopeless(call, sink))
+            except ClosedError:  # the loop is closed: nobody handles answers any more
+                self._fail_hopeless(call, sink)
+
+    def _fail_hopeless(self, call: int, sink: Sink) -> None:
+        """A call that was made after the socket or a node went away fails at once."""
+        if self._closed is not None:
+            self._lose(call, sink, str(self._closed))
+        for node, lost in list(self.lost_nodes.items()):
+            self._lose(call, sink, str(lost), node)
+
+    def _lose(self, call: int, sink: Sink, reason: str, node: int | None = None) -> None:
+        """No answer will come, or none from one node."""
+        for slot, target in enumerate(sink.targets):
+            at = frames.node_of(target)
+            if node is None or at == node:
+                self._answer(call, slot, Status.LOST, frames.pack([at, reason]))
+
+    def cancel(self, call: int, targets: Sequence[int]) -> None:
+        self._signal(frames.CANCEL, targets, call)
+
+    def tell_failure(self, call: int, targets: Sequence[int], facts: dict[str, Any]) -> None:
+        """Tells these targets of an open call that another rank of their group has failed."""
+        self._signal(frames.FAILED, targets, call, facts)
+
+    def _signal(self, kind: int, targets: Sequence[int], call: int, *facts: Any) -> None:
+        direct, relayed = self._direct_calls.split(call, targets)
+        for way in direct:
+            way.send((kind, 0, 0, 0, call, *facts))
+        if relayed:
+            self.send((kind, 0, self.endpoint, frames.route_to(relayed), call, *facts))
+
+    def credit(self, call: int, target: int, count: int) -> None:
+        """Lets a stream send ``count`` more items; one that has ended everywhere needs none."""
+        if call not in self._calls:
+            return
+        direct, relayed = self._direct_calls.split(call, [target])
+        for way in direct:
+            way.send((frames.CREDIT, 0, 0, 0, call, count))
+        if relayed:
+            self.send((frames.CREDIT, 0, self.endpoint, frames.route_to(relayed), call, count), later=True)
+
+    # -- asks ---------------------------------------------------------------------------------------------------
+
+    def ask(self, operation: str, arguments: Any = None, *, node: int = HERE, what: str = "") -> Ask:
+        """Asks a node's daemon for something that it does itself; plain data both ways."""
+        target = self.node if node == HERE else node
+        asked = self._asks.begin(Ask(self, next(self._ids), operation, arguments, target, what))
+        error = self._closed or self.lost_nodes.get(target)
+        if error is None and self.loop.is_closed():
+            error = loop_watch.closed(self.loop, what or operation)
+        if error is not None:
+            self._asks.refuse(asked, error)
+        else:
+            self.send((frames.ASK, 0, self.endpoint, target, asked.number, operation, arguments))
+        return asked
+
+    def _tell(self, operation: str, arguments: Any) -> None:
+        """An ask whose answer nobody waits for."""
+        self.send((frames.ASK, 0, self.endpoint, self.node, next(self._ids), operation, arguments))
+
+    # -- tasks --------------------------------------------------------------------------------------------------
+
+    def run(
+        self, coroutine: Coroutine[Any, Any, Any], *, what: str = "an operation", abandonable: bool = False
+    ) -> Task:
+        """Runs a coroutine on the client's loop, from any thread; ``close`` waits for what still runs.
+
+        Args:
+            what: what it does, for deadlines.
+            abandonable: whether it is cancelled when nobody waits for it any more.
+
+        Raises:
+            ClosedError: the loop is closed.
+        """
+        task = self._tasks.run(coroutine, what, abandonable)
+        task._loop = self.user_loop
+        return task
+
+    async def settle_tasks(self) -> None:
+        """Cancels what ``run`` started and is still going, and waits for its end."""
+        await self._tasks.settle()
+
+    def end_loop(self, thread: LoopThread) -> None:
+        """Ends the loop, which is this thread's; blocks.  What others have asked for at the last moment fails."""
+        self._tasks.start_no_more()
+        thread.stop(self.settle_tasks)
+        self._tasks.loop_ended()
+
+    def later(self, seconds: float, callback: Callable[[], None]) -> None:
+        """Calls back on the client's loop after so many seconds; from any thread."""
+        with contextlib.suppress(ClosedError, ForkedProcessError):
+            self._on_loop(lambda: self.loop.call_later(seconds, callback))
+
+    # -- the wire -----------------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        frame: frames.Frame,
+        fds: Sequence[int] = (),
+        *,
+        later: bool = False,
+        hold: bool = False,
+        on_left: Callable[[], None] | None = None,
+    ) -> None:
+        """Sends a frame as it is, from any thread; none once the client is closed.
+
+        Args:
+            hold: it leaves with the next one that is not held.
+            on_left: called, in any thread, when the kernel has all of it: then it reaches the daemon.
+        """
+        if self._connection is None or self._closed is not None:
+            close_fds(fds)
+            return
+        self._connection.send(frame, fds, later=later, hold=hold, on_left=on_left)
+
+    def _on_loop(self, callback: Callable[[], object]) -> None:
+        if self.pid != process.pid:
+            raise process.forked("this cluster", self.pid)
+        try:
+            self.loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            if self.user_loop is None:
+                raise ClosedError("the cluster is closed") from None
+            raise loop_watch.closed(self.loop, "something was to be done there") from None
+
+    def _on_frame(self, frame: list[Any], fds: list[int]) -> None:
+        kind = frame[0]
+        if kind == frames.REPLY:
+            try:
+                status, body = frame[6], open_body(frame[7], fds)
+            except Exception as error:  # it cannot be mapped: no memory, no descriptors
+                status, body = int(Status.ERROR), failures.pack(failures.capture(error, {"node": "this process"}))
+            if status in _TOLD_BY_DAEMONS:
+                self._drain_direct(frame[4], frame[5])
+            self._answer(frame[4], frame[5], status, body)
+        elif kind in self.receivers:
+            self.receivers[kind].on_frame(frame, fds)
+        elif kind == frames.DIRECT:
+            self._accept_direct(frame[2], fds)
+        elif kind == frames.RESUME:
+            table = self.own_directs if frame[4] == self.endpoint else self.directs
+            if table is not None:
+                table.resume(frame[2], frame[5])
+        elif kind == frames.ANSWER:
+            self._asks.answer(frame[4], frame[5], frame[6])
+        elif kind == frames.EVENT:
+            if frame[4] == "node_lost":
+                self._on_node_lost(frame[5])
+            elif frame[4] == "check_calls":
+                self._check_calls(frame[5])
+            elif frame[4] == "refused":
+                self._end(error_of(frame[5]["error"]))
+            self.events.announce(frame[4], frame[5])
+        elif kind == frames.HELLO:
+            self.welcome = frame[3]
+            self.endpoint, self.node = frame[3]["endpoint"], frame[3]["node"]
+            for lost in frame[3].get("lost", ()):
+                self._on_node_lost(lost)
+            self.ready._settle(frame[3])
+        elif self._inbox is not None:
+            self._inbox.on_frame(frame, fds)
+        else:
+            close_fds(fds)
+
+    # -- sockets that workers have made for this process --------------------------------------------------------
+
+    def _accept_direct(self, source: int, fds: list[int]) -> None:
+        """A worker has sent its socket; the daemon vouches for who it is."""
+        if not fds:  # no descriptor was free here: the worker hears that its socket is closed
+            return
+        way = self.connect_directly(
+            socket.socket(fileno=fds.pop()),
+            on_frame=functools.partial(self._on_direct, source),
+            on_closed=lambda reason: self.directs.broke(source),
+        )
+        self.directs.add(source, way, self.own_directs)
+
+    def tell_received(self, peer: int, owner: int, received: int) -> None:
+        """Tells the other end of a direct socket that it is read no more."""
+        self.send((frames.RESUME, 0, self.endpoint, peer, owner, received))
+
+    def _tell_caller_side(self, worker: int, received: int) -> None:
+        # First the daemon: it passes on answers only of calls that it knows.
+        self._direct_calls.tell()
+        self.tell_received(worker, worker, received)
+
+    def _relay_call(self, worker: int, frame: list[Any], fds: Sequence[int]) -> None:
+        """A CALL, CANCEL or CREDIT in the form that a daemon routes."""
+        frame[2], frame[3] = self.endpoint, [[self.node, [frames.number_of(worker), frame[3]]]]
+        if frame[0] == frames.CALL:
+            self._direct_calls.relays(worker, frame[4])
+        self.send(frame, fds)
+
+    def _no_longer_direct(self, worker: int, way: Connection, has_ended: bool) -> None:
+        if has_ended:
+            self._direct_calls.forget(worker)
+
+    def _on_direct(self, source: int, frame: list[Any], fds: list[int]) -> None:
+        """What a worker has sent past the daemon: answers, to its own calls only, and messages."""
+        if frame[0] == frames.MESSAGE:
+            frame[2] = source
+            self.receivers[frames.MESSAGE].on_frame(frame, fds)
+            return
+        ours = frame[0] == frames.REPLY and frame[6] not in _TOLD_BY_DAEMONS
+        sink = self._calls.get(frame[4]) if ours else None
+        if sink is None or sink.targets[frame[5]] != source:
+            close_fds(fds)
+        else:
+            self._on_frame(frame, fds)
+
+    def _hear_daemon(self) -> None:
+        """Something has come past the daemon: what the daemon had said before that is heard before it."""
+        if self._connection is not None and not self._connection.is_handling:
+            self._connection.drain()
+
+    def hear_out(self, endpoint: int) -> None:
+        """Takes in what a worker that is said to be gone still said on its own socket; where frames are handled."""
+        self.directs.drain(endpoint)
+
+    def _drain_direct(self, call: int, slot: int) -> None:
+        sink = self._calls.get(call)
+        if sink is not None:
+            self.directs.drain(sink.targets[slot])
+
+    def _answer(self, call: int, slot: int, status: int, body: Body) -> None:
+        sink = self._calls.get(call)
+        if sink is None:
+            return
+        if status in frames.FINAL:
+            self._direct_calls.answered(call, sink.targets[slot])
+        if sink.answer(slot, status, body):
+            self._calls.pop(call, None)
+            self._direct_calls.ended(call)
+
+    def _check_calls(self, facts: dict[str, Any]) -> None:
+        """The daemon is about to tell of open calls, and hears which of these, worker and call, have been answered."""
+        open_on: dict[int, set[int]] = {}
+        # What a worker still said on its own socket counts as well: it may have died since.
+        for number in {number for number, _ in facts["calls"]}:
+            self.directs.drain(frames.endpoint(self.node, number))
+        self._direct_calls.tell()
+        for call in {call for _, call in facts["calls"]}:
+            sink = self._calls.get(call)
+            open_on[call] = set() if sink is None else {sink.targets[slot] for slot in sink.unanswered()}
+        finished = [pair for pair in facts["calls"] if frames.endpoint(self.node, pair[0]) not in open_on[pair[1]]]
+        self._tell("calls_checked", {"check": facts["check"], "finished": finished})
+
+    def _on_node_lost(self, facts: dict[str, Any]) -> None:
+        node = facts["node"]
+        error = NodeLost.from_facts(facts["name"], node, facts["reason"])
+        self.lost_nodes[node] = error
+        for call, sink in list(self._calls.items()):
+            self._lose(call, sink, str(error), node)
+        self._asks.fail(error, node=node)
+
+    def _on_closed(self, reason: str) -> None:
+        self._end(NodeLost.from_facts("this machine", self.node, f"its daemon is gone ({reason})"))
+
+    def _end(self, error: Exception) -> None:
+        if self._closed is not None:
+            return
+        self._closed = error
+        registry.leave(self)
+        self.ready._settle(error=error)
+        # Each by itself, and only those that are here: another thread may be adding one.  That thread finds ``_closed``
+        # set afterwards, which it was before this looked, and has its call fail (``_departed``).
+        for call, sink in list(self._calls.items()):
+            self._lose(call, sink, str(error))
+            self._calls.pop(call, None)
+            self._direct_calls.ended(call)
+        self._asks.fail(error)
+        if registry.all_closed():
+            pool.close()
+        self.events.announce("closed", {"reason": str(error)})
+
+    @property
+    def closed(self) -> Exception | None:
+        """Why nothing can be sent any more, or None."""
+        return self._closed
+
+    def close(self, reason: str = "the cluster is closed") -> None:
+        """Closes the socket; everything that still waits fails with ``ClosedError``.  On the loop's own thread."""
+        self.unobserved.close()  # what fails from here on, fails because of this
+        self._end(ClosedError(reason))
+        self.directs.close()
+        if self._connection is not None:
+            self._connection.close()
+        if registry.all_closed():
+            pool.close()  # again: another thread may have been making a call when the daemon went
+
+    def end_without_loop(self, error: Exception) -> None:
+        """As ``close``, from another thread than the loop's, which is closed or is not run any more.
+
+        The socket is only shut where the loop may go on some time: it is registered there.
+        """
+        self.unobserved.close()
+        with self._turns.lock:
+            self._end(error)
+            if self._connection is not None:
+                if self.loop.is_closed():
+                    self.directs.close()
+                    self._connection.close()
+                else:
+                    self._connection.shut()
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: the socket and everything on it are the parent's."""
+        self._closed = process.forked("this cluster", self.pid)
+        self._calls.clear()
+        self._asks.forget()
+        self.unobserved.forget()
+        self.directs.forget()
+        if self._connection is not None:
+            self._connection.forget()
+
+    def last_words(self, timeout: float) -> None:
+        """Writes what is queued before the process ends."""
+        if self._connection is not None and self._closed is None:
+            self._connection.flush_blocking(timeout)

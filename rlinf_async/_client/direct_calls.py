@@ -1,0 +1,149 @@
+"""Calls that go straight to workers of this node, and what the daemon is told of them.
+
+A worker hands a socket of its own to whoever calls it from its node (``_worker/shortcuts.py``); from then on calls take
+that one too, unless something that the daemon relays is still on its way to the worker.  The daemon answers for the
+dead, so it hears of every call that is not answered at once, and tells its end if the worker dies of it::
+
+    caller ── CALL ──► worker           caller ◄── REPLY ── worker
+    caller ── DEBTS ──► daemon          2 ms later, if it is still open; and again when it has been answered
+    caller ◄── REPLY, "died" ── daemon  also where the worker had died before it was told
+
+In the other direction order is the worker's to keep: before it takes in what the daemon relays from a caller, it
+takes in what that one has sent directly.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from rlinf_async._client.reply_handler import Sink
+from rlinf_async._core import frames
+from rlinf_async._wire.direct_sockets import Directs
+from rlinf_async._wire.unix import Connection
+
+TELL_AFTER: Final = 0.002
+"""Seconds after which the daemon hears of calls that are still open, or have been answered since it heard of them."""
+
+MOST_TARGETS: Final = 8
+"""Ranks; a call to more of them costs its caller less if the daemon fans it out."""
+
+
+class DirectCalls:
+    """What one client has under way past its daemon.
+
+    Args:
+        directs: the sockets that workers have handed out.
+        open_calls: of the client, by number.
+        lock: held wherever answers are handled.
+        send: to the daemon.
+        later: as ``NodeClient.later``.
+    """
+
+    def __init__(
+        self,
+        directs: Directs,
+        open_calls: Mapping[int, Sink],
+        lock: threading.RLock,
+        send: Callable[[frames.Frame], None],
+        later: Callable[[float, Callable[[], None]], None],
+    ) -> None:
+        self._directs = directs
+        self._calls = open_calls
+        self._lock = lock
+        self._send = send
+        self._later = later
+        self._relayed: dict[int, int] = {}
+        """By worker, the last call that went to it by way of the daemon."""
+        self._open: dict[int, tuple[str, Sequence[int]]] = {}
+        """The calls that are open: what they call, and whom directly."""
+        self._untold: list[int] = []
+        self._told: set[int] = set()
+        self._paid: list[int] = []
+        self._armed = False
+
+    def __repr__(self) -> str:
+        return f"<DirectCalls [{len(self._open)} open, {len(self._told)} of them known to the daemon]>"
+
+    def open(self, call: int, targets: Sequence[int], method: str) -> tuple[list[tuple[int, Connection]], list[int]]:
+        """A call is about to be sent.
+
+        Returns:
+            The slots of the targets that it goes to directly, with the ways to send it; those of the others, for whom
+            the daemon relays it.
+        """
+        relayed, calls = self._relayed, self._calls
+        many = len(targets) > MOST_TARGETS
+        ways: list[tuple[int, Connection]] = []
+        rest: list[int] = []
+        for slot, target in enumerate(targets):
+            way = self._directs.find(target)
+            # A broken one takes calls in their order until it is handed over, also if what it owed is relayed already.
+            if way is None or (relayed.get(target) in calls and not way.is_closed) or (many and not way.is_behind()):
+                relayed[target] = call
+                rest.append(slot)
+            else:
+                ways.append((slot, way))
+        if ways:
+            self._open[call] = (method, [targets[slot] for slot, _ in ways] if rest else targets)
+            self._untold.append(call)
+            if not self._armed:
+                self._arm()
+        return ways, rest
+
+    def split(self, call: int, targets: Sequence[int]) -> tuple[list[Connection], list[int]]:
+        """The sockets by which what concerns a call follows it, and those of its targets that the daemon reaches."""
+        _, ways = self._open.get(call, ("", ()))
+        direct: list[Connection] = []
+        relayed: list[int] = []
+        for target in targets:
+            way = self._directs.find(target) if target in ways else None
+            if way is None:
+                relayed.append(target)
+            else:
+                direct.append(way)
+        return direct, relayed
+
+    def relays(self, worker: int, call: int) -> None:
+        """The daemon relays a call that was to go directly: later ones must not overtake it."""
+        self._relayed[worker] = call
+
+    def answered(self, call: int, target: int) -> None:
+        """A worker has given its last answer to a call; under the lock."""
+        if call in self._told and target in self._open[call][1]:
+            self._paid += (frames.number_of(target), call)
+            if not self._armed:
+                self._arm()
+
+    def ended(self, call: int) -> None:
+        """All have answered a call; under the lock."""
+        self._open.pop(call, None)
+        self._told.discard(call)
+
+    def forget(self, worker: int) -> None:
+        """There is no way to a worker any more."""
+        self._relayed.pop(worker, None)
+
+    def _arm(self) -> None:
+        self._armed = True
+        self._later(TELL_AFTER, self.tell)
+
+    def tell(self) -> None:
+        """Tells the daemon of calls that are still open, and of those that were told of and have been answered."""
+        with self._lock:
+            self._armed = False
+            untold, self._untold = self._untold, []
+            paid, self._paid = self._paid, []
+            owed = [debt for call in untold if call in self._open for debt in self._owed(call)]
+        if owed or paid:
+            self._send((frames.DEBTS, 0, 0, owed, paid))
+
+    def _owed(self, call: int) -> list[tuple[int, int, int, str]]:
+        method, ways = self._open[call]
+        self._told.add(call)
+        sink = self._calls.get(call)
+        if sink is None:  # it has just been given up
+            return []
+        waiting = [(sink.targets[slot], slot) for slot in sink.unanswered()]
+        return [(frames.number_of(target), slot, call, method) for target, slot in waiting if target in ways]

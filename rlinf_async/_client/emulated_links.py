@@ -1,0 +1,131 @@
+"""Links of this worker that seem to lead far away: what is sent there is kept here while it would be under way.
+
+Where nothing is emulated ``here`` is None, and everybody who sends asks for nothing but that.  What is kept of one link
+leaves in its order; what is meant for others is not held up by it.  A link without a shared line needs nobody else.
+Lines are shared by workers anywhere in the run, so node 0's daemon says when they are free (``launcher/lines.py``).
+On a line that is free, what the question takes is part of the wait; on one that is taken a message is never early,
+however long the question was under way, so that together they never get more than the line carries.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Final
+
+from rlinf_async._client.client import NodeClient
+from rlinf_async._messaging.state.emulated_delay import Crossing, NetEmulation
+from rlinf_async.configuration import worker_key
+from rlinf_async.work import Work
+
+_EARLY: Final = 1e-4
+"""Seconds by which a timer may be early."""
+
+
+class _Parcel:
+    """Something that is kept, until ``due``; None while that is not known."""
+
+    __slots__ = ("due", "go")
+
+    def __init__(self, go: Callable[[], None], due: float | None) -> None:
+        self.go = go
+        self.due = due
+
+
+class FarLinks:
+    """The links of one worker.  All methods may be called from any thread.
+
+    Args:
+        name: of this worker, such as ``"env:0"``.
+    """
+
+    def __init__(self, client: NodeClient, emulation: NetEmulation, name: str) -> None:
+        self._client = client
+        self._emulation = emulation
+        self._name = worker_key(name)
+        self._lock = threading.Lock()
+        self._kept: dict[Hashable, deque[_Parcel]] = {}
+        self._emptied: dict[Hashable, Work[None]] = {}
+
+    def __repr__(self) -> str:
+        kept = sum(len(parcels) for parcels in self._kept.values())
+        return f"<FarLinks of {self._name} [{kept} messages under way]>"
+
+    def send(self, link: Hashable, workers: Sequence[str], nbytes: int, go: Callable[[], None]) -> None:
+        """Calls ``go``, which sends, when a message of that size would have arrived.
+
+        Args:
+            link: what is sent on one link arrives in the order in which it was sent.
+            workers: names of those who are to have it.
+        """
+        crossing = self._emulation.crossing(self._name, tuple(map(worker_key, workers)))
+        if crossing is None:
+            go()
+            return
+        now = time.monotonic()
+        parcel = _Parcel(go, None if crossing.lines else now + crossing.delay)
+        with self._lock:
+            self._kept.setdefault(link, deque()).append(parcel)
+        if parcel.due is None:
+            self._reserve(link, parcel, crossing, nbytes, now)
+        else:
+            self._client.later(crossing.delay, lambda: self._release(link))
+
+    def emptied(self, link: Hashable) -> Work[None]:
+        """Done when nothing is kept of a link any more."""
+        with self._lock:
+            if self._kept.get(link):
+                return self._emptied.setdefault(link, Work())
+        done: Work[None] = Work()
+        done._settle()
+        return done
+
+    def _reserve(self, link: Hashable, parcel: _Parcel, crossing: Crossing, nbytes: int, now: float) -> None:
+        arguments = {"lines": [[line.name, line.rate] for line in crossing.lines], "bytes": nbytes}
+        ask = self._client.ask("reserve_lines", arguments, node=0, what="room on an emulated line")
+
+        def reserved() -> None:
+            try:
+                through = ask._result()
+            except Exception:  # node 0 is lost: nobody keeps the book of the lines
+                through = 0.0
+            alone = max(nbytes / line.rate for line in crossing.lines)
+            since = now if through <= alone + _EARLY else time.monotonic()
+            parcel.due = since + through + crossing.delay
+            self._client.later(max(0.0, parcel.due - time.monotonic()), lambda: self._release(link))
+
+        ask._follow(reserved)
+
+    def _release(self, link: Hashable) -> None:
+        """On the client's loop: sends what is due."""
+        now = time.monotonic()
+        emptied: Work[Any] | None = None
+        while True:
+            with self._lock:
+                parcels = self._kept.get(link)
+                if not parcels:
+                    break
+                due = parcels[0].due
+                if due is None or due > now + _EARLY:
+                    return  # and when it is due, those behind it come along
+                parcel = parcels.popleft()
+            # Nobody else takes parcels off, so that what was first also leaves first.
+            parcel.go()
+        with self._lock:
+            if not self._kept.get(link):
+                self._kept.pop(link, None)
+                emptied = self._emptied.pop(link, None)
+        if emptied is not None:
+            emptied._settle()
+
+
+here: FarLinks | None = None
+"""Of this worker; None where it sends to nobody far away."""
+
+
+def use(links: FarLinks | None) -> None:
+    """From now on this process sends by these."""
+    global here
+    here = links

@@ -1,0 +1,154 @@
+"""Words about the other side of a long wait: what daemons say of the workers, names and queues that it is about.
+
+Asked when a word is said, never before.  What is not answered within ``settings.WAIT_ANSWER_S`` is said to be missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlinf_async import settings
+from rlinf_async._core import frames
+from rlinf_async._core.root_cause import fold_ranks
+from rlinf_async._waits import slow_waits
+from rlinf_async.work import Work
+
+if TYPE_CHECKING:
+    from rlinf_async._client.client import NodeClient
+
+Who = tuple[str, int]
+"""Group and rank."""
+
+_Like = tuple[str, str, tuple[str, ...]]
+"""Group, state and methods: ranks of which all this is the same are told of together."""
+
+
+_Facts = tuple[str, list[tuple[str, float]], int]
+"""State of a rank's process, its oldest open calls with their ages, and how many are open."""
+
+
+def workers(client: NodeClient, who: Mapping[int, Who]) -> Work[str]:
+    """What workers do, by endpoint: what is unusual about their processes, and which calls are open there."""
+    by_node: dict[int, list[int]] = {}
+    for endpoint in who:
+        by_node.setdefault(frames.node_of(endpoint), []).append(endpoint)
+    asks = {
+        node: client.ask("activity", {"numbers": list(map(frames.number_of, endpoints))}, node=node)
+        for node, endpoints in by_node.items()
+    }
+
+    def tell() -> str:
+        told: dict[int, Any] = {}
+        missing = []
+        for node, ask in asks.items():
+            answer, excuse = _answer_of(ask, node)
+            told.update(zip(by_node[node], answer or (), strict=False))
+            missing += [excuse] if excuse else []
+        return "; ".join([*_fold({who[endpoint]: facts for endpoint, facts in told.items()}), *missing])
+
+    return _when_all(list(asks.values()), tell, client)
+
+
+def request(client: NodeClient, operation: str, arguments: Any, number: int, node: int) -> Work[str]:
+    """What a daemon needs for an open request of this process."""
+    return _one(client, "progress", {"operation": operation, "arguments": arguments, "ask": number}, node)
+
+
+def name(client: NodeClient, group: str) -> Work[str]:
+    """Whether there is a group of that name, and which there are."""
+    return request(client, "lookup", {"name": group}, -1, 0)
+
+
+def queue(client: NodeClient, node: int, number: int, key: bytes) -> Work[str]:
+    """What is queued under a key of a channel, and how many wait there."""
+    return _one(client, "queue", {"number": number, "key": key}, node)
+
+
+def through(inner: Sequence[slow_waits.Waitable]) -> Work[str]:
+    """What something needs in turn, and what is said of the other sides of that."""
+    far_sides = [(work, work._far_side()) for work in inner]
+
+    def tell() -> str:
+        words = []
+        for work, far_side in far_sides:
+            said = far_side._result() if far_side is not None and far_side.done() else ""
+            words.append(f"it needs {work._describe()}{f': {said}' if said else ''}")
+        return "; ".join(words)
+
+    return _when_all([far_side for _, far_side in far_sides if far_side is not None], tell)
+
+
+def _one(client: NodeClient, operation: str, arguments: Any, node: int) -> Work[str]:
+    ask = client.ask(operation, arguments, node=node)
+
+    def tell() -> str:
+        answer, excuse = _answer_of(ask, node)
+        return excuse or str(answer)
+
+    return _when_all([ask], tell, client)
+
+
+def _when_all(
+    asked: Sequence[slow_waits.FarSide], tell: Callable[[], str], client: NodeClient | None = None
+) -> Work[str]:
+    """Words made once everybody has answered; or has had the time for it, which a ``client`` measures."""
+    far_side: Work[str] = Work()
+
+    def finish() -> None:
+        if not far_side.done():
+            try:
+                far_side._settle(tell())
+            except Exception as error:
+                far_side._settle(error=error)
+
+    def one_has_answered() -> None:
+        if all(work.done() for work in asked):
+            finish()
+
+    for work in asked:
+        work._follow(one_has_answered)
+    if not asked:
+        finish()
+    if client is not None and not far_side.done():
+        client.later(settings.WAIT_ANSWER_S(), finish)
+    return far_side
+
+
+def _answer_of(ask: slow_waits.FarSide, node: int) -> tuple[Any, str]:
+    """The answer of a node's daemon, or why there is none."""
+    if not ask.done():
+        return None, f"the daemon of node {node} has not answered within {settings.WAIT_ANSWER_S():g} s"
+    try:
+        return ask._result(), ""
+    except Exception as error:
+        return None, f"node {node}: {error}"
+
+
+def _fold(facts: Mapping[Who, _Facts | None]) -> list[str]:
+    """One line for each set of ranks that are at the same."""
+    ranks: dict[_Like, list[int]] = {}
+    ages: dict[_Like, list[list[float]]] = {}
+    more: dict[_Like, int] = {}
+    for (group, rank), of_rank in facts.items():
+        state, calls, count = ("ended", [], 0) if of_rank is None else of_rank
+        like = (group, state, tuple(method for method, _ in calls))
+        ranks.setdefault(like, []).append(rank)
+        ages.setdefault(like, []).append([age for _, age in calls])
+        more[like] = max(more.get(like, 0), count - len(calls))
+    return [_line(like, ranks[like], ages[like], more[like]) for like in ranks]
+
+
+def _line(like: _Like, ranks: Sequence[int], ages: Sequence[Sequence[float]], more: int) -> str:
+    group, state, methods = like
+    calls = [f"{method} ({_span(by_rank)})" for method, *by_rank in zip(methods, *ages, strict=True)]
+    doing = f"in {', '.join(calls)}" if calls else "" if state else "idle"
+    if more > 0:
+        doing += f" and {more} more"
+    subject = f"ranks {fold_ranks(ranks)} of '{group}' are" if len(ranks) > 1 else f"rank {ranks[0]} of '{group}' is"
+    return f"{subject} {', '.join(filter(None, (state, doing)))}"
+
+
+def _span(ages: Sequence[float]) -> str:
+    least, most = f"{min(ages):.0f}", f"{max(ages):.0f}"
+    return f"{least} s" if least == most else f"{least}-{most} s"

@@ -1,0 +1,49 @@
+"""Finds a group or a channel by its name on node 0; a name that does not exist yet is waited for, with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from rlinf_async import settings
+from rlinf_async._client.client import NodeClient
+from rlinf_async.errors import DeadlineExceeded
+
+_OPERATIONS: Final = {"group": ("lookup", "forget_lookup"), "channel": ("find_channel", "forget_find")}
+"""What finds a name of each kind, and what gives that up and tells the names that there are."""
+
+
+async def find_name(client: NodeClient, kind: str, name: str, timeout: float | None) -> Any:
+    """The roster of a ``group`` or ``channel``.
+
+    Args:
+        timeout: seconds; None for ``settings.NAME_TIMEOUT_S``, and with 0 what exists is found.
+
+    Raises:
+        DeadlineExceeded: there was none in time; lists those that there are.
+        ClosedError: what had the name is closed.
+    """
+    limit = ""
+    if timeout is None:
+        timeout = settings.NAME_TIMEOUT_S()
+        limit = f" ({settings.NAME_TIMEOUT_S.variable})"
+    await client.ready.async_wait()
+    find, forget = _OPERATIONS[kind]
+    lookup = client.ask(find, {"name": name}, node=0, what=f"a {kind} named '{name}'")
+    try:
+        return await lookup.async_wait(timeout)
+    except asyncio.CancelledError:
+        client.ask(forget, {"name": name, "ask": lookup.number}, node=0)
+        raise
+    except DeadlineExceeded:
+        late = f"there was no {kind} named '{name}' within {timeout:g} s{limit}"
+        patience = settings.WAIT_ANSWER_S()
+        try:
+            names = await client.ask(forget, {"name": name, "ask": lookup.number}, node=0).async_wait(patience)
+        except DeadlineExceeded:
+            raise DeadlineExceeded(
+                f"{late}, and for {patience:g} s more node 0 has not said which there are: its daemon does not answer"
+            ) from None
+        if not lookup.done():
+            raise DeadlineExceeded(f"{late}; there are: {', '.join(names) or 'none'}") from None
+        return await lookup  # what is there is found, also with a timeout of 0

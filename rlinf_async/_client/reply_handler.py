@@ -1,0 +1,41 @@
+"""Where what has come over a socket goes: the answers to a call, and frames of other kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from rlinf_async._core.payload import Body
+
+
+class Sink(Protocol):
+    """One call: begun before it is sent, and then answered slot by slot, in whatever order."""
+
+    @property
+    def targets(self) -> Sequence[int]:
+        """Endpoints of the workers that are called, by slot."""
+
+    def begin(self, call: int) -> None:
+        """It is about to be sent, and known to the daemons by this number."""
+
+    def departed(self) -> None:
+        """It has been sent to all of them."""
+
+    def unanswered(self) -> Sequence[int]:
+        """Slots whose last answer has not come."""
+
+    def answer(self, slot: int, status: int, body: Body) -> bool:
+        """Takes one; True once it expects no more."""
+
+
+class Receiver(Protocol):
+    """What takes the frames of some kinds; the descriptors are its own from then on."""
+
+    def on_frame(self, frame: list[Any], fds: list[int]) -> None: ...
+
+
+class Inbox(Receiver, Protocol):
+    """What a worker does with frames that are meant for it."""
+
+    def on_batch(self) -> None:
+        """What has come at once has been handed over."""

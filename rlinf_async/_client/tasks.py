@@ -1,0 +1,130 @@
+"""Coroutines of the framework that run on a client's loop, to be waited for from anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from rlinf_async._client import far_side
+from rlinf_async._waits.slow_waits import work_on
+from rlinf_async._waits.user_code import futures_of
+from rlinf_async.errors import ClosedError, ForkedProcessError
+from rlinf_async.work import Work
+
+OnLoop = Callable[[Callable[[], None]], None]
+
+
+class Task(Work[Any]):
+    """One of them."""
+
+    kind = "task"
+
+    def __init__(self, on_loop: OnLoop, what: str, abandonable: bool) -> None:
+        super().__init__()
+        self._on_loop = on_loop
+        self._what = what
+        self._abandonable = self.ends_with_others = abandonable
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelled = False
+
+    def _describe(self) -> str:
+        return self._what
+
+    def _far_side(self) -> Work[str] | None:
+        if self._task is None:
+            return None
+        works = (work_on(future) for future in futures_of(self._task))
+        return far_side.through([work for work in works if work is not None])
+
+    def follow(self, task: asyncio.Task[Any]) -> None:
+        """The coroutine runs as this task."""
+        self._task = task
+        task.add_done_callback(self._finished)
+        if self._cancelled:
+            task.cancel()
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        if task.cancelled():
+            self._settle(error=ClosedError(f"{self._what} was given up"))
+        else:
+            error = task.exception()
+            self._settle(None if error else task.result(), error)
+
+    def cancel(self) -> None:
+        """Cancels the coroutine; the work fails with ``ClosedError`` once it has ended."""
+
+        def cancel() -> None:
+            self._cancelled = True
+            if self._task is not None:
+                self._task.cancel()
+
+        with contextlib.suppress(ClosedError, ForkedProcessError):
+            self._on_loop(cancel)
+
+    def _abandon(self) -> None:
+        if self._abandonable:
+            self.cancel()
+
+
+class Tasks:
+    """Those of one loop; whoever owns it awaits them all.
+
+    Args:
+        on_loop: has something called on the loop, from any thread; raises ``ClosedError`` once the loop is closed, and
+            ``ForkedProcessError`` in a forked child, which has no such loop.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_loop: OnLoop) -> None:
+        self._loop = loop
+        self._on_loop = on_loop
+        self._running: set[asyncio.Task[Any]] = set()
+        self._unstarted: dict[Task, Coroutine[Any, Any, Any]] = {}
+        self._is_over = False
+
+    def run(self, coroutine: Coroutine[Any, Any, Any], what: str, abandonable: bool) -> Task:
+        """Starts a coroutine, from any thread.
+
+        Raises:
+            ClosedError: the loop is closed.
+            ForkedProcessError: the loop runs in the process that this one was forked from.
+        """
+        work = Task(self._on_loop, what, abandonable)
+
+        def start() -> None:
+            if self._is_over:  # it would not come to its first step
+                return
+            self._unstarted.pop(work, None)
+            task = self._loop.create_task(coroutine)
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+            work.follow(task)
+
+        self._unstarted[work] = coroutine
+        try:
+            self._on_loop(start)
+        except BaseException:
+            self._unstarted.pop(work, None)
+            coroutine.close()
+            raise
+        return work
+
+    def start_no_more(self) -> None:
+        """The loop is about to end; from any thread.  What is started now fails at ``loop_ended``."""
+        self._is_over = True
+
+    def loop_ended(self) -> None:
+        """The loop is closed, after ``settle``: what has not begun there never will."""
+        while self._unstarted:
+            work, coroutine = self._unstarted.popitem()
+            coroutine.close()
+            work._settle(error=ClosedError(f"{work._what} was given up: the cluster is closed"))
+
+    async def settle(self) -> None:
+        """Cancels what is still going, again and again if it must be, and waits for its end."""
+        current = asyncio.current_task()
+        while tasks := [task for task in self._running if task is not current]:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=1.0)

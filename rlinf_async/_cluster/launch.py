@@ -1,0 +1,231 @@
+"""How a group comes to life: a name, a store, processes on their nodes, a roster."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import site
+import sys
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rlinf_async._client.client import NodeClient
+from rlinf_async._cluster.launch_config import LaunchConfig
+from rlinf_async._core import frames
+from rlinf_async._core.worker_facts import pack_hardware
+from rlinf_async._group.members import Members
+from rlinf_async.address import NodeInfo, WorkerAddress
+from rlinf_async.errors import ClosedError, NodeLost
+from rlinf_async.group import CLOSE_GRACE, info_from
+from rlinf_async.hardware import REHEARSAL, AcceleratorType, get_family
+from rlinf_async.placement import Placement, worker_environment
+from rlinf_async.profiling import INTERPRETER, ProfileConfig, window_plan, wrap_interpreter
+from rlinf_async.profiling.windows import SECTION
+
+logger = logging.getLogger(__name__)
+
+UNDO: Final = 5.0
+"""Seconds to take back a launch that has failed."""
+
+LONGEST_VALUE: Final = 128 * 1024
+"""Bytes of one environment variable; the kernel takes no more when the worker starts a program."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything about a launch that is decided before anything starts.
+
+    Attributes:
+        settings: one for each placement.
+        hardware: what each was placed on, where that is other than accelerators.
+        config: the cluster's configuration as JSON, for the workers; empty without.
+        environment: the group's own variables, which win over all others.
+        profiling: of this group; None if it is not profiled.
+    """
+
+    name: str
+    address: WorkerAddress
+    placements: Sequence[Placement]
+    settings: Sequence[LaunchConfig]
+    hardware: Sequence[Sequence[Any]]
+    nodes: Sequence[NodeInfo]
+    run: str
+    environment: dict[str, str]
+    seed: int | None
+    max_concurrency: int | None
+    quiet: bool
+    catch_system_failure: bool
+    config: str = ""
+    profiling: ProfileConfig | None = None
+
+
+async def launch(client: NodeClient, members: Members, plan: Plan, *, reserved: bool) -> None:
+    """Starts the processes of a group and lets its waiting calls go.
+
+    Nothing is left of a launch that fails: the processes are ended, the name is free, and every call that waits on the
+    members gets the error.
+    """
+    named = reserved
+    try:
+        if not reserved:
+            await client.ask("reserve", {"name": plan.name}, node=0)
+            named = True
+        roster = await _spawn(client, plan)
+        await client.ask("publish", {"name": plan.name, "roster": roster}, node=0)
+        infos = [info_from(entry["info"], entry["pid"]) for entry in roster]
+        if members.closed:
+            raise asyncio.CancelledError
+        members.start([entry["endpoint"] for entry in roster], infos, [entry["log"] for entry in roster])
+    except BaseException as error:
+        try:
+            async with asyncio.timeout(UNDO):
+                await _undo(client, plan, named)
+        except TimeoutError:
+            logger.warning("what had been started of group '%s' could not be ended within %g s", plan.name, UNDO)
+        finally:
+            members.fail(error if isinstance(error, Exception) else _cancelled(plan.name))
+        raise
+
+
+async def _spawn(client: NodeClient, plan: Plan) -> list[dict[str, Any]]:
+    alike: dict[tuple[int, LaunchConfig], list[Placement]] = {}
+    for placement, setting in zip(plan.placements, plan.settings, strict=True):
+        alike.setdefault((placement.cluster_node_rank, setting), []).append(placement)
+    first = plan.nodes[plan.placements[0].cluster_node_rank]
+    port = await client.ask("open_store", {"group": plan.name}, node=first.node_rank)
+    requests = {
+        (node, setting): client.ask(
+            "spawn",
+            {
+                "group": plan.name,
+                "workers": [_worker(plan, placement, first.node_ip, port) for placement in placements],
+                "env": plan.environment,
+                "node_env": dict(setting.env),
+                "python": setting.python,
+                "config": plan.config,
+                "seed": plan.seed,
+                "world_size": len(plan.placements),
+                "max_concurrency": plan.max_concurrency,
+                "quiet": plan.quiet,
+                **_surroundings(setting.python),
+            },
+            node=node,
+            what=f"{len(placements)} workers of '{plan.name}' on node {node}",
+        )
+        for (node, setting), placements in alike.items()
+    }
+    roster: list[dict[str, Any]] = [{} for _ in plan.placements]
+    for key, request in requests.items():
+        for placement, (number, pid, log) in zip(alike[key], await request, strict=True):
+            roster[placement.rank] = {
+                "endpoint": frames.endpoint(key[0], number),
+                "pid": pid,
+                "log": log,
+                "info": _info(plan, placement, pid),
+            }
+    return roster
+
+
+def _worker(plan: Plan, placement: Placement, master_addr: str, master_port: int) -> dict[str, Any]:
+    name = plan.address.get_child_address(placement.rank).get_name()
+    environment = worker_environment(
+        placement,
+        group=plan.name,
+        name=name,
+        world_size=len(plan.placements),
+        master_addr=master_addr,
+        master_port=master_port,
+        run_id=plan.run,
+        accelerator_model=plan.nodes[placement.cluster_node_rank].accelerator_model,
+        catch_system_failure=plan.catch_system_failure,
+    )
+    node = plan.nodes[placement.cluster_node_rank]
+    if placement.accelerator_type == AcceleratorType.NO_ACCEL and (family := get_family(node.accelerator_type)):
+        environment |= family.get_variables([])  # its node group ignores what the node has
+    if node.rehearsed:
+        environment[REHEARSAL] = "1"
+    worker = {"rank": placement.rank, "address": name, "env": environment, "info": _info(plan, placement, 0)}
+    if plan.profiling is not None:
+        environment[SECTION] = window_plan(plan.profiling).to_json()
+        wrapped = wrap_interpreter(plan.profiling, INTERPRETER, name)
+        worker["profiler"] = asdict(wrapped) if wrapped.tool else None
+    return worker
+
+
+def _info(plan: Plan, placement: Placement, pid: int) -> dict[str, Any]:
+    node = plan.nodes[placement.cluster_node_rank]
+    return {
+        "address": plan.address.get_child_address(placement.rank).get_name(),
+        "rank": placement.rank,
+        "group_world_size": len(plan.placements),
+        "cluster_node_rank": node.node_rank,
+        "accelerator_type": placement.accelerator_type,
+        "accelerator_model": node.accelerator_model,
+        "accelerator_rank": placement.local_accelerator_rank,
+        "node_ip": node.node_ip,
+        "node_port": 0,
+        "available_accelerators": list(placement.global_accelerator_ids),
+        "node_name": node.name,
+        "pid": pid,
+        "hardware_infos": pack_hardware(plan.hardware[placement.rank]),
+    }
+
+
+def _surroundings(python: str | None) -> dict[str, Any]:
+    """Where the launching script runs and imports from; its workers do the same.
+
+    What belongs to this interpreter is left out for another one, which has its own.
+    """
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    path = [str(Path(entry).absolute()) if entry else str(Path.cwd()) for entry in sys.path]
+    if python is not None and python != sys.executable:
+        path = [entry for entry in path if not _belongs_to_python(entry)]
+    return {"cwd": str(Path.cwd()), "sys_path": path, "script": str(Path(script).absolute()) if script else None}
+
+
+def _belongs_to_python(entry: str) -> bool:
+    """Whether an entry of the path is this interpreter's own: its standard library, its site-packages."""
+    library = Path(sysconfig.get_path("stdlib"))
+    if Path(entry) == library.with_name(f"python{sys.version_info.major}{sys.version_info.minor}.zip"):
+        return True
+    paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders = [*paths, *site.getsitepackages(), site.getusersitepackages()]
+    return any(Path(entry).is_relative_to(folder) for folder in folders)
+
+
+async def _undo(client: NodeClient, plan: Plan, named: bool) -> None:
+    if client.closed is not None:
+        return
+    nodes = {placement.cluster_node_rank for placement in plan.placements} - set(client.lost_nodes)
+    asks = [client.ask("close", {"group": plan.name, "grace": CLOSE_GRACE}, node=node) for node in nodes]
+    if named:
+        asks.append(client.ask("release", {"name": plan.name}, node=0))
+    for ask in asks:
+        try:
+            await ask.async_wait()
+        except (NodeLost, ClosedError):
+            continue
+
+
+def _cancelled(name: str) -> Exception:
+    return ClosedError(f"group '{name}' was closed while it was being launched")
+
+
+def base_environment(extra: dict[str, str] | None) -> dict[str, str]:
+    """The group's own variables, as strings.
+
+    Raises:
+        TypeError: a name or value is not a string.
+        ValueError: no process could have such a variable.
+    """
+    for name, value in (extra or {}).items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(f"env= takes strings, got {name!r}: {value!r} ({type(value).__name__})")
+        if not name or "=" in name or "\0" in name + value:
+            raise ValueError(f"env= has a variable that cannot be: {name!r} (no '=' in names, no zero bytes)")
+        if len(value) > LONGEST_VALUE:
+            raise ValueError(f"env= has {len(value)} bytes for {name!r}; a variable takes at most {LONGEST_VALUE}")
+    return dict(extra or {})

@@ -1,0 +1,154 @@
+"""The configuration of a launch: environment variables and interpreter of the workers of one node group on one node."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rlinf_async._messaging.state.emulated_delay import NetEmulation
+from rlinf_async.address import NodeInfo
+from rlinf_async.configuration import ClusterConfig, NodeGroup, TracerConfig, built_in_groups, labelled_groups
+from rlinf_async.errors import ConfigError
+from rlinf_async.placement import Placement
+
+logger = logging.getLogger(__name__)
+
+TRACE: Final = "RLINF_TRACE"
+FAIL_FAST: Final = "RLINF_FAIL_FAST"
+_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """Variables and interpreter that several workers of a launch share.
+
+    Attributes:
+        env: variables; lists of paths are put before the node's own.
+        python: the interpreter; None for the node's own.
+    """
+
+    env: tuple[tuple[str, str], ...] = ()
+    python: str | None = None
+
+
+def read_config(given: Any) -> ClusterConfig | None:
+    """``cluster_cfg`` in any of its shapes: a mapping or ``DictConfig`` (the ``cluster`` section, or a configuration
+    that has it), the path of a YAML file, a ``ClusterConfig``; None for None.
+
+    Raises:
+        ConfigError: something in it is wrong.
+    """
+    if given is None:
+        return None
+    if isinstance(given, str | os.PathLike):
+        config = ClusterConfig.from_file(os.fspath(given))
+    else:
+        config = ClusterConfig.from_dict_cfg(given)
+    if config.net_emulation is not None:
+        network = NetEmulation(config.net_emulation)
+        for group in filter(network.is_idle, config.net_emulation.bandwidth_groups):
+            logger.warning("net_emulation: nothing crosses the line of %s: it is in no crossdc_pairs", group.members)
+    return config
+
+
+def wanted_nodes(num_nodes: int | None, config: ClusterConfig | None) -> int | None:
+    """How many nodes the script needs; None for all.
+
+    Raises:
+        ConfigError: that is no number, or the script and the configuration disagree.
+    """
+    if num_nodes is not None and (not isinstance(num_nodes, int) or isinstance(num_nodes, bool) or num_nodes < 0):
+        raise ConfigError(f"num_nodes must be a number of nodes, got {num_nodes!r}")
+    configured = config.num_nodes if config is not None else 0
+    if num_nodes and configured and num_nodes != configured:
+        raise ConfigError(f"num_nodes={num_nodes}, but cluster_cfg says num_nodes: {configured}")
+    return num_nodes or configured or None
+
+
+def trace_wanted(
+    given: str | os.PathLike[str] | bool | None, config: ClusterConfig | None, environ: Mapping[str, str]
+) -> TracerConfig:
+    """Whether the run is traced, and into which file: what the script says, else ``$RLINF_TRACE``, which ``rlinf-launch
+    --trace`` sets, else the configuration.
+
+    Raises:
+        ConfigError: the script says neither a path nor True or False.
+    """
+    path: str | None
+    if given is None:
+        path = environ.get(TRACE) or None
+        if path is None:
+            path = config.tracer.output_file if config is not None else None
+            if config is None or not config.tracer.enable:
+                return TracerConfig()
+    elif isinstance(given, bool):
+        if not given:
+            return TracerConfig()
+        path = None
+    elif isinstance(given, str | os.PathLike) and os.fspath(given):
+        path = os.fspath(given)
+    else:
+        raise ConfigError(f"trace= takes the path of a file, or True for one among the logs, got {given!r}")
+    return TracerConfig(True, None if path is None else str(Path(path).expanduser().absolute()))
+
+
+def fail_fast_wanted(given: Any, config: ClusterConfig | None, environ: Mapping[str, str]) -> bool:
+    """Whether a call that fails unawaited ends plain waits: what the script says, else ``$RLINF_FAIL_FAST``, which
+    ``rlinf-launch --fail-fast`` sets, else the configuration.
+
+    Raises:
+        ConfigError: the script or the variable says something else than yes or no.
+    """
+    if given is not None:
+        if not isinstance(given, bool):
+            raise ConfigError(f"fail_fast= of Cluster() takes True, False, or None (as configured), got {given!r}")
+        return given
+    text = environ.get(FAIL_FAST, "").strip().lower()
+    if text and text not in (*_YES, *_NO):
+        raise ConfigError(
+            f"{FAIL_FAST}={environ[FAIL_FAST]!r} in the environment is neither yes nor no: write 1 or 0, or unset it "
+            "for what the configuration says"
+        )
+    return text in _YES if text else bool(config is not None and config.fail_fast)
+
+
+def groups_of(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> tuple[NodeGroup, ...]:
+    """The node groups of a cluster: ``cluster`` and ``node``, the configured ones, and one for each label of the hosts
+    file that is not among them.
+
+    Raises:
+        ConfigError: a group has a node that the cluster does not have.
+    """
+    groups = config.node_groups_for(nodes) if config is not None else built_in_groups(nodes)
+    return (*groups, *labelled_groups(nodes, {group.label for group in groups}))
+
+
+def setting_for(config: ClusterConfig | None, placement: Placement) -> LaunchConfig:
+    """What the configuration says for a worker that is placed there.
+
+    A worker that is placed in none of the configured groups gets what all groups of its node agree on.
+
+    Raises:
+        ConfigError: they do not agree.
+    """
+    if config is None:
+        return LaunchConfig()
+    rank, label = placement.cluster_node_rank, placement.node_group_label
+    for group in config.node_groups:
+        if group.label == label:
+            return LaunchConfig(tuple(sorted(group.env_vars(rank).items())), group.interpreter(rank))
+    variables = tuple(sorted(config.get_node_env_vars(rank).items()))
+    return LaunchConfig(variables, config.get_node_python_interpreter_path(rank))
+
+
+def hardware_for(groups: Sequence[NodeGroup], placement: Placement) -> tuple[Any, ...]:
+    """What is known of the pieces of hardware, other than accelerators, that a worker was placed on."""
+    group = next((group for group in groups if group.label == placement.node_group_label), None)
+    if group is None or group.counted_hardware in (None, "Accelerator"):
+        return ()
+    infos = group.get_hardware_infos(placement.cluster_node_rank)
+    return tuple(infos[rank] for rank in placement.local_hardware_ranks if rank < len(infos))

@@ -1,0 +1,17 @@
+"""The workers' output in the driver: every line with who said it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from rlinf_async._wire.terminal import Terminal
+
+
+def show_output(terminal: Terminal, facts: dict[str, Any]) -> None:
+    """Queues the lines of one worker for the stream of the same name here."""
+    stream = sys.stderr if facts["stream"] == "stderr" else sys.stdout
+    prefix = f"[{facts['who']}] "
+    rank = facts["who"].rpartition("@")[0].rpartition(":")[2]
+    where = f": rank {rank}'s log has all of it: {facts['log']}"
+    terminal.write(stream, "".join(f"{prefix}{line}\n" for line in facts["lines"]), prefix, where)

@@ -1,0 +1,112 @@
+"""The nodes that a cluster starts by itself, on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from rlinf_async._wire.credentials import RunAuthority
+from rlinf_async._wire.lifeline import Lifeline
+from rlinf_async._wire.mesh import birth, start_nodes
+from rlinf_async.errors import ConfigError, LaunchError
+
+FAKE_GPUS: Final = "RLINF_FAKE_GPUS"
+MOST_FAKE_GPUS: Final = 1024
+
+
+async def start_own_nodes(
+    run: str,
+    lifelines: list[Lifeline],
+    *,
+    count: int,
+    log_dir: str | None,
+    fake_gpus: int | None,
+    timeout: float,
+) -> tuple[str, list[str]]:
+    """Starts this machine's node, or several that behave as machines; the first one's socket, and notes for the user.
+
+    Args:
+        run: the id of the run.
+        lifelines: where the nodes' lifelines are put as they start: the caller's to stop, whatever happens.
+        count: number of nodes.
+        log_dir: where the workers' logs go.
+        fake_gpus: GPUs to declare on each.
+        timeout: seconds for all to be up.
+
+    Raises:
+        LaunchError: a node could not be started, with what it said.
+    """
+    authority = RunAuthority(run) if count > 1 else None
+    command = [sys.executable, "-P", "-m", "rlinf_launcher.daemon"]
+    environment = _environment(run)
+    births = []
+    for node in range(count):
+        name = "localhost" if count == 1 else f"local-{node}"
+        line = await Lifeline.start(command, name=name, env=environment)
+        lifelines.append(line)
+        credentials = authority.issue(node) if authority is not None else None
+        births.append(
+            birth(
+                run,
+                marker=line.marker,
+                node=node,
+                num_nodes=count,
+                name=name,
+                bind="127.0.0.1" if count > 1 else None,
+                ca=credentials.ca if credentials else None,
+                cert=credentials.cert if credentials else None,
+                key=credentials.key if credentials else None,
+                log_dir=log_dir,
+                fake_gpus=fake_gpus,
+            )
+        )
+    peers = await start_nodes(lifelines, births, timeout=timeout)
+    return str(peers[0]["socket"]), list(dict.fromkeys(peer["note"] for peer in peers if peer["note"]))
+
+
+def declared_gpus(asked: int | None, *, joins: bool, environ: Mapping[str, str]) -> int | None:
+    """How many GPUs each node that is started here declares; None for those that it has.
+
+    Args:
+        asked: by the script; the variable counts where it says nothing.
+        joins: no node is started, the cluster joins a run.
+
+    Raises:
+        ConfigError: that is no such number, or the run's nodes have been started already.
+    """
+    if joins:
+        if asked is not None:
+            raise ConfigError(
+                f"fake_gpus={asked} is for a cluster that starts its own node, and this one joins a run: "
+                "declare the devices with `rlinf-launch --fake-gpus N`, or with fake_gpus=N in the hosts file"
+            )
+        return None
+    said: Any = asked
+    if asked is None and (text := environ.get(FAKE_GPUS)):
+        said = int(text) if text.isascii() and text.isdecimal() else text
+    if said is None or (type(said) is int and 0 <= said <= MOST_FAKE_GPUS):
+        return said
+    name = f"${FAKE_GPUS}" if asked is None else "fake_gpus"
+    raise ConfigError(f"{name} must be a number from 0 to {MOST_FAKE_GPUS}, got {said!r}")
+
+
+def _environment(run: str) -> dict[str, str]:
+    """The environment of a daemon that finds the same ``rlinf_async`` as this process, and its launcher.
+
+    Raises:
+        LaunchError: this is a checkout that is not installed.
+    """
+    environment = {**os.environ, "RLINF_RUN_ID": run}
+    home = Path(__file__).resolve().parents[1]
+    launcher = importlib.util.find_spec("rlinf_launcher")
+    if launcher is None or launcher.origin is None or Path(launcher.origin).resolve().parents[1] != home:
+        raise LaunchError(f"rlinf_async is imported from {home}, which is not installed here: pip install -e {home}")
+    found_by_path = any(Path(entry or ".").resolve() == home for entry in sys.path)
+    if found_by_path and home.name not in ("site-packages", "dist-packages"):
+        path = [str(home), os.environ.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(entry for entry in path if entry)
+    return environment

@@ -1,0 +1,398 @@
+"""Values in, buffers out, and back.
+
+This is the one module of the packages that unpickles.  Unpickling runs whatever code the bytes ask for: ``decode``
+is only for bytes that came from an authenticated peer.
+
+A *body* is what travels (``_core/encoded.py``).  Its head is a pickle (protocol 5, memory out of band); or, of one
+object that is nothing but its memory, the byte 2 and a pickle of what it is rebuilt from.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing  # noqa: F401  # importing it gives the main module its second name
+import pickle
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from types import FunctionType, ModuleType
+from typing import Any, Final
+from weakref import WeakSet
+
+import cloudpickle
+
+from rlinf_async._core.encoded import COPIED_BELOW, Elsewhere, Encoded, split
+from rlinf_async._core.unpicklable import ATOMS, cannot_travel, summary
+from rlinf_async.errors import SerializationError
+
+if "__mp_main__" in sys.modules:
+    # In a child that multiprocessing has spawned the script's module is __mp_main__, which no other process has: what
+    # it defines travels by value, as what __main__ defines does.
+    cloudpickle.register_pickle_by_value(ModuleType("__mp_main__"))
+
+_IN_BAND_BELOW: Final = 1024
+"""Smaller buffers are copied into the pickle, which costs less than their place in the index."""
+
+_providers: dict[str, str] = {}
+_reducing: dict[str, Callable[[Any, dict[Any, Any]], Any]] = {}
+"""``reduce`` of the providers that are imported."""
+_ALONE: Final = 2
+"""Begins the head of an object that is nothing but its memory; a pickle begins with 128."""
+_alone: dict[type, tuple[str, Callable[[Any], tuple[Any, memoryview] | None]]] = {}
+"""The providers, and their ``alone``, by type."""
+_heads: dict[Any, bytes] = {}
+"""By provider and key."""
+_rebuilders: dict[bytes, Callable[[Any], Any]] = {}
+"""By head."""
+_MOST_HEADS: Final = 1024
+
+KEEP: Final = "keep"
+"""In a provider's ``state``: what tells whether an object's memory stays where it is; absent where all is copied."""
+
+_ours: WeakSet[type] = WeakSet()
+_theirs: WeakSet[type] = WeakSet()
+
+
+_CONTAINERS: Final = frozenset({tuple, list, dict})
+_NOTHING: Final = ()
+_NO_ARGUMENTS: Final = Encoded([pickle.dumps(((), {}), 5)])
+_NO_ARGUMENTS_BODY: Final = _NO_ARGUMENTS.to_bytes()
+
+
+def encode_plain(value: Any) -> bytes | None:
+    """The whole body of a value of a few builtin atoms and containers, at once; None for whatever needs ``encode``."""
+    kind = type(value)
+    if kind in ATOMS or (kind in _CONTAINERS and _is_plain(value, 3)):
+        return b"\0" + pickle.dumps(value, 5)
+    return None
+
+
+def encode_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], *, describe: str, root: str | tuple[str, ...]
+) -> bytes | Encoded:
+    """The arguments of a call; ``describe`` and ``root`` as in ``encode``."""
+    if not args and not kwargs:
+        return _NO_ARGUMENTS_BODY
+    value = (args, kwargs)
+    plain = encode_plain(value)
+    return encode(value, describe=describe, root=root) if plain is None else plain
+
+
+def extend(top_level_module: str, provider: str) -> None:
+    """Lets another module say how objects of a package's own types travel.
+
+    Whatever has a type from ``top_level_module`` is first offered to ``reduce(obj, state)`` of the module that
+    ``provider`` names.  It returns what ``__reduce__`` returns, or NotImplemented; ``state`` is a dict that lives as
+    long as one ``encode``.  The provider is imported when the first such object is met, and never before.
+
+    It may have ``alone(obj)``, which returns a key and the memory of an object that is rebuilt from these alone, by
+    ``rebuilder(key)(memory)``, and None for any other object: both sides then pickle no more than a key once.
+    """
+    _providers[top_level_module] = provider
+
+
+def encode(
+    value: Any,
+    *,
+    describe: str = "the value",
+    root: str | tuple[str, ...] = "value",
+    keep: Callable[[Any], bool] | None = None,
+) -> Encoded:
+    """Makes a value portable, without copying the large memory in it.
+
+    What ``__main__`` defines (functions, classes, their instances) travels by value; an instance of a class of ours
+    that comes back is an instance of that very class.  Memory that was read-only stays read-only.
+
+    Args:
+        value: anything that pickle or cloudpickle can take, with tensors where a provider is known for them.
+        describe: what the value is, for the error: ``"argument of step()"``.
+        root: what paths in the error begin with.  A tuple names the items of a tuple: ``("args", "kwargs")``.
+        keep: whether an object of a provider's is to leave its memory where that is, and not to copy it to the CPU's.
+
+    Raises:
+        SerializationError: something in the value cannot be pickled.  Says what it is and where in the value.
+    """
+    if type(value) is tuple and len(value) == 2 and value[0] is _NOTHING and type(value[1]) is dict and not value[1]:
+        return _NO_ARGUMENTS
+    if (type(value) in ATOMS or type(value) in _CONTAINERS) and _is_plain(value, 3):
+        return Encoded((pickle.dumps(value, 5),))
+    chunks: list[bytes] = []
+    try:
+        quick = _encode_quickly(value, keep)
+        if quick is not None:
+            return quick
+        pickler = _Pickler(chunks.append, keep)
+        pickler.dump(value)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise cannot_travel(value, describe, root, error, lambda: _Pickler(_discard)) from error
+    return Encoded(chunks, pickler.buffers)
+
+
+def decode(body: bytes | bytearray | memoryview) -> Any:
+    """The value that a body holds.
+
+    A writable body is taken over for good: arrays and tensors of 64 KiB and more are views of it.  Everything else
+    is copied out, so that nothing is read-only that was not so where it came from.
+
+    Raises:
+        SerializationError: the body is malformed, or this process cannot rebuild what is in it (for example because
+            a module cannot be imported here).
+    """
+    try:
+        if body[0] == 0:
+            return pickle.loads(memoryview(body)[1:])
+        head, buffers = split(memoryview(body))
+        return _load(head, buffers)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise _cannot_be_rebuilt(error) from error
+
+
+def decode_parts(head: bytes | memoryview, buffers: Sequence[memoryview]) -> Any:
+    """As ``decode``, of a head and the memory that it refers to, which is taken over; each piece came on its own.
+
+    Raises:
+        SerializationError: as ``decode``.
+    """
+    try:
+        kept = [bytearray(view) if view.nbytes < COPIED_BELOW or view.readonly else view for view in buffers]
+        return _load(head, kept)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise _cannot_be_rebuilt(error) from error
+
+
+def decode_among(body: bytes | bytearray | memoryview, elsewhere: Iterable[tuple[int, Any]]) -> Any:
+    """As ``decode``, of a value some of whose memory has come by another way.
+
+    Args:
+        elsewhere: places among the buffers, ascending, and what is there.
+
+    Raises:
+        SerializationError: as ``decode``.
+    """
+    try:
+        view = memoryview(body)
+        head, buffers = (view[1:], []) if view[0] == 0 else split(view)
+        for place, memory in elsewhere:
+            buffers.insert(place, memory)
+        return _load(head, buffers)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise _cannot_be_rebuilt(error) from error
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    """Whether a quick look finds nothing but builtin values, which need no pickler of ours."""
+    kind = type(value)
+    if kind in ATOMS:
+        return True
+    if not depth:
+        return False
+    if kind is tuple or kind is list:
+        items = value
+    elif kind is dict:
+        items = value.values()
+        for key in value:
+            if type(key) not in ATOMS:
+                return False
+    else:
+        return False
+    if len(value) > 64:
+        return False
+    for item in items:  # noqa: SIM110 (a generator costs half a microsecond)
+        if type(item) not in ATOMS and not _is_plain(item, depth - 1):
+            return False
+    return True
+
+
+# -- the pickler ----------------------------------------------------------------------------------------------------
+
+
+class _Sink:
+    """What a pickler writes to; bytes objects of any size are passed on uncopied."""
+
+    __slots__ = ("write",)
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self.write = write
+
+
+class _OutOfBand:
+    """What is done with the memory that a pickler meets."""
+
+    def __init__(self) -> None:
+        self.buffers: list[memoryview] = []
+
+    def take(self, buffer: pickle.PickleBuffer) -> bool:
+        """True where it goes into the pickle, as pickle wants it."""
+        view = buffer.raw()
+        if view.nbytes < _IN_BAND_BELOW:
+            if type(view.obj) is not Elsewhere:
+                return True
+            view = view.obj.memory
+        self.buffers.append(view)
+        return False
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    def __init__(self, write: Callable[[bytes], object], keep: Callable[[Any], bool] | None = None) -> None:
+        memory = _OutOfBand()
+        super().__init__(_Sink(write), protocol=5, buffer_callback=memory.take)
+        self.buffers = memory.buffers
+        self._reducers: dict[type, Callable[[Any, dict[Any, Any]], Any] | None] = {}
+        self._state: dict[Any, Any] = {KEEP: keep} if keep else {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        try:
+            reduce = self._reducers[kind]
+        except KeyError:
+            reduce = self._reducers[kind] = _find_reducer(kind)
+        if reduce is not None:
+            reduced = reduce(obj, self._state)
+            if reduced is not NotImplemented:
+                return reduced
+        if kind is FunctionType and obj.__module__ in _reducing:
+            return NotImplemented  # a provider's own: by name, and cloudpickle would look long for that
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, type) and reduced is not NotImplemented and len(reduced) == 6:
+            # A class by value.  What its setter does to the receiver's class must not be done to the original.
+            if obj not in _theirs:
+                _ours.add(obj)
+            make, arguments, state, items, pairs, set_state = reduced
+            return make, arguments, (set_state, state), items, pairs, _complete_class
+        return reduced
+
+
+class _NotSimpleError(Exception):
+    """Something in a value needs more than its provider has to say about it."""
+
+
+class _QuickPickler(pickle.Pickler):
+    """For builtin atoms and containers and what a provider takes: it does not look at every object in Python."""
+
+    def __init__(self, write: Callable[[bytes], object], kind: type, keep: Callable[[Any], bool] | None) -> None:
+        self.dispatch_table = {kind: self._reduce}  # which is looked at once, by the line below
+        memory = _OutOfBand()
+        super().__init__(_Sink(write), protocol=5, buffer_callback=memory.take)
+        self.buffers = memory.buffers
+        self._provider = _find_reducer(kind)
+        self._state: dict[Any, Any] = {KEEP: keep} if keep else {}
+
+    def _reduce(self, obj: Any) -> Any:
+        reduced = NotImplemented if self._provider is None else self._provider(obj, self._state)
+        if reduced is NotImplemented:
+            raise _NotSimpleError
+        return reduced
+
+
+def _encode_quickly(value: Any, keep: Callable[[Any], bool] | None) -> Encoded | None:
+    """The value as it travels, if it is a provider's object, or a few of one type in builtin containers."""
+    known = _alone.get(type(value))
+    if known is not None and (keep is None or not keep(value)):
+        provider, alone = known
+        made = alone(value)
+        if made is not None:
+            return Encoded((_head_of(provider, made[0]),), (made[1],))
+    kinds: set[type] = set()
+    if not _is_plain_but_for(kinds, value, 3) or len(kinds) != 1:
+        return None
+    chunks: list[bytes] = []
+    pickler = _QuickPickler(chunks.append, kinds.pop(), keep)
+    try:
+        pickler.dump(value)
+    except _NotSimpleError:
+        return None
+    return Encoded(chunks, pickler.buffers)
+
+
+def _head_of(provider: str, key: Any) -> bytes:
+    head = _heads.get((provider, key))
+    if head is None:
+        if len(_heads) >= _MOST_HEADS:
+            _heads.clear()
+        head = _heads[provider, key] = bytes((_ALONE,)) + pickle.dumps((provider, key), 5)
+    return head
+
+
+def _load(head: bytes | memoryview, buffers: Sequence[Any]) -> Any:
+    if head[0] != _ALONE:
+        return pickle.loads(head, buffers=buffers)
+    known = bytes(head)
+    rebuild = _rebuilders.get(known)
+    if rebuild is None:
+        provider, key = pickle.loads(known[1:])
+        if provider not in _providers.values():
+            raise ValueError(f"{provider!r} is no provider here")
+        if len(_rebuilders) >= _MOST_HEADS:
+            _rebuilders.clear()
+        rebuild = _rebuilders[known] = importlib.import_module(provider).rebuilder(key)
+    (memory,) = buffers
+    return rebuild(memory)
+
+
+def _is_plain_but_for(kinds: set[type], value: Any, depth: int) -> bool:
+    """Whether there is nothing in a value but builtin ones and what providers know of, whose types are collected."""
+    kind = type(value)
+    if kind in ATOMS or kind in kinds:
+        return True
+    if kind is tuple or kind is list:
+        items = value
+    elif kind is dict:
+        items = (*value, *value.values())
+    else:
+        kinds.add(kind)
+        return _find_reducer(kind) is not None
+    if not depth or (len(items) > 64 and type(items[-1]) in ATOMS):
+        return False  # deep, or long: the full pickler is as fast as a longer look
+    return all(_is_plain_but_for(kinds, item, depth - 1) for item in items)
+
+
+def _discard(_: bytes) -> None:
+    pass
+
+
+def _find_reducer(kind: type) -> Callable[[Any, dict[Any, Any]], Any] | None:
+    module = getattr(kind, "__module__", None)
+    provider = _providers.get(module.partition(".")[0]) if isinstance(module, str) else None
+    if provider is None:
+        return None
+    reduce = _reducing.get(provider)
+    if reduce is None:
+        reduce = _reducing[provider] = importlib.import_module(provider).reduce
+    alone = getattr(sys.modules[provider], "alone", None)
+    if alone is not None:
+        _alone[kind] = provider, alone
+    return reduce
+
+
+def _complete_class(made: type, state: tuple[Callable[[type, Any], Any], Any]) -> None:
+    """Fills in a class that came by value, or brings it up to date with where it came from."""
+    if made in _ours:
+        return
+    _theirs.add(made)
+    set_state, attributes = state
+    set_state(made, attributes)
+
+
+# -- errors ---------------------------------------------------------------------------------------------------------
+
+
+def _cannot_be_rebuilt(error: BaseException) -> SerializationError:
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        reason = f"there is no module {error.name!r} on this side"
+    elif isinstance(error, ImportError):
+        reason = f"a module cannot be imported on this side ({summary(error)})"
+    elif isinstance(error, AttributeError) and str(error).startswith("Can't get attribute"):
+        reason = f"this side has another version of a module ({error})"
+    else:
+        return SerializationError(f"what arrived cannot be rebuilt: {summary(error)}")
+    return SerializationError(
+        f"what arrived cannot be rebuilt: {reason}; what the driver's script defines travels by itself, everything "
+        f"else must be importable on every node (sys.path here is {sys.path})"
+    )

@@ -1,0 +1,181 @@
+"""The names of a run: which group is called what, and who waits to hear of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rlinf_async._core.closed_names import ClosedNames
+
+
+@dataclass
+class Entry:
+    """One name.  It is reserved at launch and published once its workers exist.
+
+    One that its members join one by one has no other owner than them, and is published while all ``size`` are there;
+    whoever looks for one member need not wait for the others.
+    """
+
+    owner: int
+    roster: Any = None
+    published: bool = False
+    size: int = 0
+    members: dict[int, tuple[int, Any]] = field(default_factory=dict)
+    """Owner, and entry of the roster, by rank."""
+
+    def roster_with(self, rank: int | None) -> Any:
+        """A roster that has this rank, or all; the places of those who are not there are None."""
+        if self.published:
+            return self.roster
+        if rank is None or (rank not in self.members and rank < self.size):
+            return None
+        return [self.members[rank][1] if rank in self.members else None for rank in range(self.size)] or None
+
+
+NOBODY: Final = -1
+"""The owner of a name that belongs to its members."""
+
+
+@dataclass
+class Directory:
+    """Names and waiters; every method says what to do next.
+
+    A lookup of a name that does not exist yet waits for it; a name is free again as soon as it is released or its
+    owner is gone.
+
+    Example:
+        directory.reserve("rollout", owner=7)          # True: it was free
+        directory.lookup("rollout", "a waiter")        # None: not yet
+        directory.publish("rollout", 7, roster)        # ["a waiter"]: tell them
+    """
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    waiters: dict[str, list[Any]] = field(default_factory=dict)
+    wanted: dict[tuple[str, Any], int] = field(default_factory=dict)
+    """Ranks, by name and waiter, of those who look for one."""
+    closed: ClosedNames = field(default_factory=lambda: ClosedNames("group"))
+    """Names that were published and are free again; not those that members join."""
+
+    def reserve(self, name: str, owner: int) -> bool:
+        if name in self.entries:
+            return False
+        self.entries[name] = Entry(owner)
+        self.closed.discard(name)
+        return True
+
+    def publish(self, name: str, owner: int, roster: Any) -> list[Any]:
+        """The waiters to tell.
+
+        Raises:
+            KeyError: the name is not reserved by this owner.
+        """
+        entry = self.entries.get(name)
+        if entry is None or entry.owner != owner:
+            raise KeyError(name)
+        entry.roster, entry.published = roster, True
+        waiting = list(self.waiters.get(name, ()))
+        for waiter in waiting:
+            self.forget_waiter(name, waiter)
+        return waiting
+
+    def join(self, name: str, rank: int, size: int, owner: int, member: Any) -> list[Any]:
+        """Makes a member known that comes by itself; the waiters to tell: of this rank, or of all once they are there.
+
+        Raises:
+            ValueError: the name is that of something else, the rank is taken, or others speak of another size.
+        """
+        if not 0 <= rank < size:
+            raise ValueError(f"'{name}' has {size} members: there is no rank {rank}")
+        entry = self.entries.setdefault(name, Entry(NOBODY, size=size))
+        self.closed.discard(name)
+        if entry.owner != NOBODY:
+            raise ValueError(f"a group named '{name}' exists already: whoever made it did not leave it to join")
+        if entry.size != size:
+            raise ValueError(f"'{name}' has {entry.size} members, as others say, and not {size}")
+        if rank in entry.members:
+            raise ValueError(f"rank {rank} of '{name}' is there already")
+        entry.members[rank] = (owner, member)
+        if len(entry.members) == size:
+            entry.roster, entry.published = [entry.members[rank][1] for rank in range(size)], True
+        told = [
+            waiter
+            for waiter in self.waiters.get(name, ())
+            if entry.published or self.wanted.get((name, waiter)) == rank
+        ]
+        for waiter in told:
+            self.forget_waiter(name, waiter)
+        return told
+
+    def lookup(self, name: str, waiter: Any, rank: int | None = None) -> Any:
+        """The roster, or None; then the waiter is remembered until the name is published.
+
+        Args:
+            rank: who is looked for; of a name that is joined, a roster with that member will do.
+
+        Raises:
+            ClosedError: what had the name is closed.
+        """
+        self.closed.check(name)
+        entry = self.entries.get(name)
+        roster = None if entry is None else entry.roster_with(rank)
+        if roster is None:
+            self.waiters.setdefault(name, []).append(waiter)
+            if rank is not None:
+                self.wanted[name, waiter] = rank
+        return roster
+
+    def find(self, name: str, rank: int) -> Any:
+        """The roster's entry of a rank; None where there is none."""
+        entry = self.entries.get(name)
+        roster = None if entry is None else entry.roster_with(rank)
+        return roster[rank] if roster is not None and 0 <= rank < len(roster) else None
+
+    def forget_waiter(self, name: str, waiter: Any) -> None:
+        waiting = self.waiters.get(name, [])
+        if waiter in waiting:
+            waiting.remove(waiter)
+        if not waiting:
+            self.waiters.pop(name, None)
+        self.wanted.pop((name, waiter), None)
+
+    def drop_waiter(self, gone: int) -> None:
+        """Forgets the lookups of an endpoint; waiters are (endpoint, number of its ask)."""
+        for name, waiting in list(self.waiters.items()):
+            for waiter in [waiter for waiter in waiting if waiter[0] == gone]:
+                self.forget_waiter(name, waiter)
+
+    def release(self, name: str, owner: int) -> bool:
+        """False if the name was not this owner's."""
+        entry = self.entries.get(name)
+        if entry is None or entry.owner != owner:
+            return False
+        self._close(name)
+        return True
+
+    def drop_owner(self, owner: int) -> list[str]:
+        """Releases everything that an endpoint owned; the names."""
+        names = [name for name, entry in self.entries.items() if entry.owner == owner or self._leave(entry, owner)]
+        for name in names:
+            self._close(name)
+        return names
+
+    def _close(self, name: str) -> None:
+        entry = self.entries.pop(name)
+        if entry.published and entry.owner != NOBODY:
+            self.closed.add(name)
+
+    def _leave(self, entry: Entry, owner: int) -> bool:
+        """Takes a member out; whether it was the last one."""
+        ranks = [rank for rank, (of, _) in entry.members.items() if of == owner]
+        for rank in ranks:
+            del entry.members[rank]
+            entry.roster, entry.published = None, False
+        return bool(ranks) and not entry.members
+
+    def owners(self) -> set[int]:
+        """Everybody who owns a name, or is a member of one that has no other owner."""
+        members = {of for entry in self.entries.values() for of, _ in entry.members.values()}
+        return members | {entry.owner for entry in self.entries.values() if entry.owner != NOBODY}
+
+    def names(self) -> list[str]:
+        return sorted(name for name, entry in self.entries.items() if entry.published)

@@ -1,0 +1,283 @@
+"""An exception made portable and back.
+
+Where it happens, an exception is captured: in words, which always travel, and as a pickle where it has one.  The caller
+rebuilds it as itself, so that ``except ValueError`` works, or else as a ``RemoteError`` that tells the same story.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+import time
+import traceback
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgpack
+
+from rlinf_async._core import codec
+from rlinf_async.errors import RemoteError, SerializationError
+
+_MAX_TEXT: Final = 64 * 1024
+"""Bytes of one text; what is longer loses its middle."""
+
+_MAX_NOTES: Final = 64
+_MAX_PICKLE: Final = 1024 * 1024
+_MAX_CHAIN: Final = 64
+"""Causes, contexts and members of groups that a traceback shows; where there are more it shows none."""
+
+_WHEN: Final = "_rlinf_when"
+"""Attribute of a rebuilt exception: when it was captured.  Who has it comes from another process."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What travels of an exception.
+
+    Attributes:
+        type_name: the qualified name of its type, builtins without their module.
+        text: its ``str()``.
+        traceback: as formatted where it happened, with causes and contexts.
+        notes: its notes.
+        pickled: the exception itself; None where it cannot travel, or must not be raised as itself elsewhere.
+        when: seconds since the epoch by the clock of the machine.
+        where: ``group``, ``rank``, ``node`` and ``pid`` of the worker.
+        relayed: it came from another process before, and its notes say from which.
+    """
+
+    type_name: str
+    text: str
+    traceback: str
+    notes: Sequence[str] = ()
+    pickled: bytes | None = None
+    when: float = 0.0
+    where: Mapping[str, Any] = field(default_factory=dict)
+    relayed: bool = False
+
+
+_FIELDS: Final[dict[str, Any]] = {
+    "type_name": str,
+    "text": str,
+    "traceback": str,
+    "notes": list,
+    "pickled": bytes | None,
+    "when": float,
+    "where": dict,
+    "relayed": bool,
+}
+
+
+def capture(exception: BaseException, where: Mapping[str, Any]) -> Failure:
+    """The exception as a failure of the worker that ``where`` describes.
+
+    Never raises, whatever the exception's own methods do.
+    """
+    type_name = type_name_of(type(exception))
+    text = text_of(exception)
+    return Failure(
+        type_name=type_name,
+        text=text,
+        traceback=_format(exception, type_name, text),
+        notes=_notes_of(exception),
+        pickled=_pickle(exception),
+        when=time.time(),
+        where=dict(where),
+        relayed=when_of(exception) < math.inf,
+    )
+
+
+def pack(failure: Failure) -> bytes:
+    """The failure in msgpack, at most some MiB."""
+    facts = {name: getattr(failure, name) for name in _FIELDS}
+    for name in ("type_name", "text", "traceback"):
+        facts[name] = _cut(facts[name])
+    facts["notes"] = [_cut(note) for note in failure.notes[:_MAX_NOTES]]
+    if failure.pickled is not None and len(failure.pickled) > _MAX_PICKLE:
+        facts["pickled"] = None
+    packed: bytes = msgpack.packb(facts)
+    return packed
+
+
+def unpack(data: bytes | memoryview) -> Failure:
+    """What ``pack`` has packed; nothing in it is unpickled.
+
+    Raises:
+        SerializationError: these bytes are not a failure.
+    """
+    try:
+        facts = msgpack.unpackb(
+            data,
+            max_str_len=_MAX_TEXT,
+            max_bin_len=_MAX_PICKLE,
+            max_array_len=_MAX_NOTES,
+            max_map_len=64,
+            max_ext_len=0,
+        )
+        for name, kind in _FIELDS.items():
+            if not isinstance(facts[name], kind):
+                raise TypeError(f"its {name} is of type {type(facts[name]).__name__}")
+        if not all(isinstance(note, str) for note in facts["notes"]):
+            raise TypeError("a note is no text")
+    except Exception as error:
+        raise SerializationError(f"not a failure: {type(error).__name__}: {error}") from error
+    return Failure(**{**{name: facts[name] for name in _FIELDS}, "notes": tuple(facts["notes"])})
+
+
+def rebuild(failure: Failure) -> Exception:
+    """The exception, as itself where it loads here, else a ``RemoteError``.
+
+    A note names the worker that it comes from and holds the traceback from there.  An exception that passes through
+    several processes keeps the first of these notes, and each further process adds a line.
+
+    This unpickles: only for failures from authenticated peers.
+    """
+    error = _load(failure)
+    if error is None:
+        error = RemoteError.from_facts(failure.type_name, failure.text, failure.traceback)
+    here = _notes_of(error)
+    for note in (*failure.notes, origin_of(failure)):
+        if note not in here:
+            add_note(error, note)
+    vars(error)[_WHEN] = failure.when
+    return error
+
+
+def origin_of(failure: Failure) -> str:
+    """The worker that it comes from, with the traceback from there; of what passed through it, only the worker."""
+    place = _describe(failure.where)
+    return place if failure.relayed else f"\n{place}\n{textwrap.indent(failure.traceback.rstrip(), '    ')}"
+
+
+def identity_of(failure: Failure) -> str:
+    """The same for every copy of what was captured once, and for nothing else."""
+    return f"{failure.where.get('node')}:{failure.where.get('pid')}:{failure.when!r}"
+
+
+# -- looking at an exception that may not want to be looked at ----------------------------------------------------
+
+
+def type_name_of(kind: type) -> str:
+    """The qualified name of an exception's type, builtins without their module."""
+    try:
+        name = str(kind.__qualname__) if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        return _cut(name)
+    except BaseException:
+        return "an exception without a name"
+
+
+def text_of(exception: BaseException) -> str:
+    """Its ``str()``, or that this fails."""
+    try:
+        return _cut(str(exception))
+    except BaseException as error:
+        return f"<its str() fails with {type_name_of(type(error))}>"
+
+
+def _notes_of(exception: BaseException) -> tuple[str, ...]:
+    try:
+        return tuple(_cut(note) for note in exception.__notes__[:_MAX_NOTES] if isinstance(note, str))
+    except BaseException:
+        return ()
+
+
+def when_of(exception: BaseException) -> float:
+    """When it was captured, in seconds since the epoch; infinite for one that comes from no other process."""
+    try:
+        return float(vars(exception)[_WHEN])
+    except BaseException:
+        return math.inf
+
+
+def _pickle(exception: BaseException) -> bytes | None:
+    if not _is_raisable(exception):
+        return None
+    try:
+        encoded = codec.encode(exception)
+        return encoded.to_bytes() if encoded.nbytes <= _MAX_PICKLE else None
+    except BaseException:
+        return None
+
+
+def _is_raisable(exception: Any) -> bool:
+    """Whether it may be raised elsewhere without being taken for something else.
+
+    Exits and cancellations are meant for the process, thread or task where they are raised; a coroutine must not raise
+    what ends an iteration.
+    """
+    return isinstance(exception, Exception) and not isinstance(exception, StopIteration | StopAsyncIteration)
+
+
+def _load(failure: Failure) -> Exception | None:
+    if failure.pickled is None:
+        return None
+    try:
+        error = codec.decode(failure.pickled)
+    except SerializationError:
+        return None
+    return error if _is_raisable(error) else None
+
+
+def add_note(error: Exception | BaseException, note: str) -> None:
+    """Adds a note, whatever the exception has made of its notes."""
+    try:
+        BaseException.add_note(error, note)
+    except TypeError:  # its __notes__ is something else
+        vars(error)["__notes__"] = [note]
+
+
+def _describe(where: Mapping[str, Any]) -> str:
+    host = f"{where.get('node', 'another machine')} (pid {where.get('pid', '?')})"
+    if not where.get("group"):
+        return f"from a process on {host}"
+    return f"from rank {where.get('rank')} of group '{where['group']}' on {host}"
+
+
+def _format(exception: BaseException, type_name: str, text: str) -> str:
+    try:
+        frames = _users_frames(exception.__traceback__)
+        if _has_long_chain(exception):
+            left_out = f"(more than {_MAX_CHAIN} causes and contexts, left out)"
+            lines = [*traceback.format_tb(frames), f"{type_name}: {text}\n", left_out]
+        else:
+            lines = list(traceback.TracebackException(type(exception), exception, frames, compact=True).format())
+        return _cut("".join(lines))
+    except BaseException:
+        return f"{type_name}: {text}"
+
+
+def _users_frames(frames: types.TracebackType | None) -> types.TracebackType | None:
+    """The traceback from the user's own code on, without the framework that called it."""
+    inner = frames
+    while inner is not None and str(inner.tb_frame.f_globals.get("__name__")).startswith("rlinf_async."):
+        inner = inner.tb_next
+    return inner or frames
+
+
+def _has_long_chain(exception: BaseException) -> bool:
+    queue = [exception]
+    seen: set[int] = set()
+    for link in queue:
+        if len(seen) == _MAX_CHAIN or len(queue) > 4 * _MAX_CHAIN:
+            return True
+        if id(link) in seen:
+            continue
+        seen.add(id(link))
+        if link.__cause__ is not None:
+            queue.append(link.__cause__)
+        elif link.__context__ is not None and not link.__suppress_context__:
+            queue.append(link.__context__)
+        if isinstance(link, BaseExceptionGroup):
+            queue.extend(link.exceptions)
+    return False
+
+
+def _cut(text: str) -> str:
+    """At most 64 KiB of UTF-8, whatever the text."""
+    data = text.encode("utf-8", "backslashreplace")
+    if len(data) <= _MAX_TEXT:
+        return data.decode()
+    half = _MAX_TEXT // 2 - 64
+    head, tail = data[:half].decode("utf-8", "ignore"), data[-half:].decode("utf-8", "ignore")
+    return f"{head}\n... {len(data) - 2 * half} bytes are left out ...\n{tail}"

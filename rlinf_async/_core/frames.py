@@ -1,0 +1,277 @@
+"""The frames that cross a process border.
+
+A frame is a msgpack array: its kind, the number of file descriptors that ride on it, then its fields.  The
+same bytes travel over a UNIX socket and inside a gRPC message; whoever relays a frame reads its header and
+never its body::
+
+    CALL    kind fds source route   call method credit body     caller -> daemons -> (route becomes slot) worker
+    REPLY   kind fds source target  call slot status body       worker -> daemons -> caller
+    CANCEL  kind 0   source route   call                        caller -> daemons -> worker
+    CREDIT  kind 0   source route   call count                  caller -> daemons -> worker (streams)
+    ASK     kind fds source node    ask operation arguments     any endpoint -> a daemon
+    ANSWER  kind fds source target  ask ok value                daemon -> endpoint
+    EVENT   kind 0   source target  what facts                  daemon -> endpoint
+    HELLO   kind 0   source facts                               first frame in each direction
+    FAILED  kind 0   source route   call facts                  caller -> daemons -> worker: another rank has failed
+    STOP    kind 0   source grace                               daemon -> worker: end in order
+    GONE    kind 0   source endpoint ended                      daemon -> daemons: this endpoint is no more
+    MESSAGE kind fds source route   facts body                  worker -> daemons -> (route becomes slot) worker
+    PUT     kind fds source queue   channel number key weight mode body         a party -> the daemon with the queue
+    GET     kind 0   source queue   channel number key target taken             likewise
+    GIVE    kind fds source target  channel number more weight redelivered body that daemon -> a party
+    QUEUE   kind 0   source place   channel what facts                          both ways: all else about a channel
+    DIRECT  kind 1   source target                              worker -> daemon -> caller on its node: a socket
+    PAID    kind 0   source calls                               worker -> daemon: [source, call, ...] answered directly
+    DEBTS   kind 0   source owed paid                           caller -> daemon: calls that went past it
+    CLOCK   kind 0   source node asked theirs                   daemon -> daemon: the time, of a question 0
+    RESUME  kind 0   source target owner received               process -> daemon -> process: their socket is gone
+    ACK     kind 0   received about                             both ends of one socket: retransmission
+    RESTART kind 0                                              (``_core/resend.py``)
+    PIECE   kind 0   bytes
+
+An *endpoint* is a process that has a socket to its node's daemon: a driver or a worker.  Its id says where it
+lives: ``node << 32 | number``; number 0 is the node's daemon itself.  A *route* names the targets of a call
+node by node: ``[[node, [number, slot, number, slot, ...]], ...]``; a *slot* is a target's place in the caller's
+list of ranks.  A *body* is bytes, or an int: the size of the sealed memory whose descriptor rides on the frame,
+or, between nodes only, ``[transfer, size]``: the body comes in pieces on the bulk stream.
+
+A worker hands out sockets of its own (DIRECT), on which small CALLs come and REPLYs go past the daemon, CANCELs and
+CREDITs too.  DEBTS tells of them afterwards: ``owed`` lists ``[number, slot, call, method]`` of those that are
+still open, ``paid`` is ``[number, call, ...]`` of those that were told of and have been answered.
+
+Where such a socket ends while both processes live, each tells the other by way of the daemon how many frames it has had
+(RESUME; ``owner`` is the worker that had made the socket), and gets those that it lacks by way of the daemon too.
+``received`` is -1 where the other process is no more.
+
+What the facts of a MESSAGE say is on a page of its own (``_messaging/state/message_facts.py``).
+A body that is a str says why the content is not there: no descriptors, no room to keep it.
+
+A channel's queue lives in one daemon (``_channels/state/queue.py``); a *party* is a process that puts there or gets.  ``queue``
+is that daemon's endpoint id, ``number`` counts what the party has asked of it.  Of what a PUT carries, ``mode`` says
+whether it waits for room, or has been promised it; without a descriptor a body that is an int is only announced, and
+pulled when there is room.  ``target`` of a GET is a batch's weight, ``[weight]`` of one that is there now, None for one
+item, -1 for one that is there now, -2 for one that nobody has asked the party for yet (``_channels/state/ahead.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from typing import Any, Final
+
+import msgpack
+
+PROTOCOL: Final = 2
+"""Version of everything that this page describes; both sides must have the same."""
+
+CALL: Final = 1
+REPLY: Final = 2
+CANCEL: Final = 3
+CREDIT: Final = 4
+ASK: Final = 5
+ANSWER: Final = 6
+EVENT: Final = 7
+HELLO: Final = 8
+STOP: Final = 9
+GONE: Final = 10
+MESSAGE: Final = 11
+PUT: Final = 12
+GET: Final = 13
+GIVE: Final = 14
+QUEUE: Final = 15
+DIRECT: Final = 16
+PAID: Final = 17
+DEBTS: Final = 18
+CLOCK: Final = 19
+FAILED: Final = 20
+RESUME: Final = 21
+ACK: Final = 22
+"""This kind and those above are control frames of one socket, which do not count."""
+OF_THIS: Final = 0
+LOST: Final = 1
+OF_SIBLING: Final = 2
+"""What an ACK is about: this socket; likewise, and what follows was lost; the other one between the two processes."""
+
+RESTART: Final = 23
+PIECE: Final = 24
+
+WAIT: Final = 0
+NOWAIT: Final = 1
+SUPPLY: Final = 2
+CREDITED: Final = 3
+"""Modes of a PUT: wait for room; fail where there is none; the body of an item that was pulled; with credit."""
+
+NOW: Final = -1
+"""``target`` of a GET that does not wait."""
+
+AHEAD: Final = -2
+"""``target`` of a GET that is sent before anybody asks."""
+
+INLINE_LIMIT: Final = 64 * 1024
+"""Bytes; a larger body travels as sealed memory within a machine and on the bulk stream between machines."""
+
+MAX_FDS: Final = 4
+"""File descriptors on one frame, at most."""
+
+LENGTHS: Final[dict[int, int]] = {
+    CALL: 8,
+    REPLY: 8,
+    CANCEL: 5,
+    CREDIT: 6,
+    ASK: 7,
+    ANSWER: 7,
+    EVENT: 6,
+    HELLO: 4,
+    STOP: 4,
+    GONE: 5,
+    MESSAGE: 6,
+    PUT: 10,
+    GET: 9,
+    GIVE: 10,
+    QUEUE: 7,
+    DIRECT: 4,
+    PAID: 4,
+    DEBTS: 5,
+    CLOCK: 6,
+    FAILED: 6,
+    RESUME: 6,
+    ACK: 4,
+    RESTART: 2,
+    PIECE: 3,
+}
+"""How many fields a frame of each kind has."""
+
+
+class Status(IntEnum):
+    """What a REPLY says about one target of a call."""
+
+    OK = 0
+    ERROR = 1
+    """The body is a packed failure."""
+    CANCELLED = 2
+    ITEM = 3
+    """One item of a stream; more may follow."""
+    END = 4
+    """The stream has ended in order."""
+    DIED = 5
+    """The target's process has ended; the body is its story."""
+    UNKNOWN = 6
+    """There is no such target; the body says why."""
+    LOST = 7
+    """The target's node is gone; the body tells which and why."""
+
+
+OK: Final = int(Status.OK)
+ITEM: Final = int(Status.ITEM)
+FINAL: Final = frozenset(int(status) for status in Status) - {ITEM}
+HARMLESS: Final = frozenset({OK, int(Status.CANCELLED), int(Status.END)})
+"""Statuses as plain numbers, for where every call passes."""
+
+Frame = Sequence[Any]
+
+
+class FrameError(Exception):
+    """Bytes that are no frame: the other side is broken or hostile, and the connection must end."""
+
+
+def endpoint(node: int, number: int) -> int:
+    return node << 32 | number
+
+
+def node_of(endpoint_id: int) -> int:
+    return endpoint_id >> 32
+
+
+def number_of(endpoint_id: int) -> int:
+    return endpoint_id & 0xFFFFFFFF
+
+
+def route_to(targets: Sequence[int], slots: Iterable[int] | None = None) -> list[list[Any]]:
+    """The route of a call to these endpoints, or to those in some slots only; slot i is ``targets[i]``.
+
+    Example:
+        >>> route_to([endpoint(0, 3), endpoint(1, 1), endpoint(0, 4)])
+        [[0, [3, 0, 4, 2]], [1, [1, 1]]]
+    """
+    nodes: dict[int, list[int]] = {}
+    for slot in range(len(targets)) if slots is None else slots:
+        target = targets[slot]
+        nodes.setdefault(node_of(target), []).extend((number_of(target), slot))
+    return [[node, slots] for node, slots in nodes.items()]
+
+
+def wanted(target: Any) -> tuple[int | None, bool]:
+    """What a GET that is not ``AHEAD`` wants: the weight of a batch, or None for one item; whether it must be there.
+
+    Raises:
+        TypeError: it is nothing that a GET can want.
+    """
+    if target is None:
+        return None, False
+    if type(target) is int:
+        if target >= 0:
+            return target, False
+        if target == NOW:
+            return None, True
+    elif type(target) is list and len(target) == 1 and type(target[0]) is int and target[0] >= 0:
+        return target[0], True
+    raise TypeError(f"a get with target {target!r}")
+
+
+def new_packer() -> msgpack.Packer:
+    return msgpack.Packer(use_bin_type=True, autoreset=True)
+
+
+def pack(value: Any) -> bytes:
+    """msgpack of plain data (what a daemon may read)."""
+    packed: bytes = msgpack.packb(value, use_bin_type=True)
+    return packed
+
+
+def unpack(data: bytes | memoryview) -> Any:
+    """Plain data from one msgpack value, under the same caps as frames."""
+    try:
+        return msgpack.unpackb(data, raw=False, strict_map_key=False, max_ext_len=0)
+    except Exception as error:
+        raise FrameError(f"not msgpack: {error}") from error
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames.
+
+    Lengths are capped before anything is allocated, extension types are refused and a frame must be an array of
+    a known kind and length, so that a hostile stream ends in ``FrameError`` instead of memory.
+    """
+
+    def __init__(self, limit: int = 16 << 20) -> None:
+        self._unpacker = msgpack.Unpacker(
+            raw=False,
+            use_list=True,
+            strict_map_key=False,
+            max_buffer_size=limit,
+            max_str_len=1 << 20,
+            max_bin_len=8 << 20,
+            max_array_len=1 << 20,
+            max_map_len=1 << 16,
+            max_ext_len=0,
+        )
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[list[Any]]:
+        """The frames that these bytes complete, in order.
+
+        Raises:
+            FrameError: what came is no frame.
+        """
+        frames: list[list[Any]] = []
+        lengths = LENGTHS
+        try:
+            self._unpacker.feed(data)
+            for frame in self._unpacker:
+                if lengths[frame[0]] != len(frame) or not 0 <= frame[1] <= MAX_FDS:
+                    raise FrameError(f"bad frame of kind {frame[0]!r}")
+                frames.append(frame)
+        except FrameError:
+            raise
+        except Exception as error:
+            raise FrameError(f"not a frame: {type(error).__name__}: {error}") from error
+        return frames

@@ -1,0 +1,47 @@
+"""The body of a frame: small ones inline, large ones as sealed memory whose descriptor rides along."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlinf_async._core.encoded import Encoded
+from rlinf_async._core.frames import INLINE_LIMIT
+from rlinf_async._core.pool import pool
+from rlinf_async._core.segment import close_fds, map_private
+from rlinf_async.errors import TransferFailed
+
+Body = bytes | memoryview
+"""What a receiver gets: bytes, or a private mapping of the sender's memory."""
+
+
+def pack_body(encoded: Encoded | bytes) -> tuple[bytes | int, Sequence[int]]:
+    """What stands in the frame, and the descriptors that ride on it.
+
+    Raises:
+        MemoryError: a large body does not fit into this machine's memory.
+    """
+    if isinstance(encoded, bytes):
+        if len(encoded) <= INLINE_LIMIT:
+            return encoded, ()
+        return len(encoded), (pool.write([encoded], len(encoded)),)
+    if encoded.nbytes <= INLINE_LIMIT:
+        return encoded.to_bytes(), ()
+    return encoded.nbytes, (pool.write(encoded.parts(), encoded.nbytes),)
+
+
+def open_body(body: Any, fds: list[int]) -> Body:
+    """The bytes of a body; takes the descriptor over.
+
+    Raises:
+        TransferFailed: its content is not there; the text says why.
+        SerializationError, OSError: as ``map_private``.
+    """
+    if not fds:
+        if isinstance(body, str):
+            raise TransferFailed(body)
+        return body if isinstance(body, bytes | memoryview) else b""
+    try:
+        return map_private(fds[0], body)
+    finally:
+        close_fds(fds)

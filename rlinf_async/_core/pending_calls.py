@@ -1,0 +1,191 @@
+"""Open calls: who has answered, and what becomes of the rest when one fails.
+
+Plain state.  The caller's side of a call on many ranks is a ``Tally``; a daemon's side, what one worker owes to
+whom, is a ``Debts``.  Both only say what to do next; whoever owns them does it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from enum import Enum, auto
+from typing import Any
+
+from rlinf_async._core.frames import HARMLESS, OK
+
+Body = Any
+"""Bytes, or whatever the owner puts in their place (a mapped segment)."""
+
+
+class Next(Enum):
+    """What the owner of a tally does after an answer."""
+
+    WAIT = auto()
+    FINISH = auto()
+    """Every slot has answered."""
+    CANCEL_OTHERS = auto()
+    """The first failure: cancel the slots that have not answered, and give them a moment to say more."""
+    NOTHING = auto()
+    """An answer that nobody waits for any more."""
+
+
+class Tally:
+    """The answers to one call, slot by slot.
+
+    Example:
+        >>> tally = Tally(2)
+        >>> tally.answer(0, Status.OK, b"a")
+        <Next.WAIT: 1>
+        >>> tally.answer(1, Status.OK, b"b")
+        <Next.FINISH: 2>
+    """
+
+    __slots__ = ("answers", "failed", "missing", "whole")
+
+    def __init__(self, size: int) -> None:
+        self.answers: list[tuple[int, Body] | None] = [None] * size
+        self.missing = size
+        self.failed = False
+        """Some slot has failed; being cancelled is no failure."""
+        self.whole = True
+        """Every answer so far is a result."""
+
+    def answer(self, slot: int, status: int, body: Body) -> Next:
+        """Takes the final answer of a slot; a second answer of the same slot is dropped."""
+        if self.answers[slot] is not None:
+            return Next.NOTHING
+        self.answers[slot] = (status, body)
+        self.missing -= 1
+        first_failure = False
+        if status != OK:
+            self.whole = False
+            if status not in HARMLESS and not self.failed:
+                self.failed = first_failure = True
+        if not self.missing:
+            return Next.FINISH
+        return Next.CANCEL_OTHERS if first_failure else Next.WAIT
+
+    def unanswered(self) -> list[int]:
+        return [slot for slot, answer in enumerate(self.answers) if answer is None]
+
+    def failures(self) -> list[tuple[int, int, Body]]:
+        """(slot, status, body) of every answer that is an error in its own right."""
+        return [
+            (slot, answer[0], answer[1])
+            for slot, answer in enumerate(self.answers)
+            if answer is not None and answer[0] not in HARMLESS
+        ]
+
+
+class Debts:
+    """The calls that one endpoint has accepted and not yet answered."""
+
+    __slots__ = ("_open",)
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[int, int], tuple[int, str, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """(source, call) of every open call, oldest first."""
+        return iter(self._open)
+
+    def owe(self, source: int, call: int, slot: int, method: str, now: float) -> None:
+        self._open[source, call] = (slot, method, now)
+
+    def pay(self, source: int, call: int) -> bool:
+        """False if nothing was owed: an answer to nobody."""
+        return self._open.pop((source, call), None) is not None
+
+    def owes(self, source: int, call: int) -> bool:
+        return (source, call) in self._open
+
+    def owes_after(self, source: int, call: int) -> bool:
+        """Whether a call is open that this source made after ``call``."""
+        return any(origin == source and number > call for origin, number in self._open)
+
+    def slot(self, source: int, call: int) -> int | None:
+        """The slot that an answer to this call is for; None if no answer is owed."""
+        debt = self._open.get((source, call))
+        return None if debt is None else debt[0]
+
+    def of_source(self, source: int) -> list[int]:
+        """The open calls that came from this endpoint."""
+        return [call for origin, call in self._open if origin == source]
+
+    def default(self) -> list[tuple[int, int, int]]:
+        """Forgets every debt; (source, call, slot) of each, oldest first."""
+        debts = [(source, call, slot) for (source, call), (slot, _, _) in self._open.items()]
+        self._open.clear()
+        return debts
+
+    def ages(self, now: float, most: int) -> list[tuple[str, float]]:
+        """What was asked and how many seconds ago, oldest first."""
+        return [(method, now - since) for _, method, since in itertools.islice(self._open.values(), most)]
+
+    def methods(self, now: float, most: int = 5) -> list[str]:
+        """What was asked and how long ago, oldest first: ``"step (3.2 s)"``."""
+        lines = [f"{method} ({now - since:.1f} s)" for _, method, since in self._open.values()]
+        return lines if len(lines) <= most else [*lines[:most], f"and {len(lines) - most} more"]
+
+
+class Holdback:
+    """Keeps the frames of a source in order while the body of one of them is still on its way.
+
+    A frame whose body comes in pieces on another stream must not be overtaken by what its source sent after it, and
+    nothing of another source waits for it.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[Hashable, list[tuple[int | None, Any]]] = {}
+        self._arrived: set[int] = set()
+
+    def push(self, source: Hashable, frame: Any, transfer: int | None = None) -> list[Any]:
+        """The frames of this source that may pass now, in order."""
+        held = self._held.get(source)
+        if held is None:
+            if transfer is None:
+                return [frame]
+            if transfer in self._arrived:
+                self._arrived.discard(transfer)
+                return [frame]
+            self._held[source] = [(transfer, frame)]
+            return []
+        held.append((transfer, frame))
+        return []
+
+    def arrived(self, transfer: int) -> list[Any]:
+        """A body is complete: the frames that it lets pass."""
+        self._arrived.add(transfer)
+        for source, held in self._held.items():
+            if any(awaited == transfer for awaited, _ in held):
+                return self._release(source, held)
+        return []
+
+    def _release(self, source: Hashable, held: list[tuple[int | None, Any]]) -> list[Any]:
+        passed: list[Any] = []
+        while held and (held[0][0] is None or held[0][0] in self._arrived):
+            transfer, frame = held.pop(0)
+            if transfer is not None:
+                self._arrived.discard(transfer)
+            passed.append(frame)
+        if not held:
+            del self._held[source]
+        return passed
+
+    def drop(self) -> list[Any]:
+        """Forgets everything; what was held."""
+        frames = [frame for held in self._held.values() for _, frame in held]
+        self._held.clear()
+        self._arrived.clear()
+        return frames
+
+
+def fold(names: Iterable[str], most: int = 8) -> str:
+    """``"a, b, c"``, or with ``"and 12 more"`` at the end."""
+    listed: Sequence[str] = list(names)
+    if len(listed) <= most:
+        return ", ".join(listed)
+    return ", ".join(listed[:most]) + f" and {len(listed) - most} more"

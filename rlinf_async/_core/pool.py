@@ -1,0 +1,202 @@
+"""Warm shared memory: segments that their owner writes again once nobody else holds them.
+
+Fresh shared memory costs three times a copy, because the kernel clears every page of it.  So a process keeps the
+segments that it has handed out, and asks the kernel whether one is free: every receiver gets a read-only descriptor
+that was opened for it, and a write lease (``F_SETLEASE``) is granted on a file only while nobody else has it open.
+A descriptor in a daemon or still under way in a socket counts, and so does a mapping, also one that a forked child has
+inherited.  Nothing has to be given back, and a receiver that is killed gives everything back::
+
+    owner       fd = pool.write(parts, nbytes) ── the descriptor rides on a frame ──► receiver maps it, closes it
+    owner       pool.write(…): the kernel refuses the lease, another segment is taken
+    receiver    drops its last view
+    owner       pool.write(…): the lease is granted, and returned at once; the same warm memory is written again
+
+Where leases are not to be had no segment is ever free, and each message gets a fresh one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import mmap
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Final
+
+from rlinf_async._core.segment import write_segment
+
+KEEP: Final = 512 << 20
+"""Bytes of segments that a process keeps, those in use included; what is beyond is the kernel's once it is unused."""
+
+_MOST: Final = 64
+"""Segments that are kept, each with a file descriptor."""
+
+_LOOKED_AT: Final = 8
+"""Segments of a fitting size that are asked whether they are free: of those used last, whose memory is still in the
+processor's caches, and then of those that have been unused for longest."""
+
+_PIECE: Final = 1 << 20
+"""Bytes that are copied before other threads may run."""
+
+_POPULATE_WRITE: Final = 23
+"""``MADV_POPULATE_WRITE``, which Python's mmap does not name."""
+
+Part = bytes | bytearray | memoryview
+
+
+class _Segment:
+    """One piece of memory; the owner's own descriptor is open for writing."""
+
+    __slots__ = ("fd", "memory", "size")
+
+    def __init__(self, fd: int, size: int) -> None:
+        self.fd = fd
+        self.size = size
+        self.memory: mmap.mmap | None = None
+
+    def is_free(self) -> bool:
+        try:
+            fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        except OSError:
+            return False
+        fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        return True
+
+    def fill(self, parts: Sequence[Part]) -> None:
+        if self.memory is None:
+            self.memory = mmap.mmap(self.fd, self.size)
+            with contextlib.suppress(OSError):  # before Linux 5.14
+                self.memory.madvise(_POPULATE_WRITE)
+        with memoryview(self.memory) as target:
+            offset = 0
+            for part in parts:
+                view = memoryview(part).cast("B")
+                for start in range(0, len(view), _PIECE):
+                    piece = view[start : start + _PIECE]
+                    target[offset : offset + len(piece)] = piece
+                    offset += len(piece)
+
+    def hand_out(self) -> int:
+        return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        if self.memory is not None:
+            self.memory.close()
+        os.close(self.fd)
+
+
+class Pool:
+    """The segments of this process.  Its methods may be called from any thread."""
+
+    def __init__(self, keep: int = KEEP) -> None:
+        self._keep = keep
+        self._segments: list[_Segment] = []
+        self._lock = threading.Lock()
+        _pools.add(self)
+
+    def __repr__(self) -> str:
+        kept = sum(segment.size for segment in self._segments)
+        return f"<Pool {len(self._segments)} segments [{kept / (1 << 20):.1f} MiB]>"
+
+    def write(self, parts: Sequence[Part], nbytes: int) -> int:
+        """A read-only descriptor of sealed memory that begins with the parts, one after the other.
+
+        Args:
+            parts: flat and contiguous memory.
+            nbytes: their size together, in bytes.
+
+        Returns:
+            The caller's to pass on and to close.  As long as it, or anything that was made from it, is open
+            anywhere, what it shows does not change.
+
+        Raises:
+            MemoryError, OSError: as ``write_segment``.
+        """
+        segment = self._take(nbytes)
+        if segment is None:
+            segment = _make(parts, nbytes)
+        else:
+            segment.fill(parts)
+        try:
+            return segment.hand_out()
+        finally:
+            self._put(segment)
+
+    def has(self, nbytes: int) -> bool:
+        """Whether a segment is free that so many bytes would be written to, so that they take no more memory."""
+        with self._lock:
+            return self._find(nbytes) is not None
+
+    def _take(self, nbytes: int) -> _Segment | None:
+        with self._lock:
+            index = self._find(nbytes)
+            return None if index is None else self._segments.pop(index)
+
+    def _find(self, nbytes: int) -> int | None:
+        """The place of a segment that is free and fits."""
+        segments = self._segments
+        last = range(len(segments) - 1, -1, -1)
+        for order in (last, range(len(segments))):
+            fitting = (index for index in order if nbytes <= segments[index].size <= 2 * nbytes)
+            for index in itertools.islice(fitting, _LOOKED_AT):
+                if segments[index].is_free():
+                    return index
+        return None
+
+    def _put(self, segment: _Segment) -> None:
+        with self._lock:
+            self._segments.append(segment)
+            kept = sum(segment.size for segment in self._segments)
+            while kept > self._keep or len(self._segments) > _MOST:
+                oldest = self._segments.pop(0)
+                kept -= oldest.size
+                oldest.close()
+
+    def close(self) -> None:
+        """Lets go of everything; what others hold stays theirs.  Idempotent."""
+        with self._lock:
+            segments, self._segments = self._segments, []
+        for segment in segments:
+            segment.close()
+
+    def forget(self) -> None:
+        """In a forked child: the segments are the parent's, which alone may write them again."""
+        self._lock = threading.Lock()
+        self.close()
+
+
+def _make(parts: Sequence[Part], nbytes: int) -> _Segment:
+    size = _rounded(nbytes)
+    made = write_segment(parts, nbytes, size)
+    try:
+        # A memfd's own descriptor does not count as open for writing: a lease needs one that was opened by name.
+        fd = os.open(f"/proc/self/fd/{made}", os.O_RDWR | os.O_CLOEXEC)
+    finally:
+        os.close(made)
+    # Whoever opens a file under a lease has its holder sent a signal: this one is ignored, SIGIO would end the process.
+    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+    return _Segment(fd, size)
+
+
+def _rounded(nbytes: int) -> int:
+    """A size that others will ask for too: at most a sixteenth larger, in whole pages."""
+    step = max(mmap.PAGESIZE, 1 << max(0, nbytes.bit_length() - 5))
+    return -(-nbytes // step) * step
+
+
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+pool: Final = Pool()
+"""What the bodies of this process's messages are written to."""
+
+
+def _after_fork() -> None:
+    for each in list(_pools):
+        each.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,129 @@
+"""Tells ranks whose calls are open that another rank of their group has failed: they may wait for it in a collective.
+
+Nothing is sent at first: within a second the calls around most failures have ended.  What a rank that has been told
+does, and when, it decides itself (``_worker/collective_watch.py``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from rlinf_async import settings
+from rlinf_async._client.client import NodeClient
+from rlinf_async.handle import Handle
+from rlinf_async.stream import Stream
+
+Sink = Handle | Stream
+
+_QUIET_S: Final = 1.0
+"""After a failure, before anybody is told; at most half of ``collective_timeout``."""
+
+_AGAIN_S: Final = 0.05
+"""Until the next look at a call that is just being sent."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The failure of a rank.
+
+    Attributes:
+        call: the number of the call in which it failed; 0 between calls.
+        describe: gives ``"rank 3 of group 'actor' failed in step() (ValueError: no)"``.
+        at: when, by ``time.monotonic()``.
+    """
+
+    rank: int
+    endpoint: int
+    call: int
+    describe: Callable[[], str]
+    at: float = field(default_factory=time.monotonic)
+
+
+@dataclass
+class Concern:
+    """An open call that a failure concerns; ``is_own``: it is the one in which the rank failed."""
+
+    sink: Sink
+    failure: Failure
+    is_own: bool
+    told: bool = False
+
+
+class FailureNotices:
+    """The failures of one group's ranks, and the open calls that they concern.
+
+    These are the failed call itself, those that are open at the time, and those that are open at its end: a rank that
+    is called again after its failure is out of step with ranks that are still inside.
+
+    Args:
+        open_calls: of the group, by ``id``.
+    """
+
+    def __init__(self, client: NodeClient, open_calls: Mapping[int, Sink]) -> None:
+        self._client = client
+        self._open = open_calls
+        self._quiet = min(_QUIET_S, settings.COLLECTIVE_TIMEOUT_S() / 2)
+        self._armed = False
+        self.concerns: dict[int, Concern] = {}
+        """By ``id``, the open calls that a failure concerns."""
+
+    def failed(self, failure: Failure, sink: Sink | None) -> None:
+        """A rank has failed: in a call, or between calls.  Where answers are handled."""
+        if sink is not None and sink.unanswered():
+            self.concerns[id(sink)] = Concern(sink, failure, is_own=True)
+        self._spread(failure, sink)
+
+    def finished(self, sink: Sink) -> None:
+        """All ranks have answered; those of calls made meanwhile may have been met by a rank that was out of step."""
+        concern = self.concerns.pop(id(sink), None)
+        if concern is not None and concern.is_own:
+            self._spread(concern.failure, sink)
+
+    def _spread(self, failure: Failure, sink: Sink | None) -> None:
+        if len(self._open) > len(self.concerns):  # not for each of a thousand calls that fail together
+            for other in list(self._open.values()):
+                if other is not sink:
+                    self.concerns.setdefault(id(other), Concern(other, failure, is_own=False))
+        if self.concerns:
+            self._arm(failure.at + self._quiet)
+
+    def _arm(self, due: float) -> None:
+        """Has notices sent when they are due; those that come later are due later."""
+        if not self._armed:
+            self._armed = True
+            self._client.later(max(0.0, due - time.monotonic()), self._tell)
+
+    def _tell(self) -> None:
+        self._armed = False
+        now = time.monotonic()
+        later: list[float] = []
+        for concern in list(self.concerns.values()):
+            due = concern.failure.at + self._quiet
+            if not concern.sink.unanswered():  # it was answered while it was still being sent
+                self.finished(concern.sink)
+                continue
+            if concern.told:
+                continue
+            if due > now or not concern.sink.has_departed:
+                later.append(max(due, now + _AGAIN_S))
+                continue
+            concern.told = True
+            self._tell_ranks(concern, now)
+        if later:
+            self._arm(min(later))
+
+    def _tell_ranks(self, concern: Concern, now: float) -> None:
+        sink, failure = concern.sink, concern.failure
+        facts = {
+            "rank": failure.rank,
+            "endpoint": failure.endpoint,
+            "call": failure.call,
+            "text": failure.describe(),
+            "seconds_ago": now - failure.at,
+            "is_own": concern.is_own,
+        }
+        targets = (sink.targets[slot] for slot in sink.unanswered())
+        self._client.tell_failure(sink.number, [target for target in targets if target != failure.endpoint], facts)

@@ -1,0 +1,248 @@
+"""The processes of a worker group, as every view of the group shares them."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from rlinf_async._client import far_side
+from rlinf_async._client.client import NodeClient
+from rlinf_async._client.tasks import Task
+from rlinf_async._core import frames
+from rlinf_async._core.encoded import Encoded
+from rlinf_async._core.frames import Status
+from rlinf_async._core.payload import pack_body
+from rlinf_async._core.root_cause import fold_ranks
+from rlinf_async._core.segment import close_fds
+from rlinf_async._group.failure_notices import Failure, FailureNotices
+from rlinf_async._trace import recorder
+from rlinf_async._waits import loop_watch
+from rlinf_async._waits.unobserved_errors import UnobservedError, cause_of
+from rlinf_async.address import WorkerInfo
+from rlinf_async.errors import ClosedError, ForkedProcessError, NodeLost, told_log
+from rlinf_async.handle import WINDOW, Handle
+from rlinf_async.outcome import death_cause, describe_failure, loss_cause
+from rlinf_async.stream import Stream
+from rlinf_async.work import Work
+
+logger = logging.getLogger(__name__)
+
+Sink = Handle | Stream
+
+Bodies = Sequence[tuple[bytes | int, Sequence[int]]]
+"""What travels, with its descriptors: one for all ranks, or one for each."""
+
+
+class Members:
+    """Who is in a group and where they live; until that is known, calls wait here in order.
+
+    Lifecycle: launching (calls are queued) -> running -> closed (calls raise ``ClosedError``), or failed at launch.
+    """
+
+    def __init__(self, client: NodeClient, name: str, size: int) -> None:
+        self.client = client
+        self.name = name
+        self.size = size
+        self.infos: list[WorkerInfo] = []
+        self.logs: list[str] = []
+        self.endpoints: list[int] | None = None
+        self.deaths: dict[int, dict[str, Any]] = {}
+        self.open: dict[int, Sink] = {}
+        self.notices = FailureNotices(client, self.open)
+        self.launching: Task | None = None
+        self.closed = False
+        self._lock = threading.Lock()
+        self._pending: list[tuple[Callee, Sink, str, Bodies, bool]] = []
+        self._started = False
+        self._failure: BaseException | None = None
+        self.closing: Work[None] | None = None
+        client.listen("died", self._on_death)
+        client.listen("node_lost", self._on_node_lost)
+
+    def callee(self, ranks: Sequence[int]) -> Callee:
+        return Callee(self, ranks)
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    def start(self, endpoints: list[int], infos: list[WorkerInfo], logs: list[str]) -> None:
+        """The processes exist: what was called meanwhile is sent, in order."""
+        with self._lock:
+            self.infos, self.logs = infos, logs
+            self.endpoints = endpoints
+            for waiting in self._pending:
+                self._send(*waiting)
+            self._pending.clear()
+            self._started = True
+
+    def fail(self, error: BaseException) -> None:
+        """There will be no processes."""
+        with self._lock:
+            self._failure = error
+            pending, self._pending = self._pending, []
+        for _, sink, _, bodies, _ in pending:
+            close_fds(fd for _, fds in bodies for fd in fds)
+            sink.fail(error)
+
+    @property
+    def failed(self) -> bool:
+        """There never were any processes."""
+        return self._failure is not None
+
+    def close(self) -> None:
+        self.closed = True
+        if self.endpoints is None:
+            self.fail(ClosedError(f"group '{self.name}' was closed while it was being launched"))
+
+    def _on_death(self, facts: dict[str, Any]) -> None:
+        if not self.closed and self.endpoints is not None and facts["endpoint"] in self.endpoints:
+            rank = self.endpoints.index(facts["endpoint"])
+            self.deaths[rank] = facts
+            died = f"rank {rank} of group '{self.name}' {facts['verdict']}"
+            self.notices.failed(Failure(rank, facts["endpoint"], 0, lambda: died), None)
+            who = f"rank {rank} of group '{self.name}' on {facts['node']}"
+            log = " ".join(told_log(facts))
+            text = f"{who} {facts['verdict']}; {log}"
+            death = UnobservedError(death_cause(facts), who, text, is_due=True)  # logged here
+            self.client.unobserved.arrived(death)
+            logger.warning("%s (pid %d) %s; %s", who, facts["pid"], facts["verdict"], log)
+
+    def _on_node_lost(self, facts: dict[str, Any]) -> None:
+        node = facts["node"]
+        ranks = [rank for rank, endpoint in enumerate(self.endpoints or ()) if frames.node_of(endpoint) == node]
+        if ranks and not self.closed:
+            where = f"ranks {fold_ranks(ranks)} of group '{self.name}'"
+            text = f"{NodeLost.from_facts(facts['name'], node, facts['reason'])}; {where} were there"
+            self.client.unobserved.arrived(UnobservedError(loss_cause(node), where, text))
+
+    # -- calls --------------------------------------------------------------------------------------------------
+
+    def call(
+        self, callee: Callee, sink: Sink, method: str, encoded: Sequence[Encoded | bytes], *, same: bool = True
+    ) -> None:
+        """Sends a call, or keeps it until it can be sent.  What it carries is fixed now.
+
+        Args:
+            encoded: one body for all ranks, or one for each where they are not the ``same``.
+
+        Raises:
+            ClosedError: the group or its cluster is closed.  Where this machine's daemon is gone, the call fails
+                like those that were made before.
+        """
+        if self.closed:
+            raise ClosedError(f"group '{self.name}' is closed: {method}() cannot be called any more")
+        end = self.client.closed
+        if end is not None:
+            if isinstance(end, ClosedError | ForkedProcessError):
+                raise end.with_traceback(None)
+            sink.fail(copy.copy(end))
+            return
+        if self.client.loop.is_closed():
+            raise loop_watch.closed(self.client.loop, f"{self.name}.{method}() was called")
+        bodies = [pack_body(value) for value in encoded]
+        if recorder.recorder is not None:
+            recorder.follow_call(sink, sink.ended, f"{self.name}.{method}")
+        if not self._started:
+            with self._lock:
+                if self._failure is not None:
+                    close_fds(fd for _, fds in bodies for fd in fds)
+                    self.client.unobserved.heard(cause_of(self._failure))
+                    raise self._failure.with_traceback(None)
+                if not self._started:
+                    self._pending.append((callee, sink, method, bodies, same))
+                    return
+        self._send(callee, sink, method, bodies, same)
+
+    def _send(self, callee: Callee, sink: Sink, method: str, bodies: Bodies, same: bool) -> None:
+        credit = WINDOW if isinstance(sink, Stream) else 0
+        self.open[id(sink)] = sink
+        try:
+            if same:
+                body, fds = bodies[0]
+                self.client.call(sink, callee.route, method, body, fds, credit)
+            else:
+                self.client.call_each(sink, callee.targets, method, bodies, credit)
+        except BaseException:
+            self.open.pop(id(sink), None)
+            self.notices.finished(sink)
+            raise
+
+    def call_failed(self, callee: Callee, sink: Sink) -> None:
+        """A rank has failed in a call."""
+        failed = [failure for failure in sink.failures if failure[1] != Status.UNKNOWN]
+        if failed and not self.closed:
+            slot, status, body = failed[0]
+            self.notices.failed(
+                Failure(
+                    callee.ranks[slot],
+                    callee.targets[slot],
+                    sink.number,
+                    lambda: describe_failure(callee, sink.method, slot, status, body),
+                ),
+                sink,
+            )
+
+
+class Callee:
+    """Some of the members, as a call sees them: ranks and where to reach them."""
+
+    def __init__(self, members: Members, ranks: Sequence[int]) -> None:
+        self._members = members
+        self.ranks = ranks
+        self._targets: list[int] | None = None
+        self._route: list[list[Any]] | None = None
+
+    @property
+    def client(self) -> NodeClient:
+        return self._members.client
+
+    @property
+    def name(self) -> str:
+        return self._members.name
+
+    @property
+    def targets(self) -> Sequence[int]:
+        if self._targets is None:
+            endpoints = self._members.endpoints
+            if endpoints is None:
+                return ()
+            self._targets = [endpoints[rank] for rank in self.ranks]
+        return self._targets
+
+    @property
+    def route(self) -> list[list[Any]]:
+        if self._route is None:
+            self._route = frames.route_to(self.targets)
+        return self._route
+
+    def describe_slot(self, slot: int) -> str:
+        rank = self.ranks[slot]
+        infos = self._members.infos
+        where = f" on {infos[rank].node_name} (pid {infos[rank].pid})" if infos else ""
+        return f"rank {rank} of group '{self.name}'{where}"
+
+    def far_side(self, slots: Sequence[int]) -> Work[str] | None:
+        """What the ranks in these slots do, in words; where they are not there yet, what their launch waits for."""
+        targets = self.targets
+        if targets:
+            who = {targets[slot]: (self.name, self.ranks[slot]) for slot in slots}
+            return far_side.workers(self.client, who)
+        launching = self._members.launching
+        return None if launching is None else launching._far_side()
+
+    def call_failed(self, call: Sink) -> None:
+        self._members.call_failed(self, call)
+
+    def call_finished(self, call: Sink, *, failed: bool) -> None:
+        """All ranks have answered a call."""
+        members = self._members
+        members.open.pop(id(call), None)
+        if members.notices.concerns:
+            members.notices.finished(call)
+        if failed:
+            members.call_failed(self, call)
+
+    def describe(self) -> str:
+        return f"ranks {fold_ranks(self.ranks)} of '{self.name}'"

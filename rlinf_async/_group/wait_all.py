@@ -1,0 +1,150 @@
+"""Waits for several calls at once: results in order, or the first failure, which ends the others."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from rlinf_async._core.failures import add_note
+from rlinf_async._core.pending_calls import fold
+from rlinf_async._core.root_cause import summary_of
+from rlinf_async._waits import slow_waits
+from rlinf_async.errors import ClosedError
+from rlinf_async.work import Work, blocking
+
+
+def wait_all(*works: Work[Any]) -> Any:
+    """The results of all handles (or other works), in order; in a coroutine a ``Work`` of them, to be awaited.
+
+    The first failure ends the wait: the others are cancelled and it is raised, with what else has failed in its notes.
+    So a failure is heard of whichever handle it comes from, where ``env.wait(); actor.wait()`` hears of the second one
+    only once the first is done.  Nor does anything go on when the wait itself is cancelled or interrupted.
+
+    Example:
+        experience, steps, losses = wait_all(env.interact(), rollout.generate(), actor.train())
+
+    Raises:
+        TypeError: something else than a handle or a ``Work`` was given.
+        Exception: the first failure.
+    """
+    for place, work in enumerate(works):
+        if not isinstance(work, Work):
+            fix = "write wait_all(*handles)" if isinstance(work, list | tuple) else "pass what calls return"
+            raise TypeError(
+                f"wait_all() takes handles, and got {work!r} ({type(work).__name__}) in place {place}: {fix}"
+            )
+        work._check_process()
+    every = _All(works)
+    every.begin()
+    return blocking(every)
+
+
+class _All(Work[list[Any]]):
+    """The end of all of them, or of the first failure and of what is cancelled because of it."""
+
+    kind = "calls"
+
+    def __init__(self, works: Sequence[Work[Any]]) -> None:
+        super().__init__()
+        self._works = works
+        self._callbacks: list[Any] = []
+        self._open = set(range(len(works)))
+        self._first: int | None = None
+        """The first that has failed."""
+        self._given_up: set[int] = set()
+        """Cancelled because of that; that they are is no failure of theirs."""
+        self._outcome: tuple[list[Any] | None, Exception | None] | None = None
+
+    def begin(self) -> None:
+        """Watches each of them."""
+        for place, work in enumerate(self._works):
+            self._callbacks.append(functools.partial(self._on_done, place))
+            work._report_to(self, self._callbacks[-1])
+        if not self._works:
+            self._settle()
+
+    def _describe(self) -> str:
+        return f"all of {len(self._works)} works: {fold(work._describe() for work in self._unfinished())}"
+
+    def _whom(self) -> str:
+        return fold(dict.fromkeys(filter(None, (work._whom() for work in self._unfinished()))))
+
+    def _far_side(self) -> slow_waits.FarSide | None:
+        return next((asked for work in self._unfinished() if (asked := work._far_side()) is not None), None)
+
+    def _user_loop(self) -> asyncio.AbstractEventLoop | None:
+        return next((loop for work in self._unfinished() if (loop := work._user_loop()) is not None), None)
+
+    def _unfinished(self) -> list[Work[Any]]:
+        return [self._works[place] for place in sorted(self._open)]
+
+    # -- in whichever thread something ends ---------------------------------------------------------------------
+
+    def _on_done(self, place: int) -> None:
+        with self._lock:
+            if self._done or place not in self._open:
+                return
+            self._open.discard(place)
+            is_first = self._first is None and self._works[place]._has_failed()
+            if is_first:
+                self._first = place
+                self._given_up = set(self._open)
+        # Without the lock: what is cancelled may end at once, and comes back to here.
+        if is_first:
+            self._cancel_others()
+        if not self._open:
+            self._settle()
+
+    def _cancel_others(self) -> None:
+        for place in sorted(self._given_up):
+            if not self._works[place]._cancel_after_failure():
+                with self._lock:
+                    self._open.discard(place)  # it may go on for ever; the failure does not wait for that
+
+    def _abandon(self) -> None:
+        """The wait was cancelled: so is what it was for, unless something else waits for it."""
+        # First of all: what is cancelled now is no failure that would end the others.
+        self._settle(error=ClosedError(f"the wait for {self._describe()} was given up"))
+        for work, callback in zip(self._works, self._callbacks, strict=False):
+            work._forget_waiter(callback)
+            if work.done():
+                work._left()
+            work._lose_interest()
+
+    # -- in a waiter's thread -------------------------------------------------------------------------------------
+
+    def _result(self) -> list[Any]:
+        if self._error is not None:
+            return super()._result()
+        if self._outcome is None:
+            with self._lock:
+                if self._outcome is None:
+                    self._outcome = self._collect()
+        values, error = self._outcome
+        if error is not None:
+            raise error.with_traceback(None)
+        assert values is not None
+        return values
+
+    def _collect(self) -> tuple[list[Any] | None, Exception | None]:
+        values: list[Any] = []
+        failed: dict[int, Exception] = {}
+        for place, work in enumerate(self._works):
+            if not work._done:
+                continue
+            try:
+                values.append(work._result())
+            except Exception as error:
+                if not (place in self._given_up and isinstance(error, ClosedError)):
+                    failed[place] = error
+        if not failed:
+            return values, None
+        first = next(iter(failed)) if self._first is None else self._first
+        raised = failed.pop(first)
+        others = {id(error): (self._works[place], error) for place, error in failed.items() if error is not raised}
+        if others:
+            lines = [f"    {work._describe()}: {summary_of(error)}" for work, error in others.values()]
+            add_note(raised, "\n".join(["other failures of the same wait_all():", *lines]))
+        return None, raised

@@ -1,0 +1,139 @@
+"""What a message carries, where some of it is the memory of a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlinf_async._core import codec
+from rlinf_async._core.encoded import Encoded
+from rlinf_async._core.payload import pack_body
+from rlinf_async._messaging.message_content import Content, Payload, encode
+from rlinf_async._transports.shared_memory import Segment
+
+if TYPE_CHECKING:
+    import torch
+
+    from rlinf_async._transports.own_gpu import OwnGpu
+
+
+class DevicePayload(Payload):
+    """A value on its way out, which refers to its memory on the GPU and has a plain form by way of the CPU.
+
+    Nothing is copied to the CPU before the plain form is asked for.  Both have one head, so the value is pickled once.
+
+    Args:
+        kind, about: as of any payload.
+        encoded: the value, its memory on the GPU among the buffers; or one tensor's flat bytes.
+        own: that GPU.
+    """
+
+    is_on_gpu = True
+
+    def __init__(self, kind: int, about: Any, encoded: Encoded | torch.Tensor, own: OwnGpu) -> None:
+        self.kind = kind
+        self.about = about
+        self.nbytes = encoded.nbytes
+        self._source = encoded
+        self._own = own
+        self._written = own.mark()
+        self._plain: Payload | None = None
+
+    def make_plain(self) -> Payload:
+        """By way of the CPU; made at the first use.
+
+        Raises:
+            RuntimeError: CUDA fails.
+        """
+        if self._plain is None:
+            self._own.follow(self._written)
+            source, to_cpu = self._source, self._own.to_cpu
+            if isinstance(source, Encoded):
+                views = [view if isinstance(view, memoryview) else to_cpu(view) for view in source.buffers]
+                self._plain = Payload(self.kind, self.about, source.replace(views))
+            else:
+                self._plain = Payload(self.kind, self.about, to_cpu(source))
+        return self._plain
+
+    def pack(self) -> tuple[bytes | int, Sequence[int]]:
+        return self.make_plain().pack()
+
+    @property
+    def has_small_head(self) -> bool:
+        return self.make_plain().has_small_head
+
+    def parts(self) -> tuple[bytes, list[memoryview]]:
+        return self.make_plain().parts()
+
+    def copy(self) -> bytes | memoryview:
+        return self.make_plain().copy()
+
+    # -- from GPU to GPU ----------------------------------------------------------------------------------------
+
+    @property
+    def rest(self) -> int:
+        """Bytes that are not on the GPU."""
+        if not isinstance(self._source, Encoded):
+            return 0
+        return self.nbytes - sum(self._source.buffers[place].nbytes for place in self.places)
+
+    @property
+    def places(self) -> list[int]:
+        """Of what is on the GPU, among the buffers."""
+        if not isinstance(self._source, Encoded):
+            return [0]
+        return [place for place, buffer in enumerate(self._source.buffers) if not isinstance(buffer, memoryview)]
+
+    def pack_rest(self) -> tuple[bytes | int, Sequence[int]]:
+        """What is not on the GPU, as ``pack``."""
+        source = self._source
+        if not isinstance(source, Encoded):
+            return b"", ()
+        return pack_body(source.replace([view for view in source.buffers if isinstance(view, memoryview)]))
+
+    def tensors(self) -> list[torch.Tensor]:
+        """What is, for a link to send: the caller's current stream has got so far that it is written."""
+        self._own.follow(self._written)
+        if not isinstance(self._source, Encoded):
+            return [self._source]
+        buffers: Sequence[Any] = self._source.buffers
+        return [buffers[place] for place in self.places]
+
+
+class DeviceContent(Content):
+    """What has arrived from a GPU.
+
+    Args:
+        rest: what came by the frame.
+        places: of what a link has brought, among the buffers of it all.
+        tensors: these.
+    """
+
+    __slots__ = ("_places", "_tensors")
+
+    def __init__(self, rest: Content, places: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__(rest.body)
+        self._places = places
+        self._tensors = tensors
+
+    def value(self) -> Any:
+        body = self.body.open() if isinstance(self.body, Segment) else self.body
+        return codec.decode_among(body, zip(self._places, self._tensors, strict=True))
+
+    def memory(self) -> torch.Tensor:  # type: ignore[override]
+        return self._tensors[0]
+
+
+def encode_on(own: OwnGpu, value: Any, piggyback: Any) -> Payload:
+    """As ``payload.encode``, of a value in which there may be tensors on that GPU.
+
+    Raises:
+        SerializationError: as there.
+    """
+
+    def make(kind: int, about: Any, encoded: Encoded | bytes) -> Payload:
+        if isinstance(encoded, bytes) or all(isinstance(view, memoryview) for view in encoded.buffers):
+            return Payload(kind, about, encoded)
+        return DevicePayload(kind, about, encoded, own)
+
+    return encode(value, piggyback, own.keeps, make)

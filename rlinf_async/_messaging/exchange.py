@@ -1,0 +1,426 @@
+"""What ``Worker.send``, ``recv`` and ``broadcast`` do: who is meant, what is carried, when it is done."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import os
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from rlinf_async._client import emulated_links, far_side
+from rlinf_async._client.client import NodeClient
+from rlinf_async._messaging.collective_options import CollectiveGroupOptions
+from rlinf_async._messaging.device_content import DevicePayload, encode_on
+from rlinf_async._messaging.group_rosters import Roster
+from rlinf_async._messaging.mailbox import Mailbox
+from rlinf_async._messaging.message_content import KINDS, Content, Payload, encode
+from rlinf_async._messaging.operation import Operation, Receiving, Sending
+from rlinf_async._messaging.participants import Member, expand
+from rlinf_async._messaging.peers import Peer
+from rlinf_async._messaging.state.matching import Message
+from rlinf_async._messaging.state.message_facts import OBJECT, PAIR, POINT_TO_POINT, TENSOR
+from rlinf_async._trace import recorder
+from rlinf_async._transports.gpu_reach import WORTH_A_LINK
+from rlinf_async._transports.memory import Place
+from rlinf_async.address import WorkerInfo
+from rlinf_async.work import Work
+
+_CONTIGUOUS = (
+    "All tensors must be contiguous when using P2P communication without metadata: the receiver's tensor has no way to "
+    "know of strides. Send tensor.contiguous(), or use send() and recv()"
+)
+
+
+class Exchange:
+    """One worker's side of all its exchanges.  Its methods start an operation and return it; from any thread."""
+
+    def __init__(self, client: NodeClient, info: WorkerInfo, group: str) -> None:
+        self._client = client
+        self._me = Member(group, info.rank)
+        self._mailbox = Mailbox(client, (group, info.rank, info.node_name, os.getpid()), info.node_ip)
+        self._devices = self._mailbox.peers.devices
+
+    def __repr__(self) -> str:
+        return f"<Exchange of {self._me} {self._mailbox!r}>"
+
+    # -- point to point -----------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        value: Any,
+        group: str,
+        rank: int | Sequence[int],
+        options: CollectiveGroupOptions | None,
+        piggyback: Any,
+        timeout: float | None,
+        stream: str | None = None,
+    ) -> Work[None]:
+        """
+        Args:
+            stream: the name of a line of its own between the two workers; None: the one that users have.
+        """
+        member = _member(group, rank, options, timeout)
+        own = self._devices.own
+        payload = encode(value, piggyback) if own is None else encode_on(own, value, piggyback)
+        return self._send(Sending("send() to", member, timeout, payload), member, stream)
+
+    def send_tensor(
+        self,
+        tensor: Any,
+        group: str,
+        rank: int | Sequence[int],
+        options: CollectiveGroupOptions | None,
+        timeout: float | None,
+        stream: str | None = None,
+    ) -> Work[None]:
+        member = _member(group, rank, options, timeout)
+        from rlinf_async._transports.in_place import describe, flatten, is_tensor, memory_of
+
+        if not is_tensor(tensor):
+            raise AssertionError(f"send_tensor() takes one dense tensor, got {type(tensor).__name__}: send() takes it")
+        if not tensor.is_contiguous():
+            raise ValueError(_CONTIGUOUS)
+        about, own = describe(tensor), self._devices.own
+        if own is not None and own.keeps(tensor):
+            payload: Payload = DevicePayload(TENSOR, about, flatten(tensor), own)
+        else:
+            payload = Payload(TENSOR, about, memory_of(tensor))
+        return self._send(Sending("send_tensor() to", member, timeout, payload), member, stream)
+
+    def _send(self, sending: Sending, member: Member, stream: str | None) -> Work[None]:
+        devices = self._devices
+        if devices.is_awaited or (sending.payload.nbytes >= WORTH_A_LINK and devices.own is None):
+            devices.look()
+
+        def start(peers: Sequence[Peer]) -> None:
+            sending.peer = peers[0]
+            self._depart(sending, [member], peers, self._stream_to(peers[0], stream))
+
+        self._start(sending, [member], start, receives=False)
+        return sending
+
+    def recv(
+        self,
+        group: str,
+        rank: int | Sequence[int],
+        options: CollectiveGroupOptions | None,
+        timeout: float | None,
+        stream: str | None = None,
+    ) -> Work[Any]:
+        member = _member(group, rank, options, timeout)
+        return self._receive(Receiving("recv() from", member, timeout, _TAKE_OBJECT), member, stream)
+
+    def recv_tensor(
+        self,
+        tensor: Any,
+        group: str,
+        rank: int | Sequence[int],
+        options: CollectiveGroupOptions | None,
+        timeout: float | None,
+        stream: str | None = None,
+        *,
+        at_once: bool = False,
+    ) -> Work[None]:
+        """
+        Args:
+            at_once: what comes from another machine may be written to the tensor (on a CPU, contiguous) while it comes.
+                If the operation fails, or is given up, that may go on for a while, and nothing else that is received on
+                this line can be trusted.
+        """
+        member = _member(group, rank, options, timeout)
+        from rlinf_async._transports.in_place import is_tensor
+
+        if not is_tensor(tensor):
+            raise AssertionError(f"recv_tensor() fills one dense tensor, got {type(tensor).__name__}")
+        receiving: Receiving[None] = Receiving("recv_tensor() from", member, timeout, _TakeTensor(tensor, at_once))
+        return self._receive(receiving, member, stream)
+
+    def _receive(self, receiving: Receiving[Any], member: Member, stream: str | None) -> Work[Any]:
+        if self._devices.is_awaited:
+            self._devices.look()
+
+        def start(peers: Sequence[Peer]) -> None:
+            receiving.peer = peers[0]
+            self._mailbox.inbox.receive(receiving, peers[0], self._stream_to(peers[0], stream))
+
+        self._start(receiving, [member], start, receives=True)
+        return receiving
+
+    # -- broadcast ----------------------------------------------------------------------------------------------
+
+    def broadcast(
+        self,
+        value: Any,
+        groups: Any,
+        src: Any,
+        options: CollectiveGroupOptions | None,
+        timeout: float | None,
+    ) -> Work[Any]:
+        _check(options, timeout)
+        members, source = expand(groups, src)
+        if self._me not in members:
+            names = ", ".join(map(str, members))
+            raise ValueError(f"Worker {self._me} is not part of the broadcast group. It has {names}")
+        if self._me != source:
+            receiving: Receiving[Any] = Receiving("broadcast() from", source, timeout, _TAKE_OBJECT)
+
+            def receive(peers: Sequence[Peer]) -> None:
+                by_member = dict(zip(members, peers, strict=True))
+                receiving.peer = by_member[source]
+                self._mailbox.inbox.receive(receiving, by_member[source], _stream(peers), peers)
+
+            self._start(receiving, members, receive, receives=True)
+            return receiving
+
+        others = [member for member in members if member != source]
+        sending = Sending("broadcast() to", ", ".join(map(str, others)), timeout, encode(value, None))
+        sending.result = value
+
+        def send(peers: Sequence[Peer]) -> None:
+            receivers = [peer for member, peer in zip(members, peers, strict=True) if member != source]
+            if receivers:
+                sending.others = receivers
+                self._depart(sending, others, receivers, _stream(peers))
+            else:
+                sending.finish()
+
+        self._start(sending, members, send, receives=False)
+        return sending
+
+    def _depart(self, sending: Sending, members: Sequence[Member], receivers: Sequence[Peer], stream: Any) -> None:
+        """It leaves; where the way is emulated, only when it would have arrived."""
+        outbox = self._mailbox.outbox
+        if emulated_links.here is None:
+            outbox.send(sending, receivers, stream)
+            return
+        names = [f"{member.group}:{member.rank}" for member in members]
+        link = ("worker", receivers[0].endpoint) if stream == POINT_TO_POINT else stream
+
+        def go() -> None:
+            if not sending.done():
+                outbox.send(sending, receivers, stream)
+
+        emulated_links.here.send(link, names, sending.payload.nbytes, go)
+
+    # -- groups -------------------------------------------------------------------------------------------------
+
+    def find_group(self, group: str) -> Work[int]:
+        """The number of ranks of a group; of one that does not exist yet it is waited for.
+
+        Those who ask for one group are answered in the order in which they asked.
+        """
+        work = _Finding(self._client, group)
+
+        def found(roster: Roster | None, error: Exception | None) -> None:
+            if roster is None:
+                work._settle(error=error or RuntimeError(f"group '{group}' was not found"))
+                return
+            # Whoever is closed and launched again may be of another size: its end makes the name be forgotten.
+            endpoint, node, pid = roster.find(0)
+            self._mailbox.peers.introduced(endpoint, group, 0, node, pid)
+            self._mailbox.peers.watch([self._mailbox.peers.at(endpoint)])
+            work._settle(roster.size)
+
+        self._mailbox.names.find(group, found)
+        return work
+
+    def locate(self, group: str, rank: int | Sequence[int], timeout: float | None) -> Work[tuple[str, int]]:
+        """Who a worker is, in words, and the number of its node."""
+        member = _member(group, rank, None, timeout)
+        locating: Operation[tuple[str, int]] = Operation("finding", member, timeout)
+
+        def start(peers: Sequence[Peer]) -> None:
+            peer = peers[0]
+            if peer.error is not None:
+                locating.fail(copy.copy(peer.error))
+            else:
+                locating._settle((peer.label, peer.node))
+
+        self._start(locating, [member], start, receives=False)
+        return locating
+
+    def _stream_to(self, peer: Peer, name: str | None) -> int | bytes:
+        """What a line between this worker and a peer is known by to both; of one without a name, that of users."""
+        if name is None:
+            return POINT_TO_POINT
+        ends = sorted((self._mailbox.peers.me, peer.endpoint))
+        return hashlib.blake2b(struct.pack("<2Q", *ends) + name.encode(), digest_size=16).digest()
+
+    # -- who is meant -------------------------------------------------------------------------------------------
+
+    def _start(
+        self,
+        operation: Operation[Any],
+        members: Sequence[Member],
+        start: Callable[[Sequence[Peer]], None],
+        *,
+        receives: bool,
+    ) -> None:
+        """Starts it as soon as it is known where all members live; until then it is in line for the names."""
+        if recorder.recorder is not None:
+            args = {"bytes": operation.payload.nbytes} if isinstance(operation, Sending) else None
+            names = " ".join(f"{member.group}:{member.rank}" for member in members)
+            recorder.follow(operation, f"{operation.what.partition('(')[0]} {names}", "message", args)
+        if len(members) == 1:
+            peer = self._known(members[0], receives)
+            if peer is not None and peer.is_watched:
+                start((peer,))
+                return
+        self._search(operation, list(members), [], start, receives)
+
+    def _search(
+        self,
+        operation: Operation[Any],
+        missing: list[Member],
+        found: list[Peer],
+        start: Callable[[Sequence[Peer]], None],
+        receives: bool,
+    ) -> None:
+        names = self._mailbox.names
+        while missing:
+            member = missing[0]
+            peer = self._known(member, receives)
+            if peer is None:
+                operation.missing = member
+                if operation.timeout is not None:
+                    operation.explain = functools.partial(
+                        names.late, member.group, operation.timeout, operation.give_up
+                    )
+
+                def look(roster: Roster | None, error: Exception | None) -> None:
+                    if not operation.done() and self._look(operation, missing, found, roster, error):
+                        self._search(operation, missing, found, start, receives)
+
+                names.find(member.group, look, member.rank)
+                return
+            found.append(peer)
+            del missing[0]
+        operation.explain = operation.missing = None
+        if not operation.done():
+            self._mailbox.peers.watch(found)
+            start(found)
+
+    def _look(
+        self,
+        operation: Operation[Any],
+        missing: list[Member],
+        found: list[Peer],
+        roster: Roster | None,
+        error: Exception | None,
+    ) -> bool:
+        """Finds the first of the missing in its group's roster."""
+        member = missing.pop(0)
+        if roster is None:
+            operation.fail(error or RuntimeError(f"group '{member.group}' was not found"))
+            return False
+        try:
+            endpoint, node, pid = roster.find(member.rank)
+        except ValueError as failure:
+            operation.fail(failure)
+            return False
+        self._mailbox.peers.introduced(endpoint, member.group, member.rank, node, pid)
+        found.append(self._mailbox.peers.at(endpoint))
+        return True
+
+    def _known(self, member: Member, receives: bool) -> Peer | None:
+        """Where it need not be asked; nobody overtakes those who wait for that name."""
+        mailbox = self._mailbox
+        if member == self._me:
+            return mailbox.peers.at(mailbox.peers.me)
+        peer = mailbox.peers.named(member.group, member.rank)
+        if peer is None or mailbox.names.is_pending(*member):
+            return None
+        if peer.error is None or (receives and mailbox.inbox.has_message(peer, POINT_TO_POINT)):
+            return peer
+        return None
+
+
+class _Finding(Work[int]):
+    """A group is looked for."""
+
+    kind = "name"
+
+    def __init__(self, client: NodeClient, group: str) -> None:
+        super().__init__()
+        self._client = client
+        self._group = group
+
+    def _describe(self) -> str:
+        return f"a group named '{self._group}'"
+
+    def _far_side(self) -> Work[str]:
+        return far_side.name(self._client, self._group)
+
+
+class _TakeObject:
+    """The message is an object, which is rebuilt in the thread of whoever waits for it."""
+
+    def refuses(self, message: Message) -> str | None:
+        if message.kind in (OBJECT, PAIR):
+            return None
+        return f"the peer has used {KINDS.get(message.kind, '?')}() there, which goes with recv_tensor()"
+
+    def place(self) -> None:
+        return None
+
+    def arrived(self, content: Content) -> None:
+        pass
+
+    def value(self, message: Message) -> Any:
+        return message.content.value()
+
+
+_TAKE_OBJECT: Final = _TakeObject()
+
+
+class _TakeTensor:
+    """The message is the bytes of a tensor, which are copied to their place at once."""
+
+    def __init__(self, tensor: Any, at_once: bool) -> None:
+        from rlinf_async._transports.in_place import mark, memory_of
+
+        self._tensor = tensor
+        self._used = mark(tensor)
+        self._place = Place(memory_of(tensor)) if at_once else None
+
+    def refuses(self, message: Message) -> str | None:
+        from rlinf_async._transports.in_place import describe, difference
+
+        if message.kind != TENSOR:
+            return f"the peer has used {KINDS.get(message.kind, '?')}() there, which goes with recv()"
+        why = difference(message.about, describe(self._tensor))
+        return None if why is None else f"the tensor that the peer has sent does not fit: {why}"
+
+    def place(self) -> Place | None:
+        return self._place
+
+    def arrived(self, content: Content) -> None:
+        from rlinf_async._transports.in_place import fill
+
+        memory = content.memory()
+        if self._place is None or memory is not self._place.memory:
+            fill(self._tensor, memory, self._used)
+
+    def value(self, message: Message) -> None:
+        return None
+
+
+def _member(group: Any, rank: Any, options: CollectiveGroupOptions | None, timeout: float | None) -> Member:
+    _check(options, timeout)
+    return Member.of(group, rank)
+
+
+def _check(options: CollectiveGroupOptions | None, timeout: float | None) -> None:
+    if options is not None and not isinstance(options, CollectiveGroupOptions):
+        raise TypeError(f"options= takes CollectiveGroupOptions, got {type(options).__name__}")
+    if timeout is not None and not timeout >= 0:
+        raise ValueError(f"timeout= takes seconds, got {timeout!r}")
+
+
+def _stream(peers: Sequence[Peer]) -> bytes:
+    """What the broadcasts among these workers are known by, whoever sends."""
+    endpoints = sorted(peer.endpoint for peer in peers)
+    return hashlib.blake2b(struct.pack(f"<{len(endpoints)}Q", *endpoints), digest_size=16).digest()

@@ -1,0 +1,161 @@
+"""Where the ranks of other groups live, as the directory knows them."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from rlinf_async import settings
+from rlinf_async._client.client import NodeClient
+from rlinf_async._core.root_cause import fold_ranks
+from rlinf_async.errors import DeadlineExceeded
+
+
+class Roster:
+    """The ranks of one group; of one that is joined rank by rank, None in place of those who are not there."""
+
+    def __init__(self, group: str, entries: list[dict[str, Any] | None]) -> None:
+        self.group = group
+        self._entries = entries
+
+    @property
+    def size(self) -> int:
+        return len(self._entries)
+
+    def lacks(self, rank: int) -> bool:
+        """Whether that rank may still come."""
+        return 0 <= rank < len(self._entries) and self._entries[rank] is None
+
+    def find(self, rank: int) -> tuple[int, str, int]:
+        """The endpoint of a rank, the name of its node, and its pid.
+
+        Raises:
+            ValueError: there is no such rank; lists those that there are.
+        """
+        if not 0 <= rank < len(self._entries):
+            ranks = fold_ranks(range(len(self._entries)))
+            raise ValueError(f"group '{self.group}' has no rank {rank}: its ranks are {ranks}")
+        entry = self._entries[rank]
+        if entry is None:
+            raise ValueError(f"rank {rank} of group '{self.group}' is not there")
+        return entry["endpoint"], entry["info"]["node_name"], entry["pid"]
+
+
+Then = Callable[[Roster | None, Exception | None], None]
+"""Gets the roster, or why there is none."""
+
+
+_Key = tuple[str, int | None]
+
+
+def _key(group: str, rank: int) -> _Key:
+    """What is looked up together.  The group of a worker's own subprocesses is joined rank by rank."""
+    return group, rank if ":" in group else None
+
+
+class _Lookup:
+    __slots__ = ("is_answered", "number", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: deque[Then] = deque()
+        self.number = -1
+        self.is_answered = False
+
+
+class Names:
+    """Rosters by the groups' names; a name that does not exist yet is waited for.
+
+    Those who ask for one name are answered in the order in which they asked.
+    """
+
+    def __init__(self, client: NodeClient) -> None:
+        self._client = client
+        self._lock = threading.Lock()
+        self._rosters: dict[str, Roster] = {}
+        self._lookups: dict[_Key, _Lookup] = {}
+        self._patience = settings.NAME_TIMEOUT_S()
+
+    def find(self, group: str, then: Then, rank: int = 0) -> bool:
+        """Calls back with the roster, at once if it is known; whether it was.
+
+        It has the given rank, if there can be one.
+
+        Where there is no such group within ``settings.NAME_TIMEOUT_S``, the error lists those that there are; where
+        it is closed, the error says so at once.
+        """
+        is_new = False
+        key = _key(group, rank)
+        with self._lock:
+            lookup = self._lookups.get(key)
+            roster = self._rosters.get(group)
+            if lookup is None and (roster is None or roster.lacks(rank)):
+                lookup = self._lookups[key] = _Lookup()
+                is_new = True
+            if lookup is not None:
+                lookup.waiting.append(then)
+        if lookup is None:
+            then(roster, None)
+            return True
+        if is_new:
+            arguments = {"name": group} if key[1] is None else {"name": group, "rank": rank}
+            ask = self._client.ask("lookup", arguments, node=0, what=f"a group named '{group}'")
+            lookup.number = ask.number
+            ask._follow(lambda: self._found(key, lookup, ask))
+            self._client.later(self._patience, lambda: self._give_up(key, lookup))
+        return False
+
+    def is_pending(self, group: str, rank: int) -> bool:
+        """Whether somebody waits for it."""
+        return bool(self._lookups) and _key(group, rank) in self._lookups
+
+    def forget(self, group: str) -> None:
+        """It has ended; if the name means something again, that is another group."""
+        with self._lock:
+            self._rosters.pop(group, None)
+
+    def late(self, group: str, seconds: float, then: Callable[[Exception], None], lookup: int = -1) -> None:
+        """Calls back with an error that says that there was no such group, and which there are.
+
+        Args:
+            lookup: the number of the ask that nobody waits for any more.
+        """
+        ask = self._client.ask("forget_lookup", {"name": group, "ask": lookup}, node=0, what="the names of all groups")
+
+        def answered() -> None:
+            try:
+                there = "; there are: " + (", ".join(ask._result()) or "none")
+            except Exception as error:
+                there = f" ({error})"
+            then(DeadlineExceeded(f"there was no group named '{group}' within {seconds:g} s{there}"))
+
+        ask._follow(answered)
+
+    def _found(self, key: _Key, lookup: _Lookup, ask: Any) -> None:
+        try:
+            roster, error = Roster(key[0], ask._result()), None
+        except Exception as failure:
+            roster, error = None, failure
+        self._answer(key, lookup, roster, error)
+
+    def _give_up(self, key: _Key, lookup: _Lookup) -> None:
+        if not lookup.is_answered:
+            self.late(
+                key[0], self._patience, lambda error: self._answer(key, lookup, None, error), lookup=lookup.number
+            )
+
+    def _answer(self, key: _Key, lookup: _Lookup, roster: Roster | None, error: Exception | None) -> None:
+        with self._lock:
+            if lookup.is_answered:
+                return
+            lookup.is_answered = True
+        while True:
+            with self._lock:
+                if not lookup.waiting:
+                    del self._lookups[key]
+                    if roster is not None:
+                        self._rosters[key[0]] = roster
+                    return
+                then = lookup.waiting.popleft()
+            then(roster, error)

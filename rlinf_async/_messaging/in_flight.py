@@ -1,0 +1,49 @@
+"""A message that is under way, and the stream that it is part of, at their sender."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from rlinf_async._messaging.operation import Sending
+from rlinf_async._messaging.peers import Peer
+from rlinf_async._messaging.state.flow_control import Departure, Departures
+
+
+class Letter:
+    """One message, until its operation is done.
+
+    Attributes:
+        awaited: endpoints whose word that they have the content is awaited.
+        links: that were used for it, ``attempts`` times in all.
+        by_gpu: the last of them was one between GPUs.
+        is_certain: it has left by a way on which nothing is lost as long as both sides live.
+    """
+
+    __slots__ = ("attempts", "awaited", "by_gpu", "departure", "is_certain", "links", "sending")
+
+    def __init__(self, sending: Sending, receivers: Sequence[Peer]) -> None:
+        self.sending = sending
+        self.departure: Departure
+        self.awaited = dict.fromkeys(peer.endpoint for peer in receivers)
+        self.links: list[Any] = []
+        self.attempts = 0
+        self.by_gpu = False
+        self.is_certain = False
+
+
+class Line:
+    """One stream, at its sender."""
+
+    __slots__ = ("departures", "is_near", "open", "order", "receivers", "stream")
+
+    def __init__(self, stream: Any, receivers: Sequence[Peer], node: int) -> None:
+        self.stream = stream
+        self.receivers = receivers
+        self.is_near = all(peer.node == node for peer in receivers)
+        """The receivers are all on this node."""
+        self.departures = Departures(peer.endpoint for peer in receivers)
+        self.order = threading.Lock()
+        """Held from a message's number to its frame, which leave in one order."""
+        self.open: dict[int, Letter] = {}

@@ -1,0 +1,273 @@
+"""What this worker receives: streams of messages, matched with those who want them."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rlinf_async._core.segment import close_fds
+from rlinf_async._messaging.device_content import DeviceContent
+from rlinf_async._messaging.message_content import Content, content_of
+from rlinf_async._messaging.operation import Receiving
+from rlinf_async._messaging.peers import Peer, Peers
+from rlinf_async._messaging.state import message_facts
+from rlinf_async._messaging.state.matching import Arrivals, Do, Message, Step
+from rlinf_async._messaging.state.message_facts import TENSOR
+from rlinf_async._transports.gpu_reach import WAYS
+from rlinf_async._transports.transport_choice import COLLECTIVE
+from rlinf_async.errors import SerializationError, TransferFailed
+
+logger = logging.getLogger(__name__)
+
+
+class _Line:
+    """One stream, at its receiver.
+
+    Attributes:
+        others: endpoints without which nothing more will come, besides the source.
+    """
+
+    __slots__ = ("arrivals", "others", "source", "stream")
+
+    def __init__(self, source: Peer, stream: Any) -> None:
+        self.source = source
+        self.stream = stream
+        self.arrivals = Arrivals(lambda receiving, message: receiving.taking.refuses(message))
+        self.others: set[Peer] = set()
+
+
+class Inbox:
+    """The receivers' sides of this worker's streams.  ``receive`` is for any thread, ``on_…`` for where frames are
+    read."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._lock = threading.Lock()
+        self._lines: dict[tuple[int, Any], _Line] = {}
+
+    def __repr__(self) -> str:
+        return f"<Inbox {len(self._lines)} streams>"
+
+    def _line(self, source: Peer, stream: Any) -> _Line:
+        line = self._lines.get((source.endpoint, stream))
+        if line is None:
+            with self._lock:
+                line = self._lines.setdefault((source.endpoint, stream), _Line(source, stream))
+        return line
+
+    def has_message(self, source: Peer, stream: Any) -> bool:
+        """Whether something from there is here already."""
+        line = self._lines.get((source.endpoint, stream))
+        with self._lock:
+            return line is not None and line.arrivals.has_message
+
+    # -- receiving ----------------------------------------------------------------------------------------------
+
+    def receive(self, receiving: Receiving[Any], source: Peer, stream: Any, others: Iterable[Peer] = ()) -> None:
+        """Wants the next message.
+
+        Args:
+            others: who must live too, for there to be one.
+        """
+        line = self._line(source, stream)
+        arrivals = line.arrivals
+        receiving.withdraw = lambda error: self._act(line, arrivals.cancel, receiving)
+        receiving.back = lambda message: self._act(line, arrivals.give_back, message)
+        if others:
+            with self._lock:
+                line.others.update(others)
+        self._act(line, arrivals.post, receiving)
+        if receiving.done():  # given up before it was posted
+            self._act(line, arrivals.cancel, receiving)
+            receiving.withdraw = None
+        gone = next((peer for peer in line.others if peer.error is not None), None) if line.others else None
+        if source.error is not None:
+            gone = source
+        if gone is not None:
+            self._fail(line, gone)
+
+    def _act(self, line: _Line, decide: Callable[..., list[Step]], *facts: Any) -> None:
+        """Does what the stream's state decides, and what follows from it."""
+        with self._lock:
+            steps = decide(*facts)
+            total = line.arrivals.due()
+        while steps:
+            more: list[Step] = []
+            for step in steps:
+                more += self._do(line, step)
+            steps = more
+        if total is not None:
+            self._peers.post((line.source,), (message_facts.ROOM, line.stream, total))
+
+    def _do(self, line: _Line, step: Step) -> list[Step]:
+        receive, message = step.receive, step.message
+        if step.do is Do.FAIL:
+            receive.fail(copy.copy(step.why))  # which comes to hold on to the frames that it is raised through
+            return []
+        assert message is not None
+        if step.do is Do.GRANT:
+            self._reply(line, message_facts.GRANT, message.number)
+        elif step.do is Do.REFUSE:
+            error = step.why if isinstance(step.why, Exception) else ValueError(f"{receive._describe()}: {step.why}")
+            receive.fail(error)
+            self._reply(line, message_facts.REFUSED, message.number, str(step.why))
+        else:
+            return self._deliver(line, receive, message)
+        return []
+
+    def _deliver(self, line: _Line, receive: Receiving[Any], message: Message) -> list[Step]:
+        try:
+            taken = receive.deliver(message)
+        except Exception as error:
+            self._reply(line, message_facts.REFUSED, message.number, f"{type(error).__name__}: {error}")
+            return []
+        if not taken:
+            with self._lock:
+                return line.arrivals.give_back(message)
+        if message.kind == TENSOR:
+            self._reply(line, message_facts.TAKEN, message.number)
+        return []
+
+    def _reply(self, line: _Line, what: int, *facts: Any) -> None:
+        self._peers.post((line.source,), (what, line.stream, *facts))
+
+    # -- what senders say ---------------------------------------------------------------------------------------
+
+    def on_data(
+        self,
+        source: Peer,
+        body: Any,
+        fds: list[int],
+        stream: Any,
+        number: int,
+        kind: int,
+        about: Any,
+        charge: int,
+        way: Any,
+    ) -> None:
+        line = self._line(source, stream)
+        arrivals = line.arrivals
+        if way is not None:
+            self._act(line, arrivals.data, number, kind, about, charge)
+            self._fetch(line, number, kind, way, body, fds)
+            return
+        try:
+            content = _content(body, fds)
+        except Exception as error:
+            self._act(line, arrivals.data, number, kind, about, charge)
+            self._act(line, arrivals.spoil, number, error)
+        else:
+            self._act(line, arrivals.data, number, kind, about, charge, content)
+
+    def on_announce(self, source: Peer, stream: Any, number: int, kind: int, about: Any) -> None:
+        line = self._line(source, stream)
+        self._act(line, line.arrivals.announce, number, kind, about)
+
+    def on_content(
+        self, source: Peer, body: Any, fds: list[int], stream: Any, number: int, charge: int, way: Any
+    ) -> None:
+        line = self._line(source, stream)
+        arrivals = line.arrivals
+        if way is not None:
+            with self._lock:
+                message = arrivals.expect(number, charge)
+            if message is None:  # it was here, or is not wanted
+                close_fds(fds)
+                self._reply(line, message_facts.TAKEN, number)
+                self._act(line, list)
+            else:
+                self._fetch(line, number, message.kind, way, body, fds)
+            return
+        try:
+            content = _content(body, fds)
+        except Exception as error:
+            self._act(line, arrivals.spoil, number, error)
+        else:
+            self._act(line, arrivals.content, number, charge, content)
+
+    def on_withdraw(self, source: Peer, stream: Any, number: int) -> None:
+        line = self._line(source, stream)
+        self._act(line, line.arrivals.withdraw, number)
+
+    def _fetch(self, line: _Line, number: int, kind: int, way: Any, body: Any, fds: list[int]) -> None:
+        """Has a link bring the content of a message."""
+        name, transfer, sizes, *places = way
+        content: Content | Exception = Content(body)
+        if name in WAYS:
+            try:
+                content = _content(body, fds)
+            except Exception as error:
+                content = error
+        if name == COLLECTIVE and kind != TENSOR and not body:
+            # Its connection shows no credentials: nothing that came by it is unpickled.
+            text = f"{line.source.label} wanted to send a pickle by a connection that is not authenticated"
+            self._act(line, line.arrivals.spoil, number, SerializationError(text))
+            return
+        with self._lock:
+            wanted = line.arrivals.wanted_by(number)
+        place = None if wanted is None else wanted.taking.place()
+        try:
+            link = self._peers.link(line.source, name)
+            work = link.receive(transfer, sizes) if place is None else link.receive_in(transfer, sizes, place)
+        except Exception as error:
+            self._lost(line, number, error)
+            return
+        work._follow(lambda: self._fetched(line, number, kind, content, places, work))
+
+    def _fetched(
+        self, line: _Line, number: int, kind: int, rest: Content | Exception, places: list[list[int]], work: Any
+    ) -> None:
+        """
+        Args:
+            rest: what the frame has brought; an error of a daemon's that could not pass it on.
+            places: of the buffers, where they have come from GPU to GPU.
+        """
+        try:
+            buffers = work._result()
+        except Exception as error:
+            if isinstance(error, MemoryError) and not places:
+                self._act(line, line.arrivals.spoil, number, error)
+            else:
+                self._lost(line, number, error)
+            return
+        if isinstance(rest, Exception):
+            self._act(line, line.arrivals.spoil, number, rest)
+            return
+        content = DeviceContent(rest, places[0], buffers) if places else Content(rest.body, buffers)
+        if kind != TENSOR:
+            self._reply(line, message_facts.TAKEN, number)
+        self._act(line, line.arrivals.content, number, 0, content)
+
+    def _lost(self, line: _Line, number: int, error: Exception) -> None:
+        logger.info("a message from %s has not come through: %s", line.source.label, error)
+        self._reply(line, message_facts.LOST, number)
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def fail(self, peer: Peer) -> None:
+        """A peer is gone: whoever waits for what cannot come any more learns it."""
+        for key, line in list(self._lines.items()):
+            if line.source is peer or peer in line.others:
+                self._fail(line, peer)
+                with self._lock:
+                    if line.arrivals.is_idle:
+                        self._lines.pop(key, None)
+
+    def _fail(self, line: _Line, peer: Peer) -> None:
+        error = peer.error
+        assert error is not None
+        self._act(line, line.arrivals.fail, error)
+
+
+def _content(body: Any, fds: list[int]) -> Content:
+    """The content of a frame.
+
+    Raises:
+        TransferFailed: a daemon could not pass it on.
+    """
+    if isinstance(body, str):
+        raise TransferFailed(body)
+    return content_of(body, fds)

@@ -1,0 +1,90 @@
+"""A worker's mailbox: everything that other workers say to this one, and it to them.
+
+    outbox.send (user's thread) ──► MESSAGE frame ──► daemons ──► on_frame (where the socket is read) ──► inbox
+    inbox.receive (user's thread): is it here already? Otherwise whoever reads the socket settles the Work
+
+No operation has a task or a thread of its own: what arrives is handled where the socket is read.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from rlinf_async._client.client import NodeClient
+from rlinf_async._core import frames
+from rlinf_async._core.segment import close_fds
+from rlinf_async._messaging.group_rosters import Names
+from rlinf_async._messaging.inbox import Inbox
+from rlinf_async._messaging.outbox import Outbox
+from rlinf_async._messaging.peers import Peer, Peers
+from rlinf_async._messaging.state import message_facts
+
+logger = logging.getLogger(__name__)
+
+
+class Mailbox:
+    """What a worker sends and receives with.
+
+    Args:
+        introduction: group, rank, node's name and pid of this worker.
+        address: its node's own.
+    """
+
+    def __init__(self, client: NodeClient, introduction: tuple[str, int, str, int], address: str) -> None:
+        self.names = Names(client)
+        self.peers = Peers(client, introduction, address, self._on_end, self._hear)
+        self.outbox = Outbox(self.peers)
+        self.inbox = Inbox(self.peers)
+        client.receivers[frames.MESSAGE] = self
+        client.listen("ended", self.peers.on_ended)
+        client.listen("node_lost", self.peers.on_node_lost)
+
+    def __repr__(self) -> str:
+        return f"<Mailbox {self.outbox!r} {self.inbox!r}>"
+
+    def on_frame(self, frame: list[Any], fds: list[int]) -> None:
+        """A MESSAGE frame; takes its descriptors over."""
+        _, _, source, _, facts, body = frame
+        self._hear(source, facts, body, fds)
+
+    def _hear(self, source: int, facts: Any, body: Any, fds: list[int]) -> None:
+        peer = self.peers.at(source)
+        what, *rest = facts
+        if what == message_facts.DATA:
+            self.inbox.on_data(peer, body, fds, *rest)
+        elif what == message_facts.CONTENT:
+            self.inbox.on_content(peer, body, fds, *rest)
+        else:
+            close_fds(fds)
+            self._hear_word(peer, what, rest)
+
+    def _hear_word(self, peer: Peer, what: int, facts: list[Any]) -> None:
+        if what == message_facts.LINK:
+            name, said = facts
+            self.peers.link(peer, name).on_control(said)
+        elif what == message_facts.GPU:
+            self.peers.devices.hear(peer, *facts)
+        elif what == message_facts.INTRODUCE:
+            self.peers.hear_introduction(peer.endpoint, *facts)
+        elif what == message_facts.ANNOUNCE:
+            self.inbox.on_announce(peer, *facts)
+        elif what == message_facts.WITHDRAW:
+            self.inbox.on_withdraw(peer, *facts)
+        elif what == message_facts.GRANT:
+            self.outbox.on_grant(peer, *facts)
+        elif what == message_facts.ROOM:
+            self.outbox.on_room(peer, *facts)
+        elif what == message_facts.TAKEN:
+            self.outbox.on_taken(peer, *facts)
+        elif what == message_facts.LOST:
+            self.outbox.on_lost(peer, *facts)
+        elif what == message_facts.REFUSED:
+            self.outbox.on_refused(peer, *facts)
+        else:
+            logger.error("%s has sent a message of a kind %r that is not known here", peer.label, what)
+
+    def _on_end(self, peer: Peer) -> None:
+        self.names.forget(peer.group)
+        self.outbox.fail(peer)
+        self.inbox.fail(peer)

@@ -1,0 +1,149 @@
+"""What a message carries: on its way out, and as it came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rlinf_async._core import codec
+from rlinf_async._core.encoded import Encoded
+from rlinf_async._core.frames import INLINE_LIMIT
+from rlinf_async._core.payload import pack_body
+from rlinf_async._core.pool import pool
+from rlinf_async._messaging.state.message_facts import OBJECT, PAIR, TENSOR
+from rlinf_async._transports.shared_memory import Segment
+
+
+class Payload:
+    """A value on its way out.  It refers to the value's own memory until it is packed.
+
+    Attributes:
+        kind, about: what the receiver is told beforehand.
+        nbytes: its size.
+        is_on_gpu: some of it is, and may be sent from there: ``DevicePayload``.
+    """
+
+    is_on_gpu = False
+
+    def __init__(self, kind: int, about: Any, encoded: Encoded | bytes | memoryview) -> None:
+        self.kind = kind
+        self.about = about
+        self._encoded = encoded
+        self.nbytes = len(encoded) if isinstance(encoded, bytes) else encoded.nbytes
+
+    def pack(self) -> tuple[bytes | int, Sequence[int]]:
+        """The body of a frame and its descriptors; the value may change from then on.
+
+        Raises:
+            MemoryError, OSError: as ``pack_body``.
+        """
+        encoded = self._encoded
+        if not isinstance(encoded, memoryview):
+            return pack_body(encoded)
+        if encoded.nbytes <= INLINE_LIMIT:
+            return encoded.tobytes(), ()
+        return encoded.nbytes, (pool.write([encoded], encoded.nbytes),)
+
+    def make_plain(self) -> Payload:
+        """This, without anything on a GPU."""
+        return self
+
+    @property
+    def has_small_head(self) -> bool:
+        """Whether all that will be unpickled fits into the frame; then only plain memory is left to a link."""
+        encoded = self._encoded
+        if isinstance(encoded, memoryview):
+            return True
+        return (len(encoded) if isinstance(encoded, bytes) else len(encoded.head)) <= INLINE_LIMIT
+
+    def parts(self) -> tuple[bytes, list[memoryview]]:
+        """For a link: what is small enough for the frame, and the buffers."""
+        encoded = self._encoded
+        if isinstance(encoded, memoryview):
+            return b"", [encoded]
+        head, buffers = (encoded[1:], []) if isinstance(encoded, bytes) else (encoded.head, list(encoded.buffers))
+        return (head, buffers) if len(head) <= INLINE_LIMIT else (b"", [memoryview(head), *buffers])
+
+    def copy(self) -> bytes | memoryview:
+        """The content, for a receiver in this process."""
+        encoded = self._encoded
+        if isinstance(encoded, bytes):
+            return encoded
+        copy = memoryview(bytearray(encoded.nbytes))
+        if isinstance(encoded, memoryview):
+            copy[:] = encoded
+        else:
+            encoded.write_into(copy)
+        return copy
+
+
+def encode(
+    value: Any,
+    piggyback: Any,
+    keep: Callable[[Any], bool] | None = None,
+    make: Callable[[int, Any, Encoded | bytes], Payload] = Payload,
+) -> Payload:
+    """An object as a payload.
+
+    Args:
+        keep: as ``codec.encode``.
+        make: what makes a payload of its kind, of what there is to say beforehand, and of what it is encoded to.
+
+    Raises:
+        SerializationError: it, or what is to go with it, cannot travel.
+    """
+    kind = OBJECT if piggyback is None else PAIR
+    root: str | tuple[str, ...] = "object"
+    if piggyback is not None:
+        value, root = (value, piggyback), ("object", "piggyback_payload")
+    encoded = codec.encode_plain(value)
+    if encoded is not None:
+        return make(kind, None, encoded)
+    return make(kind, None, codec.encode(value, describe="what is to be sent", root=root, keep=keep))
+
+
+class Content:
+    """What has arrived.
+
+    Attributes:
+        body: of the frame, or the memory that rode on it.
+        buffers: what a link has brought instead; then the body, where it is not empty, is the first of them.
+    """
+
+    __slots__ = ("body", "buffers")
+
+    def __init__(self, body: bytes | memoryview | Segment, buffers: Sequence[memoryview] | None = None) -> None:
+        self.body = body
+        self.buffers = buffers
+
+    def value(self) -> Any:
+        """The object; its memory is taken over.
+
+        Raises:
+            SerializationError: it cannot be rebuilt here.
+        """
+        if self.buffers is None:
+            return codec.decode(self.body.open() if isinstance(self.body, Segment) else self.body)
+        if self.body:
+            return codec.decode_parts(self.body, self.buffers)  # type: ignore[arg-type]  # a link's frame has no segment
+        return codec.decode_parts(self.buffers[0], self.buffers[1:])
+
+    def memory(self) -> bytes | memoryview | Segment:
+        """The bytes of a tensor."""
+        return self.body if self.buffers is None else self.buffers[0]
+
+
+def content_of(body: Any, fds: list[int]) -> Content:
+    """What a frame has brought; takes the descriptor over.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if not fds:
+        return Content(body)
+    segment = Segment(fds[0], body)
+    return Content(segment.open() if segment.is_small else segment)
+
+
+KINDS = {OBJECT: "send", PAIR: "send", TENSOR: "send_tensor"}
+"""What a message of a kind was sent by."""

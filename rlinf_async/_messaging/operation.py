@@ -1,0 +1,240 @@
+"""A ``Work`` of sending or receiving: what is awaited from whom, for how long at most, and what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Protocol, TypeVar
+
+from rlinf_async._client import far_side, registry
+from rlinf_async._messaging.message_content import Content, Payload
+from rlinf_async._messaging.participants import Member
+from rlinf_async._messaging.peers import Peer
+from rlinf_async._messaging.state.matching import Message
+from rlinf_async._transports.memory import Place
+from rlinf_async.errors import ClosedError, DeadlineExceeded
+from rlinf_async.work import Work
+
+T = TypeVar("T")
+
+
+class Operation(Work[T]):
+    """With a deadline of its own, after which it is given up.
+
+    Attributes:
+        what: in words, without the peer.
+        peer: as a text, or something that makes one, as far as it is known.
+        others: those whom it is for, where they are several.
+        missing: whose group is looked for.
+        withdraw: undoes what has been done for it; None before anything was.
+        explain: called in place of failing at the deadline: there is more to say than that it was late.
+    """
+
+    others: Sequence[Peer] = ()
+    missing: Member | None = None
+
+    def __init__(self, what: str, peer: object, timeout: float | None) -> None:
+        super().__init__()
+        self.what = what
+        self.peer = peer
+        self.timeout = timeout
+        self.withdraw: Callable[[Exception], None] | None = None
+        self.explain: Callable[[], None] | None = None
+        self._since = time.monotonic()
+
+    def _describe(self) -> str:
+        return f"{self.what} {self.peer}"
+
+    def _whom(self) -> str:
+        return str(self.missing or self.peer)
+
+    def _far_side(self) -> Work[str] | None:
+        client = registry.first_taken()
+        if client is None:
+            return None
+        if self.missing is not None:
+            return far_side.name(client, self.missing.group)
+        peers = (self.peer,) if isinstance(self.peer, Peer) else self.others
+        return far_side.workers(client, {peer.endpoint: (peer.group, peer.rank) for peer in peers})
+
+    # -- deadlines ----------------------------------------------------------------------------------------------
+
+    def _waiting(self, *, abandon: bool) -> Generator[Any, Any, None]:
+        if self.timeout is None:
+            yield from super()._waiting(abandon=abandon)
+            return
+        remaining = max(0.0, self._since + self.timeout - time.monotonic())
+        timer = asyncio.get_running_loop().call_later(remaining, self._expire)
+        try:
+            yield from super()._waiting(abandon=abandon)
+        finally:
+            timer.cancel()
+
+    def _wait_for_thread(self, timeout: float | None) -> None:
+        remaining = None if self.timeout is None else max(0.0, self._since + self.timeout - time.monotonic())
+        if remaining is None or (timeout is not None and timeout < remaining):
+            super()._wait_for_thread(timeout)
+            return
+        try:
+            super()._wait_for_thread(remaining)
+        except DeadlineExceeded:
+            self._expire()
+            super()._wait_for_thread(None)  # until the explanation is here
+
+    def _expire(self) -> None:
+        if self.explain is not None:
+            self.explain()
+        else:
+            self.give_up(self._late(self.timeout))
+
+    # -- ends ---------------------------------------------------------------------------------------------------
+
+    def _settle(self, value: Any = None, error: BaseException | None = None) -> bool:
+        if not super()._settle(value, error):
+            return False
+        self.forget()
+        return True
+
+    def forget(self) -> None:
+        """Once it is done: these refer to this object, which would live, and hold what it carries, until the
+        collector comes."""
+        self.withdraw = self.explain = None
+
+    def fail(self, error: BaseException) -> bool:
+        """False if it was done before."""
+        return self._settle(error=error)
+
+    def give_up(self, error: Exception) -> None:
+        """Ends it with an error, unless it is done, and undoes what can be undone.
+
+        Whoever sets ``withdraw`` looks afterwards whether it is done, and this one looks for it once it is: one of the
+        two sees the other, in whichever threads they are.
+        """
+        if not super()._settle(error=error):
+            return
+        withdraw = self.withdraw
+        self.forget()
+        if withdraw is not None:
+            withdraw(error)
+
+    def _abandon(self) -> None:
+        self.give_up(ClosedError(f"{self._describe()} was withdrawn: nobody waited for it any more"))
+
+
+class Sending(Operation[Any]):
+    """A message on its way; done when what is sent may change."""
+
+    kind = "send"
+
+    def __init__(self, what: str, peer: object, timeout: float | None, payload: Payload) -> None:
+        super().__init__(what, peer, timeout)
+        self.payload = payload
+        self.result: Any = None
+        """What it is done with."""
+
+    @property
+    def has_failed(self) -> bool:
+        return self._done and self._error is not None
+
+    def finish(self) -> bool:
+        """What is sent may change.  False if it was given up before."""
+        return self._settle(self.result)
+
+
+class Taking(Protocol):
+    """What a receive does with the message that it gets."""
+
+    def refuses(self, message: Message) -> str | None:
+        """Why that message is not what is wanted."""
+
+    def place(self) -> Place | None:
+        """Where the content may be written while it comes; then the memory is not the user's until all of it has."""
+
+    def arrived(self, content: Content) -> None:
+        """Before anybody hears of it, in the thread that reads the socket; may raise."""
+
+    def value(self, message: Message) -> Any:
+        """The result, in the thread of whoever waits for it."""
+
+
+class Receiving(Operation[T]):
+    """A message that is wanted.
+
+    Whoever waits for it has it once a wait returns.  If the last waiter is cancelled before that, the message goes back
+    to the head of its line, as if it had not been received.
+
+    Attributes:
+        back: puts a message back.
+    """
+
+    kind = "recv"
+
+    def __init__(self, what: str, peer: object, timeout: float | None, taking: Taking) -> None:
+        super().__init__(what, peer, timeout)
+        self.taking = taking
+        self.back: Callable[[Message], None] | None = None
+        self._message: Message | None = None
+        self._interested = 0
+
+    def deliver(self, message: Message) -> bool:
+        """The message is this one's.  False if nobody wants it any more.
+
+        Raises:
+            Exception: it is not as was said; the operation has failed with that.
+        """
+        try:
+            self.taking.arrived(message.content)
+        except Exception as error:
+            if not self.fail(error):
+                return False
+            raise
+        self._message = message
+        if self._settle():
+            return True
+        self._message = None
+        return False
+
+    def _result(self) -> T:
+        if self._message is not None:
+            with self._lock:
+                message, self._message = self._message, None
+                if message is not None:
+                    try:
+                        self._value = self.taking.value(message)
+                    except Exception as error:
+                        self._error = error
+        return super()._result()
+
+    def _waiting(self, *, abandon: bool) -> Generator[Any, Any, None]:
+        self._interested += 1
+        try:
+            yield from super()._waiting(abandon=abandon)
+        except BaseException:
+            self._interested -= 1
+            if abandon:
+                self._return()
+            raise
+        self._interested -= 1
+
+    def _wait_for_thread(self, timeout: float | None) -> None:
+        self._interested += 1
+        try:
+            super()._wait_for_thread(timeout)
+        finally:
+            self._interested -= 1
+
+    def _lose_interest(self) -> None:
+        super()._lose_interest()
+        self._return()
+
+    def _return(self) -> None:
+        """Whoever waited was cancelled when the message was here and not yet theirs."""
+        with self._lock:
+            message = None if self._interested else self._message
+            if message is None:
+                return
+            self._message = None
+            self._error = ClosedError(f"{self._describe()} was cancelled, and the message that was here went back")
+        assert self.back is not None
+        self.back(message)

@@ -1,0 +1,340 @@
+"""What this worker sends: streams of messages to one or several peers, each content on its way."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any, Final
+
+from rlinf_async._core.frames import node_of
+from rlinf_async._messaging.device_content import DevicePayload
+from rlinf_async._messaging.in_flight import Letter, Line
+from rlinf_async._messaging.message_content import Payload
+from rlinf_async._messaging.operation import Sending
+from rlinf_async._messaging.peers import Peer, Peers
+from rlinf_async._messaging.state import message_facts
+from rlinf_async._messaging.state.message_facts import TENSOR
+from rlinf_async._transports import transport_choice
+from rlinf_async._transports.gpu_reach import WAYS
+from rlinf_async._transports.shared_memory import fits
+from rlinf_async.errors import ClosedError, TransferFailed
+
+logger = logging.getLogger(__name__)
+
+_ATTEMPTS: Final = 3
+"""Times that links are tried with one message before it is given up."""
+
+_PATIENCE: Final = 30.0
+"""Seconds that the first message between two GPUs may take; libraries that find no way have been seen to search on."""
+
+
+class Outbox:
+    """The senders' sides of this worker's streams.  ``send`` is for any thread, ``on_…`` for where frames are read."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._lock = threading.Lock()
+        self._lines: dict[Any, Line] = {}
+
+    def __repr__(self) -> str:
+        return f"<Outbox {len(self._lines)} streams [{sum(len(line.open) for line in self._lines.values())} open]>"
+
+    def _line(self, stream: Any, receivers: Sequence[Peer]) -> Line:
+        key = receivers[0].endpoint if stream == message_facts.POINT_TO_POINT else stream
+        line = self._lines.get(key)
+        if line is None:
+            with self._lock:
+                line = self._lines.setdefault(key, Line(stream, receivers, node_of(self._peers.me)))
+        return line
+
+    def _find(self, source: int, stream: Any) -> Line | None:
+        return self._lines.get(source if stream == message_facts.POINT_TO_POINT else stream)
+
+    # -- sending ------------------------------------------------------------------------------------------------
+
+    def send(self, sending: Sending, receivers: Sequence[Peer], stream: Any) -> None:
+        """Sends it, or announces it; a failure is the operation's."""
+        line = self._line(stream, receivers)
+        letter = Letter(sending, receivers)
+        with line.order:
+            for peer in receivers:
+                if peer.error is not None:
+                    sending.fail(copy.copy(peer.error))
+                    return
+            if not self._send(line, letter):
+                return
+        if letter.awaited:
+            # Not before: its receivers could hear that it is withdrawn before they hear of it.
+            sending.withdraw = functools.partial(self._withdraw, line, letter)
+        self._settle(line, letter)
+        if sending.done():
+            sending.forget()
+            if sending.has_failed:  # given up while it left
+                self._take_back(line, letter, ClosedError(f"{sending._describe()} was given up"))
+        for peer in receivers:
+            if peer.error is not None:  # meanwhile
+                self._fail(line)
+                return
+
+    def _send(self, line: Line, letter: Letter) -> bool:
+        sending, payload = letter.sending, letter.sending.payload
+        try:
+            way = self._way(line, payload)
+            if payload.is_on_gpu and way not in WAYS:
+                payload.make_plain()  # here, and not in the thread that reads the socket
+        except Exception as error:
+            sending.fail(error)
+            return False
+        with self._lock:
+            departure = line.departures.add(letter, payload.nbytes)
+            letter.departure = departure
+            line.open[departure.number] = letter
+            number = departure.number
+            if not departure.left:
+                # Under the lock: a receiver that returns room just now would have the content overtake this.
+                self._peers.post(
+                    line.receivers, (message_facts.ANNOUNCE, line.stream, number, payload.kind, payload.about)
+                )
+                return True
+        start = (message_facts.DATA, line.stream, number, payload.kind, payload.about, departure.charge)
+        try:
+            self._leave(line, letter, way, start)
+        except Exception as error:
+            with self._lock:
+                line.open.pop(number, None)
+                line.departures.undo(departure)
+            sending.fail(error)
+            return False
+        return True
+
+    def _way(self, line: Line, payload: Payload) -> str:
+        receivers = line.receivers
+        if receivers[0].endpoint == self._peers.me:
+            return transport_choice.FRAME
+        if isinstance(payload, DevicePayload):
+            by_gpu = self._peers.devices.way_to(receivers[0])
+            if by_gpu is not None and fits(payload.rest):
+                return by_gpu
+        return self._plain_way(line, payload)
+
+    def _plain_way(self, line: Line, payload: Payload) -> str:
+        if line.is_near:
+            return transport_choice.choose(payload.nbytes, near=True, collective=False)
+        receivers = line.receivers
+        collective = len(receivers) == 1 and payload.has_small_head and receivers[0].connection.is_good
+        return transport_choice.choose(payload.nbytes, near=False, collective=collective)
+
+    def _leave(self, line: Line, letter: Letter, way: str, start: tuple[Any, ...]) -> None:
+        """
+        Raises:
+            Exception: its content cannot be packed; nothing has left.
+        """
+        if way in WAYS:
+            try:
+                self._by_link(line, letter, line.receivers, way, start)
+            except Exception as error:
+                self._distrust(line.receivers[0], letter, error)
+                way = self._plain_way(line, letter.sending.payload)
+            else:
+                return
+        if way == transport_choice.FRAME:
+            self._by_frame(line, line.receivers, letter, start, *self._pack(line, letter))
+        else:
+            self._by_link(line, letter, line.receivers, way, start)
+
+    def _pack(self, line: Line, letter: Letter) -> tuple[Any, Sequence[int]]:
+        payload = letter.sending.payload
+        if line.receivers[0].endpoint == self._peers.me:
+            return payload.copy(), ()
+        return payload.pack()
+
+    def _by_frame(
+        self,
+        line: Line,
+        receivers: Sequence[Peer],
+        letter: Letter,
+        start: tuple[Any, ...],
+        body: Any,
+        fds: Sequence[int],
+    ) -> None:
+        if letter.sending.payload.kind != TENSOR:
+            for peer in receivers:
+                letter.awaited.pop(peer.endpoint, None)
+            if not letter.awaited:
+                self._drop(line, letter)  # it is sent: what its receiver makes of it comes too late to be its error
+        self._peers.post(receivers, (*start, None), body, fds)
+
+    def _by_link(self, line: Line, letter: Letter, receivers: Sequence[Peer], way: str, start: tuple[Any, ...]) -> None:
+        payload, number = letter.sending.payload, letter.departure.number
+        letter.by_gpu = way in WAYS
+        links = [self._peers.link(peer, way) for peer in receivers]
+        body: bytes | int
+        buffers: Sequence[Any]
+        if letter.by_gpu:  # and there is one receiver
+            assert isinstance(payload, DevicePayload)
+            buffers, places = payload.tensors(), [payload.places]
+            body, fds = payload.pack_rest()
+        else:
+            (body, buffers), places, fds = payload.parts(), [], ()
+        sizes = [buffer.nbytes for buffer in buffers]
+        for peer, link in zip(receivers, links, strict=True):
+            if letter.by_gpu and not peer.gpu_link.is_proven:
+                self._peers.later(_PATIENCE, functools.partial(self._lose_patience, line, number, peer, link))
+            letter.attempts += 1
+            transfer = next(peer.transfers)
+            letter.links.append(link)
+            self._peers.post((peer,), (*start, [way, transfer, sizes, *places]), body, fds)
+            work = link.send(transfer, buffers)
+            work._follow(functools.partial(self._sent_by_link, line, letter, peer, work))
+        if letter.awaited and number not in line.open:  # withdrawn meanwhile: nobody will fetch it
+            for link in letter.links:
+                link.discard(ClosedError(f"{letter.sending._describe()} was withdrawn"))
+
+    def _sent_by_link(self, line: Line, letter: Letter, peer: Peer, work: Any) -> None:
+        """Its success is the receiver's to tell; a failure may be known here alone."""
+        try:
+            work._result()
+        except Exception as error:
+            self._again(line, letter, peer, error)
+
+    def _lose_patience(self, line: Line, number: int, peer: Peer, link: Any) -> None:
+        letter = line.open.get(number)
+        if letter is not None and letter.by_gpu and not peer.gpu_link.is_proven:
+            link.discard(TransferFailed(f"{link!r} has brought nothing within {_PATIENCE:.0f} s"))
+
+    def _distrust(self, peer: Peer, letter: Letter, error: Exception) -> None:
+        """A message has not come through."""
+        logger.info("a message to %s did not come through: %s", peer.label, error)
+        if (peer.gpu_link if letter.by_gpu else peer.connection).fail() and letter.by_gpu:
+            logger.warning("tensors on the GPU go to %s by way of the CPU from now on: %s", peer.label, error)
+
+    def _again(self, line: Line, letter: Letter, peer: Peer, error: Exception) -> None:
+        """Sends the content once more, to one receiver and by another way."""
+        sending, number = letter.sending, letter.departure.number
+        with self._lock:
+            if number not in line.open or peer.endpoint not in letter.awaited or letter.is_certain:
+                return
+        if sending.done() or peer.error is not None:
+            return
+        self._distrust(peer, letter, error)
+        if letter.attempts > _ATTEMPTS * len(line.receivers):
+            sending.give_up(TransferFailed(f"{sending._describe()}: what it carries could not be transferred"))
+            return
+        start = (message_facts.CONTENT, line.stream, number, 0)
+        near = peer.node == node_of(self._peers.me)
+        way = transport_choice.choose(sending.payload.nbytes, near=near, collective=False)
+        if way != transport_choice.FRAME:
+            self._by_link(line, letter, (peer,), way, start)
+            return
+        letter.is_certain, letter.by_gpu = True, False
+        try:
+            packed = self._pack(line, letter)
+        except Exception as error:
+            sending.give_up(error)
+            return
+        self._by_frame(line, (peer,), letter, start, *packed)
+        self._settle(line, letter)
+
+    # -- ends ---------------------------------------------------------------------------------------------------
+
+    def _settle(self, line: Line, letter: Letter) -> None:
+        if not letter.awaited:
+            self._drop(line, letter)
+            letter.sending.finish()
+
+    def _drop(self, line: Line, letter: Letter) -> None:
+        if letter.departure.number in line.open:
+            with self._lock:
+                line.open.pop(letter.departure.number, None)
+
+    def _withdraw(self, line: Line, letter: Letter, error: Exception) -> None:
+        """The operation was given up: the receivers that have not got the message never will."""
+        if letter.departure.number in line.open:
+            self._take_back(line, letter, error)
+
+    def _take_back(self, line: Line, letter: Letter, error: Exception) -> None:
+        number = letter.departure.number
+        with self._lock:
+            line.open.pop(number, None)
+            waiting = line.departures.withdraw(number)
+        self._peers.post(line.receivers, (message_facts.WITHDRAW, line.stream, number))
+        if not waiting:
+            for link in letter.links:
+                link.discard(error)
+
+    def fail(self, peer: Peer) -> None:
+        """A peer is gone: what is open on any stream to it fails."""
+        for key, line in list(self._lines.items()):
+            if peer in line.receivers:
+                self._lines.pop(key, None)
+                self._fail(line)
+
+    def _fail(self, line: Line) -> None:
+        error = next(peer.error for peer in line.receivers if peer.error is not None)
+        with self._lock:
+            line.departures.fail()
+            letters = list(line.open.values())
+            line.open.clear()
+        for letter in letters:
+            letter.sending.fail(copy.copy(error))
+
+    # -- what receivers say -------------------------------------------------------------------------------------
+
+    def on_room(self, source: Peer, stream: Any, total: int) -> None:
+        line = self._find(source.endpoint, stream)
+        if line is not None:
+            with self._lock:
+                leaving = line.departures.received(source.endpoint, total)
+            for departure in leaving:
+                self._go(line, departure.what)
+
+    def on_grant(self, source: Peer, stream: Any, number: int) -> None:
+        line = self._find(source.endpoint, stream)
+        if line is not None:
+            with self._lock:
+                departure = line.departures.granted(source.endpoint, number)
+            if departure is not None:
+                self._go(line, departure.what)
+
+    def _go(self, line: Line, letter: Letter) -> None:
+        """The content of what was announced."""
+        departure, sending = letter.departure, letter.sending
+        start = (message_facts.CONTENT, line.stream, departure.number, departure.charge)
+        try:
+            self._leave(line, letter, self._way(line, sending.payload), start)
+        except Exception as error:
+            with self._lock:
+                line.departures.undo(departure)
+            sending.give_up(error)
+        self._settle(line, letter)
+
+    def on_taken(self, source: Peer, stream: Any, number: int) -> None:
+        line = self._find(source.endpoint, stream)
+        letter = None if line is None else line.open.get(number)
+        if line is not None and letter is not None:
+            if letter.links and not letter.is_certain:
+                (source.gpu_link if letter.by_gpu else source.connection).is_proven = True
+            letter.awaited.pop(source.endpoint, None)
+            self._settle(line, letter)
+
+    def on_lost(self, source: Peer, stream: Any, number: int) -> None:
+        line = self._find(source.endpoint, stream)
+        letter = None if line is None else line.open.get(number)
+        if line is not None and letter is not None:
+            self._again(line, letter, source, TransferFailed("the receiver has not got it"))
+
+    def on_refused(self, source: Peer, stream: Any, number: int, why: str) -> None:
+        line = self._find(source.endpoint, stream)
+        if line is None:
+            return
+        with self._lock:
+            letter = line.open.pop(number, None)
+            waited = line.departures.withdraw(number)
+        if waited and len(line.receivers) > 1:
+            self._peers.post(line.receivers, (message_facts.WITHDRAW, line.stream, number))
+        text = f"{source.label} could not receive a message: {why}"
+        if letter is None or not letter.sending.fail(ValueError(text)):
+            logger.warning("%s", text)  # its operation was done when it left

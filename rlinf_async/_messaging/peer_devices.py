@@ -1,0 +1,125 @@
+"""Which GPU this worker works on, and what it and its peers know of each other's."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from rlinf_async._transports.gpu_reach import Gpu, way_between
+from rlinf_async._transports.link import Post
+from rlinf_async.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlinf_async._messaging.peers import Peer
+    from rlinf_async._transports.device_link import DeviceLink
+    from rlinf_async._transports.own_gpu import OwnGpu
+
+logger = logging.getLogger(__name__)
+
+SWITCH: Final = "RLINF_GPU_LINKS"
+"""``0`` in a worker's environment: its tensors, and those that it is sent, go by way of the CPU."""
+
+
+class Devices:
+    """Two workers tell each other of their GPUs when the first large tensor of one is to go from one to the other.
+
+    That one, and what follows it before the answer is here, goes by way of the CPU.  Who works on a GPU is known only
+    in a thread of the user's, so whoever is told of another's GPU says which its own is with the next message that it
+    sends or receives while CUDA is in use; CUDA is never brought up for this.
+
+    Args:
+        tell: posts the facts of a GPU to a peer.
+
+    Raises:
+        ConfigError: the environment's ``RLINF_GPU_LINKS`` is neither 0 nor 1.
+
+    Attributes:
+        own: this worker's; None before it is known, and where there is none.
+        is_awaited: somebody has told of theirs and has not heard of this one: ``look`` when a user's thread is here.
+    """
+
+    def __init__(self, tell: Callable[[Peer, Sequence[Any]], None]) -> None:
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._waiting: list[Peer] = []
+        self._is_out_of_order = _is_switched_off()
+        self.own: OwnGpu | None = None
+        self.is_awaited = False
+
+    def look(self) -> None:
+        """In a user's thread: which GPU is it?"""
+        if self.own is not None or self._is_out_of_order:
+            return
+        try:
+            own = _find_own_gpu()
+        except Exception as error:  # a driver that is too old, or gone
+            logger.info("tensors of this worker's GPU go by way of the CPU: %s", error)
+            self._is_out_of_order, self.is_awaited = True, False
+            return
+        if own is None:
+            return
+        with self._lock:
+            self.own = self.own or own
+            waiting, self._waiting = self._waiting, []
+            self.is_awaited = False
+        for peer in waiting:
+            self._introduce(peer)
+
+    def hear(self, peer: Peer, machine: str, uuid: str, model: str, reachable: Sequence[str]) -> None:
+        """A peer tells of its GPU."""
+        peer.gpu, peer.reachable = Gpu(machine, uuid, model), frozenset(reachable)
+        with self._lock:
+            if self.own is None:
+                self._waiting.append(peer)
+                self.is_awaited = not self._is_out_of_order
+                return
+        self._introduce(peer)
+
+    def way_to(self, peer: Peer) -> str | None:
+        """How the memory of this worker's GPU gets to a peer's; None as long as, or where, it does not."""
+        if self.own is None or not peer.gpu_link.is_good:
+            return None
+        if peer.gpu is None:
+            self._introduce(peer)
+            return None
+        # The receiver opens the sender's memory.
+        return way_between(peer.gpu, self.own.gpu, peer.reachable)
+
+    def make_link(self, name: str, post: Post, first: bool, address: str) -> DeviceLink:
+        """As ``OwnGpu.make_link``.
+
+        Raises:
+            ValueError: also where this worker has told nobody of a GPU.
+        """
+        if self.own is None:
+            raise ValueError(f"a peer wants a link {name!r}, and this worker has no GPU")
+        return self.own.make_link(name, post, first, address)
+
+    def _introduce(self, peer: Peer) -> None:
+        with self._lock:
+            if self.own is None or peer.knows_gpu:
+                return
+            peer.knows_gpu = True
+        gpu = self.own.gpu
+        self._tell(peer, (gpu.machine, gpu.uuid, gpu.model, sorted(self.own.reachable)))
+
+
+def _is_switched_off() -> bool:
+    said = os.environ.get(SWITCH) or "1"
+    if said not in ("0", "1"):
+        raise ConfigError(f"{SWITCH}={said!r} in a worker's environment: 0 switches links between GPUs off, 1 is on")
+    return said == "0"
+
+
+def _find_own_gpu() -> OwnGpu | None:
+    """The GPU of this thread; None where CUDA is not in use.  Imports nothing, and brings nothing up, for that."""
+    is_in_use = getattr(sys.modules.get("torch.cuda"), "is_initialized", None)
+    if is_in_use is None or not is_in_use():
+        return None
+    from rlinf_async._transports.own_gpu import find_own_gpu
+
+    return find_own_gpu()

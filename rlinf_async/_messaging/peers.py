@@ -1,0 +1,238 @@
+"""The other workers that this one talks to: where they are, whether they live, what else leads to them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from rlinf_async._client.client import NodeClient
+from rlinf_async._core import frames
+from rlinf_async._messaging.link_health import Trust
+from rlinf_async._messaging.peer_devices import Devices
+from rlinf_async._messaging.state import message_facts
+from rlinf_async._transports.gpu_reach import WAYS, Gpu
+from rlinf_async._transports.transport_choice import make_link
+from rlinf_async.errors import ClosedError, WorkerDied
+
+
+class Peer:
+    """One of them.
+
+    Attributes:
+        endpoint: its id in the run.
+        group, rank, label: how people call it.
+        error: why there is nothing more to hear from it; None as long as it lives.
+        connection, gpu_link: how messages by a connection of its own, and from GPU to GPU, have come through.
+        gpu: the one that it works on, as far as it has said; ``reachable``, the uuids of others that it can open.
+        knows_gpu: it has been told of this worker's.
+    """
+
+    def __init__(self, endpoint: int) -> None:
+        self.endpoint = endpoint
+        self.node = frames.node_of(endpoint)
+        self.group, self.rank = "", 0
+        self.label = f"worker {frames.number_of(endpoint)} on node {self.node}"
+        self.route = frames.route_to([endpoint])
+        self.error: Exception | None = None
+        self.connection, self.gpu_link = Trust(), Trust()
+        self.gpu: Gpu | None = None
+        self.reachable: frozenset[str] = frozenset()
+        self.knows_gpu = False
+        self.is_watched = False
+        self.is_met = False
+        """It has been told who this worker is."""
+        self.transfers = itertools.count(1)
+        """Numbers for the links."""
+        self.links: dict[str, Any] = {}
+
+    def __str__(self) -> str:
+        return self.label
+
+    def __repr__(self) -> str:
+        return f"<Peer {self.label} [{'gone' if self.error else 'alive'}]>"
+
+
+def label_of(group: str, rank: int, node: str, pid: int) -> str:
+    return f"rank {rank} of group '{group}' on {node} (pid {pid})"
+
+
+class Peers:
+    """All that this worker has ever talked to, itself among them.
+
+    Args:
+        introduction: group, rank, node and pid of this worker.
+        on_end: told of every peer that is gone.
+        hear: takes what this worker posts to itself: its own endpoint, facts, body.
+    """
+
+    def __init__(
+        self,
+        client: NodeClient,
+        introduction: tuple[str, int, str, int],
+        address: str,
+        on_end: Callable[[Peer], None],
+        hear: Callable[[int, Any, Any, list[int]], None],
+    ) -> None:
+        self._client = client
+        self._introduction = introduction
+        self._address = address
+        self._on_end = on_end
+        self._hear = hear
+        self._lock = threading.Lock()
+        self._peers: dict[int, Peer] = {}
+        self._named: dict[tuple[str, int], Peer] = {}
+        self.devices = Devices(self._tell_gpu)
+
+    @property
+    def me(self) -> int:
+        return self._client.endpoint
+
+    # -- who they are -------------------------------------------------------------------------------------------
+
+    def at(self, endpoint: int) -> Peer:
+        """The peer with that id, made known if it is not."""
+        peer = self._peers.get(endpoint)
+        if peer is None:
+            with self._lock:
+                peer = self._peers.setdefault(endpoint, Peer(endpoint))
+                if endpoint == self.me:
+                    peer.is_watched = peer.is_met = True
+        return peer
+
+    def introduced(self, endpoint: int, group: str, rank: int, node: str, pid: int) -> None:
+        """It is known who a peer is."""
+        peer = self.at(endpoint)
+        peer.group, peer.rank, peer.label = group, rank, label_of(group, rank, node, pid)
+        self._named[group, rank] = peer
+
+    def named(self, group: str, rank: int) -> Peer | None:
+        """The peer that has called itself so."""
+        return self._named.get((group, rank))
+
+    def hear_introduction(self, endpoint: int, group: str, rank: int, node: str, pid: int) -> None:
+        """A peer says who it is; its daemon has been asked to tell of its end."""
+        self.introduced(endpoint, group, rank, node, pid)
+        self.at(endpoint).is_watched = True
+
+    # -- to them ------------------------------------------------------------------------------------------------
+
+    def post(self, peers: Sequence[Peer], facts: Sequence[Any], body: Any = b"", fds: Sequence[int] = ()) -> None:
+        """Sends a frame to one or several of them; this worker itself only alone."""
+        if len(peers) > 1:
+            self._introduce(peers)
+            self._send_to_all(peers, facts, body, fds)
+            return
+        (peer,) = peers
+        if peer.endpoint == self._client.endpoint:
+            self._client.loop.call_soon_threadsafe(self._hear, self.me, facts, body, list(fds))
+            return
+        if not peer.is_met:
+            self._introduce(peers)
+        self._send_to(peer, facts, body, fds)
+
+    def _introduce(self, peers: Sequence[Peer]) -> None:
+        """Tells those of them who do not know yet who this worker is."""
+        strangers = [peer for peer in peers if not peer.is_met]
+        for peer in strangers:
+            peer.is_met = True
+        if strangers:
+            endpoints = [peer.endpoint for peer in strangers]
+            self._client.ask("watched_by", {"endpoints": endpoints}, what="this worker's end told to others")
+        for peer in strangers:
+            self._send_to(peer, (message_facts.INTRODUCE, *self._introduction))
+
+    def _send_to(self, peer: Peer, facts: Sequence[Any], body: Any = b"", fds: Sequence[int] = ()) -> None:
+        # Whatever goes to one peer goes one way, so that nothing overtakes anything.
+        way = self._client.shortcut(peer.endpoint) or self._client
+        way.send((frames.MESSAGE, len(fds), self._client.endpoint, peer.route, facts, body), fds)
+
+    def _send_to_all(self, peers: Sequence[Peer], facts: Sequence[Any], body: Any, fds: Sequence[int]) -> None:
+        near = [peer for peer in peers if self._client.shortcut(peer.endpoint) is not None]
+        far = [peer.endpoint for peer in peers if peer not in near]
+        for peer in near if far else near[:-1]:
+            try:
+                copies = [os.dup(fd) for fd in fds]
+            except OSError as error:
+                self._send_to(peer, facts, f"the sender has no descriptors left: {error} (is `ulimit -n` reached?)")
+            else:
+                self._send_to(peer, facts, body, copies)
+        if far:
+            self._client.send((frames.MESSAGE, len(fds), self.me, frames.route_to(far), facts, body), fds)
+        else:
+            self._send_to(near[-1], facts, body, fds)
+
+    def _tell_gpu(self, peer: Peer, facts: Sequence[Any]) -> None:
+        self.post((peer,), (message_facts.GPU, *facts))
+
+    def later(self, seconds: float, callback: Callable[[], None]) -> None:
+        """Calls back after so many seconds; from any thread."""
+        self._client.later(seconds, callback)
+
+    def link(self, peer: Peer, name: str) -> Any:
+        """The link of that name to a peer, made at its first use: a ``Link``, or, for ``reach.WAYS``, a ``DeviceLink``.
+
+        Raises:
+            ValueError: there is no such link.
+        """
+        link = peer.links.get(name)
+        if link is None:
+            with self._lock:
+                link = peer.links.get(name)
+                if link is None:
+                    make = self.devices.make_link if name in WAYS else make_link
+                    link = peer.links[name] = make(
+                        name,
+                        lambda facts: self.post((peer,), (message_facts.LINK, name, facts)),
+                        self.me < peer.endpoint,
+                        self._address,
+                    )
+        return link
+
+    # -- whether they live --------------------------------------------------------------------------------------
+
+    def watch(self, peers: Iterable[Peer]) -> None:
+        """Has their daemons tell when they end."""
+        nodes: dict[int, list[Peer]] = {}
+        for peer in peers:
+            if not peer.is_watched:
+                peer.is_watched = True
+                nodes.setdefault(peer.node, []).append(peer)
+        for node, watched in nodes.items():
+            numbers = [frames.number_of(peer.endpoint) for peer in watched]
+            ask = self._client.ask("watch", {"numbers": numbers}, node=node, what="an eye on other workers")
+            ask._follow(lambda ask=ask, watched=watched: self._watching(ask, watched))  # type: ignore[misc]
+
+    def _watching(self, ask: Any, watched: list[Peer]) -> None:
+        try:
+            ask._result()
+        except Exception as error:  # their node is lost, or this one
+            for peer in watched:
+                self._end(peer, error)
+
+    def on_ended(self, facts: dict[str, Any]) -> None:
+        """A worker's daemon tells of its end."""
+        self._client.hear_out(facts["endpoint"])
+        peer = self._peers.get(facts["endpoint"])
+        if peer is not None:
+            story = facts["story"]
+            self._end(
+                peer, WorkerDied.from_story(story) if story else ClosedError(f"{peer.label}: its group was closed")
+            )
+
+    def on_node_lost(self, facts: dict[str, Any]) -> None:
+        error = self._client.lost_nodes[facts["node"]]
+        for peer in list(self._peers.values()):
+            if peer.node == facts["node"]:
+                self._end(peer, error)
+
+    def _end(self, peer: Peer, error: Exception) -> None:
+        if peer.error is not None:
+            return
+        peer.error = error
+        links = list(peer.links.values())
+        for link in links:
+            link.discard(error)
+        self._on_end(peer)

@@ -1,0 +1,302 @@
+"""How ``send_to`` and ``recv_from`` are carried out: who is on the other side, and what each part becomes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rlinf_async._messaging.collective_options import CollectiveGroupOptions
+from rlinf_async._messaging.exchange import Exchange
+from rlinf_async._messaging.route_work import AsyncRouteWork
+from rlinf_async.channel import Channel
+from rlinf_async.errors import ConfigError
+from rlinf_async.routing import (
+    build_recv_plan,
+    build_send_plan,
+    decoupled_build_recv_plan,
+    decoupled_build_send_plan,
+    get_batch_size,
+    infer_batch_size,
+    merge_batches,
+    split_batch,
+    split_channel_message,
+    validate_batch_size,
+)
+from rlinf_async.work import Work
+
+SplitFn = Callable[[Any, Sequence[int]], Sequence[Any]]
+MergeFn = Callable[[list[Any]], Any]
+SizeFn = Callable[[Any], int]
+
+
+class Party(Protocol):
+    """The worker whose routes they are."""
+
+    _group_name: str
+    _rank: int
+    _world_size: int
+
+
+@dataclass(frozen=True)
+class Route:
+    """What one call says of the way.
+
+    Attributes:
+        group: on the other side.
+        channel: carries it; None where the workers send it to each other.
+        queue_size: of the decoupled mode: how many shards the whole batch is cut into.
+    """
+
+    group: str
+    channel: Channel | None
+    tag: str | None
+    route_key: Any
+    mode: str | None
+    batch_size: int | None
+    options: CollectiveGroupOptions | None
+    decoupled: bool
+    queue_size: int
+    timeout: float | None
+
+    def check(self, enable_p2p: bool) -> None:
+        """Raises:
+        ConfigError: this cannot be meant.
+        """
+        if self.decoupled and enable_p2p:
+            raise ConfigError("enable_p2p is not supported in decoupled_mode: any rank may serve any other there")
+        if self.channel is None and not enable_p2p:
+            raise ConfigError(f"a channel is needed for what goes to or comes from '{self.group}', or enable_p2p=True")
+
+
+class Routes:
+    """One worker's routes.  Everything runs in the threads of user code.
+
+    A group that is not known yet is looked up first.  What waits for that is started in order, and before whatever
+    is asked for later.
+    """
+
+    def __init__(self, party: Party, exchange: Exchange) -> None:
+        self._party = party
+        self._exchange = exchange
+        self._waiting: dict[str, deque[tuple[Work[int], AsyncRouteWork, Callable[[int], None]]]] = {}
+        self._sent: dict[tuple[str, str | None, Any], int] = {}
+        """Shards that are out to be served, by group, tag and route key."""
+
+    # -- out ----------------------------------------------------------------------------------------------------
+
+    def send(self, route: Route, data: Any, split_fn: SplitFn | None) -> AsyncRouteWork:
+        work = AsyncRouteWork(f"send_to() to '{route.group}'")
+
+        def start(world_size: int) -> None:
+            parts = self._shards(route, data, split_fn or split_batch, world_size)
+            work.begin([self._send_part(route, *part) for part in parts])
+
+        self._begin(route.group, work, start)
+        return work
+
+    def _shards(self, route: Route, data: Any, split: SplitFn, world_size: int) -> list[tuple[Any, int, Any]]:
+        """Of every part: its key, the rank that it goes to, and what it is."""
+        party = self._party
+        if route.decoupled:
+            return self._decoupled_shards(route, data, split, world_size)
+        plan = build_send_plan(
+            src_group=party._group_name,
+            dst_group=route.group,
+            src_rank=party._rank,
+            src_world_size=party._world_size,
+            dst_world_size=world_size,
+            batch_size=get_batch_size(data, party._world_size, route.batch_size),
+            tag=route.tag,
+            route_key=route.route_key,
+        )
+        parts = _split(split, data, plan.batch_sizes)
+        return [(entry.key, entry.peer_rank, part) for entry, part in zip(plan.entries, parts, strict=True)]
+
+    def _decoupled_shards(self, route: Route, data: Any, split: SplitFn, world_size: int) -> list[tuple[Any, int, Any]]:
+        party = self._party
+        router = _router(party)
+        answers = list(router.get(route.tag) or ())
+        entries = decoupled_build_send_plan(
+            src_group=party._group_name,
+            dst_group=route.group,
+            src_rank=party._rank,
+            src_world_size=party._world_size,
+            dst_world_size=world_size,
+            batch_size=infer_batch_size(data) if answers else get_batch_size(data, party._world_size, route.batch_size),
+            mode=route.mode,
+            tag=route.tag,
+            route_key=route.route_key,
+            queue_size=route.queue_size,
+            replies_to=answers,
+        )
+        parts = _split(split, data, [entry.batch_size for entry in entries])
+        if answers:
+            router[route.tag] = []
+        else:
+            self._sent[_place(route)] = len(entries)
+        return [
+            (entry.key, -1, {"batch_index": entry.batch_index, "batch": part})
+            for entry, part in zip(entries, parts, strict=True)
+        ]
+
+    def _send_part(self, route: Route, key: Any, rank: int, part: Any) -> Work[Any]:
+        work: Work[Any]
+        if route.channel is None:
+            work = self._exchange.send(part, route.group, rank, route.options, None, route.timeout)
+        else:
+            work = route.channel.put(part, key=key, async_op=True, timeout=route.timeout)
+        return work
+
+    # -- in -----------------------------------------------------------------------------------------------------
+
+    def receive(self, route: Route, merge_fn: MergeFn | None, size_fn: SizeFn | None) -> AsyncRouteWork:
+        work = AsyncRouteWork(f"recv_from() from '{route.group}'")
+        merge = merge_fn or merge_batches
+        must_fit = merge_fn is None or size_fn is not None
+
+        def start(world_size: int) -> None:
+            if route.decoupled:
+                self._receive_decoupled(work, route, merge, world_size)
+            else:
+                self._receive_planned(work, route, merge, size_fn if must_fit else _of_any_size, world_size)
+
+        self._begin(route.group, work, start)
+        return work
+
+    def _receive_planned(
+        self, work: AsyncRouteWork, route: Route, merge: MergeFn, size_fn: SizeFn | None, world_size: int
+    ) -> None:
+        party = self._party
+        plan = build_recv_plan(
+            src_group=route.group,
+            dst_group=party._group_name,
+            dst_rank=party._rank,
+            src_world_size=world_size,
+            dst_world_size=party._world_size,
+            batch_size=route.batch_size,
+            tag=route.tag,
+            route_key=route.route_key,
+        )
+
+        def finalize(parts: list[Any]) -> Any:
+            if all(part is None for part in parts):
+                return None
+            for entry, part in zip(plan.entries, parts, strict=True):
+                if entry.batch_size and size_fn is not _of_any_size:
+                    what = f"what rank {entry.peer_rank} of '{route.group}' has sent"
+                    validate_batch_size(part, entry.batch_size, size_fn, what=what)
+            return merge(parts)
+
+        work.begin([self._receive_part(route, entry.key, entry.peer_rank) for entry in plan.entries], finalize)
+
+    def _receive_decoupled(self, work: AsyncRouteWork, route: Route, merge: MergeFn, world_size: int) -> None:
+        party = self._party
+        router = _router(party)
+        serves = route.tag in router
+        facts: dict[str, Any] = {
+            "src_group": route.group,
+            "dst_group": party._group_name,
+            "dst_rank": party._rank,
+            "tag": route.tag,
+            "route_key": route.route_key,
+            "serves_any": serves,
+        }
+        if route.batch_size is not None:
+            entries = decoupled_build_recv_plan(
+                src_world_size=world_size,
+                dst_world_size=party._world_size,
+                batch_size=route.batch_size,
+                queue_size=route.queue_size,
+                **facts,
+            )
+        else:  # one shard to serve, or all that are out
+            count = 1 if serves else self._sent.get(_place(route), 0)
+            if not count:
+                raise ConfigError(
+                    f"nothing is out to be served by '{route.group}' under tag {route.tag!r}: give batch_size=, or "
+                    "have the tag in self.batch_router to serve others"
+                )
+            shard = decoupled_build_recv_plan(src_world_size=1, dst_world_size=1, batch_size=1, **facts)
+            entries = shard * count
+
+        def finalize(items: list[dict[str, Any]]) -> Any:
+            if serves:
+                router[route.tag] = [*(router[route.tag] or ()), *(item["batch_index"] for item in items)]
+            else:
+                self._sent.pop(_place(route), None)
+                items = sorted(items, key=lambda item: split_channel_message(item["batch_index"])[1])
+            return merge([item["batch"] for item in items])
+
+        work.begin([self._receive_part(route, entry.key, -1) for entry in entries], finalize)
+
+    def _receive_part(self, route: Route, key: Any, rank: int) -> Work[Any]:
+        work: Work[Any]
+        if route.channel is None:
+            work = self._exchange.recv(route.group, rank, route.options, route.timeout)
+        else:
+            work = route.channel.get(key=key, async_op=True, timeout=route.timeout)
+        return work
+
+    # -- who is on the other side -------------------------------------------------------------------------------
+
+    def _begin(self, group: str, work: AsyncRouteWork, start: Callable[[int], None]) -> None:
+        """Starts it with the group's world size, after everything that waits for that already."""
+        size = self._exchange.find_group(group)
+        self._waiting.setdefault(group, deque()).append((size, work, start))
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            with contextlib.suppress(Exception):  # the work gets it
+                size.wait()
+            self._advance(group)
+        else:
+            if size.done():
+                self._advance(group)
+            else:
+                size._follow(functools.partial(_advance_there, loop, self, group))
+
+    def _advance(self, group: str) -> None:
+        waiting = self._waiting[group]
+        while waiting and waiting[0][0].done():
+            size, work, start = waiting.popleft()
+            try:
+                start(size._result())
+            except Exception as error:
+                work.fail(error)
+
+
+def _advance_there(loop: asyncio.AbstractEventLoop, routes: Routes, group: str) -> None:
+    """From the thread that has heard of a group, in that of the user's code."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed, and whoever waited there is gone
+        loop.call_soon_threadsafe(routes._advance, group)
+
+
+def _split(split: SplitFn, data: Any, sizes: list[int]) -> Sequence[Any]:
+    parts = split(data, sizes)
+    if len(parts) != len(sizes):
+        raise ConfigError(f"split_fn has made {len(parts)} parts of the batch, and {len(sizes)} are needed: {sizes}")
+    return parts
+
+
+def _router(party: Party) -> dict[str | None, Any]:
+    """Names of the shards that are to be answered, by tag."""
+    router = getattr(party, "batch_router", None)
+    if not isinstance(router, dict):
+        raise ConfigError(
+            "decoupled_mode needs self.batch_router: a dict, {tag: []} where this worker serves what others send under "
+            "that tag, {} where it does not"
+        )
+    return router
+
+
+def _place(route: Route) -> tuple[str, str | None, Any]:
+    return route.group, route.tag, repr(route.route_key)
+
+
+def _of_any_size(data: Any) -> int:
+    return 0

@@ -1,0 +1,333 @@
+"""Arriving messages meet posted receives: the receiver's side of one stream.
+
+Receives and messages are paired in order, the first with the first, as soon as both are there; a message counts from
+the moment that it is announced.  A pair is *delivered* when the message's content is here too; until then either side
+may step back, and the pairs are made anew.  Plain state: every method returns what its owner is to do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Any, NamedTuple
+
+from rlinf_async._messaging.state.flow_control import ROOM
+
+_MISSING: Any = object()
+
+
+class Message:
+    """One message of a stream, at its receiver.
+
+    Attributes:
+        number: in its stream, from 1.
+        kind, about: what its sender says of it.
+        charge: bytes of its stream's room that it takes.
+        content: the owner's own, once it is here.
+    """
+
+    __slots__ = ("_asked_for", "about", "charge", "content", "failure", "is_announced", "kind", "number")
+
+    def __init__(self, number: int, kind: int, about: Any) -> None:
+        self.number = number
+        self.kind = kind
+        self.about = about
+        self.charge = 0
+        self.content: Any = _MISSING
+        self.failure: Exception | None = None
+        """Why its content cannot be had."""
+        self.is_announced = False
+        self._asked_for = False
+
+    def __repr__(self) -> str:
+        return f"<Message {self.number} {'complete' if self.is_complete else 'on its way'}>"
+
+    @property
+    def is_complete(self) -> bool:
+        return self.content is not _MISSING
+
+    def ask(self) -> bool:
+        """Whether its sender has to be asked for the content, now and only now."""
+        first = self.is_announced and not self._asked_for
+        self._asked_for = True
+        return first
+
+
+class Do(Enum):
+    """What the owner does."""
+
+    DELIVER = auto()
+    """Hand the message to the receive; ``give_back`` if it does not take it."""
+    GRANT = auto()
+    """Ask the sender for the message's content."""
+    REFUSE = auto()
+    """The receive fails, because this message is not for it, or cannot be had; so does its sender's operation."""
+    FAIL = auto()
+    """The receive fails: nothing more will come."""
+
+
+class Step(NamedTuple):
+    """One thing to do.  ``why`` is an error, or the text of a refusal."""
+
+    do: Do
+    receive: Any
+    message: Message | None = None
+    why: Any = None
+
+
+Refuses = Callable[[Any, Message], str | None]
+"""Why a receive does not want a message; None if it does."""
+
+
+class _Wanted:
+    """A receive that has not been delivered to."""
+
+    __slots__ = ("cancelled", "message", "order", "receive")
+
+    def __init__(self, order: int, receive: Any) -> None:
+        self.order = order
+        self.receive = receive
+        self.message: Message | None = None
+        self.cancelled = False
+
+
+class Arrivals:
+    """The receiver's side of one stream.
+
+    Example:
+        arrivals = Arrivals(refuses)
+        arrivals.data(1, OBJECT, None, 100, content)       # []: nobody wants it yet
+        arrivals.post(receive)                             # [Step(DELIVER, receive, message)]
+        arrivals.due()                                     # None, or the total that the sender should hear of
+    """
+
+    def __init__(self, refuses: Refuses, room: int = ROOM) -> None:
+        self._refuses = refuses
+        self._tell_after = room // 4
+        self._orders = 0
+        self._next = 1
+        self._open: dict[int, Message] = {}
+        """Those that are not delivered."""
+        self._queue: deque[Message] = deque()
+        self._posted: deque[_Wanted] = deque()
+        self._wanted: dict[Any, _Wanted] = {}
+        self._cancelled = 0
+        self._paired: dict[int, _Wanted] = {}
+        """By number of the message, which is on its way."""
+        self._total = 0
+        self._told = 0
+        self._waiting_for_room = 0
+        self._error: Exception | None = None
+
+    def __repr__(self) -> str:
+        return f"<Arrivals [{len(self._queue)} messages queued, {len(self._wanted)} receives posted]>"
+
+    @property
+    def has_message(self) -> bool:
+        """Whether a receive that is posted now would get something."""
+        return any(message.is_complete for message in self._queue)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._open and not self._wanted
+
+    # -- the receiver -------------------------------------------------------------------------------------------
+
+    def post(self, receive: Any) -> list[Step]:
+        """Somebody wants the next message.  ``receive`` is hashable, and posted once."""
+        self._orders += 1
+        wanted = self._wanted[receive] = _Wanted(self._orders, receive)
+        self._posted.append(wanted)
+        return self._match()
+
+    def cancel(self, receive: Any) -> list[Step]:
+        """Nobody wants it any more; what was on its way to it goes to the next one."""
+        wanted = self._wanted.pop(receive, None)
+        if wanted is None:
+            return []  # it has been delivered to, or has failed
+        wanted.cancelled = True
+        if wanted.message is not None:
+            self._part()
+            return self._match()
+        self._cancelled += 1
+        if self._cancelled > 64 and self._cancelled > len(self._posted) // 2:
+            self._posted = deque(each for each in self._posted if not each.cancelled)
+            self._cancelled = 0
+        return []
+
+    def give_back(self, message: Message) -> list[Step]:
+        """It was delivered, and nobody has had it: it stands first again."""
+        message.charge = 0  # its room has been returned
+        self._open[message.number] = message
+        self._enqueue(message)
+        self._part()
+        return self._match()
+
+    # -- the sender ---------------------------------------------------------------------------------------------
+
+    def announce(self, number: int, kind: int, about: Any) -> list[Step]:
+        """The place of a message whose content its sender keeps for the time being."""
+        if not self._is_new(number) or self._error is not None:
+            return []
+        message = Message(number, kind, about)
+        message.is_announced = True
+        self._waiting_for_room += 1
+        return self._arrive(message)
+
+    def data(self, number: int, kind: int, about: Any, charge: int, content: Any = _MISSING) -> list[Step]:
+        """A message.  Without content that comes by another way; ``content`` follows."""
+        if not self._is_new(number):
+            return []
+        message = Message(number, kind, about)
+        message.charge = charge
+        message.content = content
+        if self._error is not None and not message.is_complete:
+            return []
+        return self._arrive(message)
+
+    def expect(self, number: int, charge: int) -> Message | None:
+        """The content of a message has left its sender, by another way; None if nobody wants it any more."""
+        message = self._open.get(number)
+        if message is None or message.is_complete:
+            self._total += charge
+            return None
+        self._no_longer_announced(message)
+        message.charge += charge
+        return message
+
+    def wanted_by(self, number: int) -> Any:
+        """The receive that a message on its way is for, as things stand; None where nobody wants it yet."""
+        wanted = self._paired.get(number)
+        return None if wanted is None else wanted.receive
+
+    def content(self, number: int, charge: int, content: Any) -> list[Step]:
+        """The content of a message; what comes a second time, or too late, is dropped."""
+        message = self.expect(number, charge)
+        if message is None:
+            return []
+        message.content = content
+        wanted = self._paired.pop(number, None)
+        if wanted is None:
+            return []
+        return [self._deliver(wanted, message)]
+
+    def spoil(self, number: int, error: Exception) -> list[Step]:
+        """The content of a message cannot be had: the receive that it is for gets the error."""
+        message = self.expect(number, 0)
+        if message is None:
+            return []
+        message.failure = error
+        message.content = None
+        wanted = self._paired.pop(number, None)
+        return [] if wanted is None else [self._refuse(wanted, message, error)]
+
+    def withdraw(self, number: int) -> list[Step]:
+        """Its sender has given it up: there is no such message, unless it has been delivered."""
+        message = self._open.pop(number, None)
+        if message is None:
+            return []
+        self._no_longer_announced(message)
+        self._total += message.charge
+        self._part()
+        self._queue.remove(message)
+        return self._match()
+
+    def fail(self, error: Exception) -> list[Step]:
+        """The sender is gone: what is here stays, and nothing more will come."""
+        if self._error is not None:
+            return []
+        self._error = error
+        self._part()
+        for message in [message for message in self._queue if not message.is_complete]:
+            self._queue.remove(message)
+            del self._open[message.number]
+        return self._match()
+
+    def due(self) -> int | None:
+        """The total to tell the sender, if it is time to."""
+        untold = self._total - self._told
+        if not untold or (untold < self._tell_after and not self._waiting_for_room):
+            return None
+        self._told = self._total
+        return self._total
+
+    # -- pairs --------------------------------------------------------------------------------------------------
+
+    def _is_new(self, number: int) -> bool:
+        if number < self._next:
+            return False  # it was sent again
+        self._next = number + 1
+        return True
+
+    def _arrive(self, message: Message) -> list[Step]:
+        self._open[message.number] = message
+        self._queue.append(message)
+        return self._match()
+
+    def _no_longer_announced(self, message: Message) -> None:
+        if message.is_announced:
+            message.is_announced = False
+            self._waiting_for_room -= 1
+
+    def _match(self) -> list[Step]:
+        steps: list[Step] = []
+        posted, queue = self._posted, self._queue
+        while posted:
+            wanted = posted[0]
+            if wanted.cancelled:
+                posted.popleft()
+                self._cancelled -= 1
+                continue
+            if not queue:
+                break
+            posted.popleft()
+            message = queue.popleft()
+            why = message.failure or self._refuses(wanted.receive, message)
+            if why is not None:
+                steps.append(self._refuse(wanted, message, why))
+            elif message.is_complete:
+                steps.append(self._deliver(wanted, message))
+            else:
+                wanted.message = message
+                self._paired[message.number] = wanted
+                if message.ask():
+                    steps.append(Step(Do.GRANT, None, message))
+        if self._error is not None:
+            steps += [Step(Do.FAIL, wanted.receive, None, self._error) for wanted in posted if not wanted.cancelled]
+            posted.clear()
+            self._wanted.clear()
+            self._cancelled = 0
+        return steps
+
+    def _deliver(self, wanted: _Wanted, message: Message) -> Step:
+        del self._wanted[wanted.receive]
+        del self._open[message.number]
+        self._total += message.charge
+        return Step(Do.DELIVER, wanted.receive, message)
+
+    def _refuse(self, wanted: _Wanted, message: Message, why: Exception | str) -> Step:
+        del self._wanted[wanted.receive]
+        del self._open[message.number]
+        self._no_longer_announced(message)
+        self._total += message.charge
+        return Step(Do.REFUSE, wanted.receive, message, why)
+
+    def _part(self) -> None:
+        """Undoes the pairs that are not delivered: both sides go back to their places."""
+        if not self._paired:
+            return
+        paired, self._paired = self._paired, {}
+        for wanted in paired.values():
+            assert wanted.message is not None
+            self._enqueue(wanted.message)
+            wanted.message = None
+        kept = [wanted for wanted in paired.values() if not wanted.cancelled]
+        self._posted.extendleft(sorted(kept, key=lambda wanted: wanted.order, reverse=True))
+
+    def _enqueue(self, message: Message) -> None:
+        queue = self._queue
+        place = 0
+        while place < len(queue) and queue[place].number < message.number:
+            place += 1
+        queue.insert(place, message)

@@ -1,0 +1,234 @@
+"""What this process records for the trace of its run, and how that gets into the file.
+
+Where a run is not traced, ``recorder`` is None, and everybody who has something to record asks for nothing but that::
+
+    if tracing.recorder is not None:
+        tracing.follow(work, "put obs", "channel")
+
+What is recorded stays here until there is a batch of it, or a call has ended and nothing was sent for a moment; then it
+goes to the daemon that writes the file (``launcher/traces.py``).  Nobody waits for that.  What cannot be sent is kept
+up to a bound, beyond which spans are left out and counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import time
+from typing import Any, Final, Protocol
+
+from rlinf_async._client.client import NodeClient
+from rlinf_async._trace.state.spans import Recorder, Span
+from rlinf_async._trace.trace import Trace
+from rlinf_async.errors import DeadlineExceeded, NodeLost, RLinfAsyncError
+from rlinf_async.work import Work
+
+logger = logging.getLogger(__name__)
+
+QUESTIONS: Final = 5
+"""Times that a driver compares its clock with its daemon's."""
+
+PATIENCE: Final = 2.0
+"""Seconds for all processes of a run to send what they have."""
+
+recorder: Recorder | None = None
+"""Of this process; None where it records nothing."""
+
+_trace: Trace | None = None
+
+
+class Call(Protocol):
+    """A handle, or a stream."""
+
+    @property
+    def number(self) -> int:
+        """What the call is known by; 0 if it never left."""
+
+
+# -- on and off -------------------------------------------------------------------------------------------------
+
+
+def attach(client: NodeClient, name: str, *, compares_clocks: bool = False) -> None:
+    """Has this process record from the moment at which its daemon says that the run is traced.
+
+    Args:
+        name: of the process in the trace.
+        compares_clocks: it was not born of its daemon, and may have a clock of its own.
+    """
+
+    def hear(facts: dict[str, Any]) -> None:
+        if compares_clocks:
+            client.run(_join(client, name, facts), what="the comparison of clocks")
+        else:
+            _turn_on(Trace(client, name, facts["node"], facts["path"]))
+
+    def greeted() -> None:
+        facts = client.welcome.get("trace")
+        if facts is not None:
+            hear(facts)
+
+    client.events.on("traced", hear)
+    client.events.on("collect_spans", lambda facts: _collect(client, facts))
+    client.events.on("closed", lambda facts: _turn_off(client))
+    client.ready._follow(greeted)
+
+
+async def open_trace(client: NodeClient, name: str, path: str | None) -> None:
+    """Has the run traced, and this process record.
+
+    Args:
+        path: absolute; None for a file in the folder of the logs.
+
+    Raises:
+        ConfigError: the file cannot be written, or the run is traced into another one.
+    """
+    facts = await client.ask("open_trace", {"path": path}, what="a file for the trace")
+    for ask in [client.ask("trace", facts, node=peer["node"]) for peer in client.welcome["nodes"]]:
+        await ask
+    await _join(client, name, facts)
+
+
+async def close_trace(client: NodeClient) -> None:
+    """Returns once what this process has recorded of a run is in the file; it records no more of it."""
+    trace = _trace
+    if trace is None or not trace.is_of(client):
+        return
+    _turn_off(client)
+    with contextlib.suppress(RLinfAsyncError):  # the run has ended by itself: what has arrived is in the file
+        for ask in (*trace.send_all(), client.ask("written", node=trace.home)):
+            await ask.async_wait()
+
+
+async def collect(client: NodeClient) -> str | None:
+    """Returns once what all processes of the run have recorded so far is in the file; its path.
+
+    Those that do not answer in time are left out.
+    """
+    trace = _trace
+    if trace is None or not trace.is_of(client):
+        return None
+    turn = {"round": secrets.token_hex(8), "node": trace.home}
+    asks = [client.ask("collect_spans", turn, node=peer["node"]) for peer in client.welcome["nodes"]]
+    processes: list[int] = []
+    for ask in asks:
+        with contextlib.suppress(NodeLost):
+            processes += await ask
+    asked = {"round": turn["round"], "processes": processes}
+    collected = client.ask("await_spans", asked, node=trace.home, what="the spans of the run")
+    try:
+        await collected.async_wait(PATIENCE)
+    except DeadlineExceeded:
+        logger.warning("not every process has sent its spans within %g s; the trace goes on without them", PATIENCE)
+        await client.ask("forget_spans", asked, node=trace.home)
+    return trace.path
+
+
+def last_words() -> None:
+    """Sends what there is, before the process ends."""
+    if _trace is not None:
+        _trace.send_all()
+
+
+async def _join(client: NodeClient, name: str, facts: dict[str, Any]) -> None:
+    _turn_on(Trace(client, name, facts["node"], facts["path"], await _shift(client)))
+
+
+async def _shift(client: NodeClient) -> int:
+    """Nanoseconds by which the daemon's clock is ahead, where that can be told from none at all."""
+    shortest, shift = None, 0
+    for _ in range(QUESTIONS):
+        asked = time.monotonic_ns()
+        theirs = await client.ask("clock", what="the time")
+        heard = time.monotonic_ns()
+        if shortest is None or heard - asked < shortest:
+            shortest, shift = heard - asked, theirs - (asked + heard) // 2
+    return shift if abs(shift) > (shortest or 0) else 0
+
+
+def _turn_on(trace: Trace) -> None:
+    global recorder, _trace
+    if _trace is None:
+        recorder, _trace = trace.recorder, trace
+    elif not _trace.is_of_run(trace):
+        logger.warning("this process takes part in two runs that are traced; what it does itself is in %s", _trace.path)
+
+
+def _turn_off(client: NodeClient) -> None:
+    if _trace is not None and _trace.is_of(client):
+        _forget()
+
+
+def _forget() -> None:
+    global recorder, _trace
+    recorder = _trace = None
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _collect(client: NodeClient, facts: dict[str, Any]) -> None:
+    if _trace is not None and _trace.is_of(client):
+        _trace.send_all()
+    client.ask("collected", facts["round"], node=facts["node"])
+
+
+# -- what others have to say ------------------------------------------------------------------------------------
+
+
+def follow(work: Work[Any], name: str, category: str, args: dict[str, Any] | None = None) -> None:
+    """Records an operation that begins now, to its end."""
+    tracer = recorder
+    if tracer is None:
+        return
+    work._follow(_End(tracer, tracer.begin(name, category, args), work))
+
+
+class _End:
+    """Called at the end of an operation."""
+
+    __slots__ = ("_recorder", "_span", "_work")
+
+    def __init__(self, recorder: Recorder, span: Span, work: Work[Any]) -> None:
+        self._recorder = recorder
+        self._span = span
+        self._work = work
+
+    def __call__(self) -> None:
+        error = self._work._error
+        if error is not None:
+            self._span.args = {**(self._span.args or {}), "error": type(error).__name__}
+        self._recorder.end(self._span)
+
+
+def follow_call(call: Call, ended: Work[Any], name: str) -> None:
+    """Records a call that is made now, to its last answer; an arrow goes from there to each rank that it reaches."""
+    tracer, trace = recorder, _trace
+    if tracer is None or trace is None:
+        return
+    span = tracer.begin(name, "call")
+
+    def answered() -> None:
+        if call.number:
+            span.flow = (trace.endpoint, call.number)
+        tracer.end(span)
+        trace.call_ended()
+
+    ended._follow(answered)
+
+
+def enter_call(source: int, call: int, slot: int, method: str, task: Any = None) -> Span | None:
+    """A call that has come begins to run, in that task or here."""
+    tracer = recorder
+    return None if tracer is None else tracer.enter(method, "call", None, (source, call, slot), of=task)
+
+
+def leave_call(span: Span, failed: bool) -> None:
+    """It has run."""
+    trace = _trace
+    if failed:
+        span.args = {"failed": True}
+    if trace is not None:
+        trace.recorder.leave(span)
+        trace.call_ended()

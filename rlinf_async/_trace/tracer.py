@@ -1,0 +1,144 @@
+"""``Tracer``: users' own spans in the trace of a run."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import Any, Protocol, TypeVar, cast
+
+from rlinf_async._client import registry
+from rlinf_async._client.client import NodeClient
+from rlinf_async._trace import recorder as tracing
+from rlinf_async._trace.state.spans import Recorder, Span, plain, text
+from rlinf_async.work import blocking
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class HasClient(Protocol):
+    """A ``Cluster``."""
+
+    @property
+    def client(self) -> NodeClient: ...
+
+
+class Tracer:
+    """Records what user code does, beside what is recorded anyway: calls, messages, channels, timers.
+
+    It works in drivers and in workers, in coroutines and in threads; where the run is not traced, everything here does
+    nothing.  A run is traced that was started with ``rlinf-launch --trace FILE``, with ``Cluster(trace="file.json")``
+    or with ``cluster.tracer: {enable: true, output_file: ...}`` in its configuration.  https://ui.perfetto.dev opens
+    the file, also while the run goes on.
+
+    Spans of one coroutine, and of one thread, lie in each other; those of several that overlap lie on tracks of their
+    own.  Of the arguments the trace keeps numbers and texts, and of anything else the type.
+
+    Example:
+        with Tracer.trace_span("load", args={"shard": 3}):
+            ...
+
+        @Tracer.trace_func
+        async def fetch(self): ...
+    """
+
+    @staticmethod
+    def trace_begin(name: str, cat: str = "default", args: dict[str, Any] | None = None) -> None:
+        """Something begins, to its ``trace_end`` in the same coroutine, or in the same thread outside of any."""
+        if tracing.recorder is not None:
+            tracing.recorder.enter(text(name), text(cat), plain(args))
+
+    @staticmethod
+    def trace_end(name: str, cat: str = "default") -> None:
+        """What was begun here last under that name and category ends; nothing happens if nothing was."""
+        recorder = tracing.recorder
+        if recorder is not None and (span := recorder.innermost(text(name), text(cat))) is not None:
+            recorder.leave(span)
+
+    @staticmethod
+    def trace_span(name: str, cat: str = "default", args: dict[str, Any] | None = None) -> TraceSpan:
+        """A ``with`` block."""
+        return TraceSpan(name, cat, args)
+
+    @staticmethod
+    def trace_func(function: Any = None, *, name: str | None = None, cat: str = "default") -> Any:
+        """Decorates a function, ``def``, ``async def`` or an async generator; with or without arguments.
+
+        Args:
+            name: of its spans; by default its qualified name.
+        """
+
+        def decorate(function: F) -> F:
+            return _traced(function, name or function.__qualname__, cat)
+
+        return decorate if function is None else decorate(function)
+
+    @staticmethod
+    def finalize(*, cluster: HasClient | None = None) -> Any:
+        """Has every process of the run send what it has recorded so far; recording goes on.
+
+        It need not be called: at the end of the cluster the file has everything.
+
+        Args:
+            cluster: whose trace it is, where several clusters are open in this process.
+
+        Returns:
+            The path of the file on the driver's machine, None where the run is not traced; in a coroutine a ``Work``
+            of it.
+
+        Raises:
+            RuntimeError: no ``cluster=`` was given, and not exactly one is open in this process.
+        """
+        client = registry.only_taken() if cluster is None else cluster.client
+        return blocking(client.run(tracing.collect(client), what="the trace of the run"))
+
+
+class TraceSpan:
+    """A stretch of time, as a context manager."""
+
+    __slots__ = ("_args", "_category", "_name", "_recorder", "_span")
+
+    def __init__(self, name: str, category: str, args: dict[str, Any] | None) -> None:
+        self._name = name
+        self._category = category
+        self._args = args
+        self._recorder: Recorder | None = None
+        self._span: Span
+
+    def __enter__(self) -> None:
+        if tracing.recorder is not None:
+            self._recorder = tracing.recorder
+            self._span = self._recorder.enter(text(self._name), text(self._category), plain(self._args))
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._recorder is not None:
+            self._recorder.leave(self._span)
+            self._recorder = None
+
+
+def _traced(function: F, name: str, category: str) -> F:
+    if inspect.isasyncgenfunction(function):
+
+        @functools.wraps(function)
+        async def stream(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+            with TraceSpan(name, category, None):
+                async for item in function(*args, **kwargs):
+                    yield item
+
+        return cast(F, stream)
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def coroutine(*args: Any, **kwargs: Any) -> Any:
+            with TraceSpan(name, category, None):
+                return await function(*args, **kwargs)
+
+        return cast(F, coroutine)
+
+    @functools.wraps(function)
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        with TraceSpan(name, category, None):
+            return function(*args, **kwargs)
+
+    return cast(F, plain)

@@ -1,0 +1,189 @@
+"""The memory of a GPU opened by another process of the machine: no copy but the receiver's own."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rlinf_async._transports.deferred import Agenda
+from rlinf_async._transports.device_link import DeviceLink
+from rlinf_async._transports.device_memory import CudaMemory, DeviceMemory, Handle
+from rlinf_async._transports.lazy_thread import Lane
+from rlinf_async._transports.link import Post
+from rlinf_async._transports.side_stream import SideStream
+from rlinf_async._transports.transfer import Transfer
+from rlinf_async.errors import TransferFailed
+from rlinf_async.work import Work
+
+logger = logging.getLogger(__name__)
+
+
+class _Offer(Transfer[None]):
+    """What is kept alive, with its mark in the sender's stream, until the receiver has copied it."""
+
+    def __init__(self, number: int, buffers: Sequence[torch.Tensor]) -> None:
+        super().__init__(number, [buffer.nbytes for buffer in buffers])
+        self.kept: list[Any] = list(buffers)
+
+
+class CudaIpcLink(DeviceLink):
+    """The sender tells handles, the receiver copies, on the device, into memory of its own.
+
+    Nothing is shared for longer than that: **the sender keeps its tensors alive until its send is done**, the receiver
+    has let go of them before it says that it has them, and one that dies gives everything back.  The receiver's copy
+    waits for the sender's stream, not for the sender, nor for what else either GPU has to do; it counts once the sender
+    has said that the memory was still what it had sent::
+
+        sender    "offer", 7, handles ──►                      ──► "kept", 7    send(7) is done
+        receiver       opens, copies, closes, "received", 7 ──►                 receive(7) is done
+
+    Args:
+        post, first, address: as for every link.
+        device: where received tensors are to be.
+        memory: in the place of CUDA's.
+    """
+
+    def __init__(
+        self, post: Post, first: bool, address: str, device: torch.device, memory: DeviceMemory | None = None
+    ) -> None:
+        self._post = post
+        self._device = device
+        self._memory = memory or CudaMemory()
+        self._lane = Lane("rlinf-cuda-ipc")
+        self._stream = SideStream(device)
+        self._agenda = Agenda()
+        self._offers: dict[int, _Offer] = {}
+        self._asked: dict[int, Transfer[list[torch.Tensor]]] = {}
+        self._copied: dict[int, list[torch.Tensor]] = {}
+        self._newest = -1
+        # What the other side has said of transfers that are yet to be asked for here.
+        self._told: dict[int, tuple[list[Handle], bytes]] = {}
+        self._withdrawn: dict[int, TransferFailed] = {}
+        self._unwanted: dict[int, TransferFailed] = {}
+
+    def __repr__(self) -> str:
+        return f"<CudaIpcLink [{len(self._offers)} to send, {len(self._asked)} to receive]>"
+
+    def send(self, transfer: int, buffers: Sequence[torch.Tensor]) -> Work[None]:
+        offer = _Offer(transfer, buffers)
+        with self._agenda.deciding():
+            if transfer in self._unwanted:
+                self._agenda.add(functools.partial(offer.fail, self._unwanted.pop(transfer)))
+                return offer
+            try:
+                handles = [tuple(self._memory.export(buffer)) for buffer in buffers if buffer.nbytes]
+                mark, told = self._memory.mark(self._device)
+            except Exception as error:
+                self._agenda.add(functools.partial(offer.fail, error))
+                self._tell("broken", [], [transfer], f"{type(error).__name__}: {error}")
+                return offer
+            offer.kept.append(mark)
+            self._offers[transfer] = offer
+            self._tell("offer", transfer, handles, told)
+        return offer
+
+    def receive(self, transfer: int, sizes: Sequence[int]) -> Work[list[torch.Tensor]]:
+        asked: Transfer[list[torch.Tensor]] = Transfer(transfer, sizes)
+        with self._agenda.deciding():
+            if transfer in self._withdrawn:
+                self._agenda.add(functools.partial(asked.fail, self._withdrawn.pop(transfer)))
+                return asked
+            self._newest = max(self._newest, transfer)
+            self._asked[transfer] = asked
+            if transfer in self._told:
+                self._copy(asked, *self._told.pop(transfer))
+        return asked
+
+    def on_control(self, facts: Any) -> None:
+        with self._agenda.deciding():
+            match facts:
+                case "offer", number, handles, mark:
+                    told = [Handle(*handle) for handle in handles]
+                    if number in self._asked:
+                        self._copy(self._asked[number], told, mark)
+                    else:
+                        self._told[number] = (told, mark)
+                case "received", number:
+                    offer = self._offers.pop(number, None)
+                    if offer is not None:
+                        self._tell("kept", number)
+                        self._agenda.add(functools.partial(offer.finish, None))
+                case "kept", number:
+                    tensors = self._copied.pop(number, None)
+                    if tensors is not None:
+                        self._agenda.add(functools.partial(self._asked.pop(number).finish, tensors))
+                case "broken", received, sent, text:
+                    self._hear_of_the_end(received, sent, text)
+                case _:
+                    raise ValueError(f"a link does not know what to do with {facts!r}")
+
+    def discard(self, error: Exception) -> None:
+        with self._agenda.deciding():
+            received, sent = list(self._asked), list(self._offers)
+            if received or sent:
+                self._fail(received, sent, error)
+                self._tell("broken", received, sent, f"{type(error).__name__}: {error}")
+
+    def _tell(self, *facts: Any) -> None:
+        self._agenda.add(lambda: self._post(facts))
+
+    def _fail(self, received: Sequence[int], sent: Sequence[int], error: Exception) -> None:
+        for transfer in [self._asked.pop(number, None) for number in received]:
+            if transfer is not None:
+                self._copied.pop(transfer.number, None)
+                self._agenda.add(functools.partial(transfer.fail, error))
+        for offer in [self._offers.pop(number, None) for number in sent]:
+            if offer is not None:
+                self._agenda.add(functools.partial(offer.fail, error))
+
+    def _hear_of_the_end(self, received: Sequence[int], sent: Sequence[int], text: str) -> None:
+        error = TransferFailed(f"the peer gave it up: {text}")
+        for number in sent:
+            if self._told.pop(number, None) is not None or number > self._newest:
+                self._withdrawn[number] = error
+        self._unwanted.update((number, error) for number in received if number not in self._offers)
+        self._fail(sent, received, error)
+
+    def _copy(self, asked: Transfer[list[torch.Tensor]], handles: list[Handle], mark: bytes) -> None:
+        self._lane.submit(lambda: self._copy_now(asked, handles, mark))
+
+    def _copy_now(self, asked: Transfer[list[torch.Tensor]], handles: list[Handle], mark: bytes) -> None:
+        """In the link's thread."""
+        number = asked.number
+        try:
+            tensors = self._copies(asked.sizes, handles, mark)
+        except Exception as error:
+            failure = error
+            with self._agenda.deciding():
+                if self._asked.get(number) is asked:
+                    self._fail([number], [], failure)
+                    self._tell("broken", [number], [], f"{type(failure).__name__}: {failure}")
+            return
+        with self._agenda.deciding():
+            if self._asked.get(number) is asked:  # and was not given up meanwhile
+                self._copied[number] = tensors
+                self._tell("received", number)
+
+    def _copies(self, sizes: Sequence[int], handles: list[Handle], mark: bytes) -> list[torch.Tensor]:
+        if [size for size in sizes if size] != [handle.nbytes for handle in handles]:
+            raise TransferFailed(f"buffers of {list(sizes)} bytes were to be received, and {handles} are offered")
+        try:
+            with self._stream.until_done():
+                self._memory.wait(mark, self._device)
+                tensors = [torch.empty(size, dtype=torch.uint8, device=self._device) for size in sizes]
+                for tensor, handle in zip([tensor for tensor in tensors if tensor.nbytes], handles, strict=True):
+                    tensor.copy_(self._memory.open(handle, self._device), non_blocking=True)
+        finally:
+            self._close()  # once the sender hears that it has arrived, the memory may be anything
+        return tensors
+
+    def _close(self) -> None:
+        """What was copied counts all the same if CUDA does not want to."""
+        try:
+            self._memory.close()
+        except Exception as error:
+            logger.warning("memory of a peer's GPU could not be let go of: %s", error)

@@ -1,0 +1,72 @@
+"""The TCP connections of torch's Gloo process groups: found by what Gloo's threads wait for, and ended.
+
+Gloo has no way to end a pending operation.  Each of its devices has a thread in ``epoll_wait``; the kernel tells on
+which descriptors.  So nothing else of the process is touched: not torch's store, nor the user's own connections.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from rlinf_async._transports.gloo_sockets import Connection, connection_at
+
+_THREAD: Final = "gloo_tcp_loop"
+
+_LOOK_S: Final = 1.0
+"""For a thread that is in no system call at the moment: it looks around every 10 ms, and then may wait for a core."""
+
+
+def end_connections() -> int:
+    """Ends the connections of all Gloo process groups but this framework's own pairs; how many.
+
+    A listening socket is left alone: where one is shut down, Gloo ends the whole process.
+    """
+    ended = 0
+    for poll in _polls():
+        connections = list(_connections_of(poll))
+        if not any(Connection.is_held(connection) for connection in connections):
+            for connection in connections:
+                with contextlib.suppress(OSError):  # it has just ended
+                    connection.shutdown(socket.SHUT_RDWR)
+                    ended += 1
+        for connection in connections:
+            connection.close()
+    return ended
+
+
+def _polls() -> Iterator[int]:
+    """The epoll descriptor of each of Gloo's threads."""
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # the thread has just ended
+            if (task / "comm").read_text().strip() == _THREAD and (poll := _poll_of(task)) is not None:
+                yield poll
+
+
+def _poll_of(task: Path) -> int | None:
+    until = time.monotonic() + _LOOK_S
+    while time.monotonic() < until:
+        words = (task / "syscall").read_text().split()
+        if len(words) > 1 and (poll := int(words[1], 16)) < 1 << 20:
+            with contextlib.suppress(OSError):
+                if str(Path(f"/proc/self/fd/{poll}").readlink()) == "anon_inode:[eventpoll]":
+                    return poll
+        os.sched_yield()
+    return None
+
+
+def _connections_of(poll: int) -> Iterator[socket.socket]:
+    for line in Path(f"/proc/self/fdinfo/{poll}").read_text().splitlines():
+        watched = re.match(r"tfd: *(\d+) .* ino:([0-9a-f]+) ", line)
+        if watched is None or (connection := connection_at(int(watched[1]))) is None:
+            continue
+        if os.fstat(connection.fileno()).st_ino == int(watched[2], 16):
+            yield connection
+        else:  # the number has been reused since the kernel named it
+            connection.close()

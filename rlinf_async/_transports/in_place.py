@@ -1,0 +1,98 @@
+"""One tensor on its own: its bytes as they leave, and received into one that is there already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rlinf_async._transports.shared_memory import Segment
+
+About = Sequence[Any]
+"""``[dtype, shape, type of device]`` as plain data."""
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether it is a tensor with memory of its own shape, not a sparse or quantised one."""
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_quantized
+
+
+def describe(tensor: torch.Tensor) -> list[Any]:
+    """What a receiver's tensor has to be like."""
+    return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), tensor.device.type]
+
+
+def difference(sent: About, wanted: About) -> str | None:
+    """Why a tensor cannot be received in the place of another one; None if it can.
+
+    What was sent from a CUDA device can be received on another type of device only where that was agreed, so the type
+    counts too.
+    """
+    for name, theirs, ours in zip(("dtype", "shape", "device"), sent, wanted, strict=True):
+        if theirs != ours:
+            theirs, ours = (tuple(value) if isinstance(value, list) else value for value in (theirs, ours))
+            return f"its {name} is {theirs}, and the tensor to receive it has {ours}"
+    return None
+
+
+def memory_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous tensor: its own memory on the CPU, a copy of other memory."""
+    whole = tensor.detach().resolve_conj().resolve_neg()
+    return _flat(whole if whole.device.type == "cpu" else whole.cpu())
+
+
+def flatten(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a contiguous tensor, where they are."""
+    whole = tensor.detach().resolve_conj().resolve_neg()
+    return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)
+
+
+def mark(tensor: torch.Tensor) -> Any:
+    """For ``fill``: what uses the memory of a GPU's tensor until now, in the current stream; None on the CPU."""
+    return torch.cuda.current_stream(tensor.device).record_event() if tensor.is_cuda else None
+
+
+def fill(tensor: torch.Tensor, content: bytes | memoryview | Segment | torch.Tensor, after: Any = None) -> None:
+    """Copies the bytes of a tensor of the same dtype and shape into this one, wherever and however it is laid out.
+
+    It is done at the end: the bytes can be read in any stream.
+
+    Args:
+        after: what ``mark`` has returned for this tensor.
+    """
+    target = tensor.detach()
+    if not target.nbytes:
+        return
+    if after is None:
+        _copy(target, content)
+        return
+    stream = torch.cuda.current_stream(target.device)
+    stream.wait_event(after)
+    _copy(target, content)
+    stream.synchronize()
+
+
+def _copy(target: torch.Tensor, content: bytes | memoryview | Segment | torch.Tensor) -> None:
+    if isinstance(content, torch.Tensor):
+        target.copy_(content.view(target.dtype).view(target.shape))
+        return
+    if isinstance(content, Segment) and target.device.type == "cpu" and target.is_contiguous():
+        content.read_into(_flat(target))
+        return
+    memory = content.open() if isinstance(content, Segment) else content
+    if target.device.type == "cpu" and target.is_contiguous():
+        _flat(target)[:] = memory
+        return
+    writable = memory if isinstance(memory, memoryview) and not memory.readonly else bytearray(memory)  # or torch warns
+    target.copy_(torch.frombuffer(writable, dtype=target.dtype).view(target.shape))
+
+
+def _flat(tensor: torch.Tensor) -> memoryview:
+    if not tensor.nbytes:
+        return memoryview(bytearray())
+    flat = torch.empty(0, dtype=torch.uint8)
+    offset = int(tensor.storage_offset()) * tensor.itemsize
+    flat.set_(tensor.untyped_storage(), offset, (tensor.nbytes,), (1,))
+    array: Any = flat.numpy()
+    return memoryview(array)

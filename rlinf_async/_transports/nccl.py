@@ -1,0 +1,66 @@
+"""NCCL as a link between the GPUs of two workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from rlinf_async._transports.device_link import DeviceLink
+from rlinf_async._transports.link import Post
+from rlinf_async._transports.nccl_pair import MakeGroup, NcclPair
+from rlinf_async._transports.pair import Pair
+from rlinf_async._transports.paired import PairedLink
+from rlinf_async._transports.transfer import Receiving, Sending
+
+
+class _DeviceSending(Sending):
+    def __init__(self, number: int, buffers: Sequence[torch.Tensor]) -> None:
+        super().__init__(number, [buffer.nbytes for buffer in buffers])
+        self._buffers = [buffer for buffer in buffers if buffer.nbytes]
+        on_gpu = [buffer.device for buffer in buffers if buffer.is_cuda]
+        self._written = torch.cuda.current_stream(on_gpu[0]).record_event() if on_gpu else None
+
+    def parcels(self) -> list[torch.Tensor]:
+        if self._written is not None:
+            torch.cuda.current_stream().wait_event(self._written)
+        return self._buffers
+
+
+class _DeviceReceiving(Receiving[torch.Tensor]):
+    def __init__(self, number: int, sizes: Sequence[int], device: torch.device) -> None:
+        super().__init__(number, sizes)
+        self._device = device
+
+    def allocate(self) -> None:
+        try:
+            self.buffers = [torch.empty(size, dtype=torch.uint8, device=self._device) for size in self.sizes]
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(str(error)) from error
+        self.parcels = [buffer for buffer in self.buffers if buffer.nbytes]
+
+
+class NcclLink(PairedLink[torch.Tensor], DeviceLink):
+    """GPU memory by way of two NCCL groups of two, made with the first transfer.
+
+    Args:
+        post, first, address: as for every link; NCCL finds its own addresses.
+        device: of this side.
+        make_group: in the place of NCCL's.
+    """
+
+    def __init__(
+        self, post: Post, first: bool, address: str, device: torch.device, make_group: MakeGroup | None = None
+    ) -> None:
+        super().__init__(post, first, address)
+        self._device = device
+        self._make_group = make_group
+
+    def _make_pair(self) -> Pair:
+        return NcclPair(self, self._first, self._device, self._make_group)
+
+    def _make_sending(self, number: int, buffers: Sequence[torch.Tensor]) -> _DeviceSending:
+        return _DeviceSending(number, buffers)
+
+    def _make_receiving(self, number: int, sizes: Sequence[int]) -> _DeviceReceiving:
+        return _DeviceReceiving(number, sizes, self._device)

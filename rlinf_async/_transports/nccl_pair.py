@@ -1,0 +1,217 @@
+"""Two NCCL process groups of two, one per direction, from their making to their first error, which is their end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # torch does not list it
+
+from rlinf_async._transports.gloo_sockets import Address
+from rlinf_async._transports.lazy_thread import Lane
+from rlinf_async._transports.pair import Owner, Pair
+from rlinf_async._transports.pair_store import PeerStore
+from rlinf_async._transports.side_stream import SideStream
+from rlinf_async._transports.transfer import Receiving, Sending
+from rlinf_async.errors import TransferFailed
+
+MakeGroup = Callable[[Store, int], Any]
+"""A process group of two, by its store and rank, with ``send``, ``recv`` and ``abort``."""
+
+_FOR_EVER: Final = timedelta(days=365)
+"""Deadlines are the mailbox's business."""
+
+_QUIET: Final = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # torch would end the whole process when a peer dies
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+}
+
+_environment = threading.Lock()
+
+
+class NcclPair(Pair):
+    """A group for each direction: in one group, a receive would wait behind a send that waits for the peer's receive.
+
+    NCCL finds together at the first operation, over the same store, and its operations occupy the GPU while they wait.
+    So neither side enters one before the other is about to: the receiver waits for the word that it is coming, the
+    sender for the word that the receiver is ready.  For the same reason each direction has a stream of its own: what
+    the GPU has to do in a stream waits for the operation that was entered there before.
+
+    Args:
+        owner: who hears of it.
+        first: true on exactly one of the two sides.
+        device: where memory is sent from and received to.
+        make_group: of NCCL's, unless something else is to take its place.
+    """
+
+    def __init__(self, owner: Owner, first: bool, device: torch.device, make_group: MakeGroup | None = None) -> None:
+        self._owner = owner
+        self._rank = 0 if first else 1
+        self._device = device
+        self._make_group = make_group or make_nccl_group
+        self._store = PeerStore(lambda key, value: owner.set_key(self, key, value))
+        self._changed = threading.Condition()
+        self._error: Exception | None = None
+        self._incoming: Any = None
+        self._outgoing: Any = None
+        self._asked: deque[Receiving[Any]] = deque()
+        self._coming: set[int] = set()
+        self._wanted: deque[tuple[Sending, int]] = deque()
+        for name, run in (("receive", self._receive), ("send", self._send)):
+            threading.Thread(target=self._run, args=(run,), name=f"rlinf-nccl-{name}", daemon=True).start()
+
+    @property
+    def is_connected(self) -> bool:
+        return self._incoming is not None
+
+    def hear(self, key: str, value: bytes) -> None:
+        self._store.hear(key, value)
+
+    def admit(self, address: Address) -> None:
+        raise TransferFailed(f"NCCL finds together by itself: {address} has no meaning")
+
+    def receive(self, receiving: Receiving[Any]) -> None:
+        with self._changed:
+            self._asked.append(receiving)
+            self._changed.notify_all()
+
+    def expect(self, number: int) -> None:
+        with self._changed:
+            self._coming.add(number)
+            self._changed.notify_all()
+
+    def send(self, sending: Sending, tag: int, start: int) -> None:
+        with self._changed:
+            self._wanted.append((sending, start))
+            self._changed.notify_all()
+
+    def forget(self, number: int) -> None:
+        """What is sent is let go when the GPU has sent it."""
+
+    def close(self, error: Exception) -> None:
+        with self._changed:
+            self._error = self._error or error
+            groups = [group for group in (self._incoming, self._outgoing) if group is not None]
+            self._incoming = self._outgoing = None
+            self._changed.notify_all()
+        self._store.close()
+        for group in groups:  # which may take a while
+            Lane("rlinf-nccl-abort").submit(lambda group=group: _abort(group))  # type: ignore[misc]
+
+    # -- in the pair's own threads --------------------------------------------------------------------------------
+
+    def _run(self, run: Callable[[], None]) -> None:
+        try:
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)
+            with SideStream(self._device).entered():
+                run()
+        except Exception as error:
+            if isinstance(error, RuntimeError):
+                error = TransferFailed(f"NCCL: {error}")
+            error.__traceback__ = None  # its frames hold the group
+            self._owner.broke(self, error)
+            self.close(error)
+
+    def _join(self, sender: int) -> Any:
+        """The group of the direction in which this rank sends."""
+        return self._make_group(PrefixStore(f"from {sender}", self._store), self._rank)
+
+    def _receive(self) -> None:
+        group = self._join(1 - self._rank)
+        with self._changed:
+            self._incoming = None if self._error else group
+        while self._error is None:
+            self._receive_next(group)
+
+    def _receive_next(self, group: Any) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._error or self._asked)
+            if self._error is not None:
+                return
+            receiving = self._asked.popleft()
+        try:
+            start = self._owner.begins(self, receiving)
+        except MemoryError as error:
+            self._owner.refuses(self, receiving, error)
+            return
+        if start is None:
+            return
+        parcels = receiving.parcels[start:]
+        self._owner.ready(self, receiving, 0, start)
+        with self._changed:
+            self._changed.wait_for(lambda: self._error or receiving.number in self._coming)
+            if self._error is not None:
+                return
+            self._coming.remove(receiving.number)
+        for parcel in parcels:
+            group.recv([parcel], 1 - self._rank, 0).wait(_FOR_EVER)
+            self._synchronize()
+            self._owner.arrived(self, receiving)
+
+    def _send(self) -> None:
+        group = self._join(self._rank)
+        with self._changed:
+            self._outgoing = None if self._error else group
+        while self._error is None:
+            self._send_next(group)
+
+    def _send_next(self, group: Any) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._error or self._wanted)
+            if self._error is not None:
+                return
+            sending, start = self._wanted.popleft()
+        parcels = sending.parcels()[start:]
+        self._owner.sends(self, sending)
+        for parcel in parcels:
+            group.send([parcel], 1 - self._rank, 0).wait(_FOR_EVER)
+        self._synchronize()
+
+    def _synchronize(self) -> None:
+        """Waits until the GPU has done it; torch's own wait orders streams only."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+
+
+def make_nccl_group(store: Store, rank: int) -> Any:
+    """A private NCCL group on the current device.
+
+    Raises:
+        TransferFailed: torch was built without NCCL.
+    """
+    try:
+        from torch.distributed import ProcessGroupNCCL
+    except ImportError:
+        raise TransferFailed("this torch has no NCCL: install one that was built for CUDA") from None
+    options = ProcessGroupNCCL.Options()
+    options._timeout = _FOR_EVER
+    with _set_environment(_QUIET):
+        return ProcessGroupNCCL(store, rank, 2, options)
+
+
+@contextlib.contextmanager
+def _set_environment(values: dict[str, str]) -> Iterator[None]:
+    """For as long as torch reads it, in its constructor; the user's own groups read theirs."""
+    with _environment:
+        before = {name: os.environ.get(name) for name in values}
+        os.environ.update(values)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+
+def _abort(group: Any) -> None:
+    with contextlib.suppress(RuntimeError):
+        group.abort()

@@ -1,0 +1,95 @@
+"""The GPU that this process works on: what others are told of it, and what carries its memory to theirs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from rlinf_async._transports.cuda_ipc import CudaIpcLink
+from rlinf_async._transports.device_link import DeviceLink
+from rlinf_async._transports.gpu_reach import CUDA_IPC, NCCL, STAGED, WORTH_A_LINK, Gpu
+from rlinf_async._transports.link import Post
+from rlinf_async._transports.nccl import NcclLink
+from rlinf_async._transports.staging import StagedLink
+
+
+class OwnGpu:
+    """One GPU, the current one of the thread that first sent or received while CUDA was in use.
+
+    Attributes:
+        device: as torch numbers it.
+        gpu: as others are told of it.
+        reachable: the uuids of other GPUs whose memory this process can open.
+    """
+
+    def __init__(self, device: torch.device, gpu: Gpu, reachable: Collection[str] = ()) -> None:
+        self.device = device
+        self.gpu = gpu
+        self.reachable = frozenset(reachable)
+
+    def __repr__(self) -> str:
+        return f"<OwnGpu {self.device}: {self.gpu.model} {self.gpu.uuid}>"
+
+    def keeps(self, obj: Any) -> bool:
+        """Whether it is a tensor on this GPU, large enough for a link."""
+        return (
+            isinstance(obj, torch.Tensor)
+            and obj.is_cuda
+            and obj.device.index == self.device.index
+            and obj.nbytes >= WORTH_A_LINK
+        )
+
+    def mark(self) -> Any:
+        """A point in the work of the caller's current stream."""
+        return torch.cuda.current_stream(self.device).record_event()
+
+    def follow(self, mark: Any) -> None:
+        """The caller's current stream goes on after that point."""
+        torch.cuda.current_stream(self.device).wait_event(mark)
+
+    def to_cpu(self, flat: torch.Tensor) -> memoryview:
+        """A copy of flat bytes, once the current stream has got so far."""
+        memory: Any = flat.cpu().numpy()
+        return memoryview(memory)
+
+    def make_link(self, name: str, post: Post, first: bool, address: str) -> DeviceLink:
+        """The link of that name; see ``DeviceLink``.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if name == CUDA_IPC:
+            return CudaIpcLink(post, first, address, self.device)
+        if name == NCCL:
+            return NcclLink(post, first, address, self.device)
+        if name == STAGED:
+            return StagedLink(post, first, address, self.device)
+        raise ValueError(f"there is no link {name!r} between GPUs")
+
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+@functools.cache
+def _machine() -> str:
+    """What no other machine calls itself, and nobody knows where there is no such file."""
+    return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
+
+
+def find_own_gpu() -> OwnGpu | None:
+    """The current device of this thread, in a process in which CUDA is in use; None where memory cannot be shared."""
+    if not torch.version.cuda or not _machine():
+        return None
+    index = torch.cuda.current_device()
+    others = [other for other in range(torch.cuda.device_count()) if other != index]
+    reachable = [_uuid(other) for other in others if torch.cuda.can_device_access_peer(index, other)]
+    gpu = Gpu(_machine(), _uuid(index), torch.cuda.get_device_properties(index).name)
+    return OwnGpu(torch.device("cuda", index), gpu, reachable)
+
+
+def _uuid(index: int) -> str:
+    return str(torch.cuda.get_device_properties(index).uuid)

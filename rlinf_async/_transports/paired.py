@@ -1,0 +1,321 @@
+"""What two links agree on before either enters a process group, and how they throw one away.
+
+The two sides agree on every transfer first, and a pair of process groups lives until its first error.  Then both sides
+throw it away and count one *generation* on; every fact that they exchange names its own, so that nothing of an old
+pair can be taken for something of the new::
+
+    receiver                                               sender
+    receive(7): "open" ──────────────────────────────────► makes its half of the pair, in a thread
+    "store" … ◄── what torch's rendezvous sets ─────────── "store" …
+    memory is there: "ready", 7 ─────────────────────────► enters the group: send(7)
+    enters the group ◄──────────────────────────────────── "coming", 7
+    all of it is there: "received", 7 ───────────────────► send(7) is done
+    either: discard, an error: "broken" ─────────────────► what was given up fails on both sides
+                                                           the rest goes on with the next pair
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Final, Generic
+
+from rlinf_async._transports.deferred import Agenda
+from rlinf_async._transports.gloo_sockets import Address
+from rlinf_async._transports.link import Post
+from rlinf_async._transports.open_transfers import OpenTransfers, Request
+from rlinf_async._transports.pair import Pair
+from rlinf_async._transports.transfer import Buffer, Receiving, Sending, Transfer
+from rlinf_async.errors import TransferFailed
+from rlinf_async.work import Work
+
+_ATTEMPTS: Final = 4
+"""Pairs in a row that could not be connected, after which the transfers that wait for one fail."""
+
+_TEXT: Final = 500
+"""Characters of an error that the peer is told."""
+
+
+class PairedLink(ABC, Generic[Buffer]):
+    """The agreement; what a pair is, and what a buffer, its subclasses say.
+
+    A transfer fails with ``TransferFailed`` where the peer gave it up, or no connection came about, or all broke.
+    What is given up costs the pair, but not the other transfers: they go on.
+
+    Args:
+        post: hands facts to the opposite number: tuples of strings, integers, bytes and lists of integers.  It does
+            not raise and may be called from any thread.
+        first: true on exactly one of the two sides.
+        address: this node's own.
+    """
+
+    def __init__(self, post: Post, first: bool, address: str) -> None:
+        self._post = post
+        self._first = first
+        self._address = address
+        self._agenda = Agenda()
+        self._generation = 0
+        self._pair: Pair | None = None
+        self._attempts = 0
+        self._open_transfers: OpenTransfers[Buffer] = OpenTransfers()
+
+    def __repr__(self) -> str:
+        state = "open" if self._pair else "closed"
+        return f"<{type(self).__name__} generation {self._generation}, {state} {self._open_transfers!r}>"
+
+    @abstractmethod
+    def _make_pair(self) -> Pair:
+        """A new half of a pair; returns at once."""
+
+    @abstractmethod
+    def _make_sending(self, number: int, buffers: Sequence[Buffer]) -> Sending:
+        """What ``send`` is asked for."""
+
+    @abstractmethod
+    def _make_receiving(self, number: int, sizes: Sequence[int]) -> Receiving[Buffer]:
+        """What ``receive`` is asked for."""
+
+    def send(self, transfer: int, buffers: Sequence[Buffer]) -> Work[None]:
+        try:
+            sending = self._make_sending(transfer, buffers)
+        except Exception as failure:
+            return self._refuse(transfer, failure)
+        if not sending.nbytes:
+            sending.finish(None)
+            return sending
+        with self._agenda.deciding():
+            match self._open_transfers.offer(sending):
+                case Request() as request:
+                    self._begin(sending, request)
+                case TransferFailed() as error:
+                    self._agenda.add(functools.partial(sending.fail, error))
+        return sending
+
+    def _refuse(self, number: int, error: Exception) -> Work[None]:
+        """It cannot be sent: the peer, which waits for it, is told."""
+        refused: Transfer[None] = Transfer(number, [])
+        with self._agenda.deciding():
+            self._open_transfers.refuse(number)
+            self._agenda.add(functools.partial(refused.fail, error))
+            self._tell("broken", self._generation - 1, [], [number], _tell_of(error))
+        return refused
+
+    def receive(self, transfer: int, sizes: Sequence[int]) -> Work[list[Buffer]]:
+        return self._receive(self._make_receiving(transfer, sizes))
+
+    def _receive(self, receiving: Receiving[Buffer]) -> Work[list[Buffer]]:
+        if not receiving.nbytes:
+            receiving.allocate()
+            receiving.complete()
+            return receiving
+        with self._agenda.deciding():
+            error = self._open_transfers.ask(receiving)
+            if error is not None:
+                self._agenda.add(functools.partial(receiving.fail, error))
+            elif self._pair is None:
+                self._open()
+            else:
+                self._pair.receive(receiving)
+        return receiving
+
+    def discard(self, error: Exception) -> None:
+        with self._agenda.deciding():
+            if self._pair is not None or self._open_transfers.receivings or self._open_transfers.sendings:
+                self._break(error, *self._all())
+
+    def on_control(self, facts: Any) -> None:
+        kind, generation, *rest = facts
+        with self._agenda.deciding():
+            if kind == "broken":
+                self._hear_of_the_end(generation, *rest)
+                return
+            if kind == "received":  # and if its pair is no more
+                self._hear_received(*rest)
+                return
+            if generation < self._generation:  # said before our "broken" arrived; or that was lost with a connection
+                self._tell("broken", self._generation - 1, [], [], "a new pair has begun")
+                return
+            if generation > self._generation:
+                self._generation = generation - 1
+                self._break(TransferFailed("the peer has begun a new pair"))
+            if self._pair is None:
+                self._open()
+            self._hear(kind, *rest)
+
+    # -- decisions, under the lock ----------------------------------------------------------------------------------
+
+    def _tell(self, kind: str, generation: int, *rest: Any) -> None:
+        self._agenda.add(lambda: self._post((kind, generation, *rest)))
+
+    def _all(self) -> tuple[list[int], list[int]]:
+        return list(self._open_transfers.receivings), list(self._open_transfers.sendings)
+
+    def _open(self) -> None:
+        assert self._pair is None
+        self._pair = self._make_pair()
+        self._tell("open", self._generation)
+        for receiving in self._open_transfers.receivings.values():
+            self._pair.receive(receiving)
+
+    def _begin(self, sending: Sending, request: Request) -> None:
+        pair = self._pair
+        assert pair is not None
+        if request.nbytes != sending.nbytes:
+            here, there = sending.nbytes, request.nbytes
+            text = f"transfer {sending.number} has {here} bytes here and {there} where it is received"
+            self._break(TransferFailed(text), sendings=[sending.number])
+            return
+        sending.tries = 1 if request.start > sending.start else sending.tries + 1
+        sending.start = request.start
+        self._agenda.add(lambda: pair.send(sending, request.tag, request.start))
+
+    def _break(
+        self,
+        error: Exception,
+        receivings: Collection[int] = (),
+        sendings: Collection[int] = (),
+        withdrawn: Collection[int] = (),
+    ) -> None:
+        """Ends this generation: the transfers that are named fail, the others go on with the next one."""
+        pair, self._pair = self._pair, None
+        if pair is not None:  # before any sender may mutate its memory
+            self._agenda.add(functools.partial(pair.close, error))
+        self._open_transfers.forget_requests()
+        received, sent = self._give_up(error, receivings, sendings)
+        worn_out = self._open_transfers.worn_out()
+        if any(worn_out):
+            error = TransferFailed(f"one connection after the other broke, the last with {_tell_of(error)}")
+            more = self._give_up(error, *worn_out)
+            received, sent = received + more[0], sent + more[1]
+        self._tell("broken", self._generation, [*received, *withdrawn], sent, _tell_of(error))
+        self._generation += 1
+        if self._open_transfers.receivings:
+            self._open()
+
+    def _give_up(
+        self, error: Exception, receivings: Collection[int], sendings: Collection[int]
+    ) -> tuple[list[int], list[int]]:
+        """Lets those fail that are still open; returns their numbers."""
+        received, sent = self._open_transfers.give_up(receivings, sendings)
+        for transfer in (*received, *sent):
+            self._agenda.add(functools.partial(transfer.fail, error))
+        return [receiving.number for receiving in received], [sending.number for sending in sent]
+
+    # -- what the opposite number says, under the lock --------------------------------------------------------------
+
+    def _hear(self, kind: str, *rest: Any) -> None:
+        pair = self._pair
+        assert pair is not None
+        match kind, *rest:
+            case ("open",):
+                pass  # it is
+            case "store", key, value:
+                self._agenda.add(lambda: pair.hear(key, value))
+            case "connected", host, port:
+                self._agenda.add(lambda: pair.admit((host, port)))
+            case "ready", number, tag, nbytes, start:
+                self._hear_ready(number, Request(tag, nbytes, start))
+            case "coming", number:
+                self._agenda.add(lambda: pair.expect(number))
+            case _:
+                raise ValueError(f"a link does not know what to do with {kind!r} {rest!r}")
+
+    def _hear_ready(self, number: int, request: Request) -> None:
+        sending = self._open_transfers.find(number, request)
+        if sending is not None:
+            self._begin(sending, request)
+        elif self._open_transfers.is_given_up(number):
+            # The peer's half of the pair waits for what never comes, and nothing else will pass it.
+            error = TransferFailed(f"transfer {number} had been given up")
+            self._tell("broken", self._generation, [], [number], _tell_of(error))
+            self._break(error)
+
+    def _hear_received(self, number: int) -> None:
+        sending = self._open_transfers.sent(number)
+        if sending is not None:
+            if self._pair is not None:
+                self._agenda.add(functools.partial(self._pair.forget, number))
+            self._agenda.add(functools.partial(sending.finish, None))
+
+    def _hear_of_the_end(self, generation: int, received: Sequence[int], sent: Sequence[int], text: str) -> None:
+        """The peer has thrown its half away up to this generation, and has given these transfers up."""
+        error = TransferFailed(f"the peer gave it up: {text}")
+        withdrawn = self._open_transfers.note_given_up(received, sent, error)
+        if generation >= self._generation:
+            self._generation = generation
+            self._break(error, sent, received, withdrawn)
+        else:
+            failed = [*self._give_up(error, sent, received)[0], *withdrawn]
+            if failed:
+                self._tell("broken", self._generation - 1, failed, [], text)
+        self._open_transfers.peer_knows(received)
+
+    # -- what the pair says, in its threads -------------------------------------------------------------------------
+
+    def set_key(self, pair: Pair, key: str, value: bytes) -> None:
+        with self._about(pair) as is_current:
+            if is_current:
+                self._tell("store", self._generation, key, value)
+
+    def connected(self, pair: Pair, address: Address) -> None:
+        with self._about(pair) as is_current:
+            if is_current:
+                self._tell("connected", self._generation, *address)
+
+    def begins(self, pair: Pair, receiving: Receiving[Any]) -> int | None:
+        with self._about(pair) as is_current:
+            if not is_current or receiving.number not in self._open_transfers.receivings:
+                return None
+            if not receiving.parcels:
+                receiving.allocate()
+            receiving.tries += 1
+            return receiving.arrived
+
+    def ready(self, pair: Pair, receiving: Receiving[Any], tag: int, start: int) -> None:
+        with self._about(pair) as is_current:
+            if is_current:
+                self._tell("ready", self._generation, receiving.number, tag, receiving.nbytes, start)
+
+    def sends(self, pair: Pair, sending: Sending) -> None:
+        with self._about(pair) as is_current:
+            if is_current:
+                self._tell("coming", self._generation, sending.number)
+
+    def arrived(self, pair: Pair, receiving: Receiving[Any]) -> None:
+        with self._about(pair) as is_current:
+            if not is_current:
+                return
+            receiving.tries = 0
+            receiving.arrived += 1
+            if receiving.arrived == len(receiving.parcels):
+                del self._open_transfers.receivings[receiving.number]
+                self._tell("received", self._generation, receiving.number)
+                self._agenda.add(receiving.complete)
+
+    def refuses(self, pair: Pair, receiving: Receiving[Any], error: Exception) -> None:
+        with self._about(pair) as is_current:
+            if is_current and self._give_up(error, [receiving.number], []) != ([], []):
+                self._tell("broken", self._generation - 1, [receiving.number], [], _tell_of(error))
+
+    def broke(self, pair: Pair, error: Exception) -> None:
+        with self._about(pair) as is_current:
+            if not is_current:
+                return
+            self._attempts = 0 if pair.is_connected else self._attempts + 1
+            if self._attempts < _ATTEMPTS:
+                self._break(error)
+            else:
+                self._attempts = 0
+                self._break(error, *self._all())
+
+    @contextlib.contextmanager
+    def _about(self, pair: Pair) -> Iterator[bool]:
+        """Decides on what a pair says; whether it is the one of this generation."""
+        with self._agenda.deciding():
+            yield pair is self._pair
+
+
+def _tell_of(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:_TEXT]

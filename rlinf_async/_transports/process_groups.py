@@ -1,0 +1,198 @@
+"""Collectives of torch.distributed in which this process waits, and the aborting of its process groups.
+
+What is pending stands in torch's flight recorder: the collectives of Gloo and NCCL, whichever thread started them and
+however their end is awaited.  What that lacks (``send`` and ``recv``, the rendezvous of ``init_process_group``, a torch
+without a recorder) shows by the main thread's staying in one frame of ``torch.distributed``; another thread may be the
+user's own, which waits there for ever and holds up no call.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Final
+
+from rlinf_async._transports.gloo_connections import end_connections
+from rlinf_async._transports.gloo_sockets import connections
+
+logger = logging.getLogger(__name__)
+
+_PACKAGE: Final = "torch.distributed"
+
+_WAITING_MODULES: Final = frozenset({"torch.distributed.distributed_c10d", "torch.distributed.rendezvous"})
+"""A thread whose innermost frame is in these waits for peers; the others also compute and write files."""
+
+Place = tuple[FrameType | None, int]
+
+_RECORDERS: Final = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+
+
+@dataclass(frozen=True)
+class Pending:
+    """An operation that has not ended.
+
+    Attributes:
+        name: ``"all_reduce"``.
+        since: when it began, or was seen first, by ``time.monotonic()``.
+        group: the name of its process group; "" where that is not known.
+        record: its number in the recorder; -1 for one that none has.
+    """
+
+    name: str
+    since: float
+    group: str = ""
+    record: int = -1
+
+    @property
+    def is_rendezvous(self) -> bool:
+        """It makes process groups."""
+        return "group" in self.name
+
+
+class Collectives:
+    """Looks at this process's pending collectives; of one thread."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[Place, float] | None = None
+        self._aborted: set[int] = set()
+
+    def pending(self) -> list[Pending]:
+        """The operations that are pending now; one that no recorder has begins with the first look at it."""
+        if "torch.distributed.distributed_c10d" not in sys.modules:
+            return []
+        try:
+            recorded = [operation for operation in _recorded() if operation.record not in self._aborted]
+        except Exception:  # another torch than those that are known
+            logger.warning("torch's flight recorder could not be read", exc_info=True)
+            recorded = []
+        return [*recorded, *self._sampled()]
+
+    def sample(self) -> None:
+        """Looks only for operations that no recorder has."""
+        if "torch.distributed.distributed_c10d" in sys.modules:
+            self._sampled()
+
+    def abort(self, pending: list[Pending]) -> None:
+        """Ends these operations, and with them all process groups of this process; see ``abort``.
+
+        Their records do not count any more: that of a back end which has been aborted may stay open for ever.
+        """
+        self._aborted |= {operation.record for operation in pending if operation.record >= 0}
+        abort(pending)
+        self.forget()
+
+    def forget(self) -> None:
+        """Lets go of the frames that have been seen, and of what their functions hold."""
+        self._seen = None
+
+    def _sampled(self) -> list[Pending]:
+        now, place = time.monotonic(), main_thread_place()
+        frame = place[0]
+        if frame is None or frame.f_globals.get("__name__") not in _WAITING_MODULES:
+            self._seen = None
+            return []
+        # The frame itself is kept: another one might get its address.
+        if self._seen is None or self._seen[0] != place:
+            self._seen = (place, now)
+        return [Pending(_called(frame), self._seen[1])]
+
+
+def main_thread_place() -> Place:
+    """The instruction at which the main thread is."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return frame, frame.f_lasti if frame is not None else -1
+
+
+def abort(pending: list[Pending]) -> None:
+    """Ends pending operations of this process, and with them all its process groups; returns at once.
+
+    Gloo's connections are shut down, which the peers notice too.  Other back ends (NCCL) have an ``abort``, which may
+    take long, in a thread of its own.
+    """
+    ended = end_connections()
+    if any(operation.is_rendezvous for operation in pending):
+        ended += _end_store_connections()
+    logger.info("%d connections of torch.distributed have been ended", ended)
+    c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
+    groups = [group for group, (backend, _) in list(c10d._world.pg_map.items()) if backend != "gloo"]
+    if groups:
+        threading.Thread(target=_abort_groups, args=(groups,), name="rlinf-abort", daemon=True).start()
+
+
+def takes_part(pending: Pending, rank: int, world_size: int) -> bool:
+    """Whether a rank of a worker group is known to belong to the operation's process group.
+
+    Known it is only where the default process group is the worker group's own.
+    """
+    if pending.is_rendezvous:
+        return os.environ.get("WORLD_SIZE") == str(world_size)
+    c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
+    if not c10d.is_initialized() or c10d.get_world_size() != world_size:
+        return False
+    groups = [group for group, name in list(c10d._world.pg_names.items()) if name == pending.group]
+    return any(rank in c10d.get_process_group_ranks(group) for group in groups)
+
+
+def _recorded() -> Iterator[Pending]:
+    import torch._C
+
+    now, clock = time.monotonic(), time.time()
+    # Others are this framework's own, between two workers.
+    names = set(sys.modules["torch.distributed.distributed_c10d"]._world.pg_names.values())
+    recorders = getattr(torch._C, "_distributed_c10d", None)
+    for dump in filter(None, (getattr(recorders, name, None) for name in _RECORDERS)):
+        # The whole of it takes up to half a second to write; its heads say first whether anything is pending.
+        heads = json.loads(dump(False, True)).get("pg_status", {}).values()
+        if all(head.get("last_enqueued_collective") == head.get("last_completed_collective") for head in heads):
+            continue
+        for entry in json.loads(dump(True, False)).get("entries", ()):
+            group = entry["process_group"][0]
+            if not entry["retired"] and group in names:
+                name = entry["profiling_name"].partition(":")[2]
+                yield Pending(name, now - (clock - entry["time_created_ns"] / 1e9), group, entry["record_id"])
+
+
+def _called(frame: FrameType) -> str:
+    """The function of torch.distributed that the user's code has called."""
+    name, caller = frame.f_code.co_name, frame.f_back
+    while caller is not None and caller.f_globals.get("__name__", "").startswith(_PACKAGE):
+        if caller.f_globals["__name__"] in _WAITING_MODULES:
+            name = caller.f_code.co_name
+        caller = caller.f_back
+    return name
+
+
+def _end_store_connections() -> int:
+    """Ends those to the worker group's own store: who waits there for a key has no other end."""
+    import socket
+
+    address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT")
+    ended = 0
+    for connection in connections():
+        with connection:
+            try:
+                host, far = connection.getpeername()[:2]
+                if str(far) == port and host.rpartition(":")[2] in (address, address.rpartition(":")[2]):
+                    connection.shutdown(socket.SHUT_RDWR)
+                    ended += 1
+            except OSError:  # it has just ended
+                continue
+    return ended
+
+
+def _abort_groups(groups: list[Any]) -> None:
+    for group in groups:
+        for device in group._device_types:
+            try:
+                backend = group._get_backend(device)
+                if backend.name() != "gloo":
+                    backend.abort()
+            except Exception as error:
+                logger.warning("process group %s could not be aborted: %s", group.group_name, error)

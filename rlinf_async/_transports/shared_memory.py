@@ -1,0 +1,187 @@
+"""Messages within one machine: how much memory they may share, and what has been received of it.
+
+Memory that processes share counts against the machine's, or the container's, and who writes to more than there is gets
+killed.  So there is a budget for all of it together, whoever's it is; what does not fit goes another way.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+from rlinf_async._core.pool import pool
+from rlinf_async._core.segment import map_private
+from rlinf_async.errors import SerializationError
+
+logger = logging.getLogger(__name__)
+
+BUDGET: Final = "RLINF_SHM_BUDGET"
+"""The variable that sets the budget, in bytes, or with K, M, G or T behind the number."""
+
+_ALWAYS_FITS: Final = 1 << 20
+"""Bytes that are not worth a look at the machine's memory."""
+
+_COPIED_BELOW: Final = 256 * 1024
+"""Bytes that are read sooner than they are mapped."""
+
+_RESERVE: Final = 0.03
+"""The part of the memory that is left to others."""
+
+
+class Segment:
+    """Sealed memory that was received and that nobody has looked at yet.
+
+    It holds its descriptor until it is closed or forgotten.
+    """
+
+    __slots__ = ("_fd", "nbytes")
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        self._fd = fd
+        self.nbytes = nbytes
+
+    def __repr__(self) -> str:
+        return f"<Segment fd {self._fd} [{self.nbytes} bytes]>"
+
+    @property
+    def is_small(self) -> bool:
+        """Worth a copy, so that no descriptor is held for it."""
+        return self.nbytes <= _COPIED_BELOW
+
+    def open(self) -> memoryview:
+        """Writable memory of this process's own.
+
+        Raises:
+            SerializationError, OSError: as ``map_private``.
+        """
+        if self.is_small:
+            memory = memoryview(bytearray(self.nbytes))
+            self.read_into(memory)
+            return memory
+        return map_private(self._fd, self.nbytes)
+
+    def read_into(self, memory: memoryview) -> None:
+        """Copies it to flat memory of the same size.
+
+        Raises:
+            SerializationError: it is smaller than the sender said.
+        """
+        offset = 0
+        while offset < self.nbytes:
+            read = os.preadv(self._fd, [memory[offset:]], offset)
+            if not read:
+                raise SerializationError(f"a segment was said to have {self.nbytes} bytes and has {offset}")
+            offset += read
+
+    def close(self) -> None:
+        """Idempotent."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    __del__ = close
+
+
+def fits(nbytes: int) -> bool:
+    """Whether a message of so many bytes may be shared; says once where the budget is used up."""
+    if nbytes < _ALWAYS_FITS or pool.has(nbytes):
+        return True
+    used, available, total = _usage()
+    limit = budget()
+    if used + nbytes <= limit and nbytes + _RESERVE * total <= available:
+        return True
+    _warn(limit)
+    return False
+
+
+@functools.cache
+def _warn(limit: int) -> None:
+    used, available, _ = _usage()
+    logger.warning(
+        "messages take a slower way for want of shared memory: %.1f GiB are in use, the budget is %.1f GiB (%s) and "
+        "%.1f GiB are available",
+        used / (1 << 30), limit / (1 << 30), BUDGET, available / (1 << 30),
+    )  # fmt: skip
+
+
+@functools.cache
+def budget() -> int:
+    """Bytes of shared memory on this machine, or in this container, that messages may bring it to.
+
+    Raises:
+        ValueError: the variable is no size.
+    """
+    wanted = os.environ.get(BUDGET)
+    if wanted is None:
+        limits = [limit for limit, _ in map(_limit_and_usage, _control_groups()) if limit is not None]
+        return min([_machine()["MemTotal"], *limits]) // 2
+    match = re.fullmatch(r"(\d+)([KMGT]?)", wanted.strip().upper().removesuffix("B").removesuffix("I"))
+    if match is None:
+        raise ValueError(f"{BUDGET}={wanted!r} is no size: give bytes, or a number with K, M, G or T behind it")
+    return int(match[1]) << (10 * " KMGT".index(match[2] or " "))
+
+
+def available() -> int:
+    """Bytes of memory that this machine, or this container, has left."""
+    return _usage()[1]
+
+
+def _usage() -> tuple[int, int, int]:
+    """Bytes of shared memory in use, of memory that is available, and of memory altogether."""
+    machine = _machine()
+    used, available, total = machine["Shmem"], machine["MemAvailable"], machine["MemTotal"]
+    for group in _control_groups():
+        limit, taken = _limit_and_usage(group)
+        if limit is not None and limit < total:
+            used, total = _shared_in(group), limit
+            available = min(available, limit - taken)
+    return used, available, total
+
+
+def _machine() -> dict[str, int]:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in lines)}
+
+
+@functools.cache
+def _control_groups() -> tuple[Path, ...]:
+    """The directories of this process's control group (version 2) and of those around it, the innermost last."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return ()
+    own = next((line[3:] for line in lines if line.startswith("0::")), None)
+    if own is None:
+        return ()
+    root = Path("/sys/fs/cgroup")
+    inner = root / own.lstrip("/")
+    groups = [group for group in (inner, *inner.parents) if group.is_relative_to(root)]
+    return tuple(group for group in reversed(groups) if (group / "memory.max").exists())
+
+
+def _limit_and_usage(group: Path) -> tuple[int | None, int]:
+    """What a group may take of memory, and what it cannot give back."""
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        if limit == "max":
+            return None, 0
+        taken = int((group / "memory.current").read_text()) - _stat(group, "inactive_file")
+        return int(limit), taken
+    except OSError:
+        return None, 0
+
+
+def _shared_in(group: Path) -> int:
+    return _stat(group, "shmem")
+
+
+def _stat(group: Path, name: str) -> int:
+    for line in (group / "memory.stat").read_text().splitlines():
+        key, _, value = line.partition(" ")
+        if key == name:
+            return int(value)
+    return 0

@@ -1,0 +1,93 @@
+"""GPU memory by way of pinned memory of the CPU: where nothing better reaches from one GPU to the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rlinf_async._transports.device_link import DeviceLink
+from rlinf_async._transports.gloo_pair import GlooPair
+from rlinf_async._transports.link import Post
+from rlinf_async._transports.pair import Pair
+from rlinf_async._transports.paired import PairedLink
+from rlinf_async._transports.side_stream import SideStream
+from rlinf_async._transports.transfer import MemorySending, Receiving, make_room
+
+
+class PinnedMemory:
+    """Memory that a GPU copies from and to by itself; torch keeps what is returned for the next one."""
+
+    def take(self, nbytes: int) -> memoryview:
+        """As ``Memory.take``."""
+        memory: Any = torch.empty(nbytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available()).numpy()
+        return memoryview(memory)
+
+
+pinned = PinnedMemory()
+
+
+class _StagedSending(MemorySending):
+    """The copies are under way, in the caller's stream, from the beginning."""
+
+    def __init__(self, number: int, buffers: Sequence[torch.Tensor]) -> None:
+        views = [pinned.take(buffer.nbytes) for buffer in buffers]
+        for view, buffer in zip(views, buffers, strict=True):
+            _flat(view).copy_(buffer, non_blocking=True)
+        super().__init__(number, views)
+        on_gpu = [buffer for buffer in buffers if buffer.is_cuda]
+        self._copied = torch.cuda.current_stream(on_gpu[0].device).record_event() if on_gpu else None
+
+    def parcels(self) -> list[torch.Tensor]:
+        if self._copied is not None:
+            self._copied.synchronize()
+        return super().parcels()
+
+
+class _StagedReceiving(Receiving[torch.Tensor]):
+    def __init__(self, number: int, sizes: Sequence[int], device: torch.device, stream: SideStream) -> None:
+        super().__init__(number, sizes)
+        self._device = device
+        self._stream = stream
+        self._views: list[memoryview] = []
+
+    def allocate(self) -> None:
+        self.parcels, self._views = make_room(self.sizes, pinned)
+
+    def complete(self) -> None:
+        views, self._views, self.parcels = self._views, [], []
+        try:
+            with self._stream.until_done():
+                tensors = [_flat(view).to(self._device, copy=True) for view in views]
+        except Exception as error:  # no memory left on the GPU
+            self.fail(error)
+        else:
+            self.finish(tensors)
+
+
+def _flat(view: memoryview) -> torch.Tensor:
+    return torch.frombuffer(view, dtype=torch.uint8) if view.nbytes else torch.empty(0, dtype=torch.uint8)
+
+
+class StagedLink(PairedLink[torch.Tensor], DeviceLink):
+    """From GPU to CPU, over Gloo, and from CPU to GPU, with one copy on either side.
+
+    Args:
+        post, first, address: as for every link.
+        device: where received tensors are to be.
+    """
+
+    def __init__(self, post: Post, first: bool, address: str, device: torch.device) -> None:
+        super().__init__(post, first, address)
+        self._device = device
+        self._stream = SideStream(device)
+
+    def _make_pair(self) -> Pair:
+        return GlooPair(self, self._first, self._address)
+
+    def _make_sending(self, number: int, buffers: Sequence[torch.Tensor]) -> _StagedSending:
+        return _StagedSending(number, buffers)
+
+    def _make_receiving(self, number: int, sizes: Sequence[int]) -> _StagedReceiving:
+        return _StagedReceiving(number, sizes, self._device, self._stream)

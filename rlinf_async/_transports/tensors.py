@@ -1,0 +1,143 @@
+"""How torch tensors travel in a pickle: as memory out of band, not as a copy inside it.
+
+The codec calls ``reduce`` for whatever has a type of torch's own.  Dense tensors in CPU or CUDA memory become a shape
+and a *region*, the stretch of memory that they cover; torch's own pickling does the rest (sparse, quantised, those that
+require grad, and so on), at the price of some copies.  Tensors that cover the same region still share it on the other
+side, so tied weights stay tied; parts of a larger storage travel alone.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy
+import torch
+
+from rlinf_async._core.codec import KEEP
+from rlinf_async._core.encoded import Elsewhere
+
+_DEVICES: Final = frozenset({"cpu", "cuda"})
+
+
+class _Region:
+    """The memory that a tensor covers; pickled once, however many tensors cover it.
+
+    Args:
+        keep: whether it stays where it is, for a link between GPUs to bring it.
+    """
+
+    def __init__(self, owner: torch.Tensor, keep: Callable[[Any], bool] | None) -> None:
+        self._on_cuda = owner.is_cuda
+        self._is_kept = keep is not None and keep(owner)
+        # Holds the storage: nobody else gets this memory while its address stands for it.
+        if owner.is_contiguous():
+            self._bytes = owner.as_strided((owner.numel(),), (1,)).view(torch.uint8)
+            return
+        offset = int(owner.storage_offset()) * owner.itemsize
+        flat = torch.empty(0, dtype=torch.uint8, device=owner.device)
+        self._bytes = flat.set_(owner.untyped_storage(), offset, (owner.nbytes,), (1,))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        memory: Any = Elsewhere(self._bytes) if self._is_kept else self._bytes.cpu().numpy()
+        return _rebuild_region, (pickle.PickleBuffer(memory), self._on_cuda)
+
+
+def reduce(obj: Any, state: dict[Any, Any]) -> Any:
+    """What ``__reduce__`` would return, without copying memory of the CPU; NotImplemented where torch does better.
+
+    A dense tensor keeps its strides (channels last, transposed); any other arrives contiguous.  A CUDA tensor arrives
+    on the receiver's current CUDA device, or on the CPU where there is none; it travels by way of the CPU, unless it is
+    kept (``codec.KEEP``).  What arrives can be written to, but not resized to something larger.
+
+    Args:
+        obj: anything.
+        state: what is known of this one pickle; regions are kept here.
+    """
+    if type(obj) is not torch.Tensor or not _is_simple(obj):
+        return NotImplemented
+    if not obj.numel():
+        return _rebuild_empty, (tuple(obj.shape), obj.dtype, obj.is_cuda)
+    tensor = obj if _is_dense(obj) else obj.contiguous()
+    key = (tensor.device, tensor.data_ptr(), tensor.nbytes)
+    region = state.get(key)
+    if region is None:
+        region = state[key] = _Region(tensor, state.get(KEEP))
+    return _rebuild_tensor, (region, tensor.dtype, tuple(tensor.shape), tensor.stride())
+
+
+def alone(obj: Any) -> tuple[Any, memoryview] | None:
+    """What a tensor is made of besides its memory, and that; None for all but a contiguous one that numpy can show.
+
+    numpy refuses whatever is not dense memory of the CPU or requires grad, in one call in the place of ten.
+    """
+    try:
+        array = obj.numpy()
+    except (TypeError, RuntimeError):
+        return None
+    if type(obj) is not torch.Tensor or obj.__dict__ or not array.size or not array.flags.c_contiguous:
+        return None
+    return (array.dtype.str, array.shape, array.strides), memoryview(array.reshape(-1).view(numpy.uint8))
+
+
+def rebuilder(key: Any) -> Callable[[Any], torch.Tensor]:
+    """The inverse of ``alone``: makes a tensor of memory, which it takes over."""
+    name, shape, strides = key
+    none = numpy.empty(0, name)
+    dtype = torch.from_numpy(none).dtype
+    steps = [stride // none.itemsize for stride in strides]
+    if steps != [math.prod(shape[place + 1 :]) for place in range(len(shape))]:
+        return lambda memory: torch.frombuffer(memory, dtype=dtype).as_strided(shape, steps)
+    if len(shape) == 1:
+        return lambda memory: torch.frombuffer(memory, dtype=dtype)
+    return lambda memory: torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
+def _is_simple(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type in _DEVICES
+        and not (
+            tensor.requires_grad
+            or tensor.is_quantized
+            or tensor.is_nested
+            or tensor.is_conj()
+            or tensor.is_neg()
+            or tensor.__dict__
+        )
+    )
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether it covers a stretch of memory without gaps or overlaps, in any order of its dimensions."""
+    if tensor.is_contiguous():
+        return True
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    return tensor.permute(order).is_contiguous()
+
+
+def _rebuild_region(buffer: Any, on_cuda: bool) -> torch.Tensor:
+    if isinstance(buffer, torch.Tensor):
+        return _take_over(buffer)
+    flat = torch.frombuffer(buffer, dtype=torch.uint8)
+    return flat.cuda() if on_cuda and torch.cuda.is_available() else flat
+
+
+def _take_over(flat: torch.Tensor) -> torch.Tensor:
+    """What a link has brought, as if it had been made here: on the current device, in the current stream."""
+    if not flat.is_cuda:
+        return flat
+    flat.record_stream(torch.cuda.current_stream(flat.device))  # it was made in the link's
+    return flat if flat.device.index == torch.cuda.current_device() else flat.cuda()
+
+
+def _rebuild_tensor(
+    region: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]
+) -> torch.Tensor:
+    return region.view(dtype).as_strided(shape, stride)
+
+
+def _rebuild_empty(shape: tuple[int, ...], dtype: torch.dtype, on_cuda: bool) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="cuda" if on_cuda and torch.cuda.is_available() else "cpu")

@@ -1,0 +1,115 @@
+"""Direct sockets to other processes of this node, and the way by the daemon where one of them breaks.
+
+A socket that breaks while both processes live loses nothing.  Each end tells the other one, by way of the daemon, how
+many frames have come; what is missing then goes by way of the daemon too, once and in order, and so does what is sent
+meanwhile::
+
+    this process ── RESUME 41 ──► daemon ──►  the other one: reads what is left, ends its socket
+    this process ◄── RESUME 17 ── daemon ◄──
+    sends from frame 18 on ─────► daemon ──►
+
+Where the other process has ended the daemon answers for it (-1).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rlinf_async._core.frames import FrameError
+from rlinf_async._wire.unix import Connection
+
+Tell = Callable[[int, int], None]
+Relay = Callable[[int, list[Any], Sequence[int]], None]
+OnEnd = Callable[[int, Connection, bool], None]
+
+
+class Directs:
+    """Resumable connections by the endpoint at their other end: those that were made here, or those that were given.
+
+    Args:
+        tell: tells an endpoint, by way of the daemon, how many frames of the socket with it have come.
+        relay: sends an endpoint a frame of that socket by way of the daemon.
+        on_end: called with an endpoint and a connection that is used no more, and whether its process has ended.
+    """
+
+    def __init__(self, tell: Tell, relay: Relay, on_end: OnEnd) -> None:
+        self._tell = tell
+        self._relay = relay
+        self._on_end = on_end
+        self.connections: dict[int, Connection | None] = {}
+        """None stands for an endpoint that is to have none."""
+        self._told: set[int] = set()
+        self._replaced: set[int] = set()
+        """Endpoints whose first socket is gone."""
+
+    def __repr__(self) -> str:
+        return f"<Directs [{len(self.connections)} connections, {len(self._told)} of them broken]>"
+
+    def find(self, peer: int) -> Connection | None:
+        """The socket to an endpoint, if there is one; it takes frames also while it is broken."""
+        return self.connections.get(peer)
+
+    def add(self, peer: int, connection: Connection, others: Directs | None) -> None:
+        """There is a socket to an endpoint.
+
+        Args:
+            others: the table with the sockets that the other side has made, or has been given.
+        """
+        self.connections[peer] = connection
+        sibling = others.find(peer) if others is not None else None
+        if others is not None and sibling is not None and peer not in self._replaced and peer not in others._replaced:
+            connection.link(sibling)
+
+    def broke(self, peer: int) -> None:
+        """The socket to an endpoint has ended, here or there."""
+        connection = self.connections.get(peer)
+        if connection is not None and peer not in self._told:
+            self._told.add(peer)
+            self._tell(peer, connection.received)
+
+    def resume(self, peer: int, received: int) -> None:
+        """An endpoint has had so many frames of the socket, and reads it no more; -1: its process has ended."""
+        connection = self.connections.get(peer)
+        if connection is None:
+            if received >= 0:  # the socket never arrived here
+                self._replaced.add(peer)  # there as well: neither side links what follows
+                self._tell(peer, 0)
+            return
+        if received >= 0:
+            if connection.is_there():
+                connection.drain()
+            else:
+                connection.handle_read()
+            connection.end()
+            self.broke(peer)
+            # It says of more than was sent: nothing can be made of it, and nothing is sent twice.
+            with contextlib.suppress(FrameError):
+                connection.hand_over(received, lambda frame, fds: self._relay(peer, frame, fds))
+        # Only now: until then whatever is for that endpoint has to queue up behind what the socket has not delivered.
+        self.connections.pop(peer, None)
+        self._told.discard(peer)
+        self._replaced.add(peer)
+        if received < 0:
+            connection.close()
+        self._on_end(peer, connection, received < 0)
+
+    def drain(self, peer: int) -> None:
+        """Takes in everything that an endpoint still said before somebody else tells of its end."""
+        connection = self.connections.get(peer)
+        if connection is not None:
+            connection.drain()
+
+    def close(self) -> None:
+        for connection in self.connections.values():
+            if connection is not None:
+                connection.close()
+        self.connections.clear()
+
+    def forget(self) -> None:
+        """In a forked child."""
+        for connection in self.connections.values():
+            if connection is not None:
+                connection.forget()
+        self.connections.clear()

@@ -1,0 +1,119 @@
+"""The Hello that opens a link between two daemons: who speaks, in what protocol, and which Python.
+
+It comes from a peer whose certificate belongs to the run, and still nothing in it is trusted.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import Any
+
+import msgpack
+
+from rlinf_async._core.frames import PROTOCOL
+from rlinf_async._wire.credentials import node_name
+from rlinf_async.errors import AuthError, VersionMismatch
+
+_LARGEST = 64 << 10  # bytes
+_CLOCK_SKEW = 5.0  # seconds that are worth a warning
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The first message in each direction of a control stream: who speaks, and in what."""
+
+    magic: str
+    protocol: int
+    run: str
+    node: int
+    python: str
+    version: str
+    time: float
+
+    @classmethod
+    def own(cls, run: str, node: int) -> Hello:
+        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        return cls("rlinf", PROTOCOL, run, node, python, _package_version(), time.time())
+
+    def pack(self) -> bytes:
+        packed: bytes = msgpack.packb(asdict(self))
+        return packed
+
+    def check(self, data: bytes, identities: list[str]) -> Hello:
+        """Decodes the peer's Hello and holds it against this one.
+
+        Args:
+            data: what arrived; nothing about it is trusted.
+            identities: the names in the certificate that the peer showed.
+
+        Raises:
+            AuthError: not a Hello, another run, or not the node that the certificate says.
+            VersionMismatch: another protocol, or another minor version of Python.
+        """
+        fields = _decode(data)
+        if fields.get("magic") != self.magic:
+            raise AuthError(f"node {self.node} of run {self.run} got something else than a Hello")
+        if fields.get("protocol") != self.protocol:
+            raise VersionMismatch(
+                f"node {_shown(fields, 'node')} speaks protocol {_shown(fields, 'protocol')} (rlinf_async "
+                f"{_shown(fields, 'version')}), node {self.node} speaks protocol {self.protocol} (rlinf_async "
+                f"{self.version}): install one version of rlinf_async on all nodes"
+            )
+        for field, kind in _FIELDS.items():
+            if type(fields.get(field)) is not kind:
+                raise AuthError(f"node {self.node} of run {self.run} got a Hello whose {field} is no {kind.__name__}")
+        theirs = Hello(**{field: fields[field] for field in _FIELDS})
+        if theirs.run != self.run:
+            raise AuthError(f"node {theirs.node} is of run {theirs.run!a}, node {self.node} is of run {self.run!r}")
+        if theirs.node < 0 or identities != [node_name(self.run, theirs.node)]:
+            raise AuthError(
+                f"the peer of node {self.node} calls itself node {theirs.node}, "
+                f"but its certificate names {', '.join(identities) or 'nobody'}"
+            )
+        if theirs.python != self.python:
+            raise VersionMismatch(
+                f"node {theirs.node} runs Python {_shown(fields, 'python')} (rlinf_async {_shown(fields, 'version')}), "
+                f"node {self.node} runs Python {self.python} (rlinf_async {self.version}): what is pickled on one "
+                "cannot be trusted to load on the other; use the same minor version on all nodes"
+            )
+        if abs(theirs.time - self.time) > _CLOCK_SKEW:
+            _log.warning(
+                "the clocks of node %d and node %d differ by %.0f s", theirs.node, self.node, theirs.time - self.time
+            )
+        return theirs
+
+
+_FIELDS: dict[str, type] = {
+    "magic": str, "protocol": int, "run": str, "node": int, "python": str, "version": str, "time": float,
+}  # fmt: skip
+
+
+def _decode(data: bytes) -> dict[str, Any]:
+    if len(data) > _LARGEST:
+        return {}
+    try:
+        fields = msgpack.unpackb(
+            data, max_str_len=256, max_bin_len=0, max_ext_len=0, max_array_len=16, max_map_len=32, strict_map_key=True
+        )
+    except (ValueError, msgpack.UnpackException):
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def _shown(fields: dict[str, Any], field: str) -> str:
+    """A peer's value in a line of text: short, and nothing that a terminal would act upon."""
+    value = fields.get(field, "?")
+    return ascii(value).strip("'")[:80]
+
+
+def _package_version() -> str:
+    try:
+        return metadata.version("rlinf-async")
+    except metadata.PackageNotFoundError:  # a checkout that was put on the path, not installed
+        return "unknown"

@@ -1,0 +1,377 @@
+"""The near end of a node daemon: its stdin and stdout are what its life hangs on.
+
+The far side, started here or through ssh, reads and writes JSON objects, one per line.  What it means for us starts
+with a marker that only the two of us know; everything else on its stdout is noise (a shell's start-up files, a
+banner) and is kept only to be shown when something goes wrong.  When the near end goes, however it goes, the far side
+sees the end of its stdin and ends everything that it started.
+
+Nothing here touches signal handlers or child watchers, and no thread is started: the end of the process is noticed
+through a pidfd, so that a service may embed it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from rlinf_async._wire.far_end import Ending, describe_ending
+from rlinf_async._wire.marked_lines import LINE_KEPT, LINES_KEPT, MarkedLines
+from rlinf_async.errors import ClosedError, DeadlineExceeded, LaunchError, RLinfAsyncError
+
+_READ: Final = 64 * 1024
+_READS_PER_TURN: Final = 16
+_LAST_WORDS: Final = 2.0
+"""Seconds between the end of the output, or a SIGKILL, and the exit code."""
+_CUT: Final = 5.0
+"""Seconds that the far side has, once its stdin has ended, to end what it started: a guardian takes four at most."""
+
+_LOST: Final = 0.8
+"""Seconds for the end of a far side that is known to be lost."""
+
+_open_here: weakref.WeakSet[Lifeline] = weakref.WeakSet()
+_fork_hook_set = False
+
+
+def fresh_marker() -> str:
+    """32 random hex digits: what the far side puts before every line that is meant for us."""
+    return secrets.token_hex(16)
+
+
+class Lifeline:
+    """A started far side.  Use from one loop; one task at a time may ``receive``.
+
+    Attributes:
+        name: the host, as the user wrote it.
+        marker: what the far side has to put before its lines.
+        pid: of the local process (the guardian, or the ssh client).
+        on_stderr: called on the loop with every line of the far side's stderr, without its line end.
+    """
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        sock: socket.socket,
+        *,
+        name: str,
+        marker: str,
+        explain: Callable[[Ending], str],
+    ) -> None:
+        self.name = name
+        self.marker = marker
+        self.pid = process.pid
+        self.on_stderr: Callable[[str], None] | None = None
+        self._process = process
+        self._socket = sock
+        self._explain = explain
+        self._loop = asyncio.get_running_loop()
+        self._writing = asyncio.Lock()
+        self._output = MarkedLines(marker)
+        self._said: deque[str] = deque(maxlen=LINES_KEPT)
+        self._err = bytearray()
+        self._news = asyncio.Event()
+        self._exited = asyncio.Event()
+        self._out_ended = self._broken = self._sealed = self._closed = self._is_parents = False
+        assert process.stderr is not None
+        self._stderr = process.stderr
+        os.set_blocking(self._stderr.fileno(), False)
+        self._pidfd = os.pidfd_open(process.pid)
+        self._loop.add_reader(sock.fileno(), self._on_stdout)
+        self._loop.add_reader(self._stderr.fileno(), self._on_stderr)
+        self._loop.add_reader(self._pidfd, self._on_exit)
+
+    @classmethod
+    async def start(
+        cls,
+        argv: Sequence[str],
+        *,
+        name: str,
+        marker: str | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        prelude: Iterable[bytes] = (),
+        explain: Callable[[Ending], str] = describe_ending,
+    ) -> Lifeline:
+        """Starts ``argv`` in a session of its own and writes ``prelude`` to its stdin.
+
+        A far side that ends before it has read all of ``prelude`` is not an error here: ``receive`` tells the story.
+
+        Args:
+            env: the whole environment; None inherits ours.
+            explain: makes the text of a ``LaunchError`` from what is left when the far side has gone.
+
+        Raises:
+            LaunchError: ``argv[0]`` cannot be run.
+        """
+        global _fork_hook_set
+        if not _fork_hook_set:
+            os.register_at_fork(after_in_child=_let_go_after_fork)
+            _fork_hook_set = True
+        process, near = _spawn(argv, env, cwd)
+        near.setblocking(False)
+        lifeline = cls(process, near, name=name, marker=marker or fresh_marker(), explain=explain)
+        _open_here.add(lifeline)
+        try:
+            for piece in prelude:
+                await lifeline._loop.sock_sendall(near, piece)
+        except OSError:
+            lifeline._broken = lifeline._sealed = True
+        except BaseException:
+            lifeline.kill()
+            await lifeline.close()
+            raise
+        return lifeline
+
+    @property
+    def stderr_tail(self) -> tuple[str, ...]:
+        """The last lines of the far side's stderr."""
+        return tuple(self._said)
+
+    @property
+    def exit_code(self) -> int | None:
+        """As ``subprocess`` has it: negative for a signal; None while the process runs."""
+        return self._process.returncode
+
+    async def send(self, message: Mapping[str, Any], *, timeout: float | None = 30.0) -> None:
+        """Writes one JSON line.
+
+        Raises:
+            LaunchError: the far side is gone.
+            DeadlineExceeded: it did not take the line within ``timeout`` seconds; the lifeline is cut then.
+            ClosedError: ``stop`` or ``close`` came before.
+        """
+        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        async with self._writing:
+            if self._broken:
+                raise await self._story()
+            if self._sealed:
+                raise ClosedError(f"the lifeline of {self.name} is closed")
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._loop.sock_sendall(self._socket, line)
+            except TimeoutError:
+                self.seal()
+                raise DeadlineExceeded(
+                    f"{self.name} did not read a message of {len(line)} bytes within {timeout:g} s"
+                ) from None
+            except OSError:
+                self._broken = self._sealed = True
+                raise await self._story() from None
+            except BaseException:
+                self.seal()  # half a line may have left: nothing may follow it
+                raise
+
+    async def receive(self, timeout: float | None) -> dict[str, Any]:
+        """The next marked message.
+
+        Raises:
+            LaunchError: the far side is gone, with its exit code and its last words.
+            DeadlineExceeded: nothing came within ``timeout`` seconds.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                while not self._output.messages:
+                    if self._out_ended:
+                        raise await self._story()
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            raise DeadlineExceeded(f"no answer from {self.name} within {timeout:g} s{self.mutterings()}") from None
+        return self._output.messages.popleft()
+
+    async def wait(self) -> int:
+        """The exit code of the local process, once it has ended; negative for a signal."""
+        await self._exited.wait()
+        return self._process.returncode
+
+    async def stop(self, grace: float = 5.0, *, cut: float = _CUT, op: str = "stop") -> int | None:
+        """Asks the far side to end within ``grace`` seconds; cuts its stdin then; kills it ``cut`` seconds later.
+
+        Never raises for a far side that misbehaves; returns its exit code.  Afterwards the lifeline is closed.
+        """
+        end = self._loop.time() + grace
+        with suppress(RLinfAsyncError):
+            await self.send({"op": op}, timeout=grace)
+        await self._gone_within(end - self._loop.time())
+        await self.close(cut)
+        return self._process.returncode
+
+    async def stop_lost(self, *, is_here: bool) -> None:
+        """Ends the far side of a node that is known to be lost, within a second: it may never answer.
+
+        Args:
+            is_here: it is a process of this machine.  Elsewhere the end of its stdin has to do.
+        """
+        end = self._loop.time() + _LOST / 2
+        with suppress(RLinfAsyncError):
+            await self.send({"op": "stop"}, timeout=_LOST / 2)
+        if not await self._gone_within(end - self._loop.time()) and is_here:
+            # The guardian kills its daemon, which may have been stopped, and sweeps up.  To kill the guardian instead
+            # would leave the two of them and their workers.
+            self._process.send_signal(signal.SIGUSR1)
+        await self.close(_LOST / 2)
+
+    def kill(self) -> None:
+        """SIGKILL to the local process.  What hangs on it ends by itself."""
+        if self._process.returncode is None and not self._is_parents:
+            self._process.kill()
+
+    async def close(self, cut: float = _CUT) -> None:
+        """Cuts the lifeline, and kills the local process if it has not ended ``cut`` seconds later.  Idempotent."""
+        self.seal()
+        if not self._closed and not await self._gone_within(cut):
+            self.kill()
+            await self._gone_within(_LAST_WORDS)
+        if self._closed:
+            return
+        self._closed = True
+        _open_here.discard(self)
+        self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_reader(self._stderr.fileno())
+        if not self._exited.is_set():
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+        self._out_ended = True
+        self._news.set()
+        self._let_go()
+
+    def end_without_loop(self, cut: float) -> None:
+        """As ``close``, blocking, in any thread, where the loop is closed or is not run any more.
+
+        If that loop goes on some time, it lets go of the descriptors that are registered there.
+        """
+        self.seal()
+        poll = select.poll()
+        try:
+            if self._process.returncode is None:
+                poll.register(self._pidfd, select.POLLIN)
+                if not poll.poll(cut * 1000):
+                    self.kill()
+                    poll.poll(_LAST_WORDS * 1000)
+                self._process.poll()
+        except OSError:
+            pass  # the loop goes on after all, and has noticed the end
+        if self._loop.is_closed() and not self._closed:
+            self._closed = True
+            _open_here.discard(self)
+            if not self._exited.is_set():
+                os.close(self._pidfd)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._socket.close()
+        self._stderr.close()
+
+    def seal(self) -> None:
+        """The far side sees the end of its stdin; its last words can still be read."""
+        if not self._sealed:
+            self._sealed = True
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
+
+    async def _gone_within(self, seconds: float) -> bool:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._exited.wait()
+        return self._exited.is_set()
+
+    async def _story(self) -> LaunchError:
+        # The end of the output usually comes a moment before the exit code does.
+        await self._gone_within(_LAST_WORDS)
+        return LaunchError(self._explain(Ending(self._process.returncode, tuple(self._output.noise), self.stderr_tail)))
+
+    def mutterings(self) -> str:
+        """Its last unasked words as lines to append to an error message; often empty."""
+        lines = Ending(None, tuple(self._output.noise), self.stderr_tail).last_lines()
+        return "".join(f"\n{line}" for line in lines)
+
+    def _on_stdout(self) -> None:
+        for _ in range(_READS_PER_TURN):
+            try:
+                data = self._socket.recv(_READ)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._loop.remove_reader(self._socket.fileno())
+                self._out_ended = True
+                self._news.set()
+                return
+            self._output.feed(data)
+            if self._output.messages:
+                self._news.set()
+
+    def _on_stderr(self) -> None:
+        for _ in range(_READS_PER_TURN):
+            try:
+                data = os.read(self._stderr.fileno(), _READ)
+            except (BlockingIOError, InterruptedError):
+                return
+            if not data:
+                self._loop.remove_reader(self._stderr.fileno())
+                rest, self._err = self._err, bytearray()
+                if rest:
+                    self._on_stderr_line(rest)
+                return
+            self._err += data
+            *lines, self._err = self._err.split(b"\n")
+            if len(self._err) > _READ:
+                lines.append(self._err)
+                self._err = bytearray()
+            for line in lines:
+                self._on_stderr_line(line)
+
+    def _on_stderr_line(self, line: bytearray) -> None:
+        text = line.decode(errors="replace").rstrip("\r")
+        if text:
+            self._said.append(text[:LINE_KEPT])
+        if self.on_stderr is not None:
+            self.on_stderr(text)
+
+    def _on_exit(self) -> None:
+        if self._process.poll() is None:
+            return
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._on_stderr()
+        if not self._out_ended:
+            self._on_stdout()
+        # A stray descendant may hold the other ends open: the process is what counts.
+        self._out_ended = True
+        self._exited.set()
+        self._news.set()
+
+
+def _spawn(
+    argv: Sequence[str], env: Mapping[str, str] | None, cwd: str | os.PathLike[str] | None
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    near, far = socket.socketpair()
+    try:
+        process = subprocess.Popen(
+            list(argv), stdin=far.fileno(), stdout=far.fileno(), stderr=subprocess.PIPE, bufsize=0,
+            env=None if env is None else dict(env), cwd=cwd, start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        near.close()
+        raise LaunchError(f"{argv[0]} cannot be started: {error.strerror or error}") from error
+    finally:
+        far.close()
+    return process, near
+
+
+def _let_go_after_fork() -> None:
+    # A forked child of the user's process must not keep a far side alive after its parent has died.
+    for lifeline in list(_open_here):
+        lifeline._is_parents = True
+        lifeline._let_go()

@@ -1,0 +1,198 @@
+"""Started daemons become one cluster: births out, addresses in, everyone told of everyone.
+
+The same few messages serve the one daemon of an embedded cluster and the hundred of a launched run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any, TypeVar
+
+from rlinf_async._core.frames import PROTOCOL
+from rlinf_async._wire.lifeline import Lifeline
+from rlinf_async.errors import LaunchError, RLinfAsyncError
+
+_Result = TypeVar("_Result")
+
+Progress = Callable[[int, str, Mapping[str, Any]], None]
+"""``(index, state, told)``: ``"up"`` with ``address`` and ``facts``, ``"ready"``, ``"failed"`` with the ``error``."""
+
+
+def birth(
+    run: str,
+    *,
+    marker: str,
+    node: int = 0,
+    num_nodes: int = 1,
+    name: str = "localhost",
+    hidden: bool = False,
+    bind: str | None = None,
+    ca: str | None = None,
+    cert: str | None = None,
+    key: str | None = None,
+    log_dir: str | None = None,
+    env: Mapping[str, str] | None = None,
+    slots: int | None = None,
+    max_slots: int | None = None,
+    gpus: Sequence[str] | None = None,
+    fake_gpus: int | None = None,
+    labels: Sequence[str] = (),
+    sync: tuple[str, str] | None = None,
+    run_dir: str | None = None,
+    tee: str = "all",
+) -> dict[str, Any]:
+    """The first line that a daemon reads: who it is, and everything that it may not find out by itself.
+
+    Args:
+        run: 8 hex digits, the run's name on every machine.
+        marker: what the daemon puts before its answers; the ``marker`` of its lifeline.
+        node: rank of the node.  ``num_nodes`` counts the nodes that may hold workers.
+        hidden: the daemon only connects the driver's machine; no worker is placed on it.
+        bind: address for the other daemons to connect to; None where there are no others.
+        ca, cert, key: PEM text; all None where ``bind`` is.
+        env: variables for the workers.
+        slots, max_slots, gpus, fake_gpus, labels: what the user wrote for the host; None means: whatever is found.
+        sync: folder here, and where its copy is there.
+        run_dir: made already, mode 0700; None means that the daemon makes its own.
+        tee: whose output is shown to the user: ``"all"``, ``"none"``, or ranks.
+    """
+    return {
+        "run": run, "protocol": PROTOCOL, "marker": marker, "node": node, "num_nodes": num_nodes, "name": name,
+        "hidden": hidden, "bind": bind, "ca": ca, "cert": cert, "key": key, "log_dir": log_dir,
+        "env": dict(env or {}), "slots": slots, "max_slots": max_slots,
+        "gpus": None if gpus is None else list(gpus), "fake_gpus": fake_gpus, "labels": list(labels),
+        "sync": None if sync is None else list(sync), "run_dir": run_dir, "tee": tee,
+    }  # fmt: skip
+
+
+async def start_nodes(
+    lifelines: Sequence[Lifeline],
+    births: Sequence[Mapping[str, Any]],
+    *,
+    timeout: float | None,
+    progress: Progress | None = None,
+) -> list[dict[str, Any]]:
+    """Makes one cluster of started daemons: births out, addresses in, everyone told of everyone.
+
+    Returns the list of peers that every daemon was given: ``node``, ``name``, ``address``, ``hidden``, ``labels``,
+    ``facts``, the ``socket`` and ``pid`` of each daemon, which only its own machine can use, and a ``note`` for the
+    user, which is often empty.
+
+    The lifelines stay the caller's to stop, whatever happens.
+
+    Raises:
+        LaunchError: lists every node that failed, and those that were not done within ``timeout`` seconds in all.
+    """
+
+    async def up(index: int) -> dict[str, Any]:
+        await lifelines[index].send(births[index], timeout=None)
+        message = await _expect(lifelines[index], "up")
+        if progress is not None:
+            progress(index, "up", message)
+        return message
+
+    async def ready(index: int) -> None:
+        await lifelines[index].send({"op": "peers", "peers": peers}, timeout=None)
+        message = await _expect(lifelines[index], "ready")
+        if progress is not None:
+            progress(index, "ready", message)
+
+    names = [lifeline.name for lifeline in lifelines]
+    hidden = {index for index, birth in enumerate(births) if birth["hidden"]}
+    loop = asyncio.get_running_loop()
+    deadline = None if timeout is None else loop.time() + timeout
+    common: Any = {"deadline": deadline, "progress": progress, "said": lambda index: lifelines[index].mutterings()}
+    ups, failures = await on_all_nodes(len(names), up, doing="starting its daemon", **common)
+    if failures:
+        raise launch_error(names, failures, hidden)
+    known = [
+        {key: birth[key] for key in ("node", "name", "hidden", "labels")}
+        | {key: up[key] for key in ("address", "facts")}
+        for birth, up in zip(births, (ups[index] for index in range(len(names))), strict=True)
+    ]
+    peers = sorted(known, key=lambda peer: peer["node"])
+    _, failures = await on_all_nodes(len(names), ready, doing="connecting to the other nodes", **common)
+    if failures:
+        raise launch_error(names, failures, hidden)
+    return [
+        peer | {"socket": up["socket"], "pid": up["pid"], "note": up.get("note", "")}
+        for peer, up in zip(known, (ups[index] for index in range(len(known))), strict=True)
+    ]
+
+
+async def on_all_nodes(
+    count: int,
+    work: Callable[[int], Awaitable[_Result]],
+    *,
+    deadline: float | None,
+    doing: str,
+    patience: float = 10.0,
+    progress: Progress | None = None,
+    said: Callable[[int], str] | None = None,
+) -> tuple[dict[int, _Result], dict[int, str]]:
+    """Runs ``work(index)`` for all nodes at once; returns results and the texts of failures, by index.
+
+    A failure is an ``RLinfAsyncError``, or not to be done in time.  The first failure does not hide the others: they
+    have ``patience`` seconds more to succeed or to fail.
+
+    Args:
+        deadline: on the loop's clock; None waits for ever.
+        doing: what a node that never answered was doing, for the error text.
+        said: what a node that never answered has said so far.
+    """
+    results: dict[int, _Result] = {}
+    failures: dict[int, str] = {}
+    loop = asyncio.get_running_loop()
+
+    async def one(index: int) -> None:
+        try:
+            results[index] = await work(index)
+        except RLinfAsyncError as error:
+            fail(index, str(error))
+            last = loop.time() + patience
+            if (end := limit.when()) is None or end > last:
+                limit.reschedule(last)
+
+    def fail(index: int, text: str) -> None:
+        failures[index] = text
+        if progress is not None:
+            progress(index, "failed", {"error": text})
+
+    started = loop.time()
+    try:
+        async with asyncio.timeout_at(deadline) as limit, asyncio.TaskGroup() as group:
+            for index in range(count):
+                group.create_task(one(index))
+    except TimeoutError:
+        first = "when the others failed" if failures else f"after {loop.time() - started:.0f} s"
+        for index in range(count):
+            if index not in results and index not in failures:
+                fail(index, f"was still {doing} {first}{said(index) if said else ''}")
+    return results, failures
+
+
+def launch_error(names: Sequence[str], failures: Mapping[int, str], hidden: Collection[int] = ()) -> LaunchError:
+    """One error that lists every node that could not be started, with its cause.
+
+    A hidden node counts only when it is among the failures: the user has not written it.
+    """
+    width = max(len(names[index]) for index in failures)
+    count = sum(index in failures or index not in hidden for index in range(len(names)))
+    lines = [f"{len(failures)} of {count} nodes could not be started:"]
+    for index in sorted(failures):
+        first, *rest = failures[index].splitlines() or [""]
+        lines.append(f"  {names[index]:<{width}}  {first}")
+        lines += [f"  {'':<{width}}  {line}" for line in rest]
+    return LaunchError("\n".join(lines))
+
+
+async def _expect(lifeline: Lifeline, event: str) -> dict[str, Any]:
+    message = await lifeline.receive(None)
+    if message.get("event") == event:
+        return message
+    if message.get("event") == "failed":
+        raise LaunchError(str(message.get("error")))
+    if message.get("event") == "node_lost":
+        raise LaunchError(f"lost its connection to node {message.get('node')}: {message.get('reason')}")
+    raise LaunchError(f"said {message.get('event')!r} where {event!r} was expected")

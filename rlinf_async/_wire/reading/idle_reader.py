@@ -1,0 +1,130 @@
+"""A thread that reads the process's sockets whenever it has nothing else to do.
+
+A worker's main thread runs user code, and a second thread reads meanwhile.  While the main thread waits, the second one
+would only be in the way: a wake-up of it, and another one of the main thread, for whatever comes.  So the main thread
+reads too, in its loop and where it waits outside of it, in a ``def`` method::
+
+    reader = IdleReader(loop, selector, other_selector)      on that thread
+    reader.add(sock.fileno(), read)                          read(True) within the loop, read(False) outside of it
+    gate = reader.gate()                                     later, with the loop stopped:
+    gate.wait(10)                                            reads, until somebody calls gate.open(), for 10 s at most
+
+The kernel wakes one thread for what arrives: this one if it waits, otherwise the other one (``SharedSelector``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from rlinf_async._core.parking import Gate, LockGate, reads
+from rlinf_async._wire.reading.shared_selector import SharedSelector
+
+BRISK: Final = 1e-3
+"""Seconds within which a thread that has looked for something to read is likely to look again; the other thread lets it
+have what has come meanwhile."""
+
+_LONGEST: Final = 24 * 3600.0
+"""Seconds that the kernel is asked to wait at once; it counts them as milliseconds, and not far."""
+
+OnReadable = Callable[[bool], None]
+"""Reads what is there; told whether the loop runs."""
+
+
+class IdleReader:
+    """The reading of one thread; made there.  ``add`` and ``remove`` may be used from any thread.
+
+    Attributes:
+        loop: of that thread.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, selector: SharedSelector, other: SharedSelector) -> None:
+        self.loop = loop
+        self._selector = selector
+        self._other = other
+        self._thread = threading.get_ident()
+        self._readers: dict[int, OnReadable] = {}
+        self._epoll = select.epoll()
+        self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll.register(self._alarm, select.EPOLLIN)
+
+    def __repr__(self) -> str:
+        return f"<IdleReader [{len(self._readers)} sockets]>"
+
+    def add(self, fd: int, read: OnReadable) -> None:
+        """Has it read; before the other loop, which then comes second."""
+        self._other.share(fd)
+        self._readers[fd] = read
+        self._selector.read_at_once(fd, lambda: read(True))
+        self._epoll.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+
+    def remove(self, fd: int) -> None:
+        """Idempotent; before the descriptor is closed, since its number may then come to mean another file."""
+        if self._readers.pop(fd, None) is not None:
+            self._selector.read_no_more(fd)
+            with contextlib.suppress(OSError):  # user code has closed it under us
+                self._epoll.unregister(fd)
+
+    def gate(self) -> Gate:
+        """Where this thread may wait, once, while its loop does not run."""
+        if callable(signal.getsignal(signal.SIGALRM)):
+            return LockGate()  # a handler that raises may not do so where a frame is handled
+        return _Gate(self)
+
+    def is_brisk(self) -> bool:
+        """Whether this thread has just looked for something to read; from any thread."""
+        return time.monotonic() - self._selector.looked_at < BRISK
+
+    def read_for(self, seconds: float) -> None:
+        """Waits until something arrives or somebody calls ``awake``, and reads it."""
+        arrived = self._epoll.poll(seconds, len(self._readers) + 1)
+        self._selector.looked_at = time.monotonic()
+        reads(True)
+        try:
+            for fd, _ in arrived:
+                read = self._readers.get(fd)
+                if read is not None:
+                    read(False)
+                elif fd == self._alarm:
+                    os.eventfd_read(fd)
+        finally:
+            reads(False)
+
+    def awake(self) -> None:
+        """From any thread."""
+        if threading.get_ident() != self._thread:
+            os.eventfd_write(self._alarm, 1)
+
+    def forget(self) -> None:
+        """In a forked child: lets go of what is the parent's."""
+        self._readers.clear()
+        self._epoll.close()
+        os.close(self._alarm)
+
+
+class _Gate:
+    __slots__ = ("_is_open", "_reader")
+
+    def __init__(self, reader: IdleReader) -> None:
+        self._reader = reader
+        self._is_open = False
+
+    def open(self) -> None:
+        self._is_open = True
+        self._reader.awake()
+
+    def wait(self, seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while not self._is_open:
+            left = until - time.monotonic()
+            if left < 0:
+                return False
+            self._reader.read_for(min(left, _LONGEST))
+        return True

@@ -1,0 +1,181 @@
+"""Send buffer of one socket: packed frames, the descriptors that ride on them, callbacks once they have left.
+
+Not safe for threads; whoever owns it holds a lock::
+
+    departures.add(data, fds, nbytes, on_left)
+    state = departures.leave(sock)          # writes until nothing is left or the socket takes no more
+    for tell in departures.take_told():     # without the lock: it is other people's code
+        tell()
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import errno
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from typing import Final
+
+from rlinf_async._core import frames
+from rlinf_async._core.resend import Sent, Unacknowledged, pack, pieces
+
+MOST_FDS: Final = 64
+"""Descriptors that go with one system call; a receiver takes each when it comes to the frame that it belongs to."""
+_BATCH: Final = 256 * 1024
+_RESTART: Final = pack((frames.RESTART, 0))
+
+# As a plain number: the enum members of `socket` cost microseconds in arithmetic.
+_NOSIGNAL: Final = int(socket.MSG_NOSIGNAL)
+
+_PASSING: Final = frozenset((errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM))
+"""What a socket says that will take the same bytes a moment later: too many descriptors under way, no memory."""
+
+
+class State(Enum):
+    EMPTY = "everything has left"
+    FULL = "the socket takes no more for now, and says when it does"
+    SHORT = "the kernel is short of something, and does not say when it no longer is"
+    GONE = "there is nobody at the other end"
+
+
+class Departures:
+    """Frames in their order.
+
+    Attributes:
+        nbytes: of what has been added and has not left.
+        kept: what the other side may not have, with its descriptors.
+    """
+
+    __slots__ = ("_left", "_queue", "_told", "kept", "nbytes")
+
+    def __init__(self) -> None:
+        self._queue: deque[Sent] = deque()
+        self.kept = Unacknowledged()
+        self.nbytes = 0
+        self._left = 0
+        self._told: deque[tuple[int, Callable[[], None]]] = deque()
+        """What is called when so many bytes have left in all."""
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def add(self, data: bytes, fds: Sequence[int], nbytes: int = 0, on_left: Callable[[], None] | None = None) -> None:
+        """Appends a packed frame, and keeps it until it is acknowledged; then its descriptors are closed.
+
+        Args:
+            nbytes: of the content that the descriptors carry.
+        """
+        if nbytes and self.kept.is_too_much and not self._queue:
+            self.kept.forfeit()
+        if fds:
+            loaded = data, fds, nbytes
+            self.kept.add(loaded)
+            self._queue.append(loaded)
+            self.nbytes += len(data)
+        else:
+            self.add_plain(data)
+        if on_left is not None:
+            self._told.append((self._left + self.nbytes, on_left))
+
+    def add_plain(self, data: bytes) -> None:
+        """The same, of a frame that nothing rides on and whose leaving is not told."""
+        self.kept.add_plain(data)
+        self._queue.append(data)
+        self.nbytes += len(data)
+
+    def add_control(self, data: bytes, fds: Sequence[int] = ()) -> None:
+        """Appends what is not kept."""
+        self._queue.append((data, fds, 0) if fds else data)
+        self.nbytes += len(data)
+
+    def restart(self, received: int) -> None:
+        """Sends everything again after the first ``received`` frames, without descriptors.
+
+        What is in the queue stays there: part of it may have left, and the other side skips it.
+
+        Raises:
+            FrameError, OSError: that cannot be.
+        """
+        self.add_control(_RESTART)
+        for data, fds, nbytes in self.kept.since(received):
+            for piece in pieces(data, fds, nbytes):
+                self.add_control(piece)
+
+    def leave(self, sock: socket.socket) -> State:
+        """Writes what the socket takes, in as few system calls as the descriptors allow."""
+        queue = self._queue
+        while queue:
+            sent = queue.popleft()
+            fds: Sequence[int] = ()
+            if isinstance(sent, bytes):
+                data = sent
+            else:
+                data, fds, _ = sent
+            if queue and len(data) < _BATCH:
+                data, fds = self._with_company(data, fds)
+            try:
+                if fds:
+                    rights = array.array("i", fds)
+                    written = sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)], _NOSIGNAL)
+                    fds = ()
+                else:
+                    written = sock.send(data, _NOSIGNAL)
+            except BlockingIOError:
+                queue.appendleft((data, fds, 0))
+                return State.FULL
+            except OSError as error:
+                queue.appendleft((data, fds, 0))
+                return State.SHORT if error.errno in _PASSING else State.GONE
+            self.nbytes -= written
+            self._left += written
+            if written < len(data):
+                queue.appendleft((data[written:], fds, 0))
+                return State.FULL
+        return State.EMPTY
+
+    def _with_company(self, data: bytes, fds: Sequence[int]) -> tuple[bytes, Sequence[int]]:
+        queue = self._queue
+        chunks = [data]
+        size = len(data)
+        while queue and size < _BATCH:
+            sent = queue.popleft()
+            if not isinstance(sent, bytes):
+                sent, more, _ = sent
+                if len(fds) + len(more) > MOST_FDS:
+                    queue.appendleft((sent, more, 0))
+                    break
+                fds = [*fds, *more]
+            chunks.append(sent)
+            size += len(sent)
+        return b"".join(chunks), fds
+
+    def take_told(self) -> Sequence[Callable[[], None]]:
+        """Whom to tell that something has left."""
+        told = self._told
+        if not told:
+            return ()
+        left = []
+        while told and told[0][0] <= self._left:
+            left.append(told.popleft()[1])
+        return left
+
+    def stop(self) -> None:
+        """Nothing leaves any more, and nobody is told that it has; what is kept stays."""
+        self._queue.clear()
+        self._told.clear()
+        self.nbytes = 0
+
+    def drop(self) -> None:
+        """As ``stop``, and nothing is kept."""
+        self.stop()
+        self.kept.drop()
+
+
+def close_all(fds: Iterable[int]) -> None:
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)

@@ -1,0 +1,154 @@
+"""``AcceleratorUtil``: what RLinf's code asks about accelerators, whoever makes them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+from rlinf_async._messaging.collective_options import CollectiveGroupOptions
+from rlinf_async.hardware import FAMILIES, AcceleratorType, find_accelerators, get_family, is_rehearsal
+
+_DEFAULT_CLUSTER_SIZE = 4  # the most that NCCL takes by itself where thread blocks can be clustered
+
+
+class AcceleratorUtil:
+    """Facts about a family of accelerators.
+
+    ``accelerator_type`` is always an ``AcceleratorType`` or its name; None is this process's own.  Where devices are
+    only declared (a rehearsal), the back end is Gloo, the platform computes on the CPU and the device type is
+    ``"cpu"``.
+    """
+
+    CCL_SUPPORT_LIST: ClassVar[list[str]] = [name for name, family in FAMILIES.items() if family.sends_directly]
+    """Between two workers of such a family device memory goes through its collective back end; others use Gloo."""
+
+    _window_is_open: ClassVar[bool] = False
+
+    @staticmethod
+    def get_accelerator_type() -> str:
+        """The worker's, as its group was placed; elsewhere this machine's.  ``"NO_ACCEL"`` without any."""
+        return os.environ.get("ACCELERATOR_TYPE") or find_accelerators(os.environ).type
+
+    @staticmethod
+    def get_accelerator_env_var(accelerator_type: str | None, visible_accelerators: Sequence[str]) -> dict[str, str]:
+        """The variables with which a process sees these devices and no other; none for ``"NO_ACCEL"``."""
+        family = _family(accelerator_type)
+        return family.get_variables([str(each) for each in visible_accelerators]) if family is not None else {}
+
+    @staticmethod
+    def get_visible_devices(accelerator_type: str | None = None) -> list[int | str]:
+        """The devices that this process's environment shows: numbers, or UUIDs where the user named them so."""
+        family = _family(accelerator_type)
+        ids = family.read_variables(os.environ) if family is not None else []
+        return [int(each) if each.isdecimal() else each for each in ids]
+
+    @staticmethod
+    def get_ccl_backend(accelerator_type: str | None = None) -> str:
+        """What ``torch.distributed.init_process_group`` calls the family's collectives; ``"gloo"`` without devices."""
+        family = _family(accelerator_type)
+        return "gloo" if family is None or is_rehearsal(os.environ) else family.collective_backend
+
+    @staticmethod
+    def get_ccl_socket_ifname_env_var(accelerator_type: str | None = None) -> str:
+        """The variable that tells that back end which network interface to use."""
+        family = _family(accelerator_type)
+        return "GLOO_SOCKET_IFNAME" if family is None or is_rehearsal(os.environ) else family.nic_variable
+
+    @staticmethod
+    def get_torch_platform(accelerator_type: str | None = None) -> Any:
+        """The module that drives the devices, such as ``torch.cuda``; None without devices.
+
+        Raises:
+            ImportError: torch does not know the family here; the maker's extension is missing.
+        """
+        family = _family(accelerator_type)
+        if family is None:
+            return None
+        if is_rehearsal(os.environ):
+            from rlinf_async._worker.rehearsal import RehearsedPlatform
+
+            return RehearsedPlatform()
+        import torch
+
+        if family.torch_extension is not None:
+            importlib.import_module(family.torch_extension)
+        platform = getattr(torch, family.torch_platform, None)
+        if platform is None:
+            raise ImportError(
+                f"this torch ({torch.__version__}) has no torch.{family.torch_platform} for {family.type}"
+            )
+        if not hasattr(platform, "ipc_collect"):  # callers need not know who shares memory between processes
+            platform.ipc_collect = lambda: None
+        return platform
+
+    @staticmethod
+    def get_device_type(accelerator_type: str | None = None) -> str | None:
+        """What ``torch.device`` calls the devices: ``"cuda"``, ``"xpu"``, ``"npu"``, ``"musa"``; None without any."""
+        family = _family(accelerator_type)
+        if family is None:
+            return None
+        return "cpu" if is_rehearsal(os.environ) else family.torch_platform
+
+    @staticmethod
+    def get_accel_pg_options(options: CollectiveGroupOptions | None, accelerator_type: str | None = None) -> Any:
+        """``pg_options`` for ``torch.distributed.new_group``; None where nothing is wished or NCCL is not the back end.
+
+        Unset wishes are 4 thread blocks in a cluster, 32 at most and 1 at least.
+        """
+        if options is None or options.is_empty_options() or AcceleratorUtil.get_ccl_backend(accelerator_type) != "nccl":
+            return None
+        import torch.distributed
+
+        if not torch.distributed.is_nccl_available():
+            return None
+        nccl = torch.distributed.ProcessGroupNCCL.Options()
+        nccl.is_high_priority_stream = options.is_high_priority_stream
+        size, most, least = options.accel_cluster_size, options.accel_max_ctas, options.accel_min_ctas
+        nccl.config.cga_cluster_size = _DEFAULT_CLUSTER_SIZE if size is None else size
+        nccl.config.max_ctas = 32 if most is None else most
+        nccl.config.min_ctas = 1 if least is None else least
+        return nccl
+
+    @staticmethod
+    def start_profiling(accelerator_type: str | None = None) -> None:
+        """Opens a window for a profiler that waits for one (``capture-range=cudaProfilerApi``)."""
+        AcceleratorUtil._window_is_open = True
+        if (profiler := _profiler(accelerator_type)) is not None:
+            profiler.start()
+
+    @staticmethod
+    def stop_profiling(accelerator_type: str | None = None) -> None:
+        """Closes it."""
+        AcceleratorUtil._window_is_open = False
+        if (profiler := _profiler(accelerator_type)) is not None:
+            profiler.stop()
+
+    @staticmethod
+    @contextlib.contextmanager
+    def profiling_range(name: str, accelerator_type: str | None = None) -> Iterator[None]:
+        """Names a stretch of work in the profile; costs nothing while no window is open."""
+        if not AcceleratorUtil._window_is_open or _profiler(accelerator_type) is None:
+            yield
+            return
+        nvtx = AcceleratorUtil.get_torch_platform(accelerator_type).nvtx
+        nvtx.range_push(name)
+        try:
+            yield
+        finally:
+            nvtx.range_pop()
+
+
+def _family(accelerator_type: str | None) -> Any:
+    return get_family(AcceleratorUtil.get_accelerator_type() if accelerator_type is None else accelerator_type)
+
+
+def _profiler(accelerator_type: str | None) -> Any:
+    """``torch.cuda.profiler`` where it can be used."""
+    family = _family(accelerator_type)
+    if family is None or is_rehearsal(os.environ) or family.type != AcceleratorType.NV_GPU:
+        return None
+    platform = AcceleratorUtil.get_torch_platform(accelerator_type)
+    return platform.profiler if platform.is_available() else None

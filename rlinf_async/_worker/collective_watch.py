@@ -1,0 +1,224 @@
+"""The end of collectives that a failed rank of the group will never join.
+
+After a rank has failed, its caller soon tells the others (FAILED), once per open call.  Then, on the socket thread::
+
+    an operation pends for collective_timeout since the failure  ──►  the process groups are aborted, the method raises
+    abort_grace later it still sits in one                       ──►  the daemon is asked to kill this process
+    it computes, or waits for something else                     ──►  nothing is done to it; its caller names it
+
+Within the failed call the failed rank is past its last collective.  In another call it may come yet, and nothing is
+aborted unless it belongs to the operation's process group and owes neither that call nor one that came after its
+failure: its daemon knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rlinf_async import settings
+from rlinf_async._client.client import NodeClient
+from rlinf_async._client.requests import Ask
+from rlinf_async._core import frames
+from rlinf_async._transports import process_groups
+from rlinf_async._transports.process_groups import Collectives, Pending, Place, main_thread_place
+from rlinf_async._worker.running_call import Call, State
+
+logger = logging.getLogger(__name__)
+
+_TOGETHER_S: Final = 0.01
+"""Until the first look: what is told of many calls comes at once."""
+
+
+@dataclass
+class Watched:
+    """A call during which another rank has failed.
+
+    Attributes:
+        rank, endpoint: of the rank that failed first.
+        text: how: ``"rank 3 of group 'actor' failed in step() (ValueError: no)"``.
+        is_own: it failed in this very call.
+        failed_call: the number of the call in which it failed.
+        failed_at: when, by ``time.monotonic()``.
+        is_aborted: its process groups have been aborted, and its grace is not over.
+        place: where the main thread was when half of the grace was over.
+    """
+
+    call: Call
+    rank: int
+    endpoint: int
+    text: str
+    is_own: bool
+    failed_call: int
+    failed_at: float
+    is_aborted: bool = False
+    place: Place | None = None
+
+
+class CollectiveWatch:
+    """What one worker knows of failed ranks of its group, and does about its own pending collectives.
+
+    Args:
+        calls: this worker's open calls.
+        world_size: the group's number of ranks.
+    """
+
+    def __init__(self, client: NodeClient, calls: Mapping[tuple[int, int], Call], world_size: int) -> None:
+        self._client = client
+        self._calls = calls
+        self._world_size = world_size
+        self._timeout, self._grace = settings.COLLECTIVE_TIMEOUT_S(), settings.ABORT_GRACE_S()
+        self._collectives = Collectives()
+        self._watched: dict[tuple[int, int], Watched] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def failed(self, call: Call, facts: Mapping[str, Any]) -> None:
+        """A rank of the group has failed while this call was open here.  Any thread."""
+        failed_at = time.monotonic() - facts["seconds_ago"]
+        watched = Watched(
+            call, facts["rank"], facts["endpoint"], facts["text"], facts["is_own"], facts["call"], failed_at
+        )
+        call.failure = facts["text"]
+        self._client.later(0, lambda: self._watch(watched))
+
+    def ended(self) -> None:
+        """A call that was watched is over.  Any thread."""
+        self._client.later(0, self._drop_ended)
+
+    def _watch(self, watched: Watched) -> None:
+        key = watched.call.source, watched.call.call
+        known = self._watched.get(key)
+        if known is None or (watched.is_own and not known.is_own):
+            self._watched[key] = watched
+        self._look_after(_TOGETHER_S)
+
+    def _look_after(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._client.loop.call_later(seconds, self._look)
+
+    def _drop_ended(self) -> None:
+        """Where nothing is left to be watched no frame is kept either."""
+        for key in [key for key, watched in self._watched.items() if watched.call.state is State.ENDED]:
+            del self._watched[key]
+        if not self._watched:
+            self._collectives.forget()
+
+    def _look(self) -> None:
+        """Does what is due, and comes back when the next thing is."""
+        self._drop_ended()
+        if not self._watched:
+            return
+        now = time.monotonic()
+        first = min(watched.failed_at for watched in self._watched.values()) + self._timeout
+        if first > now:  # nothing is due: the recorder, which is slow, is not asked
+            self._collectives.sample()
+            self._look_after(first - now)
+            return
+        due = self._timeout
+        for watched, operation in self._sitting():
+            rest = self._rest(watched, operation)
+            if rest > 0:
+                due = min(due, rest)
+            elif watched.is_aborted:
+                continue  # what becomes of it is decided when its grace is over
+            elif watched.is_own:
+                self._abort(watched, operation)
+                break
+            elif process_groups.takes_part(operation, watched.rank, self._world_size):
+                self._ask_whether_it_may_come(watched)
+        self._look_after(due)
+
+    def _rest(self, watched: Watched, operation: Pending) -> float:
+        return max(watched.failed_at, operation.since) + self._timeout - time.monotonic()
+
+    def _sitting(self) -> list[tuple[Watched, Pending]]:
+        """The watched calls whose methods run, with the operations that pend."""
+        running = [call for call in list(self._calls.values()) if call.state is State.RUNNING]
+        blocking = [call for call in running if call.task is None]  # the loop stands: a pending operation is its own
+        concerned = [watched for watched in self._watched.values() if watched.call in (blocking or running)]
+        if not concerned:
+            return []
+        pending = self._collectives.pending()
+        return [(watched, operation) for watched in concerned for operation in pending]
+
+    def _ask_whether_it_may_come(self, watched: Watched) -> None:
+        ask = self._client.ask(
+            "may_come",
+            {
+                "number": frames.number_of(watched.endpoint),
+                "source": watched.call.source,
+                "call": watched.call.call,
+                "after": watched.failed_call,
+            },
+            node=frames.node_of(watched.endpoint),
+        )
+        ask._follow(lambda: self._client.later(0, lambda: self._decide(watched, ask)))
+
+    def _decide(self, watched: Watched, ask: Ask) -> None:
+        try:
+            may_come = bool(ask.wait())
+        except Exception as error:  # its node is lost
+            logger.debug("where rank %d was, none answers: %s", watched.rank, error)
+            may_come = False
+        for each, operation in [] if may_come else self._sitting():
+            if each is watched and self._rest(watched, operation) <= 0 and not watched.is_aborted:
+                self._abort(watched, operation)
+                break
+
+    # -- the end of it --------------------------------------------------------------------------------------------
+
+    def _abort(self, watched: Watched, operation: Pending) -> None:
+        watched.is_aborted = True
+        seconds = time.monotonic() - watched.failed_at
+        logger.warning(
+            "%s(), in which %s() has waited since %s %.1f s ago, is aborted with all process groups of this process",
+            operation.name, watched.call.method, watched.text, seconds,
+        )  # fmt: skip
+        place = main_thread_place() if watched.call.task is None else None  # before it is freed
+        loop = self._client.loop
+        loop.call_later(self._grace / 2, self._sample, watched)
+        loop.call_later(self._grace, self._end, watched, operation, place)
+        try:
+            self._collectives.abort([each for _, each in self._sitting()])
+        except OSError as error:  # no descriptors are left
+            logger.warning("the process groups could not be aborted: %s", error)
+
+    def _sample(self, watched: Watched) -> None:
+        if watched.call.state is not State.ENDED:
+            self._collectives.sample()
+            watched.place = main_thread_place()
+
+    def _end(self, watched: Watched, operation: Pending, place: Place | None) -> None:
+        """Has this process killed, if the aborting has not helped: it sits there still, or for long in another one."""
+        half_way, watched.place, watched.is_aborted = watched.place, None, False
+        if watched.call.state is State.ENDED:
+            return
+        here, latest = main_thread_place(), time.monotonic() - self._grace / 3
+        sitting = [each for other, each in self._sitting() if other.call is watched.call and each.since < latest]
+        if here != half_way:  # it computes
+            sitting = []
+        if here == place:
+            sitting.append(operation)
+        if not sitting:
+            return
+        seconds = time.monotonic() - watched.failed_at
+        text = (
+            f"was killed because it was still inside {watched.call.method}(), in {sitting[0].name}(), {seconds:.1f} s "
+            f"after {watched.text}; the aborting of its process groups had not freed it"
+        )
+        self._client.ask("end_stuck", {"verdict": text})
+
+
+def advice(text: str) -> str:
+    """The note on an error that left a method after a rank had failed."""
+    return (
+        f"{text}, and the process groups of ranks that wait for it in a collective of torch are aborted "
+        f"{settings.COLLECTIVE_TIMEOUT_S():g} s later ({settings.COLLECTIVE_TIMEOUT_S.variable}). Calls without "
+        "collectives work; before the next collective every rank calls torch.distributed.destroy_process_group() and "
+        "makes its process groups anew (README, Collectives)"
+    )

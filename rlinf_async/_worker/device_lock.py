@@ -1,0 +1,180 @@
+"""``Worker.device_lock``: a worker's devices for itself, wherever else they are used."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Generator, Sequence
+from types import TracebackType
+from typing import Any
+
+from rlinf_async._client.client import NodeClient
+from rlinf_async._client.requests import Ask
+from rlinf_async.errors import ClosedError, DeadlineExceeded
+from rlinf_async.work import Work, blocking
+
+
+class DeviceLock:
+    """All devices of one worker, to be held by one worker of the run at a time.
+
+    Those who share a device are served in the order in which they asked.  A worker that holds the lock gets it again
+    at once, in any of its methods, and has let go of it once it has released it as often.  What a worker holds when
+    its process ends, or its group is closed, is free.  Without a device there is nothing to wait for.
+
+    Example:
+        with self.device_lock:               # in a def method
+            self.model.to("cuda")
+        async with self.device_lock:         # in a coroutine
+            await self.generate(batch)
+    """
+
+    def __init__(self, client: NodeClient, name: str, devices: Sequence[int]) -> None:
+        """Not for users: a worker has its own."""
+        self._client = client
+        self._name = name
+        self._devices = list(devices)
+        self._guard = threading.Lock()
+        self._held: list[Acquisition] = []
+
+    def __repr__(self) -> str:
+        devices = ", ".join(map(str, self._devices)) or "none"
+        return f"<DeviceLock {self._name} [devices {devices} | held {len(self._held)} times]>"
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this worker holds it."""
+        return bool(self._held)
+
+    def acquire(self, timeout: float | None = None) -> Any:
+        """Waits for all devices; in a coroutine it returns a ``Work`` to await.
+
+        If that is cancelled, nothing is held.
+
+        Args:
+            timeout: seconds after which it is given up.
+
+        Raises:
+            DeadlineExceeded: the time is over; names those who hold the devices, or wait before this worker.
+        """
+        return blocking(Acquisition(self, timeout))
+
+    def release(self) -> None:
+        """Undoes one ``acquire``.
+
+        Raises:
+            RuntimeError: this worker does not hold it.
+        """
+        with self._guard:
+            acquisition = self._held[-1] if self._held else None
+        if acquisition is None or not acquisition.undo():
+            raise RuntimeError(f"Lock is not acquired: {self._name} does not hold its device_lock")
+
+    def __enter__(self) -> DeviceLock:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            Acquisition(self, None).wait()
+            return self
+        raise RuntimeError("`with device_lock` would block the event loop of this coroutine: use `async with`")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.release()
+
+    async def __aenter__(self) -> DeviceLock:
+        await Acquisition(self, None)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.release()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a device_lock is its worker's own and cannot travel: every worker has one")
+
+
+class Acquisition(Work[None]):
+    """One ``acquire``, from its start to its end; ``undo`` is right at any time, and does something once."""
+
+    kind = "lock"
+
+    def __init__(self, lock: DeviceLock, timeout: float | None) -> None:
+        if timeout is not None and not timeout >= 0:
+            raise ValueError(f"timeout= takes seconds, got {timeout!r}")
+        super().__init__()
+        self._of = lock
+        self._undone = False
+        self._ask: Ask | None = None
+        if not lock._devices:
+            self._grant()
+            return
+        facts = {"name": lock._name, "devices": lock._devices}
+        self._ask = lock._client.ask("lock_devices", facts, node=0, what=self._describe())
+        self._ask._follow(self._answered)
+        if timeout is not None:
+            lock._client.later(timeout, lambda: self._expire(timeout))
+
+    def _describe(self) -> str:
+        return f"the device_lock of {self._of._name} (devices {', '.join(map(str, self._of._devices))})"
+
+    def _far_side(self) -> Work[str] | None:
+        return None if self._ask is None else self._ask._far_side()
+
+    def undo(self) -> bool:
+        """Gives the devices, or the place in the line, back; False if that has been done."""
+        with self._of._guard:
+            if self._undone:
+                return False
+            self._undone = True
+            if self in self._of._held:
+                self._of._held.remove(self)
+        if self._ask is not None:
+            self._give_back(self._ask)
+        return True
+
+    def _give_back(self, ask: Ask) -> Ask:
+        return self._of._client.ask("unlock_devices", {"ask": ask.number}, node=0)
+
+    def _grant(self) -> None:
+        with self._of._guard:
+            if self._undone:
+                return
+            self._of._held.append(self)
+        self._settle()
+
+    def _answered(self) -> None:
+        assert self._ask is not None
+        try:
+            self._ask._result()
+        except Exception as error:
+            self._settle(error=error)
+        else:
+            self._grant()
+
+    def _abandon(self) -> None:
+        self.undo()
+        self._settle(error=ClosedError(f"{self._describe()} was given up"))
+
+    def _expire(self, timeout: float) -> None:
+        with self._of._guard:
+            if self._undone or self in self._of._held:
+                return
+            self._undone = True
+        assert self._ask is not None
+        giving_back = self._give_back(self._ask)
+
+        def explain() -> None:
+            try:
+                names = ", ".join(giving_back._result()) or "nobody any more"
+            except Exception as error:
+                names = f"nobody knows whom ({error})"
+            self._settle(
+                error=DeadlineExceeded(f"{self._describe()} was not free within {timeout:g} s: taken by {names}")
+            )
+
+        giving_back._follow(explain)
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        try:
+            yield from super().__await__()
+        except asyncio.CancelledError:
+            self.undo()  # it may have been granted in this very moment: nobody would ever release it
+            raise

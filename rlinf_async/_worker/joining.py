@@ -1,0 +1,117 @@
+"""How a plain subprocess of a worker becomes a worker itself.
+
+It attaches to the daemon of its node as a driver does, by the UNIX socket whose path it has inherited, and says whose
+child it is; the daemon sees for itself that it descends from that worker.  It has a socket thread like every worker,
+no loop of its own and no calls: what it does is up to its own code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from multiprocessing import util
+from typing import Any, Final
+
+from rlinf_async._client import registry
+from rlinf_async._client.client import NodeClient
+from rlinf_async._client.loop_thread import LoopThread
+from rlinf_async._core.frames import PROTOCOL
+from rlinf_async._core.worker_facts import read_worker
+from rlinf_async._messaging.exchange import Exchange
+from rlinf_async._trace import recorder
+from rlinf_async._wire.local_socket import connect
+from rlinf_async._worker import context, logs
+from rlinf_async.address import WorkerAddress, WorkerInfo
+from rlinf_async.errors import LaunchError
+
+SOCKET: Final = "RLINF_PARENT_SOCKET"
+"""Where the daemon of a worker's node listens; every subprocess of a worker inherits it."""
+
+PATIENCE: Final = 30.0
+"""Seconds for the daemons to answer."""
+
+LAST_WORDS: Final = 0.5
+"""Seconds for what is queued when the process ends."""
+
+_INHERITED: Final = ("ISOLATE_ACCELERATOR", "NODE_GROUP_LABEL")
+
+
+def can_join() -> bool:
+    """Whether this process descends from a worker."""
+    return SOCKET in os.environ
+
+
+def join(parent: WorkerAddress, world_size: int, rank: int) -> context.Identity:
+    """Makes this process the worker ``rank`` of the ``world_size`` below ``parent``; returns when the run knows it.
+
+    Raises:
+        LaunchError: this process descends from no worker, or its daemon is gone.
+        AuthError: it descends from another worker than ``parent``.
+        ValueError: the run has such a worker already.
+    """
+    path = os.environ.get(SOCKET)
+    if path is None:
+        raise LaunchError(
+            f"worker {parent}:{rank} cannot join: {SOCKET} is not set, so this process is no subprocess of a worker, "
+            "or was started without the worker's environment"
+        )
+    address = parent.get_child_address(rank)
+    if not 0 <= rank < world_size:
+        raise ValueError(f"worker {address} cannot join: there are {world_size} below {parent}")
+    try:
+        sock = connect(path)
+    except OSError as error:
+        raise LaunchError(f"worker {address} cannot join: the daemon of its node does not listen: {error}") from error
+    thread = LoopThread("rlinf-socket")
+    client = NodeClient(thread.loop)
+    recorder.attach(client, address.get_name())
+    facts = {
+        "role": "worker",
+        "pid": os.getpid(),
+        "protocol": PROTOCOL,
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "address": address.get_name(),
+    }
+
+    async def attach() -> tuple[WorkerInfo, Exchange]:
+        client.attach(sock, facts)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                welcome = await client.ready.async_wait()
+                entry = _entry(welcome["parent"], address, world_size, client.endpoint)
+                info = read_worker(entry["info"])
+                exchange = Exchange(client, info, parent.get_name())  # before others know of it, and send
+                request = {"name": parent.get_name(), "rank": rank, "size": world_size, "entry": entry}
+                await client.ask("join", request, node=0).async_wait()
+        except TimeoutError as error:
+            client.close()
+            raise LaunchError(f"worker {address} cannot join: no answer within {PATIENCE:g} s") from error
+        except BaseException:
+            client.close()
+            raise
+        return info, exchange
+
+    try:
+        info, exchange = asyncio.run_coroutine_threadsafe(attach(), thread.loop).result()
+    except BaseException:
+        thread.stop()
+        raise
+    environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    identity = context.Identity(info, world_size, parent.get_name(), environment)
+    context.identity, context.client, context.exchange = identity, client, exchange
+    registry.take(client)
+    logs.configure(identity.group_name, rank, os.environ.get(logs.LEVEL))
+    os.register_at_fork(after_in_child=context.forget)
+    # Runs at the end of every process, those of multiprocessing included, which know no atexit.
+    util.Finalize(None, recorder.last_words, exitpriority=1)
+    util.Finalize(None, client.last_words, args=(LAST_WORDS,), exitpriority=0)
+    util.Finalize(None, thread.stop, exitpriority=-1)  # an interpreter may crash that ends below a running uvloop
+    return identity
+
+
+def _entry(parent: dict[str, Any], address: WorkerAddress, world_size: int, endpoint: int) -> dict[str, Any]:
+    """What the directory says of this worker: it is where its parent is, and has the same devices."""
+    info = {key: value for key, value in parent.items() if key != "log"}
+    info |= {"address": address.get_name(), "rank": address.rank, "group_world_size": world_size, "pid": os.getpid()}
+    return {"endpoint": endpoint, "pid": os.getpid(), "log": parent["log"], "info": info}

@@ -1,0 +1,127 @@
+"""The life of a worker process: two loops, a seat at the node, and the way out."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from typing import Any, Final
+
+from rlinf_async import settings
+from rlinf_async._client import emulated_links, registry
+from rlinf_async._client.client import NodeClient
+from rlinf_async._core.parking import LockGate, wait_at
+from rlinf_async._messaging.exchange import Exchange
+from rlinf_async._trace import recorder
+from rlinf_async._wire.reading.idle_reader import IdleReader
+from rlinf_async._wire.reading.shared_selector import SharedSelector
+from rlinf_async._worker import context
+from rlinf_async._worker.network_emulation import far_links_of
+from rlinf_async._worker.rendezvous_store import MasterStore
+from rlinf_async._worker.runtime import Runtime
+from rlinf_async._worker.shortcuts import Shortcuts
+
+BROKEN: Final = 70
+"""Exit code of a worker that cannot go on (sysexits.h: an internal error)."""
+
+
+def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, store_fd: int | None) -> None:
+    """The life of a worker process, from its first frame to its exit; does not return."""
+    settings.check()  # a group may have variables of its own
+    sys.setswitchinterval(0.0005)
+    # Not uvloop's: that makes a socket pair for signals each time it is resumed, and it is resumed after every def.
+    selector, socket_selector = SharedSelector(), SharedSelector()
+    loop = asyncio.SelectorEventLoop(selector)
+    asyncio.set_event_loop(loop)
+    socket_loop = asyncio.SelectorEventLoop(socket_selector)
+    reader = IdleReader(loop, selector, socket_selector)
+    wait_at(reader.gate)
+    runtime = Runtime(loop, identity, spec.get("max_concurrency"))
+    client = NodeClient(socket_loop, runtime)
+    client.node = identity.info.cluster_node_rank
+    runtime.client = client
+    runtime.shortcuts = Shortcuts(client, spec["shortcuts"], runtime)
+    client.shortcut = runtime.shortcuts.to
+    context.client = client
+    context.exchange = Exchange(client, identity.info, identity.group_name)
+    registry.take(client)
+    client.events.on("closed", _cut_off)
+    recorder.attach(client, identity.address.get_name())
+    emulated_links.use(far_links_of(client, identity))
+
+    client.attach_shared(sock, {"role": "worker", "pid": os.getpid()}, reader)
+
+    def serve_socket() -> None:
+        asyncio.set_event_loop(socket_loop)
+        if store_fd is not None:
+            runtime.store = MasterStore(socket_loop, store_fd)
+        try:
+            socket_loop.run_forever()
+        except BaseException as error:
+            _tell_break(error)
+            os._exit(BROKEN)  # deaf from here on: nobody could tell it to stop
+
+    thread = threading.Thread(target=serve_socket, name="rlinf-socket", daemon=True)
+    thread.start()
+    os.register_at_fork(after_in_child=context.forget)
+    os.register_at_fork(after_in_child=reader.forget)
+    os.register_at_fork(after_in_child=selector.forget)
+    os.register_at_fork(after_in_child=socket_selector.forget)
+    os.register_at_fork(after_in_child=lambda: wait_at(LockGate))
+    os.register_at_fork(after_in_child=lambda: emulated_links.use(None))
+    os.register_at_fork(after_in_child=runtime.shortcuts.forget)
+    code = 0
+    try:
+        runtime.serve()
+    except BaseException as error:
+        code = BROKEN
+        _tell_break(error)
+    with contextlib.suppress(BaseException):
+        runtime.shortcuts.last_words(0.5)
+    _leave(client, code)
+
+
+_breaking: Final = threading.Lock()
+
+
+def _tell_break(error: BaseException) -> None:
+    """The traceback of what ended a loop of this worker, as its last words.
+
+    A method that closes descriptors breaks both loops at once, and the first thread that exits takes the other along:
+    one after the other, so that what is told is whole.
+    """
+    with _breaking, contextlib.suppress(BaseException):
+        text = "".join(traceback.format_exception(error))
+        sys.stderr.write(
+            f"{text}this worker's event loop broke ({type(error).__name__}: {error}): did a method close the loop, or "
+            "descriptors that are not its own (os.closerange)?\n"
+        )
+        sys.stderr.flush()
+
+
+def _cut_off(facts: dict[str, Any]) -> None:
+    """The daemon is gone, or will not have us any more."""
+    with contextlib.suppress(BaseException):
+        sys.stderr.write(f"this worker has lost its daemon: {facts['reason']}\n")
+        sys.stderr.flush()
+    os._exit(1)
+
+
+def _leave(client: NodeClient, code: int) -> None:
+    """Exit functions, flush, and out: a full interpreter shutdown with torch costs 0.2 s of CPU."""
+    signal.alarm(0)
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()
+    with contextlib.suppress(BaseException):
+        recorder.last_words()
+    with contextlib.suppress(BaseException):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    client.last_words(0.5)
+    os._exit(code)

@@ -1,0 +1,57 @@
+"""One call, as the worker that runs it knows it."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import Enum, auto
+
+from rlinf_async._core.payload import Body
+from rlinf_async._trace.state.spans import Span
+from rlinf_async._wire.unix import Connection
+
+
+class State(Enum):
+    QUEUED = auto()
+    RUNNING = auto()
+    ENDED = auto()
+
+
+class Call:
+    """One call that this worker owes an answer to."""
+
+    __slots__ = (
+        "body",
+        "call",
+        "came_directly",
+        "cancelled",
+        "credit",
+        "direct",
+        "failure",
+        "granted",
+        "method",
+        "slot",
+        "source",
+        "span",
+        "state",
+        "task",
+    )
+
+    def __init__(self, source: int, slot: int, call: int, method: str, credit: int, body: Body) -> None:
+        self.source = source
+        self.slot = slot
+        self.call = call
+        self.method = method
+        self.credit = credit
+        self.body: Body | None = body
+        self.state = State.QUEUED
+        self.cancelled = False
+        self.task: asyncio.Task[None] | None = None
+        self.granted: asyncio.Future[None] | None = None
+        self.span: Span | None = None
+        """Of the trace, while it runs and the run is traced."""
+        self.direct: Connection | None = None
+        """The way that all its answers take; None: by way of the daemon."""
+        self.failure: str | None = None
+        """Of another rank of the group, while this call was open."""
+        self.came_directly = False
+        """The daemon is told of it by the caller."""

@@ -1,0 +1,440 @@
+"""Runs the methods of one worker: user code on the main thread, the socket on a thread of its own.
+
+One FIFO of calls.  On the main thread's loop an ``async def`` method becomes a task; in front of a ``def`` method the
+loop stops, the method runs with no loop running, and the loop goes on::
+
+    socket thread   on_frame: queue.append(call) ── on_batch: wake the main loop
+    main thread     run_forever ── _pump: start tasks until a def is at the head ── stop
+                    ── _run_blocking: def after def, a turn of the loop every few ms ── run_forever
+
+So nothing that a user writes is ever run by two threads at once, and the socket answers while user code computes
+(within a GIL switch interval).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+import time
+from asyncio import _get_running_loop as running_loop
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Final
+
+from rlinf_async._client.client import NodeClient
+from rlinf_async._core import codec, failures, frames, process
+from rlinf_async._core.frames import Status
+from rlinf_async._core.payload import open_body, pack_body
+from rlinf_async._core.segment import close_fds
+from rlinf_async._core.unpicklable import ATOMS
+from rlinf_async._trace import recorder
+from rlinf_async._wire.unix import Connection
+from rlinf_async._worker import context
+from rlinf_async._worker.collective_watch import CollectiveWatch, advice
+from rlinf_async._worker.failure_log import FailureLog
+from rlinf_async._worker.main_module import adopt
+from rlinf_async._worker.methods import CONSTRUCT, Kind, Methods
+from rlinf_async._worker.rendezvous_store import MasterStore
+from rlinf_async._worker.running_call import Call, State
+from rlinf_async._worker.shortcuts import Shortcuts
+
+logger = logging.getLogger(__name__)
+
+TURN: Final = 0.005
+"""Seconds of ``def`` methods after which the loop gets a turn, so that they cannot starve coroutines."""
+
+MAX_CONCURRENCY: Final = 1000
+
+
+class Runtime:
+    """The inbox of a worker's client, and the loop that empties it."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, identity: context.Identity, max_concurrency: int | None
+    ) -> None:
+        self._pid = process.pid
+        self._loop = loop
+        self._identity = identity
+        self._max_concurrency = max_concurrency or MAX_CONCURRENCY
+        self._stillborn: bytes | None = None
+        """What the constructor has failed with, which is the answer to every call."""
+        self._failures = FailureLog()
+        self._methods = Methods(self._construct)
+        self._queue: deque[Call] = deque()
+        self._early: list[Call] | None = []
+        """Calls that have come before the constructor's; None once that is there."""
+        self._open: dict[tuple[int, int], Call] = {}
+        self._state_lock = threading.Lock()
+        self._awake = False
+        self._running = 0
+        self._turn_wanted = False
+        """Something else than a call, a cancel for example, waits for the main loop."""
+        self._stopping = False
+        # Wakes the main loop with one system call on each side; call_soon_threadsafe takes three.
+        self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        loop.add_reader(self._alarm, self._woken)
+        self.client: NodeClient
+        self.shortcuts: Shortcuts
+        self.store: MasterStore | None = None
+        self._collectives: CollectiveWatch | None = None
+
+    # -- the socket thread --------------------------------------------------------------------------------------
+
+    def on_frame(self, frame: list[Any], fds: list[int]) -> None:
+        kind = frame[0]
+        if kind == frames.CALL:
+            self.shortcuts.hear_out(frame[2])
+            self._take(frame, fds, self.shortcuts.to(frame[2]))
+        elif kind == frames.CANCEL:
+            self._cancel(frame[2], frame[4])
+        elif kind == frames.CREDIT:
+            self._credit(frame[2], frame[4], frame[5])
+        elif kind == frames.FAILED:
+            self._hear_failure(frame[2], frame[4], frame[5])
+        elif kind == frames.STOP:
+            self.shortcuts.hear_all_out()
+            self._on_main(self._stop, float(frame[3]))
+
+    def _enqueue(self, call: Call) -> None:
+        """Nothing runs before the constructor: who has found the group by its name may be earlier than who made it."""
+        if self._early is None:
+            self._queue.append(call)
+        elif call.method != CONSTRUCT:
+            self._early.append(call)
+        else:
+            self._queue.extend((call, *self._early))
+            self._early = None
+
+    def on_direct(self, source: int, way: Connection, frame: list[Any], fds: list[int]) -> None:
+        kind = frame[0]
+        frame[2] = source
+        if kind == frames.CALL:
+            self._take(frame, fds, way, came_directly=True)
+        elif kind == frames.CANCEL:
+            self._cancel(source, frame[4])
+        elif kind == frames.CREDIT:
+            self._credit(source, frame[4], frame[5])
+        elif kind == frames.FAILED:
+            self._hear_failure(source, frame[4], frame[5])
+        else:
+            close_fds(fds)
+            raise frames.FrameError(f"a frame of kind {kind} has no business here")
+
+    def _take(self, frame: list[Any], fds: list[int], way: Connection | None, *, came_directly: bool = False) -> None:
+        _, _, source, slot, number, method, credit, body = frame
+        call = Call(source, slot, number, method, credit, b"")
+        call.direct, call.came_directly = way, came_directly
+        try:
+            call.body = open_body(body, fds)
+        except Exception as error:  # the body cannot be mapped: no memory, no descriptors
+            self._answer_error(call, error)
+            return
+        self._open[source, number] = call
+        self._enqueue(call)
+
+    def on_caller_gone(self, source: int, way: Connection) -> None:
+        """Nobody waits for what its calls would return; of those that it relayed the daemon knows."""
+        for call in [call for call in self._open.values() if call.direct is way and call.came_directly]:
+            self._cancel(source, call.call)
+
+    def _credit(self, source: int, number: int, count: int) -> None:
+        call = self._open.get((source, number))
+        if call is not None:
+            self._on_main(self._grant, call, count)
+
+    def _hear_failure(self, source: int, number: int, facts: Any) -> None:
+        call = self._open.get((source, number))
+        if call is not None:
+            if self._collectives is None:
+                self._collectives = CollectiveWatch(self.client, self._open, self._identity.world_size)
+            self._collectives.failed(call, facts)
+
+    def on_batch(self) -> None:
+        if self._queue and not self._awake:
+            self._awake = True
+            if running_loop() is self._loop:
+                self._pump()
+            else:
+                os.eventfd_write(self._alarm, 1)
+
+    def _on_main(self, callback: Callable[..., None], *args: Any) -> None:
+        if running_loop() is self._loop:
+            callback(*args)
+            return
+        self._turn_wanted = True
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
+            self._loop.call_soon_threadsafe(callback, *args)
+
+    def _cancel(self, source: int, number: int) -> None:
+        call = self._open.get((source, number))
+        if call is None or call.cancelled:
+            return  # a second word must not interrupt the cleaning up that the first one caused
+        with self._state_lock:
+            call.cancelled = True
+            waiting = call.state is State.QUEUED
+            if waiting:
+                call.state = State.ENDED
+        if waiting:
+            self._answer(call, Status.CANCELLED, b"")
+        else:
+            self._on_main(self._cancel_running, call)
+
+    # -- the main thread ----------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Runs calls until the daemon says stop."""
+        while not self._stopping:
+            try:
+                self._loop.run_forever()
+            except (SystemExit, KeyboardInterrupt) as error:
+                # A task that a method left behind raised it; a worker ends when its group is closed.
+                logger.warning("%s in a background task of the worker is ignored", type(error).__name__)
+                self._loop.call_soon(self._pump)
+                continue
+            if not self._stopping:
+                self._run_blocking()
+
+    def _begin(self, call: Call) -> bool:
+        with self._state_lock:
+            if call.state is not State.QUEUED:
+                return False
+            call.state = State.RUNNING
+        return True
+
+    def _woken(self) -> None:
+        os.eventfd_read(self._alarm)
+        self._pump()
+
+    def _pump(self) -> None:
+        """On the loop: starts coroutines until a ``def`` method is at the head of the queue."""
+        queue = self._queue
+        while True:
+            while queue:
+                call = queue[0]
+                if call.state is not State.QUEUED:
+                    queue.popleft()
+                    continue
+                kind, function = self._methods.find(call.method)
+                if kind is Kind.DEF:
+                    if self._running:  # what was called or cancelled earlier has its turn first
+                        self._loop.call_soon(self._loop.stop)
+                    else:
+                        self._loop.stop()
+                    return
+                if self._running >= self._max_concurrency:
+                    self._awake = True
+                    return
+                queue.popleft()
+                if self._begin(call):
+                    self._start(call, kind, function)
+            self._awake = False
+            if not queue:
+                return
+            self._awake = True
+
+    def _run_blocking(self) -> None:
+        """With the loop stopped: runs ``def`` methods, one after the other."""
+        for send in list(self.client.unsent):
+            send()
+        queue = self._queue
+        until = time.monotonic() + TURN
+        while queue and not self._stopping:
+            call = queue[0]
+            if call.state is not State.QUEUED:
+                queue.popleft()
+                continue
+            kind, function = self._methods.find(call.method)
+            if kind is not Kind.DEF:
+                break
+            queue.popleft()
+            if self._begin(call):
+                if recorder.recorder is not None:
+                    call.span = recorder.enter_call(call.source, call.call, call.slot, call.method)
+                self._run(call, function)
+            if self._turn_wanted or time.monotonic() > until:
+                break
+        self._turn_wanted = False
+        self._awake = False
+        if queue:
+            self._awake = True
+            self._loop.call_soon(self._pump)
+
+    def _construct(self, worker_cls: type, *args: Any, **kwargs: Any) -> None:
+        adopt(worker_cls)
+        context.identity = self._identity
+        self._methods.worker = worker_cls(*args, **kwargs)
+
+    def _run(self, call: Call, function: Callable[..., Any]) -> None:
+        try:
+            if self._stillborn is not None:
+                self._answer(call, Status.ERROR, self._stillborn)
+                return
+            args, kwargs = self._arguments(call)
+            value = function(*args, **kwargs)
+        except BaseException as error:
+            self._answer_error(call, error)
+        else:
+            self._answer_blocking(call, value)
+        asyncio.set_event_loop(self._loop)  # an asyncio.run() in the method has taken it away
+
+    def _answer_blocking(self, call: Call, value: Any) -> None:
+        """What a ``def`` method has returned."""
+        if type(value) in ATOMS:
+            self._answer_value(call, value)
+            return
+        if isinstance(value, Coroutine) and not call.credit:
+            # A plain function that returns a coroutine: a decorator that forgot functools.wraps.
+            self._watch(call, self._finish(call, value))
+            return
+        if isinstance(value, Generator):
+            value.close()
+            text = f"{call.method}() is a plain generator: make it `async def`, and its items are streamed"
+            self._answer_error(call, TypeError(text))
+            return
+        self._answer_value(call, value)
+
+    def _start(self, call: Call, kind: Kind, function: Callable[..., Any]) -> None:
+        self._watch(call, self._stream(call, function) if kind is Kind.STREAM else self._coroutine(call, function))
+
+    def _watch(self, call: Call, coroutine: Coroutine[Any, Any, None]) -> None:
+        self._running += 1
+        call.task = self._loop.create_task(coroutine)
+        if recorder.recorder is not None and call.span is None:
+            call.span = recorder.enter_call(call.source, call.call, call.slot, call.method, call.task)
+        call.task.add_done_callback(lambda task: self._ended(call))
+        if call.cancelled:  # while its def part ran
+            call.task.cancel()
+
+    async def _coroutine(self, call: Call, function: Callable[..., Any]) -> None:
+        try:
+            args, kwargs = self._arguments(call)
+            value = await function(*args, **kwargs)
+        except BaseException as error:
+            self._answer_error(call, error)
+        else:
+            self._answer_value(call, value)
+
+    async def _finish(self, call: Call, awaitable: Any) -> None:
+        try:
+            value = await awaitable
+        except BaseException as error:
+            self._answer_error(call, error)
+        else:
+            self._answer_value(call, value)
+
+    async def _stream(self, call: Call, function: Callable[..., Any]) -> None:
+        try:
+            if not call.credit:
+                raise TypeError(f"{call.method}() is an async generator: iterate over it with `async for`")
+            args, kwargs = self._arguments(call)
+            generator = function(*args, **kwargs)
+            async with contextlib.aclosing(generator):
+                async for item in generator:
+                    while call.credit <= 0:
+                        call.granted = self._loop.create_future()
+                        await call.granted
+                    call.credit -= 1
+                    body, fds = pack_body(codec.encode(item, describe=f"an item of {call.method}()", root="item"))
+                    self._send(call, Status.ITEM, body, fds)
+        except BaseException as error:
+            self._answer_error(call, error)
+        else:
+            self._answer(call, Status.END, b"")
+
+    def _ended(self, call: Call) -> None:
+        """The task of a call is over; one that was cancelled before its first step has not answered."""
+        if call.state is not State.ENDED:
+            self._answer(call, Status.CANCELLED, b"")
+        self._running -= 1
+        if self._queue and self._running == self._max_concurrency - 1:
+            self._loop.call_soon(self._pump)
+
+    def _grant(self, call: Call, count: int) -> None:
+        call.credit += count
+        if call.granted is not None and not call.granted.done():
+            call.granted.set_result(None)
+
+    def _cancel_running(self, call: Call) -> None:
+        if call.task is not None:
+            call.task.cancel()
+
+    # -- answers ------------------------------------------------------------------------------------------------
+
+    def _arguments(self, call: Call) -> Any:
+        body, call.body = call.body, None
+        return codec.decode(body if body is not None else b"")
+
+    def _capture(self, error: BaseException) -> failures.Failure:
+        info = self._identity.info
+        where = {
+            "group": self._identity.group_name,
+            "rank": info.rank,
+            "node": info.node_name,
+            "pid": os.getpid(),
+        }
+        return failures.capture(error, where)
+
+    def _answer_value(self, call: Call, value: Any) -> None:
+        try:
+            what = f"the result of {call.method}()"
+            body, fds = pack_body(codec.encode_plain(value) or codec.encode(value, describe=what, root="result"))
+        except BaseException as error:
+            self._answer_error(call, error)
+            return
+        self._answer(call, Status.OK, body, fds)
+
+    def _answer_error(self, call: Call, error: BaseException) -> None:
+        if self._pid != process.pid:
+            process.leave(error)
+        if (call.cancelled or self._stopping) and isinstance(error, asyncio.CancelledError):
+            self._answer(call, Status.CANCELLED, b"")
+            return
+        if call.failure is not None and isinstance(error, RuntimeError):  # torch's: a process group was aborted
+            failures.add_note(error, advice(call.failure))
+        failure = self._capture(error)
+        self._failures.add(call.method, error, failure)
+        packed = failures.pack(failure)
+        if call.method == CONSTRUCT:
+            self._stillborn = packed
+        self._answer(call, Status.ERROR, packed)
+
+    def _answer(self, call: Call, status: int, body: Any, fds: Any = ()) -> None:
+        if self._pid != process.pid:  # a forked child that has left the method too: it is no second worker
+            process.leave(None)
+        self._open.pop((call.source, call.call), None)
+        call.state = State.ENDED
+        call.body = None
+        if call.failure is not None and self._collectives is not None:
+            self._collectives.ended()
+        if call.span is not None:
+            recorder.leave_call(call.span, status == Status.ERROR)
+        self._send(call, status, body, fds)
+
+    def _send(self, call: Call, status: int, body: Any, fds: Any) -> None:
+        frame = (frames.REPLY, len(fds), self.client.endpoint, call.source, call.call, call.slot, int(status), body)
+        direct = call.direct
+        if direct is None:
+            self.client.send(frame, fds, later=bool(self._queue))
+            return
+        direct.send(frame, fds, later=bool(self._queue))
+        if status != Status.ITEM and not call.came_directly:
+            self.shortcuts.paid(call.source, call.call)
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def _stop(self, grace: float) -> None:
+        self._stopping = True
+        self._ending = self._loop.create_task(self._wind_down(grace))
+
+    async def _wind_down(self, grace: float) -> None:
+        """Cancels what still runs, gives it ``grace`` seconds to clean up, and lets ``serve`` return."""
+        current = asyncio.current_task()
+        tasks = [task for task in asyncio.all_tasks() if task is not current]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=grace)
+        self._loop.stop()

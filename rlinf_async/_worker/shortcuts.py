@@ -1,0 +1,144 @@
+"""A worker's own sockets to those who call it from the same node: calls and answers take them, past the daemon.
+
+A caller's first call comes by way of the daemon, which keeps it as a debt of the worker: whatever happens to the
+worker, the caller hears of it.  The answer has no need of the detour, nor have the calls that follow::
+
+    caller ── CALL ──► daemon ── CALL ──► worker        DIRECT, with one end of a socket pair, once per caller
+    caller ◄───────────── REPLY ───────── worker        PAID ──► daemon, a few milliseconds later, many at once
+    caller ────────────── CALL ─────────► worker        of these the caller tells the daemon (``direct_calls.py``)
+"""
+
+from __future__ import annotations
+
+import logging
+import resource
+import socket
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+from rlinf_async._client.client import NodeClient
+from rlinf_async._core import frames
+from rlinf_async._wire.direct_sockets import Directs
+from rlinf_async._wire.unix import Connection
+
+logger = logging.getLogger(__name__)
+
+_FILES: Final = 1024
+"""Where a process may not open so many files, the sockets of a few hundred workers would be too much."""
+
+_MAX_BREAKS: Final = 3
+"""Sockets to one caller that broke while it lived, after which it gets no other."""
+
+_TELL_AFTER: Final = 0.005
+"""Seconds after which the daemon hears that calls have been answered."""
+
+
+class Inbox(Protocol):
+    """What becomes of what callers send."""
+
+    def on_direct(self, source: int, way: Connection, frame: list[Any], fds: list[int]) -> None: ...
+
+    def on_batch(self) -> None: ...
+
+    def on_caller_gone(self, source: int, way: Connection) -> None: ...
+
+
+class Shortcuts:
+    """What a worker has to its callers.  All methods may be called from any thread.
+
+    Args:
+        granted: whether the daemon lets this worker have any.
+        inbox: gets what callers send.
+    """
+
+    def __init__(self, client: NodeClient, granted: bool, inbox: Inbox) -> None:
+        self._client = client
+        self._inbox = inbox
+        self._granted = granted and resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= _FILES
+        self._directs = Directs(self._tell_received, self._relay, self._on_end)
+        self._connections = self._directs.connections
+        self._breaks: Counter[int] = Counter()
+        client.own_directs = self._directs
+        self._lock = threading.Lock()
+        self._paid: list[int] = []
+
+    def to(self, source: int) -> Connection | None:
+        """The socket to a caller; None where its answers go by way of the daemon."""
+        try:
+            return self._connections[source]
+        except KeyError:
+            with self._lock:
+                if source not in self._connections:
+                    self._connect(source)
+                return self._connections.setdefault(source, None)
+
+    def _connect(self, source: int) -> None:
+        if not self._granted or frames.node_of(source) != self._client.node or not frames.number_of(source):
+            return
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:  # no descriptors left: then not
+            logger.info("no socket to a caller: %s", error)
+            return
+
+        def called(frame: list[Any], fds: list[int]) -> None:
+            self._inbox.on_direct(source, way, frame, fds)
+
+        way = self._client.connect_directly(
+            ours,
+            on_frame=called,
+            on_closed=lambda reason: self._directs.broke(source),
+            on_batch=self._inbox.on_batch,
+        )
+        # Known before the caller is: what it sends there at once is to be heard before what the daemon relays then.
+        self._directs.add(source, way, self._client.directs)
+        self._client.send((frames.DIRECT, 1, self._client.endpoint, source), [theirs.detach()])
+
+    def _tell_received(self, source: int, received: int) -> None:
+        self._client.tell_received(source, self._client.endpoint, received)
+
+    def _relay(self, source: int, frame: list[Any], fds: Sequence[int]) -> None:
+        self._client.send(frame, fds)
+
+    def _on_end(self, source: int, way: Connection, has_ended: bool) -> None:
+        self._breaks[source] += 1
+        if has_ended or self._breaks[source] >= _MAX_BREAKS:
+            self._connections[source] = None
+        if has_ended:
+            del self._breaks[source]
+            self._inbox.on_caller_gone(source, way)
+
+    def hear_out(self, source: int) -> None:
+        """Takes in what a caller has sent directly, before something that it has sent another way."""
+        way = self._connections.get(source)
+        if way is not None:
+            way.hear_out()
+
+    def hear_all_out(self) -> None:
+        for source in list(self._connections):
+            self.hear_out(source)
+
+    def paid(self, source: int, call: int) -> None:
+        """A call has been answered directly."""
+        with self._lock:
+            self._paid += (source, call)
+            first = len(self._paid) == 2
+        if first:
+            self._client.later(_TELL_AFTER, self._tell)
+
+    def _tell(self) -> None:
+        with self._lock:
+            paid, self._paid = self._paid, []
+        self._client.send((frames.PAID, 0, self._client.endpoint, paid))
+
+    def forget(self) -> None:
+        """In a forked child: the sockets are the parent's."""
+        self._directs.forget()
+
+    def last_words(self, seconds: float) -> None:
+        """Writes what is queued before the process ends."""
+        for connection in self._connections.values():
+            if connection is not None:
+                connection.flush_blocking(seconds)

@@ -1,0 +1,320 @@
+"""What workers are forked from: a process that has imported torch and waits.
+
+``python -m rlinf_async._worker.template FD`` is started by a node's daemon with one end of a packet socket.  Each
+packet is the description of one worker (msgpack, written by the daemon), with its socket, its output pipes and, for a
+group's first rank, the listening socket of the group's store.  The template forks twice, so that the daemon, a
+subreaper, becomes the worker's parent: it has the true wait status, and workers outlive their template.
+
+It must never start a thread (``OPENBLAS_NUM_THREADS=1``) nor touch CUDA, or its children would be born broken.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import errno
+import faulthandler
+import gc
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgpack
+
+PACKET: Final = 512 * 1024
+PR_SET_PDEATHSIG: Final = 1
+
+BATCH: Final = 32
+"""Workers that are forked through one process in between."""
+
+
+def die_with_parent(parent: int) -> None:
+    """The kernel kills this process when its parent ends; exits at once if that has happened already."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    parent = int(sys.argv[2])
+    if parent:
+        die_with_parent(parent)
+    gc.disable()
+    since = time.monotonic()
+    _import_everything()
+    _keep_from_finalizing()
+    if not parent:
+        _become_at_once(control)
+    gc.collect()
+    gc.freeze()
+    threads = [entry.name for entry in Path("/proc/self/task").iterdir()]
+    if len(threads) != 1:
+        names = ", ".join(Path(f"/proc/self/task/{thread}/comm").read_text().strip() for thread in threads)
+        raise RuntimeError(
+            f"the worker template has {len(threads)} threads ({names}), and what is forked from it would be broken: "
+            "something that is imported at start (a sitecustomize?) starts threads"
+        )
+    from rlinf_async._core.frames import PROTOCOL
+
+    ready = {"ready": True, "protocol": PROTOCOL, "seconds": time.monotonic() - since, "torch": _torch_version()}
+    control.send(msgpack.packb(ready))
+    _serve(control)
+
+
+def _become_at_once(control: socket.socket) -> None:
+    """Under a profiler this process is the worker itself.  Does not return.
+
+    It does not die with its parent, the tool, of which one thread may have started it and ended; when the tool has
+    ended, the daemon ends it.
+    """
+    order = _receive(control, 0)
+    control.close()
+    if order is None or order.error is not None:
+        raise RuntimeError(order.error if order is not None else "nobody has said which worker this is")
+    _become(order.spec, order.fds)
+
+
+def _import_everything() -> None:
+    import cloudpickle  # noqa: F401
+    import numpy.random  # noqa: F401  # lazily imported otherwise: 15 ms in every worker
+    import torch.distributed  # noqa: F401
+    import uvloop  # noqa: F401
+
+    import rlinf_async._transports.tensors
+    import rlinf_async._worker.main  # noqa: F401
+
+
+def _keep_from_finalizing() -> None:
+    """What the imports want to tidy up at exit (torch's operator tables) would cost each worker 30 ms at its end."""
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        finalizer.atexit = False
+
+
+def _torch_version() -> str:
+    import torch
+
+    return str(torch.__version__)
+
+
+@dataclass
+class Order:
+    """One worker that shall be born: what it is, and the descriptors that it takes along."""
+
+    spec: dict[str, Any]
+    fds: list[int]
+    error: str | None = None
+
+
+def _serve(control: socket.socket) -> None:
+    """Forks what is ordered, until the daemon is gone; orders that wait together are born together."""
+    while True:
+        first = _receive(control, 0)
+        if first is None:
+            return
+        orders = [first]
+        while len(orders) < BATCH and (another := _receive(control, socket.MSG_DONTWAIT)) is not None:
+            orders.append(another)
+        pids = iter(_fork_twice(control, [order for order in orders if order.error is None]))
+        for order in orders:
+            for fd in order.fds:
+                os.close(fd)
+            answer = {"error": order.error} if order.error is not None else _answer(next(pids))
+            control.send(msgpack.packb(answer))
+
+
+def _receive(control: socket.socket, flags: int) -> Order | None:
+    """The next order; None at the end, or where none waits."""
+    try:
+        packet, ancillary, got, _ = control.recvmsg(PACKET, socket.CMSG_SPACE(8 * 4), socket.MSG_CMSG_CLOEXEC | flags)
+    except BlockingIOError:
+        return None
+    if not packet:
+        return None
+    fds: list[int] = []
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            numbers = array.array("i")
+            numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+            fds.extend(numbers)
+    if got & socket.MSG_CTRUNC:
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        text = f"the template may have {most} files open, and that is not enough for the descriptors of {BATCH} workers"
+        return Order({}, fds, f"{text} (`ulimit -n`)")
+    if got & socket.MSG_TRUNC:
+        return Order({}, fds, f"the description of a worker is larger than {PACKET} bytes; is its environment huge?")
+    return Order(msgpack.unpackb(packet, raw=False, unicode_errors="surrogateescape"), fds)
+
+
+def _answer(pid: int) -> dict[str, Any]:
+    if pid < 0:
+        return {"error": f"fork: {os.strerror(-pid)} (is the limit of processes reached? `ulimit -u`)"}
+    return {"pid": pid}
+
+
+def _fork_twice(control: socket.socket, orders: list[Order]) -> list[int]:
+    """The workers' pids, or a negative errno; when this returns, the daemon is their parent.
+
+    A process in between forks them all and ends, and the daemon, a subreaper, adopts them.
+    """
+    if not orders:
+        return []
+    read, write = os.pipe()
+    try:
+        middle = os.fork()
+    except OSError as error:
+        os.close(read)
+        os.close(write)
+        return [-(error.errno or errno.EAGAIN)] * len(orders)
+    if middle == 0:
+        for order in orders:
+            try:
+                worker = os.fork()
+            except OSError as error:
+                worker = -(error.errno or errno.EAGAIN)
+            if worker == 0:
+                os.close(read)
+                os.close(write)
+                control.close()
+                for other in orders:
+                    if other is not order:
+                        for fd in other.fds:
+                            os.close(fd)
+                _become(order.spec, order.fds)
+            os.write(write, f"{worker}\n".encode())
+        os._exit(0)
+    os.close(write)
+    with open(read) as reader:
+        pids = [int(line) for line in reader.read().split()]
+    os.waitpid(middle, 0)
+    return pids + [-errno.ECHILD] * (len(orders) - len(pids))
+
+
+def _become(spec: dict[str, Any], fds: list[int]) -> None:
+    """Turns the forked child into a worker.  Does not return."""
+    try:
+        sock, store_fd = _settle_in(spec, fds)
+        from rlinf_async._worker import main as life
+
+        life.live(sock, spec, _identity(spec), store_fd)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(BaseException):
+            sys.stderr.flush()
+        os._exit(70)
+
+
+def _settle_in(spec: dict[str, Any], fds: list[int]) -> tuple[socket.socket, int | None]:
+    sock = socket.socket(fileno=fds[0])
+    wrapped = spec.get("wrapped", False)
+    if not wrapped:
+        os.setsid()
+    null = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(fds[1], 1)
+    os.dup2(fds[2], 2)
+    for fd in (null, fds[1], fds[2]):
+        os.close(fd)
+    # The daemon's first bytes come after the process in between is gone: from here on the daemon is the parent.
+    if not sock.recv(1, socket.MSG_PEEK):
+        os._exit(1)
+    _limit_open_files(spec["open_files"])
+    if not wrapped:  # else it was started with its own environment, to which the tool has added
+        die_with_parent(spec["parent"])
+        _mark(spec["token"])
+        os.environ.clear()
+        os.environ.update(spec["env"])
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    faulthandler.enable()
+    if os.environ.get("CATCH_SYSTEM_FAILURE") == "1":
+        for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+            faulthandler.register(number, chain=True)
+    with contextlib.suppress(OSError):
+        os.chdir(spec["cwd"])
+    # The driver's own path decides, in its order; what only this node has comes after it.
+    sys.path[:] = [entry for entry in spec["sys_path"] if entry and Path(entry).exists()] + [
+        entry for entry in sys.path if entry not in spec["sys_path"] and entry
+    ]
+    from rlinf_async._worker.main_module import renew
+    from rlinf_async.hardware import is_rehearsal, load_extension
+
+    renew(spec.get("script"))
+    _seed(spec.get("seed"))
+    import torch
+
+    torch.set_num_threads(max(1, int(spec["threads"])))
+    _configure_logging(spec)
+    if is_rehearsal(os.environ):
+        from rlinf_async._worker.rehearsal import hide_devices
+
+        hide_devices()
+    load_extension(os.environ)
+    gc.enable()
+    return sock, fds[3] if len(fds) > 3 else None
+
+
+def _limit_open_files(most: int) -> None:
+    """The user's own limit: the daemon has raised its own to the utmost, and the template inherited that."""
+    _, utmost = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, utmost))
+
+
+def _mark(token: str) -> None:
+    """Writes the worker's token over the template's in what ``/proc/<pid>/environ`` shows.
+
+    That is the memory which the kernel filled at exec; ``os.environ`` does not reach it.  By this mark the daemon
+    knows what a dead worker has left behind, forked children that changed their session among it.
+    """
+    name = b"RLINF_WORKER="
+    offset = Path("/proc/self/environ").read_bytes().find(name)
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    env_start = int(fields[47])
+    if offset >= 0 and env_start:
+        ctypes.memmove(env_start + offset + len(name), token.encode(), len(token))
+
+
+def _seed(seed: int | None) -> None:
+    """torch and numpy would draw the same numbers in every forked child."""
+    import random
+
+    import numpy as np
+    import torch
+
+    if seed is None:
+        seed = int.from_bytes(os.urandom(4), "little")
+    else:
+        random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch.manual_seed(seed)
+
+
+def _configure_logging(spec: dict[str, Any]) -> None:
+    from rlinf_async._worker import logs
+
+    logs.configure(spec["group"], spec["info"]["rank"], spec["env"].get(logs.LEVEL))
+
+
+def _identity(spec: dict[str, Any]) -> Any:
+    from rlinf_async._core.worker_facts import read_worker
+    from rlinf_async._worker.context import Identity
+
+    info = read_worker({**spec["info"], "pid": os.getpid()})
+    return Identity(info, spec["world_size"], spec["group"], dict(spec["env"]), spec.get("config", ""))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Wall time of what a worker does, by tag."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+from rlinf_async._trace import recorder
+from rlinf_async._trace.state import spans
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Timers:
+    """Seconds by tag, added up until they are consumed.  Thread-safe.
+
+    Example:
+        with timers.span("train"): ...
+        timers.pop_all()     # {"train": 0.0123}
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def add(self, tag: str, seconds: float) -> None:
+        with self._lock:
+            self.seconds[tag] = self.seconds.get(tag, 0.0) + seconds
+
+    def pop(self, tag: str) -> float:
+        """Raises:
+        ValueError: nothing was recorded under this tag.
+        """
+        with self._lock:
+            if tag not in self.seconds:
+                raise ValueError(f"no timer of tag {tag!r} has been recorded; recorded tags: {sorted(self.seconds)}")
+            return self.seconds.pop(tag)
+
+    def pop_all(self) -> dict[str, float]:
+        with self._lock:
+            seconds = dict(self.seconds)
+            self.seconds.clear()
+        return seconds
+
+    def span(self, tag: str, category: str | None = None) -> Span:
+        """Also a span of the trace, where the run is traced and ``category`` is given."""
+        return Span(self, tag, category)
+
+
+class Span:
+    """One measured stretch of time, as a context manager."""
+
+    def __init__(self, timers: Timers, tag: str, category: str | None) -> None:
+        self._timers = timers
+        self._tag = tag
+        self._category = category
+        self._recorder: spans.Recorder | None = None
+        self._traced: spans.Span
+        self._since = 0.0
+
+    def __enter__(self) -> Span:
+        if recorder.recorder is not None and self._category is not None:
+            self._recorder = recorder.recorder
+            self._traced = self._recorder.enter(spans.text(self._tag), self._category)
+        self._since = time.perf_counter()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._timers.add(self._tag, time.perf_counter() - self._since)
+        if self._recorder is not None:
+            self._recorder.leave(self._traced)
+            self._recorder = None
+
+
+def caller_name(depth: int = 2) -> str:
+    """Name of the function that called the caller of this."""
+    return sys._getframe(depth).f_code.co_name
+
+
+def timed(tag: str | None, trace: bool = True) -> Callable[[F], F]:
+    """A decorator for methods of an object that has ``worker_timer``; the tag's default is the method's name."""
+
+    def decorate(method: F) -> F:
+        name = tag or method.__name__
+        if inspect.isasyncgenfunction(method):
+
+            @functools.wraps(method)
+            async def stream(self: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+                with self.worker_timer(name, trace):
+                    async for item in method(self, *args, **kwargs):
+                        yield item
+
+            return cast(F, stream)
+        if inspect.iscoroutinefunction(method):
+
+            @functools.wraps(method)
+            async def coroutine(self: Any, *args: Any, **kwargs: Any) -> Any:
+                with self.worker_timer(name, trace):
+                    return await method(self, *args, **kwargs)
+
+            return cast(F, coroutine)
+
+        @functools.wraps(method)
+        def plain(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with self.worker_timer(name, trace):
+                return method(self, *args, **kwargs)
+
+        return cast(F, plain)
+
+    return decorate

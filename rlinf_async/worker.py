@@ -1,0 +1,270 @@
+"""``Worker``: what users derive their classes from."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+from rlinf_async._client import registry
+from rlinf_async._group.each import each
+from rlinf_async._worker import context
+from rlinf_async._worker.accelerator_util import AcceleratorUtil
+from rlinf_async._worker.channel_access import ChannelAccess
+from rlinf_async._worker.context import Identity
+from rlinf_async._worker.device_lock import DeviceLock
+from rlinf_async._worker.joining import can_join, join
+from rlinf_async._worker.logs import NAME, Logging
+from rlinf_async._worker.messaging import Messaging
+from rlinf_async._worker.profiling import Profiling
+from rlinf_async._worker.routing import Routing
+from rlinf_async._worker.spec import GroupSpec
+from rlinf_async._worker.timers import Span, Timers, caller_name, timed
+from rlinf_async.address import WorkerAddress, WorkerInfo
+from rlinf_async.hardware import is_rehearsal
+from rlinf_async.work import blocking
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
+    """A process of its own, one rank of a group.
+
+    Derive from it, call ``super().__init__()`` without arguments, and launch a group; every public method can then be
+    called on all ranks at once.  User code has the process's main thread: ``def`` methods run one at a time in the
+    order in which they were called, ``async def`` methods start in that order and run concurrently, ``async def``
+    generators stream.
+
+    The process has MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE, LOCAL_RANK and the like in its environment, so that
+    ``torch.distributed.init_process_group()`` works without arguments.
+
+    Example:
+        class Rollout(Worker):
+            def __init__(self, scale):
+                super().__init__()
+                self.scale = scale
+
+            async def rollout(self, n):
+                return [self._rank * self.scale] * n
+
+        group = Rollout.create_group(2.0).launch(cluster, name="rollout")
+        results = await group.rollout(3)
+    """
+
+    PID: ClassVar[int | None] = None
+    current_worker: ClassVar[Worker | None] = None
+    logger: ClassVar[logging.Logger] = logging.getLogger(NAME)
+    accelerator_type: ClassVar[str] = "NO_ACCEL"
+    torch_platform: ClassVar[Any] = None
+    """What drives a worker's devices, ``torch.cuda`` for NVIDIA's; None without any, and outside of workers."""
+    torch_device_type: ClassVar[str | None] = None
+
+    _rank: int
+    _world_size: int
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Worker:
+        worker = super().__new__(cls)
+        if context.identity is not None:
+            worker._take_identity(context.identity)
+        elif not can_join():
+            raise _no_worker(cls)
+        return worker
+
+    def __init__(
+        self,
+        parent_address: WorkerAddress | None = None,
+        world_size: int | None = None,
+        rank: int | None = None,
+    ) -> None:
+        """Without arguments in a worker that was launched, where everything is in place before this runs.
+
+        In a subprocess that a worker has started by itself (multiprocessing, for example) all three arguments make
+        that process a worker too: it can send to and receive from the others, and is ``rank`` below its parent for
+        them: ``send(x, "group", [parent's rank, rank])``.  What is sent to it before it has joined waits for it.
+
+        Args:
+            parent_address: of the worker that has started this process.  In a launched worker it may be given alone,
+                and must be the worker's that has launched it.
+            world_size: how many subprocesses of that worker join.
+            rank: which of those this is.
+
+        Raises:
+            RuntimeError: this process was neither launched nor started by a worker, or is another worker already.
+            Exception: as ``joining.join``: the run does not take it.
+        """
+        me = context.identity
+        if parent_address is None or world_size is None or rank is None:
+            if me is None:
+                raise _no_worker(type(self))
+            if (world_size, rank) != (None, None):
+                raise TypeError("a worker in a subprocess is given parent_address, world_size and rank: all, or none")
+            if parent_address not in (None, me.address.get_parent_address()):
+                raise ValueError(
+                    f"worker {me.address} is no child of {parent_address}: it must be launched there, without name="
+                )
+        elif me is None:
+            self._take_identity(join(parent_address, world_size, rank))
+        elif me.address != parent_address.get_child_address(rank):
+            child = parent_address.get_child_address(rank)
+            raise RuntimeError(f"this process is worker {me.address} already: {child} must be a process of its own")
+
+    def _take_identity(self, me: Identity) -> None:
+        environment = me.environment
+        self._rank = me.info.rank
+        self._world_size = me.world_size
+        self._group_name = me.group_name
+        self._worker_name = me.address.get_name()
+        self._worker_address = me.address
+        self._worker_info = me.info
+        self._local_rank = int(environment.get("LOCAL_RANK", -1))
+        self._local_world_size = int(environment.get("LOCAL_WORLD_SIZE", -1))
+        self._node_local_rank = int(environment.get("NODE_LOCAL_RANK", -1))
+        self._node_local_world_size = int(environment.get("NODE_LOCAL_WORLD_SIZE", -1))
+        self._cluster_node_rank = me.info.cluster_node_rank
+        self._local_accelerator_rank = me.info.accelerator_rank
+        self._accelerator_type = me.info.accelerator_type
+        self._accelerator_model = me.info.accelerator_model
+        self._isolate_gpu = environment.get("ISOLATE_ACCELERATOR", "1") == "1"
+        self._node_group = environment.get("NODE_GROUP_LABEL", "cluster")
+        self._master_address = environment.get("MASTER_ADDR", "")
+        self._master_port = int(environment.get("MASTER_PORT", 0))
+        self.global_accelerator_ids = list(me.info.available_accelerators)
+        self._lock = threading.Lock()
+        self._timers = Timers()
+        self._device_lock: DeviceLock | None = None
+        self._logger = logging.getLogger(f"{NAME}.{self._worker_name}")
+        self._take_platform()
+        Worker.PID = os.getpid()
+        Worker.current_worker = self
+        Worker.logger = self._logger
+
+    def _take_platform(self) -> None:
+        Worker.accelerator_type = self._accelerator_type
+        try:
+            Worker.torch_platform = AcceleratorUtil.get_torch_platform(self._accelerator_type)
+            Worker.torch_device_type = AcceleratorUtil.get_device_type(self._accelerator_type)
+        except ImportError as error:
+            self._logger.warning("torch cannot use the devices of this worker: %s", error)
+
+    def __repr__(self) -> str:
+        return f"{self._group_name}(rank={self._rank})"
+
+    # -- groups -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def create_group(cls, *args: Any, **kwargs: Any) -> GroupSpec:
+        """A group of this class, to be launched; the arguments are those of the class's constructor."""
+        if any(isinstance(value, each) for value in (*args, *kwargs.values())):
+            raise TypeError("each() is for calls of a group: every rank's constructor gets the same arguments")
+        return GroupSpec(cls, args, kwargs)
+
+    # -- who am I -----------------------------------------------------------------------------------------------
+
+    @property
+    def has_accelerator(self) -> bool:
+        """Whether tensors can be put on a device of this worker; a rehearsal only declares its devices."""
+        is_placed = self._accelerator_type != "NO_ACCEL" and self._local_accelerator_rank >= 0
+        return is_placed and not is_rehearsal(os.environ)
+
+    @property
+    def worker_address(self) -> WorkerAddress:
+        return self._worker_address
+
+    @property
+    def worker_info(self) -> WorkerInfo:
+        return self._worker_info
+
+    @property
+    def hardware_type(self) -> str:
+        """The kind that the worker was placed on: of accelerators the family, else for example ``"Franka"``."""
+        return str(self.hardware_infos[0].type) if self.hardware_infos else self._accelerator_type
+
+    @property
+    def hardware_infos(self) -> list[Any]:
+        """What is known about this worker's hardware, robots for example."""
+        return list(self._worker_info.hardware_infos)
+
+    def get_name(self) -> str:
+        return self._worker_name
+
+    @staticmethod
+    def check_worker_alive(worker_name: str) -> Any:
+        """Whether the worker of that name, such as ``"rollout:3"``, has been launched and has not ended.
+
+        Raises:
+            ValueError: that is no worker's name.
+            NodeLost: node 0, which knows it, is lost.
+
+        Returns:
+            A bool; in a coroutine a ``Work`` of it.
+        """
+        address = WorkerAddress.from_name(worker_name)
+        group = address.get_parent_address()
+        if group is None:
+            raise ValueError(f"{worker_name!r} is no worker's name: those are group:rank")
+        client = context.client or registry.only_taken()
+        facts = {"group": group.get_name(), "rank": address.rank}
+        return blocking(client.ask("is_alive", facts, node=0, what=f"whether worker {worker_name} lives"))
+
+    def get_parent_rank(self) -> int:
+        return self._worker_address.get_parent_rank()
+
+    # -- what is shared -----------------------------------------------------------------------------------------
+
+    @property
+    def device_lock(self) -> DeviceLock:
+        """This worker's devices, to be held by one worker of the run at a time."""
+        if self._device_lock is None:
+            self._device_lock = DeviceLock(context.require_client(), self._worker_name, self.global_accelerator_ids)
+        return self._device_lock
+
+    def acquire_free_port(self, max_port_num: int | None = None) -> Any:
+        """A port of this node that nobody listens on, and that is given to nobody else while this worker lives.
+
+        Args:
+            max_port_num: the highest port that will do.
+
+        Returns:
+            The port; in a coroutine a ``Work`` of it.
+
+        Raises:
+            ValueError: ``max_port_num`` is no port, or one below 1024.
+            RuntimeError: none is free.
+        """
+        return blocking(context.require_client().ask("lease_port", {"most": max_port_num}, what="a free port"))
+
+    # -- time ---------------------------------------------------------------------------------------------------
+
+    def worker_timer(self, tag: str | None = None, trace: bool = True) -> Span:
+        """Adds the wall time of a ``with`` block to ``tag`` (default: the calling function's name), in seconds."""
+        return self._timers.span(tag or caller_name(), self._group_name if trace else None)
+
+    @staticmethod
+    def timer(tag: str | None = None, trace: bool = True) -> Callable[[F], F]:
+        """Decorates a method, ``def``, ``async def`` or async generator: its wall time is added to ``tag``."""
+        return timed(tag, trace)
+
+    @property
+    def _timer_metrics(self) -> dict[str, float]:
+        return self._timers.seconds
+
+    def pop_execution_time(self, tag: str) -> float:
+        """Seconds recorded under ``tag``, which is then empty.
+
+        Raises:
+            ValueError: nothing was recorded under it.
+        """
+        return self._timers.pop(tag)
+
+    def pop_execution_times(self) -> dict[str, float]:
+        """Seconds by tag; then all are empty."""
+        return self._timers.pop_all()
+
+
+def _no_worker(cls: type[Worker]) -> RuntimeError:
+    return RuntimeError(
+        "You may have mistakenly initialized the Worker class directly without create_group and launch: use "
+        f"{cls.__name__}.create_group(...).launch(cluster)"
+    )
