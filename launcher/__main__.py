@@ -5,6 +5,6 @@ import sys
 if __package__ != "rlinf_launcher":
     sys.exit("this checkout is not installed, and its launcher has another name then: pip install -e .")
 
-from .cli import main
+from .cli.main import main
 
 sys.exit(main())

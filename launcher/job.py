@@ -16,12 +16,12 @@ from rlinf_async._wire.lifeline import Lifeline
 from rlinf_async._wire.mesh import birth, launch_error, start_nodes
 from rlinf_async.errors import LaunchError
 
-from .archive import Archive, pack
 from .driver import Driver, Orphans
-from .inspection import Inspection
 from .options import Options
-from .plan import Node, driver_python
-from .table import Report
+from .remote.archive import Archive, pack
+from .remote.host_check import Inspection
+from .remote.plan import Node, driver_python
+from .report import Report
 
 GRACE: Final = 5.0
 """Seconds for the nodes to end in order."""
@@ -46,7 +46,7 @@ class Job:
     ``interrupt`` and ``kill`` are what a first and a second Ctrl-C do; they may be called at any time.
 
     Args:
-        nodes: as `rlinf_launcher.plan.plan` makes them.
+        nodes: as `rlinf_launcher.remote.plan.plan` makes them.
         exported: variables for every node.
         environ: ours; the script inherits it.
     """

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from rlinf_async.errors import ConfigError
 
-from .environment import chosen, is_name
-from .host import MOST_FAKE_GPUS
-from .words import Value, Words, read_words, split_shell
+from .cli.command_line import Value, Words, read_words, split_shell
+from .remote.exported_env import chosen, is_name
+from .remote.host import MOST_FAKE_GPUS
 
 DEFAULT_START_TIMEOUT = 60.0
 
@@ -27,7 +27,7 @@ class Options:
 
     Attributes:
         script, args: the script (or module, with ``module``) and what belongs to it.
-        hosts: ``--hosts`` as given; ``$RLINF_HOSTS`` is read by `rlinf_launcher.allocation.find_hosts`.
+        hosts: ``--hosts`` as given; ``$RLINF_HOSTS`` is read by `rlinf_launcher.cli.allocation.find_hosts`.
         nnodes: use the first so many hosts.
         local_nodes: so many nodes on this machine, without ssh.
         fake_gpus: GPUs to declare on every host that says nothing itself.
@@ -130,7 +130,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
 
 
 def exported(environ: Mapping[str, str], options: Options) -> dict[str, str]:
-    """The variables that every node gets, sorted by name; see `rlinf_launcher.environment.chosen`."""
+    """The variables that every node gets, sorted by name; see `rlinf_launcher.remote.exported_env.chosen`."""
     return chosen(environ, options.export, options.env_file, options.env)
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from rlinf_launcher.channels import Channels
-from rlinf_launcher.endpoint import Endpoint
-from rlinf_launcher.router import Router
+from rlinf_launcher.daemon.channels import Channels
+from rlinf_launcher.daemon.endpoint import Endpoint
+from rlinf_launcher.daemon.router import Router
 
 from rlinf_async._channels.remote_queue import RemoteQueue
 from rlinf_async._channels.request import Get, Put, Question

@@ -83,7 +83,12 @@ FAR = rooms(
 )
 
 # Run where nothing of ours is installed, or must stay small: the standard library only.
-STANDALONE = ("launcher/guardian.py", "launcher/preflight.py", "launcher/sweeper.py", "launcher/tether.py")
+STANDALONE = (
+    "launcher/daemon/guardian.py",
+    "launcher/remote/preflight.py",
+    "launcher/remote/sweeper.py",
+    "launcher/die_with_parent.py",
+)
 
 # Library → the only places that may import it, here or later in a function.
 ROOMS_OF = {
@@ -105,7 +110,10 @@ FORBIDDEN = {
     "time.sleep": "nothing polls: wait for the thing itself",
 }
 EXCUSED = {
-    ("launcher/sweeper.py", "time.sleep"): "waits for processes that are not its children on any Python since 3.6",
+    (
+        "launcher/remote/sweeper.py",
+        "time.sleep",
+    ): "waits for processes that are not its children on any Python since 3.6",
 }
 
 
@@ -441,49 +449,59 @@ CASES = [
     (the_two_packages_stay_apart, "launcher/job.py", "from rlinf_async._wire.unix import Connection", 0),
     (the_launchers_two_sides_stay_apart, "launcher/job.py", "from .daemon import daemon", 1),
     (the_launchers_two_sides_stay_apart, "launcher/job.py", "from . import router", 1),
-    (the_launchers_two_sides_stay_apart, "launcher/daemon.py", "def f():\n    from .hosts import read", 2),
-    (the_launchers_two_sides_stay_apart, "launcher/job.py", "from rlinf_launcher.hosts import read", 1),
+    (the_launchers_two_sides_stay_apart, "launcher/daemon/__main__.py", "def f():\n    from .hosts import read", 2),
+    (the_launchers_two_sides_stay_apart, "launcher/job.py", "from rlinf_launcher.cli.hosts_file import read", 1),
     (the_launchers_two_sides_stay_apart, "launcher/attic.py", "", 1),
     (the_launchers_two_sides_stay_apart, "launcher/job.py", "from .hosts import read", 0),
     (libraries_stay_in_their_rooms, "rlinf_async/_wire/unix.py", "import grpc.aio", 1),
-    (libraries_stay_in_their_rooms, "launcher/node.py", "def f():\n    from grpc import aio", 2),
-    (libraries_stay_in_their_rooms, "launcher/node.py", "__import__('torch')", 1),
+    (libraries_stay_in_their_rooms, "launcher/daemon/node.py", "def f():\n    from grpc import aio", 2),
+    (libraries_stay_in_their_rooms, "launcher/daemon/node.py", "__import__('torch')", 1),
     (libraries_stay_in_their_rooms, "rlinf_async/_client/client.py", "import torch", 1),
     (libraries_stay_in_their_rooms, "rlinf_async/core/tree.py", "def f():\n    import torch.nn as nn", 2),
     (libraries_stay_in_their_rooms, "rlinf_async/_core/pending_calls.py", "import asyncio", 1),
     (libraries_stay_in_their_rooms, "rlinf_async/_core/pending_calls.py", "from socket import socket", 1),
     (libraries_stay_in_their_rooms, "rlinf_async/worker.py", "from multiprocessing import reduction", 1),
-    (libraries_stay_in_their_rooms, "launcher/guardian.py", "import psutil", 1),
-    (libraries_stay_in_their_rooms, "launcher/tether.py", "from .text import Span", 1),
+    (libraries_stay_in_their_rooms, "launcher/daemon/guardian.py", "import psutil", 1),
+    (libraries_stay_in_their_rooms, "launcher/die_with_parent.py", "from .text import Span", 1),
     (libraries_stay_in_their_rooms, "rlinf_async/_wire/grpc.py", "import grpc", 0),
     (libraries_stay_in_their_rooms, "rlinf_async/_transports/tensors.py", "import torch", 0),
     (libraries_stay_in_their_rooms, "rlinf_async/core/tree.py", "if typing.TYPE_CHECKING:\n    import torch", 0),
     (libraries_stay_in_their_rooms, "rlinf_async/_core/pending_calls.py", "from .segment import socket", 0),
     (pickles_are_loaded_in_one_place, "rlinf_async/_wire/unix.py", "import pickle\npickle.loads(b'')", 2),
     (pickles_are_loaded_in_one_place, "rlinf_async/_wire/unix.py", "import cloudpickle as c\nf(c.loads)", 2),
-    (pickles_are_loaded_in_one_place, "launcher/node.py", "from pickle import loads as read\nread(b'')", 2),
-    (pickles_are_loaded_in_one_place, "launcher/node.py", "import pickle\nclass R(pickle.Unpickler): ...", 2),
+    (pickles_are_loaded_in_one_place, "launcher/daemon/node.py", "from pickle import loads as read\nread(b'')", 2),
+    (pickles_are_loaded_in_one_place, "launcher/daemon/node.py", "import pickle\nclass R(pickle.Unpickler): ...", 2),
     (pickles_are_loaded_in_one_place, "rlinf_async/worker.py", "import torch\ntorch.load('x')", 2),
     (pickles_are_loaded_in_one_place, "rlinf_async/_core/codec.py", "import pickle\npickle.loads(b'')", 0),
     (pickles_are_loaded_in_one_place, "rlinf_async/_transports/tensors.py", "import pickle\npickle.dumps(0)", 0),
-    (pickles_are_loaded_in_one_place, "launcher/node.py", "import json\njson.loads('0')", 0),
-    (nothing_polls_and_waits_are_cancellable, "launcher/node.py", "import time\ntime.sleep(1)", 2),
-    (nothing_polls_and_waits_are_cancellable, "launcher/node.py", "from asyncio import sleep\nawait sleep(1)", 2),
-    (nothing_polls_and_waits_are_cancellable, "launcher/node.py", "import asyncio\nasyncio.wait_for(f, 1)", 2),
-    (nothing_polls_and_waits_are_cancellable, "launcher/node.py", "import asyncio\nawait asyncio.sleep(0)", 0),
-    (nothing_polls_and_waits_are_cancellable, "launcher/node.py", "import asyncio\nawait asyncio.sleep(0.1)", 2),
-    (nothing_polls_and_waits_are_cancellable, "launcher/sweeper.py", "import time\ntime.sleep(0.1)", 0),
-    (every_task_has_an_owner, "launcher/node.py", "import asyncio\nasyncio.create_task(f())", 2),
-    (every_task_has_an_owner, "launcher/node.py", "import asyncio\nasyncio.get_running_loop().create_task(f())", 2),
-    (every_task_has_an_owner, "launcher/node.py", "import asyncio\ntask = asyncio.create_task(f())", 0),
-    (every_task_has_an_owner, "launcher/node.py", "group.create_task(f())", 0),
-    (no_bare_except, "launcher/node.py", "try:\n    f()\nexcept:\n    pass", 3),
-    (no_bare_except, "launcher/node.py", "try:\n    f()\nexcept OSError:\n    pass", 0),
-    (nothing_listens_everywhere, "launcher/node.py", "server.add_secure_port('0.0.0.0:0', keys)", 1),
-    (nothing_listens_everywhere, "launcher/node.py", "f'[::]:{port}'", 1),
-    (nothing_listens_everywhere, "launcher/node.py", "sock.bind(('', 0))", 1),
-    (nothing_listens_everywhere, "launcher/node.py", "sock.bind(('127.0.0.1', 0))", 0),
-    (nothing_listens_everywhere, "launcher/node.py", "'''Never on 0.0.0.0.'''", 0),
+    (pickles_are_loaded_in_one_place, "launcher/daemon/node.py", "import json\njson.loads('0')", 0),
+    (nothing_polls_and_waits_are_cancellable, "launcher/daemon/node.py", "import time\ntime.sleep(1)", 2),
+    (
+        nothing_polls_and_waits_are_cancellable,
+        "launcher/daemon/node.py",
+        "from asyncio import sleep\nawait sleep(1)",
+        2,
+    ),
+    (nothing_polls_and_waits_are_cancellable, "launcher/daemon/node.py", "import asyncio\nasyncio.wait_for(f, 1)", 2),
+    (nothing_polls_and_waits_are_cancellable, "launcher/daemon/node.py", "import asyncio\nawait asyncio.sleep(0)", 0),
+    (nothing_polls_and_waits_are_cancellable, "launcher/daemon/node.py", "import asyncio\nawait asyncio.sleep(0.1)", 2),
+    (nothing_polls_and_waits_are_cancellable, "launcher/remote/sweeper.py", "import time\ntime.sleep(0.1)", 0),
+    (every_task_has_an_owner, "launcher/daemon/node.py", "import asyncio\nasyncio.create_task(f())", 2),
+    (
+        every_task_has_an_owner,
+        "launcher/daemon/node.py",
+        "import asyncio\nasyncio.get_running_loop().create_task(f())",
+        2,
+    ),
+    (every_task_has_an_owner, "launcher/daemon/node.py", "import asyncio\ntask = asyncio.create_task(f())", 0),
+    (every_task_has_an_owner, "launcher/daemon/node.py", "group.create_task(f())", 0),
+    (no_bare_except, "launcher/daemon/node.py", "try:\n    f()\nexcept:\n    pass", 3),
+    (no_bare_except, "launcher/daemon/node.py", "try:\n    f()\nexcept OSError:\n    pass", 0),
+    (nothing_listens_everywhere, "launcher/daemon/node.py", "server.add_secure_port('0.0.0.0:0', keys)", 1),
+    (nothing_listens_everywhere, "launcher/daemon/node.py", "f'[::]:{port}'", 1),
+    (nothing_listens_everywhere, "launcher/daemon/node.py", "sock.bind(('', 0))", 1),
+    (nothing_listens_everywhere, "launcher/daemon/node.py", "sock.bind(('127.0.0.1', 0))", 0),
+    (nothing_listens_everywhere, "launcher/daemon/node.py", "'''Never on 0.0.0.0.'''", 0),
 ]
 
 

@@ -6,7 +6,7 @@ Where a run is not traced, ``recorder`` is None, and everybody who has something
         tracing.follow(work, "put obs", "channel")
 
 What is recorded stays here until there is a batch of it, or a call has ended and nothing was sent for a moment; then it
-goes to the daemon that writes the file (``launcher/traces.py``).  Nobody waits for that.  What cannot be sent is kept
+goes to the daemon that writes the file (``launcher/daemon/trace_service.py``).  Nobody waits for that.  What cannot be sent is kept
 up to a bound, beyond which spans are left out and counted.
 """
 

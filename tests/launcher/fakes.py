@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlinf_launcher.host import Host
 from rlinf_launcher.job import Job
 from rlinf_launcher.options import Options
-from rlinf_launcher.plan import plan
-from rlinf_launcher.table import Report
+from rlinf_launcher.remote.host import Host
+from rlinf_launcher.remote.plan import plan
+from rlinf_launcher.report import Report
 
 DAEMON = """
 import json, os, shutil, sys, time

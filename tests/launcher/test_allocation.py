@@ -4,9 +4,9 @@ import io
 from pathlib import Path
 
 import pytest
-from rlinf_launcher import allocation
-from rlinf_launcher.allocation import find_hosts
-from rlinf_launcher.hosts import Host
+from rlinf_launcher.cli import allocation
+from rlinf_launcher.cli.allocation import find_hosts
+from rlinf_launcher.cli.hosts_file import Host
 
 from rlinf_async.errors import ConfigError
 

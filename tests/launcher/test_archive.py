@@ -9,8 +9,8 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from rlinf_launcher import archive
-from rlinf_launcher.archive import Archive, pack
+from rlinf_launcher.remote import archive
+from rlinf_launcher.remote.archive import Archive, pack
 
 from rlinf_async.errors import ConfigError
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from rlinf_launcher.channel_names import ChannelNames
-from rlinf_launcher.channels import LATER
+from rlinf_launcher.daemon.channel_names import ChannelNames
+from rlinf_launcher.daemon.channels import LATER
 
 from rlinf_async._core import frames
 

@@ -11,9 +11,9 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from rlinf_launcher.channels import LATER, Channels
-from rlinf_launcher.endpoint import Endpoint
-from rlinf_launcher.router import Router
+from rlinf_launcher.daemon.channels import LATER, Channels
+from rlinf_launcher.daemon.endpoint import Endpoint
+from rlinf_launcher.daemon.router import Router
 
 from rlinf_async._channels.state.credit import OVERHEAD, cost
 from rlinf_async._core import frames
@@ -333,7 +333,7 @@ async def test_the_death_of_who_holds_credit_closes_too(daemon: Daemon) -> None:
 async def test_who_does_not_return_credit_is_closed_over_and_hears_what_is_lost(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlinf_launcher.channels.PATIENCE", 0.01)
+    monkeypatch.setattr("rlinf_launcher.daemon.channels.PATIENCE", 0.01)
     owner, producer = Process(daemon, "driver"), Process(daemon)
     await daemon.host(owner.id)
     await granted(daemon, producer)

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rlinf_launcher import sub_workers
-from rlinf_launcher.cleanup import run_all
-from rlinf_launcher.desk import Desk, Site
-from rlinf_launcher.endpoint import Endpoint
-from rlinf_launcher.router import Router
+from rlinf_launcher.daemon import sub_workers
+from rlinf_launcher.daemon.cleanup import run_all
+from rlinf_launcher.daemon.endpoint import Endpoint
+from rlinf_launcher.daemon.router import Router
+from rlinf_launcher.daemon.service import Desk, Site
 
 from rlinf_async._core import frames
 from rlinf_async._core.frames import FrameError

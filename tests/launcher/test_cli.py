@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rlinf_launcher import cli
+from rlinf_launcher.cli import main
 
 from tests.launcher.fakes import Stage
 
@@ -146,7 +146,7 @@ def test_a_script_that_fails_to_import_ends_with_its_own_traceback(stage: Stage)
 def test_wrong_usage_is_one_block_and_exit_code_2(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(words) == 2
+    assert main.main(words) == 2
     screen = capsys.readouterr()
     assert said in screen.err
     assert "fix: " in screen.err
@@ -159,7 +159,7 @@ def test_a_hosts_file_that_is_wrong_is_shown_with_place_and_fix(
 ) -> None:
     hosts = tmp_path / "nodes.txt"
     hosts.write_text("node01\nnode02 slots=eight\n")
-    assert cli.main(["--hosts", str(hosts), "--dry-run"]) == 2
+    assert main.main(["--hosts", str(hosts), "--dry-run"]) == 2
     assert f"{hosts}:2:" in capsys.readouterr().err
 
 
@@ -194,7 +194,7 @@ def test_dry_run_shows_everything_and_does_nothing(stage: Stage) -> None:
 
 
 def test_dry_run_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--dry-run", "--json", "--hosts", "a,b:8", "-e", "MY_TOKEN=geheim"]) == 0
+    assert main.main(["--dry-run", "--json", "--hosts", "a,b:8", "-e", "MY_TOKEN=geheim"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [(node["rank"], node["name"], node["hidden"]) for node in told["nodes"]] == [
         (0, "a", False),
@@ -350,9 +350,9 @@ def test_when_the_launcher_is_killed_the_script_and_the_daemons_end(stage: Stage
 
 
 def test_version_and_help_go_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--version"]) == 0
+    assert main.main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("rlinf-launch ")
-    assert cli.main(["--help"]) == 0
+    assert main.main(["--help"]) == 0
     assert capsys.readouterr().out.startswith("usage: rlinf-launch ")
 
 

@@ -15,14 +15,14 @@ from typing import Any
 
 import psutil
 import pytest
-from rlinf_launcher import output, templates
-from rlinf_launcher.desk import Desk, Group, Site
-from rlinf_launcher.endpoint import MOST_QUEUED, Endpoint
-from rlinf_launcher.neighbour import Neighbour
-from rlinf_launcher.node import _logged
-from rlinf_launcher.output import Output
-from rlinf_launcher.router import Router
-from rlinf_launcher.templates import Template, Templates
+from rlinf_launcher.daemon import templates, worker_output
+from rlinf_launcher.daemon.endpoint import MOST_QUEUED, Endpoint
+from rlinf_launcher.daemon.node import _logged
+from rlinf_launcher.daemon.node_link import Neighbour
+from rlinf_launcher.daemon.router import Router
+from rlinf_launcher.daemon.service import Desk, Group, Site
+from rlinf_launcher.daemon.templates import Template, Templates
+from rlinf_launcher.daemon.worker_output import Output
 
 from rlinf_async import Cluster, LaunchError, NodeLost, NodePlacementStrategy, WorkerDied
 from rlinf_async._core import frames
@@ -190,7 +190,7 @@ async def test_the_end_of_an_output_is_near_even_where_somebody_writes_on(
 
     def endless(fd: int, size: int) -> bytes:
         reads.append(size)
-        assert len(reads) <= output.LAST_READS
+        assert len(reads) <= worker_output.LAST_READS
         return b"y\n" * 10
 
     flooded = Output(asyncio.get_running_loop(), read, tmp_path / "log", None)
@@ -198,14 +198,14 @@ async def test_the_end_of_an_output_is_near_even_where_somebody_writes_on(
     flooded.close()
     monkeypatch.undo()
     os.close(write)
-    assert len(reads) == output.LAST_READS
+    assert len(reads) == worker_output.LAST_READS
 
 
 async def test_a_line_that_is_cut_says_so(tmp_path: Path) -> None:
     heard: list[str] = []
     read, write = os.pipe()
     out = Output(asyncio.get_running_loop(), read, tmp_path / "log", heard.extend)
-    os.write(write, b"x" * (output.LONGEST_LINE + 5) + b"\nshort\n")
+    os.write(write, b"x" * (worker_output.LONGEST_LINE + 5) + b"\nshort\n")
     os.close(write)
     out.close()
     assert heard[0].endswith("x… [5 more characters, see the log]")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlinf_launcher.gathering import Gathering
+from rlinf_launcher.daemon.reply_coalescing import Gathering
 
 from rlinf_async._core import frames
 from rlinf_async._core.frames import Status

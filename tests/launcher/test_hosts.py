@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rlinf_launcher.hosts import Host, describe, parse_hosts, parse_list, read_hosts
-from rlinf_launcher.ranges import MOST_HOSTS, expand
-from rlinf_launcher.text import Span
+from rlinf_launcher.cli.host_ranges import MOST_HOSTS, expand
+from rlinf_launcher.cli.hosts_file import Host, describe, parse_hosts, parse_list, read_hosts
+from rlinf_launcher.source_text import Span
 
 from rlinf_async.errors import ConfigError
 

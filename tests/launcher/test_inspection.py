@@ -6,11 +6,11 @@ import io
 from typing import Any
 
 import pytest
-from rlinf_launcher.host import Host
-from rlinf_launcher.inspection import Inspection
 from rlinf_launcher.options import Options
-from rlinf_launcher.plan import plan
-from rlinf_launcher.table import Report
+from rlinf_launcher.remote.host import Host
+from rlinf_launcher.remote.host_check import Inspection
+from rlinf_launcher.remote.plan import plan
+from rlinf_launcher.report import Report
 
 
 def an_answer(hostname: str, **changes: Any) -> dict[str, Any]:

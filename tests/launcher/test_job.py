@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 from rlinf_launcher import job as job_module
-from rlinf_launcher.host import Host
 from rlinf_launcher.job import Job
-from rlinf_launcher.table import Report
+from rlinf_launcher.remote.host import Host
+from rlinf_launcher.report import Report
 
 from rlinf_async.errors import LaunchError
 from tests.launcher.fakes import Stage

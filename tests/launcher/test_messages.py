@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from rlinf_launcher import router as routers
-from rlinf_launcher.endpoint import Endpoint
-from rlinf_launcher.obituaries import Obituaries
-from rlinf_launcher.router import Router
+from rlinf_launcher.daemon import router as routers
+from rlinf_launcher.daemon.death_watch import Obituaries
+from rlinf_launcher.daemon.endpoint import Endpoint
+from rlinf_launcher.daemon.router import Router
 
 from rlinf_async._core import frames
 from rlinf_async._core.frames import FrameError

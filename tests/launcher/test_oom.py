@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rlinf_launcher import oom
-from rlinf_launcher.oom import MemoryKills, memory_verdict
+from rlinf_launcher.daemon import oom
+from rlinf_launcher.daemon.oom import MemoryKills, memory_verdict
 
 from rlinf_async import Cluster, WorkerDied
 from tests.workers import Plain

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from rlinf_launcher.hosts import parse_hosts
-from rlinf_launcher.local import LocalWay
+from rlinf_launcher.cli.hosts_file import parse_hosts
 from rlinf_launcher.options import parse
-from rlinf_launcher.plan import chosen_hosts, driver_python, plan
+from rlinf_launcher.remote.local import LocalWay
+from rlinf_launcher.remote.plan import chosen_hosts, driver_python, plan
 
 from rlinf_async.errors import ConfigError
 

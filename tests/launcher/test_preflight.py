@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rlinf_launcher.stub import STUB, shipment
+from rlinf_launcher.remote.bootstrap import STUB, shipment
 
 CHECKOUT = Path(__file__).parents[2]
 MARKER = "m" * 32

@@ -9,8 +9,8 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
-from rlinf_launcher import questions
-from rlinf_launcher.questions import Questions
+from rlinf_launcher.daemon import probes
+from rlinf_launcher.daemon.probes import Questions
 
 from rlinf_async._core import codec
 from rlinf_async.errors import ConfigError, LaunchError
@@ -83,6 +83,6 @@ async def test_a_search_that_ends_its_process_or_never_ends_is_an_error(
     asked = Questions("node0", dict(os.environ))
     with pytest.raises(LaunchError, match=r"no answer about the hardware of node0 \(exit code 9\): boom"):
         await asked.do_inventory(0, 0, inventory(tmp_path, "abrupt"))
-    monkeypatch.setattr(questions, "PATIENCE", 0.5)
+    monkeypatch.setattr(probes, "PATIENCE", 0.5)
     with pytest.raises(LaunchError, match=r"no answer about the hardware of node0 within 0.5 s"):
         await asked.do_inventory(0, 0, inventory(tmp_path, "endless"))

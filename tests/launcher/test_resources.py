@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import psutil
 import pytest
-from rlinf_launcher.resources import address_of, addresses, count_cpus, count_memory, facts, interface_of
+from rlinf_launcher.daemon.resources import address_of, addresses, count_cpus, count_memory, facts, interface_of
 
 from rlinf_async.errors import ConfigError
 from tests.nvml import FakeLibrary

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from rlinf_launcher import router as routers
-from rlinf_launcher.endpoint import Endpoint
-from rlinf_launcher.router import Router
+from rlinf_launcher.daemon import router as routers
+from rlinf_launcher.daemon.endpoint import Endpoint
+from rlinf_launcher.daemon.router import Router
 
 from rlinf_async._core import frames
 from rlinf_async._core.frames import Status

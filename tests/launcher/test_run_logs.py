@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from rlinf_launcher import run_logs
-from rlinf_launcher.run_logs import RunLogs
+from rlinf_launcher.daemon import run_logs
+from rlinf_launcher.daemon.run_logs import RunLogs
 
 from rlinf_async import Cluster, NodePlacementStrategy
 from tests.workers import Plain
@@ -125,7 +125,7 @@ def test_runs_that_start_at_once_do_not_remove_each_other(tmp_path: Path) -> Non
     program = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from rlinf_launcher.run_logs import RunLogs\n"
+        "from rlinf_launcher.daemon.run_logs import RunLogs\n"
         "for number in range(40):\n"
         "    logs = RunLogs(f'{os.getpid():04x}{number:04x}'[-8:].rjust(8, '0'), None, Path('/nonexistent'))\n"
         "    logs.prune(1)\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from rlinf_launcher import cli
+from rlinf_launcher.cli import main
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -59,7 +59,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def show(*words: str) -> int:
-    return cli.main(["--hosts", "hosts", *words])
+    return main.main(["--hosts", "hosts", *words])
 
 
 def test_the_table_has_the_ranks_of_every_component_on_every_device(capsys: pytest.CaptureFixture[str]) -> None:

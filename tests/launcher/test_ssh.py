@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from rlinf_launcher.host import Host
 from rlinf_launcher.options import Options
-from rlinf_launcher.ssh import way
-from rlinf_launcher.stub import STUB, shipment
+from rlinf_launcher.remote.bootstrap import STUB, shipment
+from rlinf_launcher.remote.host import Host
+from rlinf_launcher.remote.ssh import way
 
 from rlinf_async._wire.far_end import Ending
 from rlinf_async.errors import ConfigError

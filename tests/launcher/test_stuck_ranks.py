@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from rlinf_launcher.endpoint import Endpoint
-from rlinf_launcher.router import Router
-from rlinf_launcher.stuck_ranks import StuckRanks
+from rlinf_launcher.daemon.endpoint import Endpoint
+from rlinf_launcher.daemon.router import Router
+from rlinf_launcher.daemon.stuck_ranks import StuckRanks
 
 from rlinf_async._core import frames
 

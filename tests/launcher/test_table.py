@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 
 import pytest
-from rlinf_launcher.table import JsonReport, LiveReport, Report, grid, make_report
+from rlinf_launcher.report import JsonReport, LiveReport, Report, grid, make_report
 
 
 @dataclass

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from rlinf_launcher.workplace import prepare
+from rlinf_launcher.daemon.worker_env import prepare
 
 from rlinf_async.errors import LaunchError
 

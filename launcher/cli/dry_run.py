@@ -1,0 +1,60 @@
+"""What ``--dry-run`` prints: everything that would be done, and nothing of it done."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+
+from ..job import script_command
+from ..options import Options
+from ..remote.exported_env import shown
+from ..remote.host import describe
+from ..remote.plan import Node
+from ..report import grid
+
+
+def preview(nodes: Sequence[Node], source: str, options: Options, exported: Mapping[str, str]) -> str:
+    """Hosts and how they were understood, ranks, variables with secrets masked, the exact command lines."""
+    visible = [node for node in nodes if not node.hidden]
+    out = [f"hosts from {source}", ""]
+    out.append(grid(["RANK", "HOST"], [[str(node.rank), _understood(node)] for node in visible]))
+    if len(visible) < len(nodes):
+        out.append("\nthis machine is not among them: a daemon without slots runs here, for the script")
+    out += ["", f"variables for every node ({len(exported)})"]
+    out += [f"  {name}={shown(name, value)}" for name, value in exported.items()]
+    if options.sync is not None:
+        out += ["", f"shipped to every other machine: {options.sync}"]
+    out += ["", "commands"]
+    out += [f"  {shlex.join(node.way.argv)}" for node in nodes if not node.is_here]
+    if options.script is not None:
+        out.append(f"  {shlex.join(script_command(options))}")
+    return "\n".join(out)
+
+
+def _understood(node: Node) -> str:
+    named = " = this machine, so without ssh" if node.is_here and not node.host.is_local else ""
+    return describe(node.host) + named
+
+
+def preview_facts(
+    nodes: Sequence[Node], source: str, options: Options, exported: Mapping[str, str]
+) -> dict[str, object]:
+    """The same for ``--json``."""
+    return {
+        "event": "dry_run",
+        "source": source,
+        "nodes": [
+            {
+                "rank": node.rank,
+                "name": node.name,
+                "host": describe(node.host),
+                "here": node.is_here,
+                "hidden": node.hidden,
+                "argv": None if node.is_here else list(node.way.argv),
+            }
+            for node in nodes
+        ],
+        "env": {name: shown(name, value) for name, value in exported.items()},
+        "sync": str(options.sync) if options.sync else None,
+        "script": script_command(options) if options.script else None,
+    }

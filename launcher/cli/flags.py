@@ -1,0 +1,171 @@
+"""The flags of ``rlinf-launch``: one table, which the parser walks and the help is printed from."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+
+from ..remote.exported_env import EXPORTED
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag.
+
+    Attributes:
+        name: as written after ``--``; also its variable, ``RLINF_<NAME>``.
+        metavar: what its value is called in the help; empty for a flag that takes none.
+        help: one sentence.
+        short: a letter, after ``-``.
+        aliases: other names, with their dashes.
+        repeats: may be given several times; its variable then holds several words, quoted as in a shell.
+        has_twin: whether the variable exists.
+    """
+
+    name: str
+    metavar: str
+    help: str
+    short: str = ""
+    aliases: tuple[str, ...] = ()
+    repeats: bool = False
+    has_twin: bool = True
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        return (*((f"-{self.short}",) if self.short else ()), f"--{self.name}", *self.aliases)
+
+    @property
+    def variable(self) -> str:
+        return "RLINF_" + self.name.upper().replace("-", "_")
+
+
+GROUPS: dict[str, tuple[Flag, ...]] = {
+    "where": (
+        Flag(
+            "hosts",
+            "FILE|-|a,b:8",
+            "hosts file, '-' for stdin, or a list. Without it: $RLINF_HOSTS, the Slurm, PBS or LSF allocation, an MPI "
+            "operator's hosts file, else this machine.",
+            short="H",
+            aliases=("--hostfile", "--machinefile"),
+            has_twin=False,  # $RLINF_HOSTS is a source of its own, below --hosts
+        ),
+        Flag("nnodes", "N", "use the first N hosts only.", short="n"),
+        Flag("local-nodes", "N", "N nodes on this machine, without ssh: for development."),
+        Flag(
+            "fake-gpus",
+            "N",
+            "declare N GPUs on every host, whatever it has, to rehearse a placement; torch sees none. "
+            "Hosts with gpus= or fake_gpus= of their own keep those.",
+        ),
+        Flag("allow-duplicate-hosts", "", "a host listed twice is one host with the slots of both."),
+        Flag("iface", "NAME", "network interface that the nodes talk over."),
+    ),
+    "what runs": (
+        Flag("module", "", "the script is a module's name, as in python -m.", short="m"),
+        Flag("python", "PATH", "interpreter of the script and on the nodes (default: the one that runs this)."),
+        Flag("cwd", "DIR", "working directory on the nodes (default: this one)."),
+        Flag(
+            "sync",
+            "[DIR]",
+            "ship a folder (default: this one) to every node and put it first on the path there. "
+            "The next word is taken for DIR if it is a folder; --sync=DIR says so plainly.",
+        ),
+        Flag(
+            "fail-fast",
+            "",
+            "end what the script waits for when another call has failed, whose error it does not await.",
+        ),
+        Flag("timeout", "SECONDS", "end the run after so long, in order, with exit code 124 (default: never)."),
+    ),
+    "environment": (
+        Flag(
+            "env",
+            "K=V|K",
+            "set a variable on every node; K alone copies it from here.",
+            short="e",
+            repeats=True,
+        ),
+        Flag("env-file", "FILE", "variables from a file of K=V lines.", repeats=True),
+        Flag(
+            "export",
+            "PATTERN",
+            "export the variables whose names match, beside the default ones; '!PATTERN' keeps them back.",
+            repeats=True,
+        ),
+    ),
+    "ssh": (
+        Flag("ssh-user", "NAME", "user on the hosts, where the hosts file names none."),
+        Flag("ssh-port", "PORT", "port, where the hosts file names none."),
+        Flag("ssh-key", "FILE", "private key (ssh -i)."),
+        Flag("ssh-args", "ARGS", "more arguments of ssh, quoted as one word: '-J jump -C'.", repeats=True),
+        Flag("accept-new-host-keys", "", "trust hosts that are seen for the first time; changed keys stay refused."),
+        Flag("start-timeout", "SECONDS", "until every node must be up (default 60; 0 waits for ever)."),
+    ),
+    "output": (
+        Flag("log-dir", "DIR", "where the log of every rank goes (default: $TMPDIR/rlinf-logs-UID/RUN; 20 runs stay)."),
+        Flag("trace", "FILE", "write what the run does when to FILE, here, for https://ui.perfetto.dev."),
+        Flag("tee", "all|none|0,3", "ranks of each group whose output is shown here (default all)."),
+        Flag("json", "", "one JSON object per line instead of the table."),
+        Flag("quiet", "", "only errors and the script's own output.", short="q"),
+        Flag("verbose", "", "say more; -vv says all.", short="v"),
+    ),
+    "instead of a run": (
+        Flag("dry-run", "", "print the hosts, variables and ssh commands; start nothing."),
+        Flag(
+            "show-placement",
+            "[FILE]",
+            "plan a configuration's component_placement on the hosts and their gpus=, fake_gpus= or slots=, print "
+            "who is where and draw it; start nothing. The next word is taken for FILE if it ends in .yaml; without "
+            "it, the one that the script's words name (--config FILE).",
+        ),
+        Flag("placement-svg", "FILE", "where --show-placement draws (default: placement.svg here)."),
+        Flag("check", "", "look at every host, say what is missing, start nothing."),
+        Flag("sweep", "RUN", "end what a run has left on the hosts."),
+        Flag("version", "", "print the version.", has_twin=False),
+        Flag("help", "", "print this.", short="h", has_twin=False),
+    ),
+}
+
+FLAGS = tuple(flag for flags in GROUPS.values() for flag in flags)
+
+BY_SPELLING = {spelling: flag for flag in FLAGS for spelling in flag.spellings}
+
+FOREIGN = {
+    "--nproc-per-node": "slots are said per host: node01 slots=8",
+    "--np": "slots are said per host: node01 slots=8",
+    "--num-gpus": "slots are said per host: node01 slots=8",
+    "--include": "name the hosts with --hosts, and their GPUs with gpus=0,2 in the hosts file",
+    "--exclude": "name the hosts with --hosts, and their GPUs with gpus=0,2 in the hosts file",
+    "-x": "write -e NAME=VALUE",
+    "-i": "write --ssh-key FILE for a key; name hosts with --hosts",
+    "--master-addr": "the nodes agree on one by themselves; --iface chooses the network",
+    "--master-port": "the nodes agree on one by themselves",
+    "--rdzv-endpoint": "the nodes meet by themselves; name them with --hosts",
+    "--ssh-jump": "write --ssh-args '-J HOST'",
+    "--venv": "write --python DIR/bin/python",
+}
+"""What other launchers call things, and what to write here."""
+
+
+def help_text() -> str:
+    """What ``--help`` prints."""
+    out = [
+        "usage: rlinf-launch [options] [--] train.py [args ...]",
+        "",
+        "Starts a node on every host over ssh, then the script on this machine.",
+        "Words after the script are the script's own.",
+    ]
+    for title, flags in GROUPS.items():
+        out += ["", f"{title}:"]
+        for flag in flags:
+            names = ", ".join(flag.spellings) + (f" {flag.metavar}" if flag.metavar else "")
+            out.append(f"  {names}")
+            out += textwrap.wrap(flag.help, 92, initial_indent=" " * 8, subsequent_indent=" " * 8)
+    out += ["", "- and _ are the same inside a flag's name. Every flag but --help and --version has a variable,"]
+    out += ["RLINF_<FLAG> (RLINF_LOG_DIR=logs, RLINF_JSON=1); the flag wins.", ""]
+    out += ["These variables of your shell reach every node, where they are set:"]
+    out += textwrap.wrap(" ".join(EXPORTED), 92, initial_indent="  ", subsequent_indent="  ")
+    out += ["", "exit code: the script's own; 1 also when a rank's failure or a node's loss went unnoticed;"]
+    out += ["2 wrong usage; 124 after --timeout; 130 after Ctrl-C; 255 no nodes."]
+    return "\n".join(out)

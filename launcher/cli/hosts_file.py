@@ -1,0 +1,147 @@
+"""The hosts of a run, as a hosts file or ``--hosts`` names them.
+
+One host, or one range of hosts, per line; the order is the order of node ranks, from 0::
+
+    # comment                                as many slots as GPUs, or one, where nothing is said
+    node01
+    node02 slots=8 max_slots=8
+    node04:8                                 host:N is slots, as MPI reads it ...
+    user@node05:2222 slots=4                 ... and a port after user@, after [IPv6], or beside port=
+    gpu[01-16,20] slots=8
+    [fe80::1]:2222
+    robot1 slots=0 labels=franka env.ROBOT_IP=10.0.0.2 python=/opt/v/bin/python addr=10.1.0.7 gpus=0,2
+    laptop fake_gpus=4                       pretends to have GPUs, to try a placement without any
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TextIO
+
+from rlinf_async.errors import ConfigError
+
+from ..remote.host import Host, describe
+from ..source_text import Span, lines
+from .host_entry import read_entry
+from .host_ranges import split
+
+__all__ = ["Host", "describe", "parse_hosts", "parse_list", "read_file", "read_hosts"]
+
+_MOST_ERRORS = 10
+
+
+def parse_hosts(text: str, source: str = "nodes.txt", allow_duplicates: bool = False) -> tuple[Host, ...]:
+    """The hosts of a file's text, in order.
+
+    Args:
+        source: what errors call the text.
+        allow_duplicates: a host that is listed again adds its slots to the first (one, where it says none).
+
+    Raises:
+        ConfigError: with ``file:line:col``, the text and the fix, for every bad line (the first ten are
+            shown), for a text without hosts, and for a host that is listed twice.
+    """
+    return _read(list(lines(text, source)), source, allow_duplicates)
+
+
+def read_hosts(
+    argument: str, stdin: TextIO, source: str = "--hosts", allow_duplicates: bool = False
+) -> tuple[Host, ...]:
+    """The hosts that a ``--hosts`` argument names.
+
+    A ``-`` reads ``stdin``; the path of anything that can be read is read; else the argument is a list such as
+    ``a:8,b:8``.  One host alone is written with a comma (``node01,``) or with slots (``node01:8``): a bare word
+    would be taken for the name of a file that is missing.
+
+    Raises:
+        ConfigError: as `parse_hosts`; and for a file that is missing or cannot be read.
+    """
+    if argument == "-":
+        return parse_hosts(stdin.read(), "stdin", allow_duplicates)
+    path = Path(argument)
+    if path.exists() and not (path.is_dir() and _is_list(argument)):
+        return read_file(path, allow_duplicates)
+    if not _is_list(argument):
+        raise Span(argument, source, 1, 0, argument).error(
+            f"there is no file {argument!r}",
+            f"check the path; a single host is written as a list, with a comma: --hosts {argument or 'node01'},",
+        )
+    return parse_list(argument, source, allow_duplicates)
+
+
+def parse_list(text: str, source: str = "--hosts", allow_duplicates: bool = False) -> tuple[Host, ...]:
+    """The hosts of a list such as ``a:8,gpu[01-16]``; one comma may end it.  Raises ConfigError as `parse_hosts`."""
+    parts = split(Span(text, source, 1, 0, text))
+    if len(parts) > 1 and not parts[-1].text.strip():
+        parts.pop()
+    for part in parts:
+        if not part.text.strip():
+            raise part.error("no host stands here", "write the hosts with one comma between them: a:8,b:8")
+    return _read(parts, source, allow_duplicates)
+
+
+def read_file(path: Path, allow_duplicates: bool = False, named_by: str = "the path") -> tuple[Host, ...]:
+    """The hosts of a file.
+
+    Raises:
+        ConfigError: as `parse_hosts`; and when the file, which ``named_by`` told us of, cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else f"not a text file: {error}"
+        raise ConfigError(f"{path}:1:1: cannot read the hosts: {reason}\n  fix: check {named_by}") from error
+    return parse_hosts(text, str(path), allow_duplicates)
+
+
+def _is_list(argument: str) -> bool:
+    """Whether a word can only mean hosts."""
+    if any(letter in argument for letter in ",:@[") or argument == "localhost":
+        return True
+    try:
+        ipaddress.ip_address(argument)
+    except ValueError:
+        return False
+    return True
+
+
+def _read(entries: Sequence[Span], source: str, allow_duplicates: bool) -> tuple[Host, ...]:
+    hosts: dict[tuple[str, int | None], Host] = {}
+    errors: list[ConfigError] = []
+    for entry in entries:
+        try:
+            for host in read_entry(entry):
+                first = hosts.get(host.identity)
+                hosts[host.identity] = (
+                    host if first is None else _again(first, host, next(entry.words()), allow_duplicates)
+                )
+        except ConfigError as error:
+            errors.append(error)
+    if errors:
+        told = [str(error) for error in errors[:_MOST_ERRORS]]
+        told += [f"… and {len(errors) - _MOST_ERRORS} more bad lines"] if len(errors) > _MOST_ERRORS else []
+        raise ConfigError("\n".join(told))
+    if not hosts:
+        first_line = entries[0] if entries else Span("", source, 1, 0, "")
+        raise first_line.error("no host is named here", "write one host per line, for example: node01 slots=8")
+    return tuple(hosts.values())
+
+
+def _again(first: Host, second: Host, head: Span, allow_duplicates: bool) -> Host:
+    """What becomes of a host that is listed again: an error, or one host with the slots of both."""
+    if not allow_duplicates:
+        raise head.error(
+            f"{second.name!r} is listed twice: {first.source} and {second.source}",
+            "delete one of the two, or add their slots up with --allow-duplicate-hosts",
+        )
+    same = replace(second, name=first.name, slots=first.slots, source=first.source, max_slots=first.max_slots)
+    if same != first:
+        raise head.error(
+            f"{second.name!r} is listed twice, {first.source} and {second.source}, with different settings",
+            "say the same about the host in both, slots apart",
+        )
+    slots = sum(1 if host.slots is None else host.slots for host in (first, second))
+    return replace(first, slots=slots if first.max_slots is None else min(slots, first.max_slots))

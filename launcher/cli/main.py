@@ -1,0 +1,243 @@
+"""``rlinf-launch``: arguments in, exit code out.
+
+What the launcher has to say goes to stderr: stdout is the script's.  Only what was asked for in place of a run
+(``--help``, ``--version``, ``--dry-run``, ``--show-placement``, ``--check``, ``--sweep``) is printed on stdout.
+
+Exit codes: the script's own; 1 also when a rank failed, or a node with ranks was lost, and the script did not notice;
+2 wrong usage; 124 when ``--timeout`` has passed; 130 after Ctrl-C, SIGTERM or SIGHUP; 255 when nodes could not be
+started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from rlinf_async import settings
+from rlinf_async._wire.terminal import Terminal, TerminalStream
+from rlinf_async.errors import ConfigError, LaunchError, RLinfAsyncError
+
+from ..driver import Driver
+from ..job import INTERRUPTED, Job, script_command, script_is_missing
+from ..options import Options, exported, parse
+from ..remote.host_check import own_version
+from ..remote.plan import Node, found_here, plan
+from ..remote.sweep import sweep
+from ..report import Report, counted, make_report
+from .allocation import find_hosts
+from .check import check
+from .dry_run import preview, preview_facts
+from .flags import help_text
+from .show_placement import DEFAULT_DRAWING, picture, save
+
+USAGE: Final = 2
+TIMED_OUT: Final = 124
+LAUNCH_FAILED: Final = 255
+UNNOTICED: Final = 1
+"""A rank failed and the script did not look."""
+MAX_TOLD: Final = 20
+"""Lines about failures that the script did not notice."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs ``rlinf-launch`` with the words after its name; returns the exit code."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    try:
+        options = parse(words, os.environ)
+        if options.help:
+            return _print(help_text())
+        if options.version:
+            return _print(f"rlinf-launch {own_version() or '(from a checkout)'}")
+        settings.check()
+        is_preview = options.dry_run or options.show_placement is not None
+        is_run = not (options.sweep or options.check or is_preview)
+        if is_run and script_is_missing(options):
+            return asyncio.run(_run_alone(options))
+        variables = exported(os.environ, options)
+        hosts, source = find_hosts(options.hosts, os.environ, sys.stdin, options.allow_duplicate_hosts)
+        nodes = plan(hosts, options)
+        if is_preview:
+            return _preview(nodes, source, options, variables)
+    except ConfigError as error:
+        return _fail(f"rlinf-launch: {error}", USAGE)
+    terminal = Terminal()  # a stderr that is not read must not keep signals and losses from being heard
+    frame = ('{"event": "note", "text": "', '"}') if options.json else ("rlinf-launch: ", "")
+    stream: Any = TerminalStream(terminal, sys.stderr, *frame)
+    report = make_report(as_json=options.json, verbosity=options.verbosity, stream=stream)
+    report.detail(f"hosts from {source}")
+    try:
+        if options.sweep:
+            return asyncio.run(_interruptible(_sweep(nodes, options)))
+        if options.check:
+            return asyncio.run(_interruptible(_check(nodes, options, variables, report)))
+        return asyncio.run(_launch(nodes, options, variables, report))
+    except ConfigError as error:
+        report.error(str(error))
+        return USAGE
+    except RLinfAsyncError as error:
+        report.error(str(error))
+        return LAUNCH_FAILED
+    except KeyboardInterrupt:  # before a loop was there to hear of it
+        return INTERRUPTED
+    finally:
+        terminal.close()
+
+
+def _preview(nodes: Sequence[Node], source: str, options: Options, variables: Mapping[str, str]) -> int:
+    """What would be done, and who would be where; nothing of it is done."""
+    if options.dry_run:
+        facts = preview_facts(nodes, source, options, variables)
+        _print(json.dumps(facts) if options.json else preview(nodes, source, options, variables))
+    if options.show_placement is not None:
+        drawn = picture(nodes, options, os.environ)
+        path = options.placement_svg or Path(DEFAULT_DRAWING)
+        save(drawn, path)
+        if options.json:
+            _print(json.dumps({**drawn.facts(), "drawing": str(path)}))
+        else:
+            _print("\n" * options.dry_run + f"{drawn.text()}\n\ndrawn in {path}")
+    return 0
+
+
+async def _launch(nodes: Sequence[Node], options: Options, variables: Mapping[str, str], report: Report) -> int:
+    if options.python and not found_here(options.python) and any(node.hidden for node in nodes):
+        report.warn(f"--python {options.python} is not on this machine: the script itself runs with {sys.executable}")
+    job = Job(nodes, options, variables, os.environ, report)
+    code = INTERRUPTED
+    with _signals(job, report), _time_limit(job, options.timeout, report) as limit:
+        try:
+            async with job:
+                code = await job.run_script()
+        except asyncio.CancelledError:
+            if not job.was_interrupted:
+                raise
+        except LaunchError:
+            if not job.was_interrupted:
+                raise
+    if job.was_interrupted:
+        return TIMED_OUT if limit.has_passed else INTERRUPTED
+    report.exit(str(options.script), code)
+    if code == 0 and (failures := job.unobserved):
+        told = failures if len(failures) <= MAX_TOLD else [*failures[:MAX_TOLD], f"and {len(failures) - MAX_TOLD} more"]
+        report.error("the script ended well, but did not notice these failures:\n  " + "\n  ".join(told))
+        return UNNOTICED
+    return code
+
+
+async def _run_alone(options: Options) -> int:
+    """A script that is not there needs no nodes: Python says so in its own words, with its own exit code."""
+    driver = Driver(script_command(options), os.environ)
+    try:
+        return await driver.wait()
+    finally:
+        await driver.close()
+
+
+async def _check(nodes: Sequence[Node], options: Options, variables: Mapping[str, str], report: Report) -> int:
+    found = await check(nodes, options, variables.get("PYTHONPATH", ""), report)
+    if options.json:
+        for facts in found.facts():
+            _print(json.dumps(facts))
+    else:
+        _print(found.text())
+    return LAUNCH_FAILED if found.failures else 0
+
+
+async def _sweep(nodes: Sequence[Node], options: Options) -> int:
+    assert options.sweep is not None
+    results, failures = await sweep(nodes, options.sweep)
+    for node in nodes:
+        answer, failure = results.get(node.rank), failures.get(node.rank)
+        if options.json:
+            _print(json.dumps({"event": "sweep", "name": node.name, "failure": failure, "answer": answer}))
+        elif answer is None:
+            _print(f"{node.name}: {failure}")
+        else:
+            ended, removed = counted(len(answer["ended"]), "process"), answer["removed"]
+            _print(f"{node.name}: {ended} ended{''.join(f', {path} removed' for path in removed)}")
+            for line in answer["ended"]:
+                _print(f"  {line}")
+    return LAUNCH_FAILED if failures else 0
+
+
+@contextmanager
+def _signals(job: Job, report: Report) -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP end the job in order; a second one ends it at once."""
+    loop = asyncio.get_running_loop()
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup has said so
+        numbers.append(signal.SIGHUP)
+
+    def on_signal(number: signal.Signals) -> None:
+        if job.was_interrupted:
+            report.note(f"{number.name} again: ending at once")
+            job.kill()
+        else:
+            report.note(f"{number.name}: ending in order, within 5 s; again to end at once")
+            job.interrupt(number)
+
+    for number in numbers:
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+class _TimeLimit:
+    """Whether the run was ended for the time that it took."""
+
+    has_passed = False
+
+
+@contextmanager
+def _time_limit(job: Job, seconds: float | None, report: Report) -> Iterator[_TimeLimit]:
+    """Ends the job in order once it has taken so long, as a signal would."""
+    limit = _TimeLimit()
+
+    def on_time() -> None:
+        if not job.was_interrupted:
+            limit.has_passed = True
+            report.error(f"--timeout: {seconds:g} s have passed: ending in order, within 5 s")
+            job.interrupt(signal.SIGTERM)
+
+    timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, on_time)
+    try:
+        yield limit
+    finally:
+        if timer is not None:
+            timer.cancel()
+
+
+async def _interruptible(work: Coroutine[Any, Any, int]) -> int:
+    """``work``'s result; 130 when a signal ends it first."""
+    loop = asyncio.get_running_loop()
+    task: asyncio.Task[int] = asyncio.ensure_future(work)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        return INTERRUPTED
+
+
+def _print(text: str) -> int:
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _fail(text: str, code: int) -> int:
+    sys.stderr.write(text + "\n")
+    return code

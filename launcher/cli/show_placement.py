@@ -1,0 +1,147 @@
+"""What ``--show-placement`` prints and draws: the ranks of every component on the devices of every node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlinf_async.address import NodeInfo
+from rlinf_async.configuration import ClusterConfig, NodeGroup, format_ranks, labelled_groups, origin_of
+from rlinf_async.errors import ConfigError
+from rlinf_async.hardware import load_extension
+from rlinf_async.placement import Chart, ComponentPlacement, make_chart
+
+from ..options import Options
+from ..remote.host import Host
+from ..remote.plan import Node
+from ..report import counted, grid
+from .placement_svg import draw
+from .script_config import read_configuration
+
+DEFAULT_DRAWING = "placement.svg"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A placement, planned.
+
+    Attributes:
+        source: the configuration's path.
+        unknown: hosts whose devices are not known without asking them.
+    """
+
+    source: str
+    chart: Chart
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        ranks = sum(self.chart.world_sizes.values())
+        return f"{self.source}: {counted(ranks, 'rank')} on {counted(len(self.chart.nodes), 'node')}"
+
+    def text(self) -> str:
+        """The table for a terminal."""
+        columns = ["NODE", "DEVICE", *self.chart.components]
+        rows = []
+        for node in self.chart.nodes:
+            labels = f" [{','.join(node.labels)}]" if node.labels else ""
+            head = f"{node.rank} {node.name}{labels}"
+            for spot in node.spots:
+                cells = (spot.ranks.get(name) for name in self.chart.components)
+                rows.append([head, spot.name or "-", *(format_ranks(sorted(each)) if each else "." for each in cells)])
+                head = ""
+        out = [self.title, "", grid(columns, rows)]
+        if self.unknown:
+            out += ["", f"not known without asking: the devices of {', '.join(self.unknown)}"]
+            out += ["  say them with slots=, gpus= or fake_gpus= in the hosts file, or with --fake-gpus"]
+        return "\n".join(out)
+
+    def facts(self) -> dict[str, Any]:
+        """The same for ``--json``."""
+        return {
+            "event": "placement",
+            "source": self.source,
+            "components": dict(self.chart.world_sizes),
+            "nodes": [
+                {
+                    "rank": node.rank,
+                    "name": node.name,
+                    "groups": list(node.labels),
+                    "devices": [
+                        {"name": spot.name, "ranks": {name: sorted(each) for name, each in spot.ranks.items()}}
+                        for spot in node.spots
+                    ],
+                }
+                for node in self.chart.nodes
+            ],
+        }
+
+    def svg(self) -> str:
+        return draw(self.chart, self.title)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    nodes: tuple[NodeInfo, ...]
+    node_groups: tuple[NodeGroup, ...]
+
+
+def picture(nodes: Sequence[Node], options: Options, environ: Mapping[str, str]) -> Picture:
+    """Plans the placement that a configuration means on the nodes of a run; nothing is started or asked.
+
+    Raises:
+        ConfigError: the configuration has a mistake, or asks for what the nodes do not have.
+    """
+    load_extension(environ)
+    document = read_configuration(options)
+    config = ClusterConfig.from_dict_cfg(document)
+    visible = [node for node in nodes if not node.hidden]
+    if len(visible) < config.num_nodes:
+        raise ConfigError(
+            f"num_nodes: {config.num_nodes}, but there are {len(visible)} hosts: "
+            f"{', '.join(node.name for node in visible)}\n  fix: name more hosts, or --local-nodes {config.num_nodes}"
+        )
+    visible = visible[: config.num_nodes or None]
+    infos = tuple(_describe(node) for node in visible)
+    groups = config.node_groups_for(infos)
+    shape = _Shape(infos, (*groups, *labelled_groups(infos, {group.label for group in groups})))
+    placement = ComponentPlacement(document, shape)
+    placed = {name: placement.get_strategy(name).get_placement(shape) for name in placement.components}
+    origin = origin_of(document)
+    return Picture(
+        source=origin.path if origin is not None else "",
+        chart=make_chart(shape, placed),
+        unknown=tuple(node.name for node in visible if _devices(node.host) is None),
+    )
+
+
+def save(drawn: Picture, path: Path) -> None:
+    """Writes the drawing.  Raises ConfigError where that cannot be done."""
+    try:
+        path.write_text(drawn.svg(), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot write the drawing: {error.strerror or error}") from error
+
+
+def _describe(node: Node) -> NodeInfo:
+    devices = _devices(node.host) or ()
+    return NodeInfo(
+        node_rank=node.rank,
+        name=node.name,
+        node_ip=node.host.address or "",
+        num_cpus=1,
+        accelerators=devices,
+        accelerator_type="NV_GPU" if devices else "NO_ACCEL",
+        node_labels=node.host.labels,
+    )
+
+
+def _devices(host: Host) -> tuple[str, ...] | None:
+    """What a host says of its devices; None where it says nothing."""
+    if host.fake_gpus is not None:
+        return tuple(map(str, range(host.fake_gpus)))
+    if host.gpus is not None:
+        return host.gpus
+    return None if host.slots is None else tuple(map(str, range(host.slots)))

@@ -1,0 +1,111 @@
+"""The daemon of a node: ``python -m rlinf_launcher.daemon``, started by ``rlinf-launch`` or by ``Cluster()``.
+
+It begins as the guardian, which forks the daemon proper.  The worker template starts before anything else is imported,
+so that torch's import, the longest part of a start, runs beside everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .guardian import PR_SET_CHILD_SUBREAPER, guard, prctl
+
+if TYPE_CHECKING:
+    from .node_config import Birth
+    from .templates import Templates
+
+
+def daemon(data: bytes, leave_to_guardian: int) -> int:
+    """The daemon's life; its exit code.
+
+    Args:
+        data: stdin as far as it has been read: its first line, and maybe more.
+        leave_to_guardian: where it writes which folders the guardian removes if it cannot do so itself.
+    """
+    from rlinf_async import settings
+    from rlinf_async.errors import RLinfAsyncError
+
+    from .node import make_run_dir
+    from .node_config import read_birth
+    from .templates import Templates
+
+    try:
+        birth = read_birth(data, make_run_dir)
+    except (RLinfAsyncError, OSError, ValueError, KeyError) as error:
+        sys.stderr.write(f"rlinf daemon: {type(error).__name__}: {error}\n")
+        return 1
+    os.write(leave_to_guardian, f"{birth.run_dir}\n".encode())
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    _log_to(birth.log_dir, birth.node)
+    open_files = _raise_open_files()
+    templates = Templates(sys.executable, birth.worker_environment, open_files=open_files, log_dir=birth.log_dir)
+    try:
+        if not birth.hidden:
+            templates.get()
+        birth.logs.prune(int(settings.KEPT_RUNS()))  # beside the template's import of torch
+        _live(birth, templates)
+    except Exception as error:
+        logging.getLogger(__name__).exception("the daemon failed")
+        failed = {"event": "failed", "error": f"{type(error).__name__}: {error}"}
+        os.write(1, (birth.marker + json.dumps(failed) + "\n").encode())
+        return 1
+    finally:
+        templates.close()
+        birth.logs.close()
+    return 0
+
+
+def _raise_open_files() -> int:
+    """Lets this process open as many files as it may; the limit that it had, which is the user's and the workers'."""
+    import resource
+
+    usual, utmost = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # where the system allows less than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (utmost, utmost))
+    return usual
+
+
+def _live(birth: Birth, templates: Templates) -> None:
+    import asyncio
+
+    import uvloop
+
+    from .node import Node
+    from .resources import facts
+
+    async def life() -> None:
+        loop = asyncio.get_running_loop()
+        templates.watch(loop)
+        known = facts(birth.gpus, birth.fake_gpus, birth.worker_environment)
+        known["gpus"] = known["gpus"][: birth.most_gpus]
+        node = Node(loop, birth, templates, known)
+        gc.collect()
+        gc.freeze()  # what is there now stays: no later collection needs to look at it
+        await node.run()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(life())
+
+
+def _log_to(log_dir: Path, node: int) -> None:
+    """The daemon's own words go to a file beside its workers' logs, and its stderr with them."""
+    log_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = log_dir / f"daemon_{node}.log"
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    os.dup2(fd, 2)
+    os.close(fd)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        sys.stderr.write("python -m rlinf_launcher.daemon takes no arguments: it is started by rlinf-launch\n")
+        sys.exit(2)
+    guard(daemon)

@@ -1,0 +1,106 @@
+"""What a daemon says to those who use its channels."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from typing import Any, Final
+
+from rlinf_async._channels.state.key_queue import Get, Item
+from rlinf_async._core import frames
+from rlinf_async._core.segment import close_fds
+
+from .hosted_channel import Hosted, News, Segment
+from .router import Router
+
+SMALL: Final = 2048
+"""Bytes; a larger item has a frame of its own."""
+
+MOST_GIVEN: Final = 1024
+"""Small items in one frame."""
+
+
+class Teller:
+    """Some of it at the end of the loop's turn, so that what belongs together is one frame."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, router: Router) -> None:
+        self._loop = loop
+        self._router = router
+        self._me = frames.endpoint(router.node, 0)
+        self._to_tell: list[Hosted] = []
+
+    def __repr__(self) -> str:
+        return f"<Teller [news of {len(self._to_tell)} queues]>"
+
+    def news(self, hosted: Hosted, party: int) -> News:
+        news = hosted.news.get(party)
+        if news is None:
+            if not hosted.is_listed:
+                hosted.is_listed = True
+                if not self._to_tell:
+                    self._loop.call_soon(self.tell_all)
+                self._to_tell.append(hosted)
+            news = hosted.news[party] = News()
+        return news
+
+    def tell_all(self) -> None:
+        to_tell, self._to_tell = self._to_tell, []
+        for hosted in to_tell:
+            parties, hosted.news, hosted.is_listed = hosted.news, {}, False
+            for party, news in parties.items():
+                self.say(party, hosted.number, "news", [news.accepted, news.given, news.credit])
+
+    def tell(self, hosted: Hosted, party: int) -> None:
+        """Tells one party now what it would be told at the end of the turn."""
+        news = hosted.news.pop(party, None)
+        if news is not None:
+            self.say(party, hosted.number, "news", [news.accepted, news.given, news.credit])
+
+    def deliver(self, hosted: Hosted, get: Get) -> None:
+        """What a get has, as ``give()`` does it; a small item at the end of the turn."""
+        items = get.items
+        item = items[0]
+        if len(items) == 1 and type(item.body) is bytes and len(item.body) <= SMALL:
+            news = self.news(hosted, get.consumer)
+            news.given.append((get.number, False, item.redelivered, item.body))
+            if len(news.given) == MOST_GIVEN:
+                self.say(get.consumer, hosted.number, "news", [[], news.given, 0])
+                news.given = []
+            return
+        self.tell(hosted, get.consumer)  # first come, first told
+        self.give(hosted, get.consumer, get.number, items)
+
+    def give(self, hosted: Hosted, target: int, number: int, items: Sequence[Item]) -> None:
+        """All of them, or none.
+
+        Raises:
+            OSError: no more files can be opened for descriptors of them.
+        """
+        copies = _copies(items)
+        for item, fds in zip(items, copies, strict=True):
+            body = item.body.size if fds else item.body
+            more = item is not items[-1]
+            self._router.deliver(
+                (
+                    frames.GIVE, len(fds), self._me, target, hosted.number,
+                    number, more, item.weight, item.redelivered, body,
+                ),
+                fds,
+            )  # fmt: skip
+
+    def say(self, target: int, channel: int, what: str, facts: Any) -> None:
+        self._router.deliver((frames.QUEUE, 0, self._me, target, channel, what, facts))
+
+
+def _copies(items: Sequence[Item]) -> list[list[int]]:
+    """Descriptors that can be sent: of each item that has one, one."""
+    copies: list[list[int]] = []
+    try:
+        for item in items:
+            copies.append([os.dup(item.body.fd)] if type(item.body) is Segment else [])
+    except OSError:
+        for fds in copies:
+            close_fds(fds)
+        raise
+    return copies

@@ -1,0 +1,403 @@
+"""The channels whose queues live in this daemon.
+
+Plain calls from the router, no task and no wait: what a frame asks for is done, and what follows is sent, before the
+next frame is read.  The items that a queue holds are held here, bytes or descriptors of sealed memory, so that they
+outlive whoever put them.
+
+A channel is its number (``channel_names.py``): what is asked of one that is not here is answered with "gone".
+
+Processes of this node put with credit (``_channels/state/credit.py``): such a put is done for them as soon as it is on their
+socket.  So whoever asks what a queue holds is answered when what is on those sockets has been read: it may have heard
+of the put from its producer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final, NoReturn
+
+from rlinf_async._channels.state.actions import ACCEPTED, DELIVER, Act, Step
+from rlinf_async._channels.state.ahead import Call
+from rlinf_async._channels.state.credit import OVERHEAD, Recall, cost
+from rlinf_async._channels.state.key_queue import Item, Question
+from rlinf_async._channels.state.queue import Queue
+from rlinf_async._channels.state.refusals import refusal
+from rlinf_async._core import frames
+from rlinf_async._core.segment import close_fds
+
+from .channel_replies import Teller
+from .cleanup import run_all
+from .hosted_channel import Hosted, Segment
+from .router import Router
+
+logger = logging.getLogger(__name__)
+
+LATER: Final = object()
+"""What an operation returns that will be answered when it is time."""
+
+PATIENCE: Final = 2.0
+"""Seconds for a process to return credit, or what it has sent ahead; then it is taken from it."""
+
+
+class Channels:
+    """The queues of one daemon."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, router: Router, gone: set[int], budget: int) -> None:
+        """``gone`` are the endpoints that are no more; ``budget`` is ``max_bytes`` where nobody gives one."""
+        self._loop = loop
+        self._router = router
+        self._gone = gone
+        self._budget = budget
+        self._me = frames.endpoint(router.node, 0)
+        self._hosted: dict[int, Hosted] = {}
+        self._teller = Teller(loop, router)
+        self._questions: list[list[Any]] = []
+        """Frames that ask what a queue holds, and wait for what others have said before."""
+        self._discarded: set[int] = set()
+        """Channels that were thrown away a moment ago: what was on its way to them with credit is no loss."""
+        router.on_channel = self.on_frame
+
+    def __repr__(self) -> str:
+        return f"<Channels [{len(self._hosted)} queues here]>"
+
+    # -- frames of parties --------------------------------------------------------------------------------------
+
+    def on_frame(self, frame: list[Any], fds: list[int]) -> None:
+        """A PUT, GET or QUEUE for a queue of this daemon."""
+        kind, source, number = frame[0], frame[2], frame[4]
+        hosted = self._hosted.get(number)
+        if hosted is None:
+            close_fds(fds)
+            lost = _count_credited(frame)
+            if lost and number not in self._discarded:
+                self._teller.say(source, number, "lost", lost)
+            if kind != frames.QUEUE or frame[5] in ("size", "peek", "wishes"):
+                self._teller.say(source, number, "gone", "")
+        elif hosted.queue.ledger.outstanding and _is_question(frame) and self._has_to_hear(hosted, source):
+            if not self._questions:
+                self._loop.call_soon(self._hear_out)
+            self._questions.append(frame)
+        else:
+            self._handle(hosted, frame, fds)
+
+    def _handle(self, hosted: Hosted, frame: list[Any], fds: list[int]) -> None:
+        kind, source = frame[0], frame[2]
+        if kind == frames.PUT:
+            _, _, _, _, _, put, key, weight, mode, body = frame
+            carried: Any = Segment(fds[0], body) if fds else body
+            self._put(hosted, source, put, key, weight, mode, carried)
+        elif kind == frames.GET:
+            _, _, _, _, _, get, key, target, taken = frame
+            self._get(hosted, source, get, key, target)
+            if taken:
+                self._taken(hosted, source, taken)
+        else:
+            close_fds(fds)
+            self._on_word(hosted, source, frame[5], frame[6])
+
+    def _put(self, hosted: Hosted, source: int, number: int, key: bytes, weight: int, mode: int, body: Any) -> None:
+        carried: bytes | Segment | None
+        if type(body) is bytes:
+            carried, size = body, len(body)
+        elif type(body) is Segment:
+            carried, size = body, body.size
+        else:
+            carried, size = None, body if type(body) is int else -1  # announced
+        if type(key) is not bytes or type(weight) is not int or weight < 0 or size < 0:
+            paid = cost(size) if mode == frames.CREDITED and size >= 0 else 0
+            what = f"a put with key {key!r}, weight {weight!r} and {size} bytes"
+            self._turn_down(hosted, source, number, what, paid)
+        queue = hosted.queue
+        if mode == frames.SUPPLY:
+            steps = queue.supply(source, number, carried)
+        elif mode == frames.CREDITED:
+            steps = queue.put(source, number, key, weight, size + OVERHEAD, carried, paid=cost(size))
+        else:
+            steps = queue.put(source, number, key, weight, size + OVERHEAD, carried, mode == frames.NOWAIT)
+        if steps:
+            self._follow(hosted, steps)
+
+    def _get(self, hosted: Hosted, source: int, number: int, key: bytes, target: Any) -> None:
+        if type(key) is not bytes:
+            self._turn_down(hosted, source, number, f"a get with key {key!r}")
+        if target is None:
+            steps = hosted.queue.get(source, number, key)
+        elif target == frames.AHEAD:
+            steps = hosted.queue.get(source, number, key, ahead=True)
+        else:
+            try:
+                weight, nowait = frames.wanted(target)
+            except TypeError as error:
+                self._turn_down(hosted, source, number, str(error))
+            steps = hosted.queue.get(source, number, key, weight, nowait)
+        if steps:
+            self._follow(hosted, steps)
+
+    def _turn_down(self, hosted: Hosted, source: int, number: int, what: str, paid: int = 0) -> NoReturn:
+        """It makes no sense: whoever waits for it need not, nor does what its party asks after it."""
+        self._follow(hosted, hosted.queue.skip(source, number, paid))
+        text = f"channel '{hosted.name}' can make nothing of {what}"
+        self._teller.say(source, hosted.number, "failed", [number, "ValueError", text])
+        raise TypeError(text)
+
+    def _taken(self, hosted: Hosted, source: int, numbers: Sequence[int]) -> None:
+        steps = hosted.queue.taken(source, numbers)
+        if steps or hosted.queue.closed:
+            self._follow(hosted, steps)
+
+    def _on_word(self, hosted: Hosted, source: int, what: str, facts: Any) -> None:
+        queue = hosted.queue
+        if what == "wishes":
+            puts, gets, taken = facts
+            nonsense: TypeError | None = None
+            for ask, wishes in ((self._put, puts), (self._get, gets)):
+                for wish in wishes:
+                    try:
+                        ask(hosted, source, *wish)
+                    except TypeError as error:
+                        nonsense = nonsense or error  # the others are none the worse for it
+            self._taken(hosted, source, taken)
+            if nonsense is not None:
+                raise nonsense
+        elif what == "taken":
+            self._taken(hosted, source, facts)
+        elif what == "returned":
+            amount, answers = facts
+            _numbers([amount])
+            self._follow(hosted, queue.returned(source, amount, answers=answers))
+        elif what == "cancel":
+            for number in _numbers(facts):
+                self._follow(hosted, queue.cancel(source, number))
+        elif what == "gave_back":
+            key, numbers = facts
+            self._follow(hosted, queue.gave_back(source, _key(key), _numbers(numbers)))
+        elif what in ("size", "peek"):
+            question, key = facts
+            _numbers([question]), _key(key)
+            self._follow(hosted, queue.ask(source, key, (what, question)))
+
+    def _answer(self, hosted: Hosted, asked: Question) -> None:
+        queue, source, key = hosted.queue, asked.consumer, asked.key
+        what, question = asked.what
+        if what == "size":
+            self._teller.say(source, hosted.number, "size", [question, queue.size(key), queue.full(key)])
+        else:
+            try:
+                self._teller.give(hosted, source, -question, queue.peek(key))
+            except OSError as error:
+                self._teller.say(source, hosted.number, "failed", [-question, *self._cannot_give(hosted, error)])
+            else:
+                self._teller.say(source, hosted.number, "peeked", [question])
+
+    def _cannot_give(self, hosted: Hosted, error: OSError) -> tuple[str, str]:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return "OSError", (
+            f"the daemon of node {self._router.node} has an item of channel '{hosted.name}' and cannot hand it over: "
+            f"{error.strerror} (it may open {limit}: `ulimit -n`); the item stays in the channel"
+        )
+
+    # -- questions ----------------------------------------------------------------------------------------------
+
+    def _has_to_hear(self, hosted: Hosted, source: int) -> bool:
+        """Whether others than who asks may have put what has not come in."""
+        return any(holder != source for holder in hosted.queue.ledger.holders())
+
+    def _hear_out(self) -> None:
+        """Reads what had been said on the sockets of those who hold credit, and then answers."""
+        while self._questions:
+            questions, self._questions = self._questions, []
+            asked = {frame[4]: self._hosted[frame[4]] for frame in questions if frame[4] in self._hosted}
+            for holder in {holder for hosted in asked.values() for holder in hosted.queue.ledger.holders()}:
+                endpoint = self._router.endpoints.get(frames.number_of(holder))
+                if endpoint is not None and endpoint.connection is not None:
+                    endpoint.connection.hear_out()
+            for frame in questions:
+                hosted = self._hosted.get(frame[4])
+                if hosted is None:
+                    self._teller.say(frame[2], frame[4], "gone", "")
+                    continue
+                try:
+                    self._handle(hosted, frame, [])
+                except Exception:
+                    logger.exception("a frame of kind %d could not be handled", frame[0])
+
+    # -- what follows -------------------------------------------------------------------------------------------
+
+    def _follow(self, hosted: Hosted, steps: list[Step]) -> None:
+        for act, what in steps:
+            if act == ACCEPTED:
+                self._teller.news(hosted, what.producer).accepted.append(what.number)
+            elif act == DELIVER:
+                try:
+                    self._teller.deliver(hosted, what)
+                except OSError as full:
+                    text = self._cannot_give(hosted, full)
+                    self._teller.say(what.consumer, hosted.number, "failed", [what.number, *text])
+                    steps += hosted.queue.cancel(what.consumer, what.number)  # they follow when these are through
+            elif act == Act.GRANT:
+                self._teller.news(hosted, what.party).credit += what.amount
+            elif act == Act.RECALL:
+                self._teller.tell(hosted, what.party)  # first, what it was granted
+                self._teller.say(what.party, hosted.number, "recall", None)
+                self._loop.call_later(PATIENCE, self._forfeit, hosted, what)
+            elif act == Act.ANSWER:
+                self._answer(hosted, what)
+            elif act == Act.CALL_BACK:
+                self._teller.tell(hosted, what.party)
+                self._teller.say(what.party, hosted.number, "call_back", what.key)
+                self._loop.call_later(PATIENCE, self._forfeit_ahead, hosted, what)
+            elif act == Act.LOST:
+                self._teller.say(what.producer, hosted.number, "lost", 1)
+            elif act == Act.PARKED:
+                self._teller.say(what.producer, hosted.number, "parked", [what.number])
+            elif act == Act.PULL:
+                self._teller.say(what.producer, hosted.number, "pull", [what.number])
+            else:
+                who = what.producer if type(what) is Item else what.consumer
+                error = refusal(act, what, hosted.name, hosted.queue.max_bytes)
+                self._teller.say(who, hosted.number, "failed", [what.number, *error])
+        if hosted.queue.closed:
+            self._answer_closers(hosted)
+            if hosted.queue.finished:
+                self._end(hosted, "")
+
+    def _forfeit(self, hosted: Hosted, recall: Recall) -> None:
+        if hosted.number in self._hosted:
+            self._follow(hosted, hosted.queue.forfeit(recall))
+
+    def _forfeit_ahead(self, hosted: Hosted, call: Call) -> None:
+        if hosted.number in self._hosted:
+            self._follow(hosted, hosted.queue.forfeit_ahead(call))
+
+    def _answer_closers(self, hosted: Hosted) -> None:
+        closers, hosted.closers = hosted.closers, []
+        for closer, ask in closers:
+            self._router.deliver((frames.ANSWER, 0, self._me, closer, ask, True, True))
+
+    # -- operations ---------------------------------------------------------------------------------------------
+
+    async def do_host_channel(self, source: int, ask: int, arguments: Any) -> bool:
+        """Makes the queue of a channel on this node."""
+        max_bytes = arguments["max_bytes"] or self._budget
+        queue = Queue(arguments["maxsize"], max_bytes, self._gone, lends_to=self._lends_to)
+        number = arguments["number"]
+        if type(number) is not int or number in self._hosted:
+            raise ValueError(f"a new channel's number is an integer that no other one has, got {number!r}")
+        self._hosted[number] = Hosted(number, arguments["name"], source, queue)
+        return True
+
+    def _lends_to(self, party: int) -> bool:
+        """What a process of this node has said comes in even if it dies; from another one it may be lost on the way."""
+        return frames.node_of(party) == self._router.node
+
+    async def do_close_channel(self, source: int, ask: int, arguments: Any) -> Any:
+        """No more puts; the queue is gone once what is in it has been taken.  False if there is no such queue.
+
+        Answered when all that was put before has come in; who does not say within ``PATIENCE`` what it has put is not
+        waited for.  Where what is in it is to be discarded, the queue is gone at once.
+        """
+        hosted = self._hosted.get(arguments["number"])
+        if hosted is None:
+            return False
+        discard = bool(arguments.get("discard"))
+        if discard and hosted.queue.ledger.outstanding:
+            self._discarded.add(hosted.number)
+            self._loop.call_later(PATIENCE, self._discarded.discard, hosted.number)
+        steps = hosted.queue.close(discard=discard)
+        if hosted.queue.closed:
+            self._follow(hosted, steps)
+            return True
+        if source not in self._gone:
+            hosted.closers.append((source, ask))
+        self._follow(hosted, steps)
+        return LATER
+
+    # -- ends ---------------------------------------------------------------------------------------------------
+
+    def drop_party(self, gone: int) -> None:
+        """A process is dead: its leases go back, what it waited for is forgotten.  What it has put stays."""
+        run_all(f"endpoint {gone}", [partial(self._drop_from, hosted, gone) for hosted in list(self._hosted.values())])
+
+    def _drop_from(self, hosted: Hosted, gone: int) -> None:
+        hosted.closers = [closer for closer in hosted.closers if closer[0] != gone]
+        self._follow(hosted, hosted.queue.drop(gone))
+
+    def drop_owner(self, gone: int) -> None:
+        """Ends the channels of a driver that is gone, or of a worker whose group is."""
+        why = "the process that had created it is gone, or its group is closed"
+        owned = [hosted for hosted in self._hosted.values() if hosted.owner == gone]
+        run_all(f"endpoint {gone}", (partial(self._end, hosted, why) for hosted in owned))
+
+    def parties_and_owners(self) -> set[int]:
+        """Everybody for whom something is kept here."""
+        known: set[int] = set()
+        for hosted in self._hosted.values():
+            known |= {hosted.owner, *hosted.queue.parties}
+        return known
+
+    def _end(self, hosted: Hosted, why: str) -> None:
+        if self._hosted.pop(hosted.number, None) is None:
+            return
+        self._teller.tell_all()
+        self._answer_closers(hosted)
+        for party in hosted.queue.parties:
+            self._teller.say(party, hosted.number, "gone", why)
+        self._router.ask_daemon(0, "queue_ended", {"number": hosted.number})
+
+    def describe(self, number: int, key: bytes) -> str:
+        """What is queued under a key of a channel, and who waits there, in words."""
+        hosted = self._hosted.get(number)
+        if hosted is None:
+            return "not there"
+        queue = hosted.queue
+        items, (puts, gets) = queue.size(key), queue.waiting(key)
+        used = len(queue.parties)
+        return (
+            f"{items} item{'s' * (items != 1)} under this key, {puts} put{'s' * (puts != 1)} and {gets} "
+            f"get{'s' * (gets != 1)} wait; {used} process{'es' * (used != 1)} use{'s' * (used == 1)} the channel"
+        )
+
+    def status(self) -> dict[str, Any]:
+        """What there is, by name; of several that have had one name all but the latest with their numbers."""
+        found: dict[str, Any] = {}
+        for hosted in reversed(self._hosted.values()):
+            found[f"{hosted.name} (number {hosted.number})" if hosted.name in found else hosted.name] = {
+                "number": hosted.number,
+                "keys": len(hosted.queue.used),
+                "bytes": hosted.queue.bytes,
+                "waiting_bytes": hosted.queue.waiting_bytes,
+                "parties": len(hosted.queue.parties),
+            }
+        return found
+
+
+def _numbers(facts: Any) -> list[int]:
+    if type(facts) is list and all(type(number) is int and number >= 0 for number in facts):
+        return facts
+    raise TypeError(f"a list of numbers was expected, got {facts!r}")
+
+
+def _key(key: Any) -> bytes:
+    if type(key) is bytes:
+        return key
+    raise TypeError(f"a key is bytes, got {key!r}")
+
+
+def _is_question(frame: list[Any]) -> bool:
+    """Whether it asks what a queue holds."""
+    if frame[0] == frames.GET:
+        return frame[7] == frames.NOW or type(frame[7]) is list
+    return frame[0] == frames.QUEUE and frame[5] in ("size", "peek")
+
+
+def _count_credited(frame: list[Any]) -> int:
+    """How many items a frame brings that are in for their producer already."""
+    if frame[0] == frames.PUT:
+        return int(frame[8] == frames.CREDITED)
+    if frame[0] == frames.QUEUE and frame[5] == "wishes":
+        return sum(put[3] == frames.CREDITED for put in frame[6][0])
+    return 0

@@ -1,0 +1,90 @@
+"""A process that is attached to this node: a driver, a worker, or a worker's subprocess."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from rlinf_async._core import frames
+from rlinf_async._core.pending_calls import Debts
+from rlinf_async._core.segment import close_fds
+from rlinf_async._wire.unix import Connection
+
+from .worker_process import WorkerProcess
+
+MOST_QUEUED: Final = 4 << 20
+"""Bytes that wait for an endpoint, beyond which it gets no lines of its workers any more."""
+
+
+class Endpoint:
+    """A process attached to this node.
+
+    Attributes:
+        number: its id on this node.
+        process: the worker process behind it; None for a driver, and for a worker's own subprocess.
+        root: of such a subprocess, the worker that it descends from; then it has a name, and exchanges messages.
+        debts: calls that it has accepted and not yet answered.
+        obituary: once it is dead, the body of the answers to its calls.
+        is_known: a driver has said hello, and was welcome.
+        has_shortcuts: it may hand sockets of its own to those who call it.
+        awaited_by: endpoints that wait to hear from it how much of a direct socket has come, with the socket's owner.
+        resumed: callers whose socket of this worker has ended; answers that it said were given may have been lost.
+    """
+
+    def __init__(self, node: int, number: int, role: str) -> None:
+        self.id = frames.endpoint(node, number)
+        self.number = number
+        self.role = role
+        self.process: WorkerProcess | None = None
+        self.debts = Debts()
+        self.obituary: bytes | None = None
+        self.connection: Connection | None = None
+        self.root: Endpoint | None = None
+        self.name = ""
+        self.pid = 0
+        self.pidfd = -1
+        self._left_out: dict[tuple[str, str], tuple[int, str]] = {}
+        self.is_known = False
+        self.has_shortcuts = False
+        self.awaited_by: set[tuple[int, int]] = set()
+        self.resumed: set[int] = set()
+
+    def __repr__(self) -> str:
+        return f"<Endpoint {self.role} {self.number} [{len(self.debts)} calls open]>"
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether it has messages for others, and they for it."""
+        return self.process is not None or self.root is not None
+
+    def send(self, frame: frames.Frame, fds: Sequence[int] = ()) -> None:
+        if self.connection is None:
+            close_fds(fds)
+        else:
+            self.connection.send(frame, fds)
+
+    def send_lines(self, frame: frames.Frame) -> None:
+        """Sends what a worker has written, an ``output`` event; where this process is far behind, its number of lines.
+
+        From the first line that is left out nothing more is passed on until the socket is empty, so that it can be
+        said where they are missing.
+        """
+        connection = self.connection
+        if connection is None:
+            return
+        if not self._left_out and connection.queued_bytes <= MOST_QUEUED:
+            connection.send(frame)
+            return
+        facts = frame[5]
+        key = (facts["who"], facts["stream"])
+        count, _ = self._left_out.get(key, (0, ""))
+        self._left_out[key] = (count + len(facts["lines"]), facts["log"])
+        connection.on_drained = self._tell_left_out
+
+    def _tell_left_out(self) -> None:
+        left_out, self._left_out = self._left_out, {}
+        me = frames.endpoint(frames.node_of(self.id), 0)
+        for (who, stream), (count, log) in left_out.items():
+            lines = [f"… {count} lines left out here, see {log}"]
+            facts = {"who": who, "stream": stream, "lines": lines, "log": log}
+            self.send((frames.EVENT, 0, me, self.id, "output", facts))

@@ -1,0 +1,464 @@
+"""One node of a run: its socket for local processes, its links to the other nodes, its workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, Final
+
+from rlinf_async import settings
+from rlinf_async._core import frames
+from rlinf_async._core.frames import FrameError
+from rlinf_async._core.segment import close_fds
+from rlinf_async._wire.local_socket import check_peer, listen, peer_of
+from rlinf_async._wire.unix import Connection
+from rlinf_async.errors import AuthError, RLinfAsyncError
+
+from .admission import Admission
+from .endpoint import Endpoint
+from .guardian import remove
+from .node_config import Birth
+from .node_link import Neighbour
+from .router import Router
+from .service import GRACE, Desk, Group, Site
+from .templates import Templates
+
+logger = logging.getLogger(__name__)
+
+MESH_TIMEOUT: Final = 20.0
+"""Seconds for the links to all other nodes."""
+
+PARENT_SOCKET: Final = "RLINF_PARENT_SOCKET"
+"""What tells a worker's subprocesses where this node listens, so that they can be workers too."""
+
+LOG_DIR: Final = "RLINF_LOG_DIR"
+"""What tells workers where this node's logs are."""
+
+AGAIN: Final = 0.1
+"""Seconds until a connection is accepted again where there were no descriptors or memory for one."""
+
+_SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+LAST_RESORT: Final = 5
+"""Seconds after a SIGTERM in which this process ends in order; then the kernel ends it."""
+
+
+class Node:
+    """The daemon's whole: ``run`` goes from the first line on stdin to the last process's end.
+
+    Lifecycle: up (socket listens, template imports) -> peers known -> links open -> ready -> stop, or lifeline cut or
+    SIGTERM -> groups closed, links closed, run directory removed.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, birth: Birth, templates: Templates, facts: dict[str, Any]
+    ) -> None:
+        self._loop = loop
+        self._birth = birth
+        self._templates = templates
+        self._facts = facts
+        self._stop = asyncio.Event()
+        self._in_order = False
+        self._closing: set[asyncio.Task[None]] = set()
+        self._tasks: asyncio.TaskGroup
+        self._expected_links: dict[int, asyncio.Future[Any]] = {}
+        self._names: dict[int, str] = {birth.node: birth.name}
+        self._server: Any = None
+        site = Site(
+            run=birth.run,
+            node=birth.node,
+            name=birth.name,
+            address=birth.bind or "127.0.0.1",
+            log_dir=birth.log_dir,
+            environment={
+                **birth.worker_environment,
+                PARENT_SOCKET: str(birth.socket_path),
+                LOG_DIR: str(birth.log_dir),
+            },
+            cpus=int(facts.get("cpus") or 1),
+            sync=birth.sync,
+            tee=birth.tee,
+        )
+        self._router = Router(loop, birth.node, self._on_ask)
+        self._admission = Admission(loop, birth.worker_environment, self._begin, self._driver_gone)
+        self._desk = Desk(loop, site, templates, self._router, self._abandon)
+
+    def __repr__(self) -> str:
+        return f"<Node {self._birth.node} {self._birth.name} {self._router!r}>"
+
+    async def run(self) -> None:
+        listener = listen(str(self._birth.socket_path))
+        self._listen(listener)
+        self._loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                address = await self._serve_neighbours()
+                self._start(self._desk.questions.find_renderers(self._facts), "the search for EGL devices")
+                conversation = self._tasks.create_task(_logged(self._converse(address), "the talk with the launcher"))
+                await self._stop.wait()
+                self._loop.remove_reader(listener.fileno())
+                await self._close_everything()
+                conversation.cancel()
+            if self._desk.unobserved:
+                self._say({"event": "unobserved", "failures": list(self._desk.unobserved.values())})
+        finally:
+            listener.close()
+            self._desk.close_stores()
+            self._desk.traces.close()
+            remove([str(self._birth.run_dir)])
+
+    # -- the near side, over stdin and stdout ---------------------------------------------------------------------
+
+    def _say(self, event: dict[str, Any]) -> None:
+        line = self._birth.marker + json.dumps(event) + "\n"
+        with contextlib.suppress(OSError):
+            os.write(1, line.encode())
+
+    async def _converse(self, address: str | None) -> None:
+        """Reads what the near side says until it says stop, or is gone."""
+        self._say(
+            {
+                "event": "up",
+                "address": address,
+                "socket": str(self._birth.socket_path),
+                "pid": os.getpid(),
+                "facts": self._facts,
+                "note": self._birth.logs.note,
+            }
+        )
+        lines = self._birth.rest_of_stdin
+        reader = asyncio.Event()
+        os.set_blocking(0, False)
+        self._loop.add_reader(0, reader.set)
+        try:
+            while True:
+                while b"\n" in lines:
+                    line, _, lines = lines.partition(b"\n")
+                    message = json.loads(line)
+                    if message["op"] == "stop":
+                        self._in_order = True
+                        return
+                    if message["op"] == "peers":
+                        await self._meet(message["peers"])
+                reader.clear()
+                await reader.wait()
+                try:
+                    data = os.read(0, 65536)
+                except BlockingIOError:
+                    continue
+                if not data:
+                    logger.info("the lifeline is cut: ending")
+                    return
+                lines += data
+        except OSError as error:
+            logger.info("the lifeline is cut (%s): ending", error)
+        finally:
+            self._loop.remove_reader(0)
+            self._stop.set()
+
+    # -- other nodes --------------------------------------------------------------------------------------------
+
+    async def _serve_neighbours(self) -> str | None:
+        birth = self._birth
+        if birth.bind is None:
+            return None
+        from rlinf_async._wire.peer_server import PeerServer
+
+        assert birth.credentials is not None
+        self._server = PeerServer(
+            birth.node,
+            birth.run,
+            birth.credentials,
+            birth.bind,
+            self._on_link,
+            greeting_timeout=settings.GREETING_TIMEOUT_S(birth.worker_environment),
+            most_connections=birth.num_nodes + 1 + int(settings.UNAUTHENTICATED_CONNECTIONS(birth.worker_environment)),
+        )
+        address: str = await self._server.start()
+        return address
+
+    def _on_link(self, link: Any) -> None:
+        self._add_neighbour(link)
+        expected = self._expected(link.peer)
+        if not expected.done():
+            expected.set_result(None)
+
+    def _expected(self, node: int) -> asyncio.Future[Any]:
+        return self._expected_links.setdefault(node, self._loop.create_future())
+
+    def _add_neighbour(self, link: Any) -> None:
+        name = self._names.get(link.peer, f"node {link.peer}")
+        neighbour = Neighbour(link.peer, name, link, self._from_neighbour, self._on_neighbour_lost)
+        self._router.neighbours[link.peer] = neighbour
+        self._start(neighbour.send_bodies(), f"sending to node {neighbour.node}")
+        neighbour.open()
+
+    async def _meet(self, peers: list[dict[str, Any]]) -> None:
+        """Opens the links: this node dials those of higher rank and waits for those of lower rank."""
+        for peer in peers:
+            self._names[peer["node"]] = peer["name"]
+        for node, neighbour in self._router.neighbours.items():
+            neighbour.name = self._names.get(node, neighbour.name)
+        self._desk.welcome = {"run": self._birth.run, "nodes": peers, "log_dir": str(self._birth.log_dir)}
+        event: dict[str, Any] = {"event": "ready"}
+        try:
+            async with asyncio.timeout(MESH_TIMEOUT), asyncio.TaskGroup() as tasks:
+                for peer in peers:
+                    if peer["node"] > self._birth.node:
+                        tasks.create_task(self._dial(peer))
+                    elif peer["node"] < self._birth.node:
+                        tasks.create_task(self._await_link(peer["node"]))
+        except* RLinfAsyncError as errors:
+            event = {"event": "failed", "error": "; ".join(str(error) for error in _leaves(errors))}
+        except* TimeoutError:
+            here = {*self._router.neighbours, self._birth.node}
+            missing = ", ".join(peer["name"] for peer in peers if peer["node"] not in here)
+            text = f"no link to {missing} within {MESH_TIMEOUT:g} s (is a firewall between the nodes?)"
+            event = {"event": "failed", "error": text}
+        self._say(event)
+
+    async def _await_link(self, node: int) -> None:
+        await self._expected(node)
+
+    async def _dial(self, peer: dict[str, Any]) -> None:
+        from rlinf_async._wire.dial import dial
+
+        birth = self._birth
+        assert birth.credentials is not None
+        link = await dial(
+            peer["address"],
+            node=birth.node,
+            peer=peer["node"],
+            run=birth.run,
+            credentials=birth.credentials,
+            timeout=MESH_TIMEOUT,
+        )
+        self._add_neighbour(link)
+
+    def _from_neighbour(self, neighbour: Neighbour, frame: list[Any], fds: list[int]) -> None:
+        if frame[0] == frames.GONE:
+            if frames.node_of(frame[3]) == neighbour.node:
+                self._desk.drop_owner(frame[3], ended=bool(frame[4]))
+            return
+        if frame[0] == frames.CLOCK:
+            self._desk.traces.on_clock(neighbour, frame)
+            return
+        try:
+            self._router.from_neighbour(neighbour, frame, fds)
+        except (TypeError, ValueError, IndexError, AttributeError):
+            logger.exception("node %d sent a frame that makes no sense", neighbour.node)
+
+    def _on_neighbour_lost(self, neighbour: Neighbour, reason: str) -> None:
+        if self._stop.is_set():
+            return
+        logger.warning("node %d (%s) is lost: %s", neighbour.node, neighbour.name, reason)
+        self._say({"event": "node_lost", "node": neighbour.node, "reason": reason})
+        facts = {"node": neighbour.node, "name": neighbour.name, "reason": reason}
+        self._desk.lost.append(facts)
+        self._router.tell_all("node_lost", facts)
+        self._desk.drop_node(neighbour.node)
+        # Where this side gave up, the other one still has to learn it.
+        self._start(neighbour.close(), f"closing the link to node {neighbour.node}")
+
+    # -- local processes ----------------------------------------------------------------------------------------
+
+    def _listen(self, listener: socket.socket) -> None:
+        if not self._stop.is_set():
+            self._loop.add_reader(listener.fileno(), self._accept, listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        """A driver connects, or a worker's subprocess."""
+        try:
+            sock, _ = listener.accept()
+        except OSError as error:
+            if error.errno in _SHORT and not self._admission.end_oldest():
+                # It would be readable all the time until something is closed.
+                self._loop.remove_reader(listener.fileno())
+                self._loop.call_later(AGAIN, self._listen, listener)
+            return
+        try:
+            check_peer(sock)
+        except (AuthError, OSError) as error:
+            logger.warning("a connection was refused: %s", error)
+            sock.close()
+            return
+        self._admission.add(sock)
+
+    def _begin(self, sock: socket.socket) -> Endpoint:
+        """It has said something: it gets an endpoint, and has to say hello first."""
+        pid, _ = peer_of(sock)
+        pidfd = os.pidfd_open(pid)
+        endpoint = self._router.new_endpoint("driver")
+        endpoint.pid, endpoint.pidfd = pid, pidfd
+        endpoint.connection = Connection(
+            sock,
+            self._loop,
+            on_frame=lambda frame, fds: self._from_driver(endpoint, frame, fds),
+            on_closed=lambda reason: self._cut_off(endpoint),
+        )
+        # A forked child of the driver may hold its socket open: its pidfd tells the truth.
+        self._loop.add_reader(pidfd, self._driver_gone, endpoint)
+        endpoint.connection.open()
+        return endpoint
+
+    def _from_driver(self, endpoint: Endpoint, frame: list[Any], fds: list[int]) -> None:
+        if frame[0] == frames.HELLO and not endpoint.is_known:
+            close_fds(fds)
+            self._greet(endpoint, frame[3])
+            return
+        try:
+            if not endpoint.is_known:
+                close_fds(fds)
+                raise FrameError("it has not said hello")
+            self._router.from_endpoint(endpoint, frame, fds)
+        except (FrameError, TypeError, ValueError, IndexError, AttributeError) as error:
+            logger.warning("the connection of %r is closed: %s: %s", endpoint, type(error).__name__, error)
+            self._driver_gone(endpoint)
+
+    def _greet(self, endpoint: Endpoint, facts: Any) -> None:
+        facts = facts if isinstance(facts, dict) else {}
+        if facts.get("protocol") != frames.PROTOCOL:
+            text = (
+                f"protocol {facts.get('protocol')} of the driver (rlinf_async in Python {facts.get('python')}) is not "
+                f"protocol {frames.PROTOCOL} of the daemon ({sys.executable}): both must be the same version"
+            )
+            self._router.tell(endpoint.id, "refused", {"error": ["VersionMismatch", text]})
+            self._loop.call_soon(self._driver_gone, endpoint)  # once these words have left
+            return
+        parent = None
+        if facts.get("role") == "worker":
+            try:
+                parent = self._desk.sub_workers.admit(endpoint, facts)
+            except AuthError as error:
+                logger.warning("a process is refused: %s", error)
+                self._router.tell(endpoint.id, "refused", {"error": ["AuthError", str(error)]})
+                self._loop.call_soon(self._driver_gone, endpoint)
+                return
+        endpoint.is_known = True
+        self._admission.remove(endpoint)
+        self._desk.greet(endpoint, parent)
+
+    def _cut_off(self, endpoint: Endpoint) -> None:
+        """A driver that closes its socket has left; how a subprocess has ended, its pidfd tells soon."""
+        if endpoint.root is None:
+            self._driver_gone(endpoint)
+
+    def _driver_gone(self, endpoint: Endpoint) -> None:
+        if endpoint.pidfd < 0:
+            return
+        self._loop.remove_reader(endpoint.pidfd)
+        pidfd, endpoint.pidfd = endpoint.pidfd, -1
+        os.close(pidfd)
+        self._admission.remove(endpoint)
+        if endpoint.connection is not None:
+            endpoint.connection.drain()  # its last words
+            endpoint.connection.close()
+            endpoint.connection = None  # each refers to the other, and the collector would leave both for long
+        if endpoint.root is not None:
+            self._desk.end_sub_worker(endpoint)
+        else:
+            self._router.endpoints.pop(endpoint.number, None)
+            self._router.end_resumptions(endpoint)
+            if endpoint.is_known:  # else nothing was done for it, and nobody has heard of it
+                self._desk.forget_endpoint(endpoint.id)
+
+    def _on_ask(self, source: int, ask: int, operation: str, arguments: Any) -> None:
+        self._start(self._desk.answer(source, ask, operation, arguments), operation)
+
+    def _abandon(self, group: Group) -> None:
+        self._start(self._desk.close_group(group, GRACE), f"closing group '{group.name}'")
+
+    def _start(self, work: Coroutine[Any, Any, None], what: str) -> None:
+        """Makes it one of this node's tasks: what goes wrong in it is logged and ends nothing else."""
+        task = _logged(work, what)
+        try:
+            self._tasks.create_task(task)
+        except RuntimeError:  # this node has ended
+            task.close()
+            work.close()
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def _on_sigterm(self) -> None:
+        """The guardian is gone, or passes on what ends this machine."""
+        logger.info("SIGTERM: ending")
+        signal.alarm(LAST_RESORT)
+        self._stop.set()
+
+    async def _close_everything(self) -> None:
+        self._desk.closing = True
+        self._desk.questions.close()
+        if not self._in_order:
+            # Whoever counts on this node learns that it is lost now, and not when its groups have had their time.
+            await asyncio.gather(self._take_leave(), self._close_groups())
+        else:
+            await self._close_groups()
+            await self._take_leave()
+        if self._server is not None:
+            await self._server.stop()
+        self._templates.close()
+
+    async def _close_groups(self) -> None:
+        await asyncio.gather(
+            *(
+                _logged(self._desk.close_group(group, GRACE), f"closing group '{group.name}'")
+                for group in list(self._desk.groups.values())
+            )
+        )
+
+    async def _take_leave(self) -> None:
+        """Of the other nodes and of the drivers."""
+        self._admission.close()
+        for endpoint in list(self._router.endpoints.values()):
+            if endpoint.pidfd >= 0:
+                self._driver_gone(endpoint)
+        neighbours = self._router.neighbours.values()
+        await asyncio.gather(
+            *(_logged(neighbour.close(), f"closing the link to node {neighbour.node}") for neighbour in neighbours)
+        )
+
+
+async def _logged(work: Coroutine[Any, Any, None], what: str) -> None:
+    try:
+        await work
+    except Exception:
+        logger.exception("%s failed", what)
+
+
+def _leaves(group: BaseExceptionGroup[Any]) -> list[BaseException]:
+    leaves: list[BaseException] = []
+    for error in group.exceptions:
+        leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return leaves
+
+
+def make_run_dir(path: str | None, run: str, node: int) -> Path:
+    """The node's own directory, mode 0700, under the run's.
+
+    Raises:
+        AuthError: the path exists and is not this user's alone.
+    """
+    if path is not None:
+        base = Path(path)
+    elif runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        base = Path(runtime) / f"rlinf-{run}"
+    else:
+        import tempfile
+
+        base = Path(tempfile.gettempdir()) / f"rlinf-{os.getuid()}-{run}"
+    for directory in (base, base / f"node-{node}"):
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
+        status = directory.lstat()
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise AuthError(f"{directory} must be a directory of this user alone (mode 0700)")
+    return base / f"node-{node}"

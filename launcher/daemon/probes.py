@@ -1,0 +1,122 @@
+"""Questions about this node's hardware that a process of its own answers: what it loads cannot hurt the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from rlinf_async.errors import ConfigError, LaunchError
+from rlinf_async.hardware import EXTENSION
+
+from .probe_process import Inquiry
+
+logger = logging.getLogger(__name__)
+
+PATIENCE: Final = 30.0
+"""Seconds for one question."""
+RENDERERS_PATIENCE: Final = 8.0
+"""Seconds for the graphics driver, for which the first workers wait."""
+
+_OTHER_RENDERERS: Final = ("osmesa", "glx")
+
+
+class Questions:
+    """Asks, on behalf of one node.
+
+    Args:
+        node: its name, for errors.
+        environment: what its workers inherit.
+    """
+
+    def __init__(self, node: str, environment: Mapping[str, str]) -> None:
+        self._node = node
+        self._environment = dict(environment)
+        self._renderers: asyncio.Future[dict[str, int]] | None = None
+        self._inquiries: set[Inquiry] = set()
+
+    async def find_renderers(self, facts: Mapping[str, Any]) -> None:
+        """Learns which EGL device is which GPU, where the node has GPUs of a maker that tells."""
+        if facts.get("accelerator_type") != "NV_GPU" or facts.get("rehearsed") or not facts["gpus"]:
+            return
+        self._renderers = asyncio.get_running_loop().create_future()
+        found: dict[str, int] = {}
+        try:
+            async with asyncio.timeout(RENDERERS_PATIENCE):
+                found = await self._ask("egl", [gpu["id"] for gpu in facts["gpus"]], None)
+        except (LaunchError, TimeoutError) as error:
+            logger.warning("EGL devices are not known: %s", error or "the graphics driver does not answer")
+        finally:
+            self._renderers.set_result(found)
+
+    async def rendering(self, worker: Mapping[str, str], said: Mapping[str, str]) -> dict[str, str]:
+        """A worker's variables with its EGL device as this node knows it.
+
+        Args:
+            worker: those of the worker alone, where the device is guessed.
+            said: all of them, which says whether EGL renders at all.
+        """
+        changed = dict(worker)
+        if said.get("MUJOCO_GL", "").lower() in _OTHER_RENDERERS:
+            for name in ("MUJOCO_EGL_DEVICE_ID", "EGL_DEVICE_ID"):
+                changed.pop(name, None)
+            return changed
+        visible = worker.get("VISIBLE_DEVICES", "").split(",")
+        if self._renderers is None or not visible[0]:
+            return changed
+        isolated = worker.get("ISOLATE_ACCELERATOR", "1") == "1"
+        own = visible[0 if isolated else int(worker.get("LOCAL_ACCELERATOR_RANK", 0))]
+        number = (await asyncio.shield(self._renderers)).get(own)
+        if number is not None:
+            changed |= {"MUJOCO_EGL_DEVICE_ID": str(number), "EGL_DEVICE_ID": str(number)}
+        return changed
+
+    async def do_inventory(self, source: int, ask: int, arguments: Any) -> list[str]:
+        """What the node has besides accelerators: a pickle, in hex, and a warning (or nothing) for the user.
+
+        ``arguments``: ``node_rank``, ``sections``, ``sys_path``, ``extension``, ``python``.
+        """
+        question = {key: arguments[key] for key in ("node_rank", "sections", "sys_path")}
+        told = await self._ask("inventory", [], question, {EXTENSION: arguments["extension"]}, arguments["python"])
+        if told["error"]:
+            raise ConfigError(f"on {self._node}: {told['error']}")
+        return [told["resources"], f"on {self._node}: {told['warning']}" if told["warning"] else ""]
+
+    def close(self) -> None:
+        """Ends what is still being found out."""
+        for inquiry in self._inquiries:
+            inquiry.kill()
+
+    async def _ask(
+        self,
+        module: str,
+        words: Sequence[str],
+        question: Any,
+        variables: Mapping[str, str] | None = None,
+        python: str | None = None,
+    ) -> dict[str, Any]:
+        """The answer of ``python -m rlinf_async.hardware.<module>``.
+
+        Raises:
+            LaunchError: it does not answer, with the last lines that it wrote.
+        """
+        program = [python or sys.executable, "-P", "-m", f"rlinf_async.hardware.{module}", *words]
+        inquiry = Inquiry(program, json.dumps(question), {**self._environment, **(variables or {})})
+        self._inquiries.add(inquiry)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                stdout, stderr, code = await inquiry.answer()
+        except TimeoutError as error:
+            raise LaunchError(f"no answer about the hardware of {self._node} within {PATIENCE:g} s") from error
+        finally:
+            self._inquiries.discard(inquiry)
+            inquiry.close()
+        try:
+            answer: dict[str, Any] = json.loads(stdout)
+        except ValueError as error:
+            last = "\n".join(stderr.strip().splitlines()[-5:])
+            raise LaunchError(f"no answer about the hardware of {self._node} (exit code {code}): {last}") from error
+        return answer

@@ -1,0 +1,491 @@
+"""What a node's daemon does when it is asked: names, groups, stores, status.
+
+Each operation is a method; its argument and result are plain data.  What it raises arrives at the asker as an error of
+the same name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from rlinf_async._core import frames
+from rlinf_async._core.descriptors import explained_shortage
+from rlinf_async._wire.unix import Connection
+from rlinf_async.errors import ClosedError, LaunchError
+
+from .activity import Activity
+from .call_check import CallCheck
+from .channel_names import ChannelNames
+from .channels import LATER, Channels
+from .cleanup import run_all
+from .death_watch import Obituaries
+from .device_locks import Locks
+from .emulated_lines import EmulatedLines
+from .endpoint import Endpoint
+from .group_names import Names
+from .ports import Ports
+from .probes import Questions
+from .profiled_worker import ProfiledBirth
+from .resources import count_memory
+from .router import Router
+from .stuck_ranks import StuckRanks
+from .sub_workers import SubWorkers
+from .templates import MARKER, Template, Templates
+from .trace_service import Traces
+from .worker_env import Workplace, prepare
+from .worker_process import DESCRIPTORS, Birth, WorkerProcess
+
+logger = logging.getLogger(__name__)
+
+GRACE: Final = 2.0
+"""Seconds that workers have for an orderly end when nobody says otherwise."""
+
+_KEPT: Final = frozenset({
+    "await_spans", "find_channel", "host_channel", "join", "lease_port", "lock_devices", "lookup", "name_channel",
+    "open_store", "promise_channel", "redeem_promise", "reserve", "spawn", "watch", "watched_by",
+})  # fmt: skip
+"""Operations that keep something for the asker: those of a process that is gone come too late.
+
+A frame is read before its connection ends, but its operation begins in a task of its own, maybe after the cleanup.
+"""
+
+MAX_UNOBSERVED: Final = 1000
+"""Errors that a daemon keeps for the launcher: one is enough for the exit code, and people read the first ones."""
+
+
+@dataclass
+class Group:
+    """The part of a worker group that lives on this node."""
+
+    name: str
+    owner: int
+    workers: list[Endpoint] = field(default_factory=list)
+    closed: asyncio.Future[None] | None = None
+
+
+@dataclass(frozen=True)
+class Site:
+    """What is fixed about this node: where things are, what workers inherit."""
+
+    run: str
+    node: int
+    name: str
+    address: str
+    log_dir: Path
+    environment: dict[str, str]
+    cpus: int
+    sync: tuple[str, str] | None = None
+    tee: str = "all"
+
+
+class Desk:
+    """Answers the asks that come to one daemon.
+
+    Attributes:
+        welcome: what every process of this node is told of the run when it attaches.
+        lost: the nodes that are lost, as they were told to those who were attached then.
+        closing: this node ends; no worker is started any more.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        site: Site,
+        templates: Templates,
+        router: Router,
+        abandon: Callable[[Group], None],
+    ) -> None:
+        """``abandon`` has a group closed of which nobody waits for the end."""
+        self._loop = loop
+        self._site = site
+        self._templates = templates
+        self._abandon = abandon
+        self.router = router
+        self.welcome: dict[str, Any] = {}
+        self.lost: list[dict[str, Any]] = []
+        self.closing = False
+        self.groups: dict[tuple[int, str], Group] = {}
+        self._stores: dict[tuple[int, str], socket.socket] = {}
+        self.gone: set[int] = set()
+        self.channels = Channels(loop, router, self.gone, count_memory() // 2)
+        self.channel_names = ChannelNames(self._answer, self.gone, self.lost)
+        self.obituaries = Obituaries(router)
+        self.names = Names(self._answer, self.gone, self.lost)
+        self.locks = Locks(self._answer)
+        self.ports = Ports(site.address)
+        self.sub_workers = SubWorkers(router, site.name)
+        self.questions = Questions(site.name, site.environment)
+        self.lines = EmulatedLines()
+        self.stuck_ranks = StuckRanks(router)
+        self.call_check = CallCheck(loop, router)
+        self.traces = Traces(router, site.name, site.run, site.log_dir, lambda: self.welcome, self._answer, self.gone)
+        self.activity = Activity(router, templates, self.names, self.channels, self.channel_names, self.locks)
+        self.unobserved: dict[tuple[int, str], str] = {}
+        """Errors that the script has not got; what is left of them at the end is told to the launcher."""
+
+    async def answer(self, source: int, ask: int, operation: str, arguments: Any) -> None:
+        """Does what is asked and sends the ANSWER."""
+        ok, value = True, None
+        try:
+            owners = (
+                self, self.names, self.channels, self.channel_names, self.obituaries, self.locks, self.ports,
+                self.questions, self.traces, self.lines, self.stuck_ranks, self.activity, self.call_check,
+            )  # fmt: skip
+            method = next(filter(None, (getattr(owner, f"do_{operation}", None) for owner in owners)), None)
+            if method is None:
+                raise ValueError(f"a daemon knows no operation {operation!r}")
+            _check_names(operation, arguments)
+            if source in self.gone and operation in _KEPT:
+                raise LaunchError(f"{operation}: the process that asked for this is gone")
+            value = await method(source, ask, arguments)
+        except asyncio.CancelledError:
+            raise
+        except Exception as caught:
+            error = _first(caught)
+            ok, value = False, [type(error).__name__, str(error)]
+            if not isinstance(error, (ValueError, LaunchError, KeyError, ClosedError)):
+                logger.exception("%s failed", operation)
+        if value is not LATER:
+            self._answer(source, ask, ok, value)
+
+    def _answer(self, target: int, ask: int, ok: bool, value: Any) -> None:
+        me = frames.endpoint(self._site.node, 0)
+        try:
+            self.router.deliver((frames.ANSWER, 0, me, target, ask, ok, value))
+        except (ValueError, TypeError) as error:  # it cannot travel
+            self.router.deliver((frames.ANSWER, 0, me, target, ask, False, ["LaunchError", str(error)]))
+
+    def greet(self, endpoint: Endpoint, parent: dict[str, Any] | None = None) -> None:
+        """The first that a process hears; a subprocess of a worker also hears of that."""
+        facts = {"endpoint": endpoint.id, "node": self._site.node, **self.welcome, "lost": self.lost, "parent": parent}
+        endpoint.send((frames.HELLO, 0, frames.endpoint(self._site.node, 0), facts))
+
+    # -- groups -------------------------------------------------------------------------------------------------
+
+    async def do_open_store(self, source: int, ask: int, arguments: Any) -> int:
+        """A listening socket on this node's own address for the group's first rank; its port."""
+        with explained_shortage(self._site.name, f"the store of group '{arguments['group']}'", 1):
+            listener = self._listen()
+        earlier = self._stores.pop((source, arguments["group"]), None)
+        if earlier is not None:
+            earlier.close()
+        self._stores[source, arguments["group"]] = listener
+        return int(listener.getsockname()[1])
+
+    def _listen(self) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self._site.address else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            listener.bind((self._site.address, 0))
+            listener.listen(1024)
+        except OSError:
+            listener.close()
+            raise
+        return listener
+
+    async def do_spawn(self, source: int, ask: int, arguments: Any) -> list[list[Any]]:
+        """Starts workers on this node; ``[number, pid, log path]`` of each, in the order of the request."""
+        count = len(arguments["workers"])
+        what = f"{count} worker{'s' * (count != 1)} of group '{arguments['group']}'"
+        with explained_shortage(self._site.name, what, count * DESCRIPTORS):
+            return await self._spawn(source, arguments)
+
+    async def _spawn(self, source: int, arguments: Any) -> list[list[Any]]:
+        name = arguments["group"]
+        while (group := self.groups.setdefault((source, name), Group(name, source))).closed is not None:
+            await asyncio.shield(group.closed)  # an earlier one of this name, on its way out
+        place = prepare(self._site.environment, arguments, self._site.name)
+        template = self._templates.get(place.special, place.python)
+        births = await asyncio.gather(
+            *(self._start_worker(group, template, place, arguments, worker) for worker in arguments["workers"]),
+            return_exceptions=True,
+        )
+        born = [birth for birth in births if isinstance(birth, Endpoint)]
+        for birth in births:
+            if isinstance(birth, BaseException):
+                await asyncio.gather(*(self._undo(group, endpoint) for endpoint in born))
+                if not group.workers and group.closed is None:
+                    self.groups.pop((source, name), None)
+                raise birth
+        return [[endpoint.number, endpoint.process.pid, endpoint.process.log_path] for endpoint in born]  # type: ignore[union-attr]
+
+    async def _undo(self, group: Group, endpoint: Endpoint) -> None:
+        """Ends a worker whose group does not come to be; returns once it is reaped."""
+        assert endpoint.process is not None
+        endpoint.process.closing = True
+        endpoint.process.kill()
+        await asyncio.shield(endpoint.process.ended)
+        self.router.endpoints.pop(endpoint.number, None)
+        if endpoint in group.workers:
+            group.workers.remove(endpoint)
+
+    async def _start_worker(
+        self, group: Group, template: Template, place: Workplace, arguments: Any, worker: Any
+    ) -> Endpoint:
+        site = self._site
+        environment = place.variables(await self.questions.rendering(worker["env"], place.variables(worker["env"])))
+        threads = _first_number(environment.get("OMP_NUM_THREADS")) or max(1, site.cpus // len(arguments["workers"]))
+        environment |= {"RLINF_RUN_ID": site.run, "RLINF_NODE_RANK": str(site.node)}
+        environment.setdefault("OMP_NUM_THREADS", str(threads))
+        endpoint = self.router.new_endpoint("worker")
+        token = f"{site.run[:8]:0>8}{endpoint.id & 0xFFFFFFFF:08x}"
+        environment[MARKER] = token
+        spec = {
+            "env": environment,
+            "token": token,
+            "cwd": self._here(arguments["cwd"]),
+            "sys_path": [*place.paths, *(self._here(entry) for entry in arguments["sys_path"])],
+            "script": self._here(arguments["script"]) if arguments["script"] else None,
+            "seed": None if arguments["seed"] is None else arguments["seed"] + worker["rank"],
+            "threads": threads,
+            "max_concurrency": arguments["max_concurrency"],
+            "shortcuts": self.router.grant_shortcuts(endpoint),
+            "info": {**worker["info"], "node_name": site.name},
+            "world_size": arguments["world_size"],
+            "group": group.name,
+            "config": arguments.get("config", ""),
+        }
+        store = self._stores.pop((group.owner, group.name), None) if worker["rank"] == 0 else None
+        on_lines = None
+        if not arguments["quiet"] and site.tee != "none" and _teed(site.tee, worker["rank"]):
+            prefix = f"{group.name}:{worker['rank']}@{site.name}"
+
+            def on_lines(stream: str, lines: list[str]) -> None:
+                facts = {"who": prefix, "stream": stream, "lines": lines, "log": process.log_of(stream)}
+                self.router.tell(group.owner, "output", facts)
+
+        birth = Birth(group.name, worker["rank"], worker["address"], spec, store, on_lines)
+        process = WorkerProcess(self._loop, birth, site.name, site.log_dir)
+        endpoint.process = process
+        try:
+            nursery = self._profiled(worker.get("profiler"), place, spec) or template
+            sock = await process.start(nursery, lambda: self._died(endpoint))
+        except BaseException:
+            self.router.endpoints.pop(endpoint.number, None)
+            raise
+        if group.closed is not None or group.owner in self.gone or self.closing:
+            sock.close()
+            await self._undo(group, endpoint)
+            raise LaunchError(f"group '{group.name}' was closed while its workers were started")
+        endpoint.connection = Connection(
+            sock,
+            self._loop,
+            on_frame=lambda frame, fds: self.router.from_endpoint(endpoint, frame, fds),
+            on_closed=lambda reason: None,  # its pidfd tells of its death; end-of-file proves nothing
+        )
+        self.greet(endpoint)
+        endpoint.connection.open()
+        group.workers.append(endpoint)
+        return endpoint
+
+    def _profiled(self, profiler: Any, place: Workplace, spec: dict[str, Any]) -> ProfiledBirth | None:
+        """What starts a worker that a profiler is wrapped around; None where there is none."""
+        if profiler is None:
+            return None
+        python = place.python or self._templates.python
+        return ProfiledBirth(profiler, spec["env"], python, self._site, self._templates.open_files)
+
+    def _here(self, path: str) -> str:
+        """A path of the driver's machine, as it is called on this one (``--sync``)."""
+        if self._site.sync is None:
+            return path
+        near, far = self._site.sync
+        if path == near or path.startswith(near.rstrip("/") + "/"):
+            return far + path[len(near.rstrip("/")) :]
+        return path
+
+    def _died(self, endpoint: Endpoint) -> None:
+        process = endpoint.process
+        assert process is not None
+        if endpoint.connection is not None:
+            endpoint.connection.drain()
+        group = next((group for group in self.groups.values() if endpoint in group.workers), None)
+        if process.closing:
+            self._bury(endpoint, group, expected=True)
+        else:
+            # Whether its group is closed meanwhile makes no difference to how it has ended.
+            self.call_check.begin([endpoint], lambda: self._bury(endpoint, group, expected=False))
+
+    def _bury(self, endpoint: Endpoint, group: Group | None, *, expected: bool) -> None:
+        process = endpoint.process
+        assert process is not None
+        story = process.story(endpoint.debts.methods(time.monotonic()))
+        if not expected:
+            logger.warning("worker %s (pid %d) %s", process.birth.name, process.pid, story["verdict"])
+        parts = [
+            lambda: self.router.bury(endpoint, story, expected=expected),
+            lambda: self.obituaries.ended(endpoint.id, None if expected else story),
+            lambda: self.forget_endpoint(endpoint.id, ended=process.closing),
+        ]
+        if group is not None and not expected:
+            parts.append(lambda: self.router.tell(group.owner, "died", {**story, "endpoint": endpoint.id}))
+        run_all(f"worker {process.birth.name}", parts)
+
+    async def do_close(self, source: int, ask: int, arguments: Any) -> bool:
+        """Ends the workers of a group on this node, in order if they can within ``grace`` seconds."""
+        group = self.groups.get((source, arguments["group"]))
+        if group is not None:
+            await self.close_group(group, arguments["grace"])
+        return True
+
+    async def close_group(self, group: Group, grace: float) -> None:
+        """Returns once every worker of the group, and what it left behind, is gone."""
+        if group.closed is not None:
+            await asyncio.shield(group.closed)
+            return
+        group.closed = self._loop.create_future()
+        try:
+            store = self._stores.pop((group.owner, group.name), None)
+            if store is not None:
+                store.close()
+            processes = []
+            me = frames.endpoint(self._site.node, 0)
+            for endpoint in group.workers:
+                assert endpoint.process is not None
+                if endpoint.obituary is not None:
+                    self.forget_endpoint(endpoint.id)  # its channels have lived on with the group
+                endpoint.process.closing = True
+                endpoint.send((frames.STOP, 0, me, max(0.0, grace * 0.8)))
+                processes.append(endpoint.process)
+            waiting = [process.ended for process in processes if not process.ended.done()]
+            if waiting:
+                await asyncio.wait(waiting, timeout=grace)
+            for process in processes:
+                process.kill()
+            waiting = [process.ended for process in processes if not process.ended.done()]
+            if waiting:
+                await asyncio.wait(waiting)
+            for endpoint in group.workers:
+                self.router.endpoints.pop(endpoint.number, None)
+                self.sub_workers.forget(endpoint)
+        finally:
+            self.groups.pop((group.owner, group.name), None)
+            group.closed.set_result(None)
+
+    # -- those who are gone -------------------------------------------------------------------------------------
+
+    def end_sub_worker(self, endpoint: Endpoint) -> None:
+        """A subprocess of a worker has ended."""
+        story = self.sub_workers.end(endpoint)
+        if story is not None:
+            logger.warning("worker %s (pid %d) %s", endpoint.name, endpoint.pid, story["verdict"])
+        parts = (lambda: self.obituaries.ended(endpoint.id, story), lambda: self.forget_endpoint(endpoint.id))
+        run_all(f"worker {endpoint.name}", parts)
+
+    def forget_endpoint(self, gone: int, *, ended: bool = True) -> None:
+        """An endpoint of this node is no more: here and elsewhere nobody need do anything for it.
+
+        Args:
+            ended: what it shared with its group, its channels, ends too.
+        """
+        frame = (frames.GONE, 0, frames.endpoint(self._site.node, 0), gone, ended)
+        parts = (lambda: self.router.broadcast(frame), lambda: self.drop_owner(gone, ended=ended))
+        run_all(f"endpoint {gone}", parts)
+
+    def drop_owner(self, gone: int, *, ended: bool = True) -> None:
+        """Frees what an endpoint (of any node) owned: its calls, its names and lookups, its stores, its groups."""
+        self.gone.add(gone)
+        parts: list[Callable[[int], None]] = [
+            self.channels.drop_party, self.channel_names.drop_party, self.obituaries.forget, self.locks.drop,
+            self.ports.drop, self.traces.drop,
+            *((self.channels.drop_owner, self.channel_names.drop_owner) if ended else ()),
+            self.router.drop_caller, self.names.drop, self._drop_stores, self._abandon_groups,
+        ]  # fmt: skip
+        run_all(f"endpoint {gone}", (functools.partial(part, gone) for part in parts))
+
+    def _drop_stores(self, owner: int) -> None:
+        for key in [key for key in self._stores if key[0] == owner]:
+            self._stores.pop(key).close()
+
+    def _abandon_groups(self, owner: int) -> None:
+        for group in [group for group in self.groups.values() if group.owner == owner]:
+            self._abandon(group)
+
+    def drop_node(self, node: int) -> None:
+        """Frees what the endpoints of a lost node owned here."""
+        owners = self.names.parties() | {owner for owner, _ in (*self._stores, *self.groups)}
+        owners |= self.router.callers_on(node) | self.channels.parties_and_owners()
+        owners |= self.channel_names.table.parties() | self.locks.holders() | self.ports.owners()
+        for owner in owners:
+            if frames.node_of(owner) == node:
+                self.drop_owner(owner)
+        self.channel_names.table.lose_node(node)
+        self.traces.look_again()
+
+    # -- errors that the script has not got -------------------------------------------------------------------------
+
+    async def do_failed(self, source: int, ask: int, arguments: Any) -> bool:
+        if len(self.unobserved) < MAX_UNOBSERVED:
+            self.unobserved[source, arguments["key"]] = arguments["text"]
+        return True
+
+    async def do_heard(self, source: int, ask: int, arguments: Any) -> bool:
+        self.unobserved.pop((source, arguments["key"]), None)
+        return True
+
+    # -- questions ----------------------------------------------------------------------------------------------
+
+    async def do_status(self, source: int, ask: int, arguments: Any) -> dict[str, Any]:
+        """What this daemon has: for people and for tests."""
+        checked = asyncio.Event()
+        self.call_check.begin(self.router.endpoints.values(), checked.set)
+        await checked.wait()
+        now = time.monotonic()
+        return {
+            "node": self._site.node,
+            "pid": os.getpid(),
+            "groups": {
+                group.name: len(group.workers) for group in self.groups.values() if group.owner not in self.gone
+            },
+            "endpoints": len(self.router.endpoints),
+            "busy": {
+                endpoint.process.birth.name: endpoint.debts.methods(now)
+                for endpoint in self.router.endpoints.values()
+                if endpoint.process is not None and len(endpoint.debts)
+            },
+            "names": self.names.directory.names(),
+            "channels": self.channels.status(),
+            "devices": self.locks.status(),
+            "ports": self.ports.status(),
+            "calls_sent": {str(node): neighbour.calls_sent for node, neighbour in self.router.neighbours.items()},
+        }
+
+    def close_stores(self) -> None:
+        for store in self._stores.values():
+            store.close()
+        self._stores.clear()
+
+
+def _first(error: Exception) -> Exception:
+    """The first of what a task group gathered: that is what went wrong."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _check_names(operation: str, arguments: Any) -> None:
+    """Names are texts: they are sorted and compared with those of others."""
+    for key in ("name", "group"):
+        if isinstance(arguments, dict) and type(arguments.get(key, "")) is not str:
+            raise ValueError(f"{operation}: {key} must be a text, got {arguments[key]!r}")
+
+
+def _first_number(text: str | None) -> int | None:
+    """Of a list such as OpenMP's ``"4,2"``, a number per level; None where it does not begin with one."""
+    try:
+        return max(1, int((text or "").split(",")[0]))
+    except ValueError:
+        return None
+
+
+def _teed(tee: str, rank: int) -> bool:
+    return tee in ("all", "") or str(rank) in tee.split(",")

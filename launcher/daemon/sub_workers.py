@@ -1,0 +1,116 @@
+"""Workers in plain subprocesses of this node's workers: who may join, and what is told when one ends."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from rlinf_async.errors import AuthError
+
+from .endpoint import Endpoint
+from .exit_status import verdict_of
+from .router import Router
+from .templates import MARKER, NOBODY
+
+
+class SubWorkers:
+    """Processes that a worker has started by itself, and that have attached themselves to its node.
+
+    One is known by the mark that every descendant of a worker carries in its environment, and may call itself by no
+    other name than one below that worker's.  It ends with the worker, if it has not ended before.
+    """
+
+    def __init__(self, router: Router, node_name: str) -> None:
+        self._router = router
+        self._node_name = node_name
+        self._of: dict[int, list[Endpoint]] = {}
+        """By the number of the worker that they descend from; also those that have ended."""
+
+    def admit(self, endpoint: Endpoint, facts: dict[str, Any]) -> dict[str, Any]:
+        """Lets a process be a worker below the one that it descends from; what is known about that one.
+
+        Raises:
+            AuthError: it descends from none, or from another one than it says.
+        """
+        root = self._ancestor(endpoint.pid)
+        address = facts.get("address")
+        if root is None or root.process is None:
+            raise AuthError(
+                f"process {endpoint.pid} wants to be worker {address!r} and descends from no worker of node "
+                f"{self._node_name}: only a subprocess that a worker has started, with its environment, may join"
+            )
+        name = root.process.birth.name
+        called = address if isinstance(address, str) else ""
+        below = called.removeprefix(f"{name}:")
+        if below == called or not all(rank.isascii() and rank.isdecimal() for rank in below.split(":")):
+            raise AuthError(
+                f"process {endpoint.pid} descends from worker '{name}' and wants to be {address!r}: give the parent's "
+                "own worker_address as parent_address="
+            )
+        endpoint.root = root
+        endpoint.name = called
+        self._of.setdefault(root.number, []).append(endpoint)
+        info: dict[str, Any] = root.process.birth.spec["info"]
+        return {**info, "log": root.process.log_path}
+
+    def _ancestor(self, pid: int) -> Endpoint | None:
+        token = _token_of(pid)
+        for endpoint in self._router.endpoints.values():
+            process = endpoint.process
+            if process is not None and process.verdict is None and process.birth.spec["token"] == token:
+                return endpoint
+        return None
+
+    def end(self, endpoint: Endpoint) -> dict[str, Any] | None:
+        """One has ended: buries it.  Its story; None where the group of its ancestor is being closed."""
+        assert endpoint.root is not None
+        root = endpoint.root.process
+        assert root is not None
+        group, _, rank = endpoint.name.rpartition(":")
+        story = {
+            "group": group,
+            "rank": int(rank),
+            "node": self._node_name,
+            "pid": endpoint.pid,
+            **_verdict_on(endpoint.pid),
+            "methods": [],
+            "last_words": root.last_words(),
+            "log_path": root.log_path,
+            "when": time.time(),
+        }
+        self._router.bury(endpoint, story, expected=root.closing)
+        return None if root.closing else story
+
+    def forget(self, root: Endpoint) -> None:
+        """A worker's group is closed: nobody asks for what became of its subprocesses any more."""
+        for endpoint in self._of.pop(root.number, ()):
+            if endpoint.obituary is not None:
+                self._router.endpoints.pop(endpoint.number, None)
+
+
+def _token_of(pid: int) -> str | None:
+    """The mark of the worker that a process descends from."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    for variable in variables:
+        name, _, value = variable.partition(b"=")
+        if name == MARKER.encode():
+            return None if value == NOBODY.encode() else value.decode("ascii", "replace")
+    return None
+
+
+def _verdict_on(pid: int) -> dict[str, Any]:
+    """How a process has ended that is somebody else's child; the kernel says it until its parent has asked."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        state, status = fields[0], int(fields[49])
+    except (OSError, ValueError, IndexError):
+        state, status = "", 0
+    if state != "Z":
+        text = "has ended (it was a subprocess: how, only its parent knows)"
+        return {"verdict": text, "signal": None, "exit_code": None}
+    verdict = verdict_of(status)
+    return {"verdict": verdict.text, "signal": verdict.signal, "exit_code": verdict.exit_code}

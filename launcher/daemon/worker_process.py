@@ -1,0 +1,220 @@
+"""One worker process: born from a template, watched by pidfd, buried with a verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from rlinf_async.errors import LaunchError
+
+from .exit_status import Verdict, reap
+from .guardian import children
+from .oom import MemoryKills
+from .process_state import Image, image_of
+from .templates import MARKER, Template
+from .worker_output import Output, log_lacks
+
+DESCRIPTORS: Final = 9
+"""What a worker costs its daemon while it is born: two ends of a socket and of two pipes, two logs, a pidfd."""
+
+_SUFFIXES: Final = {"stdout": ".out", "stderr": ".err"}
+
+
+class Nursery(Protocol):
+    """What starts workers: a template, or a profiler around one."""
+
+    async def fork(self, spec: Mapping[str, Any], fds: Sequence[int]) -> int: ...
+
+
+@dataclass
+class Birth:
+    """What a worker process is made from; plain data, and the descriptors that it takes along."""
+
+    group: str
+    rank: int
+    name: str
+    spec: dict[str, Any]
+    store: socket.socket | None = None
+    on_lines: Callable[[str, list[str]], None] | None = field(default=None, repr=False)
+
+
+class WorkerProcess:
+    """A child of this daemon.
+
+    ``ended`` is done with the verdict once the process is dead, its last words are read and its descendants are gone.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, birth: Birth, node: str, log_dir: Path) -> None:
+        self._loop = loop
+        self.birth = birth
+        self.node = node
+        self.log = log_dir / birth.group.replace("/", "_") / f"rank_{birth.rank}"
+        self.pid = 0
+        self.verdict: Verdict | None = None
+        self.ended: asyncio.Future[Verdict] = loop.create_future()
+        self.closing = False
+        self._told_verdict = ""
+        self.image: Image | None = None
+        """What it runs as long as it is a worker; not known of one that a profiler starts."""
+        self._pidfd = -1
+        self._memory_kills = MemoryKills.count()
+        self._outputs: list[Output] = []
+        self._orphans: set[int] = set()
+
+    def __repr__(self) -> str:
+        state = self.verdict.text if self.verdict else "alive"
+        return f"<WorkerProcess {self.birth.name} pid {self.pid} {state}>"
+
+    @property
+    def log_path(self) -> str:
+        return self.log_of("stderr")
+
+    def log_of(self, stream: str) -> str:
+        return f"{self.log}{_SUFFIXES[stream]}"
+
+    async def start(self, template: Nursery, on_death: Callable[[], None]) -> socket.socket:
+        """Forks the process; this node's end of its socket.
+
+        Raises:
+            LaunchError: it could not be forked.
+        """
+        try:
+            near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        except BaseException:
+            if self.birth.store is not None:
+                self.birth.store.close()
+            raise
+        fds = [far.fileno()]
+        try:
+            for name in _SUFFIXES:
+                read, write = os.pipe2(os.O_CLOEXEC)
+                fds.append(write)
+                on_lines = None if self.birth.on_lines is None else functools.partial(self.birth.on_lines, name)
+                try:
+                    self._outputs.append(Output(self._loop, read, Path(self.log_of(name)), on_lines))
+                except BaseException:
+                    os.close(read)
+                    raise
+            if self.birth.store is not None:
+                fds.append(self.birth.store.fileno())
+            self.pid = await template.fork({**self.birth.spec, "parent": os.getpid()}, fds)
+            self._pidfd = self._open_pidfd()
+            if isinstance(template, Template):
+                self.image = image_of(self.pid)
+        except BaseException:
+            near.close()
+            for output in self._outputs:
+                output.close()
+            raise
+        finally:
+            far.close()
+            for fd in fds[1:3]:
+                os.close(fd)
+            if self.birth.store is not None:
+                self.birth.store.close()
+        self._loop.add_reader(self._pidfd, self._died, on_death)
+        return near
+
+    def _open_pidfd(self) -> int:
+        try:
+            return os.pidfd_open(self.pid)
+        except OSError as error:
+            # It waits for a first word that it will never hear.
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            raise LaunchError(f"a worker could not be watched: {error} (`ulimit -n`?)") from error
+
+    def _died(self, on_death: Callable[[], None]) -> None:
+        verdict = reap(self._pidfd, self._memory_kills)
+        if verdict is None:
+            return
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self.verdict = verdict
+        self._sweep()  # first of all: what is left may write into the outputs for ever
+        for output in self._outputs:
+            output.close()
+        on_death()
+
+    # -- descendants --------------------------------------------------------------------------------------------
+
+    def _sweep(self) -> None:
+        """Ends what the worker left behind; this daemon, a subreaper, has become its parent."""
+        marker = f"{MARKER}={self.birth.spec['token']}".encode()
+        for pid in children():
+            if pid not in self._orphans and (_carries(pid, marker) or _session_of(pid) == self.pid):
+                with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or is another user's now
+                    os.kill(pid, signal.SIGKILL)
+                    pidfd = os.pidfd_open(pid)
+                    self._orphans.add(pid)
+                    self._loop.add_reader(pidfd, self._orphan_died, pid, pidfd)
+        # Only now: what is ending bears no mark any more, and what it leaves in turn would be missed.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        if not self._orphans and not self.ended.done():
+            assert self.verdict is not None
+            self.ended.set_result(self.verdict)
+
+    def _orphan_died(self, pid: int, pidfd: int) -> None:
+        self._loop.remove_reader(pidfd)
+        os.close(pidfd)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+        self._orphans.discard(pid)
+        self._sweep()  # its own children are ours now
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def kill(self, verdict: str = "") -> None:
+        """Kills the process; ``verdict`` is what is told of its death, where that says more than the signal."""
+        if self.verdict is None and self.pid:
+            self._told_verdict = verdict or self._told_verdict
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def last_words(self) -> list[str]:
+        """The last lines on its stderr, by whichever of its processes."""
+        return self._outputs[1].last_words()
+
+    def story(self, methods: list[str]) -> Mapping[str, Any]:
+        """What the world is told about the death (see ``WorkerDied``)."""
+        assert self.verdict is not None
+        told = self._told_verdict if self.verdict.signal == "SIGKILL" else ""  # it may have died of something else
+        return {
+            "group": self.birth.group,
+            "rank": self.birth.rank,
+            "node": self.node,
+            "pid": self.pid,
+            "verdict": told or self.verdict.text,
+            "signal": self.verdict.signal,
+            "exit_code": self.verdict.exit_code,
+            "methods": methods,
+            "last_words": self.last_words(),
+            "log_path": self.log_path,
+            "log_lacks": log_lacks(self._outputs),
+            "when": time.time(),
+        }
+
+
+def _session_of(pid: int) -> int:
+    """The session of a process, a zombie as well; that has no environment any more."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return 0
+
+
+def _carries(pid: int, marker: bytes) -> bool:
+    try:
+        return marker in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False

@@ -1,0 +1,72 @@
+"""One machine of a run, as the user named it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .exported_env import shown
+
+MOST_FAKE_GPUS = 1024
+
+_LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+@dataclass(frozen=True)
+class Host:
+    """One machine of a run.
+
+    Attributes:
+        name: what ssh is given; IPv6 without brackets.
+        slots: workers that it takes; None for as many as it has GPUs, or one.
+        user, port: for ssh; None leaves them to ssh's own configuration.
+        address: IP that the other nodes reach it by; None to find out.
+        python: interpreter to run there.
+        gpus: devices to use, by index or UUID; None for those that it finds.
+        labels: for placement by label.
+        env: variables for this host alone.
+        fake_gpus: GPUs to pretend, so that a placement can be tried without any.
+        source: ``file:line``.
+        max_slots: what ``slots`` may not exceed; it still matters where ``slots`` is None.
+    """
+
+    name: str
+    slots: int | None = None
+    user: str | None = None
+    port: int | None = None
+    address: str | None = None
+    python: str | None = None
+    gpus: tuple[str, ...] | None = None
+    labels: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict, hash=False)
+    fake_gpus: int | None = None
+    source: str = ""
+    max_slots: int | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """This machine, started without ssh.  Whoever writes ``alice@localhost`` or a port wants ssh."""
+        return self.name.lower() in _LOCAL and self.user is None and self.port is None
+
+    @property
+    def identity(self) -> tuple[str, int | None]:
+        """Equal for two entries that mean the same machine.  Behind two ssh ports there may be two."""
+        return ("localhost" if self.is_local else self.name.lower(), self.port)
+
+
+def describe(host: Host) -> str:
+    """How a host was understood, everything spelled out, secrets masked; one line for people."""
+    words = [host.name]
+    words += [f"user={host.user}"] if host.user else []
+    words += [f"port={host.port}"] if host.port else []
+    words.append(f"slots={'(one per GPU, else 1)' if host.slots is None else host.slots}")
+    words += [f"max_slots={host.max_slots}"] if host.max_slots is not None else []
+    words += [f"addr={host.address}"] if host.address else []
+    words += [f"python={host.python}"] if host.python else []
+    words += [f"gpus={','.join(host.gpus) or 'none'}"] if host.gpus is not None else []
+    words += [f"fake_gpus={host.fake_gpus}"] if host.fake_gpus is not None else []
+    words += [f"labels={','.join(host.labels)}"] if host.labels else []
+    words += [f"env.{name}={shown(name, value)}" for name, value in host.env.items()]
+    words += [f"({'local' if host.is_local else 'ssh'})"]
+    words += [f"from {host.source}"] if host.source else []
+    return " ".join(words)

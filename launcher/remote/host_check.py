@@ -1,0 +1,219 @@
+"""The look at every host before anything starts: all at once, every failure listed."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from rlinf_async._wire.lifeline import Lifeline, fresh_marker
+from rlinf_async._wire.mesh import on_all_nodes
+from rlinf_async.errors import LaunchError
+
+from ..options import Options
+from ..report import Report
+from .archive import Archive
+from .bootstrap import shipment
+from .local import address_towards
+from .plan import Node
+
+PYTHON_MINIMUM: Final = (3, 11)
+PACKAGES: Final = ("rlinf_async", "rlinf_launcher", "torch", "numpy", "msgpack", "cloudpickle", "uvloop")
+BETWEEN_NODES: Final = ("grpc", "cryptography")
+
+_AT_ONCE: Final = 32
+_LET_GO: Final = 1.5
+"""Seconds to remove what was unpacked; an ssh that has not connected is killed after them."""
+_PATIENCE_WITHOUT_END: Final = 24 * 3600.0
+_SKEW_NOTED: Final = 300.0
+_SKEW_BEHIND: Final = 47 * 3600.0  # certificates are valid from two days ago
+_SKEW_AHEAD: Final = 360 * 24 * 3600.0
+
+
+class Inspection:
+    """What the preflight found on each host, and the open lifelines to them, which wait to be told to go.
+
+    Attributes:
+        lifelines: by rank; the caller closes them.
+        answers: what each host said, by rank.
+        python_path: the ``PYTHONPATH`` that every node gets.
+        archive: what ``--sync`` ships to the other machines.
+    """
+
+    def __init__(self, nodes: Sequence[Node], options: Options, run: str, report: Report) -> None:
+        self.python_path = ""
+        self.archive: Archive | None = None
+        self.lifelines: dict[int, Lifeline] = {}
+        self.answers: dict[int, dict[str, Any]] = {}
+        self._nodes = nodes
+        self._options = options
+        self._run = run
+        self._report = report
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def look(self, deadline: float | None) -> dict[int, str]:
+        """Looks at all hosts; returns the texts of failures by rank."""
+        self.answers, failures = await on_all_nodes(
+            len(self._nodes),
+            self._visit,
+            deadline=deadline,
+            doing="being reached and looked at",
+            progress=lambda rank, state, told: self._report.node(rank, state, told["error"]),
+            said=lambda rank: self.lifelines[rank].mutterings() if rank in self.lifelines else "",
+        )
+        for rank, text in self.judge().items():
+            failures[rank] = text
+            self._report.node(rank, "failed", text)
+        return failures
+
+    def binds(self) -> dict[int, str | None]:
+        """The address that each node's daemon listens on for the others; None where a node has none.
+
+        A single node on this machine needs none, and several on this machine alone use the loopback.
+        """
+        if len(self._nodes) == 1 and self._nodes[0].is_here:
+            return {0: None}
+        loopback = "127.0.0.1" if all(node.is_here for node in self._nodes) else None
+        binds: dict[int, str | None] = {}
+        for node in self._nodes:
+            answer = self.answers.get(node.rank, {})
+            binds[node.rank] = node.host.address or answer.get("iface_address") or loopback or answer.get("ssh_address")
+        towards = next((binds[node.rank] for node in self._nodes if not node.is_here and binds[node.rank]), None)
+        for node in self._nodes:
+            if node.is_here and binds[node.rank] is None and towards is not None:
+                binds[node.rank] = address_towards(towards)
+        return binds
+
+    async def close(self) -> None:
+        """Lets go of every host; what was unpacked there is removed."""
+        await asyncio.gather(*(lifeline.close(_LET_GO) for lifeline in self.lifelines.values()))
+
+    async def _visit(self, rank: int) -> dict[str, Any]:
+        node = self._nodes[rank]
+        loop = asyncio.get_running_loop()
+        async with self._slots:
+            began = loop.time()
+            marker = fresh_marker()
+            archive = self.archive.data if self.archive is not None and not node.is_here else b""
+            prelude = shipment("preflight", self._request(node, marker, len(archive)), archive)
+            lifeline = await Lifeline.start(
+                node.way.argv, name=node.name, marker=marker, prelude=prelude, explain=node.way.explain
+            )
+            self.lifelines[rank] = lifeline
+            answer = await lifeline.receive(None)
+        if answer.get("event") != "preflight":
+            raise LaunchError(str(answer.get("error") or answer))
+        answer["skew"] = float(answer["time"]) - time.time()
+        torch = answer["torch"] or "-"
+        took = {} if node.is_here else {"ssh": f"{loop.time() - began:.1f}s"}
+        self._report.node(rank, "reached", **took, py=answer["python"], torch=torch)
+        for warning in answer["warnings"]:
+            self._report.warn(f"{node.name}: {warning}")
+        return answer
+
+    def _request(self, node: Node, marker: str, archive_size: int) -> dict[str, Any]:
+        options = self._options
+        script = None if node.is_here or options.script is None else options.script
+        return {
+            "marker": marker,
+            "run": self._run,
+            "node": node.rank,
+            "patience": (options.start_timeout or _PATIENCE_WITHOUT_END) + 30.0,
+            "python_minimum": list(PYTHON_MINIMUM),
+            "packages": [*PACKAGES, *(BETWEEN_NODES if len(self._nodes) > 1 else ())],
+            "version": own_version(),
+            "package_root": str(Path(__file__).resolve().parents[1]),
+            "python_path": self.python_path,
+            "path": [str(options.sync)] if options.sync is not None else [],
+            "sync_dir": str(options.sync) if options.sync is not None else None,
+            "archive_size": archive_size,
+            "cwd": str(self._folder(Path(options.cwd or Path.cwd()))),
+            "script": self._place(script) if script and not options.module else None,
+            "module": script if options.module else None,
+            "iface": options.iface if node.host.address is None else None,
+        }
+
+    def _place(self, script: str) -> str:
+        path = Path(script).absolute()
+        return str(self._folder(path.parent) / path.name)
+
+    def _folder(self, folder: Path) -> Path:
+        """A folder as it was typed; with links followed where it has to be found again in the shipped one."""
+        return folder if self._options.sync is None else folder.resolve()
+
+    def judge(self) -> dict[int, str]:
+        """What only shows when all answers are there, or is measured against this machine."""
+        failures: dict[int, list[str]] = {}
+        binds = self.binds()
+        complete = len(self.answers) == len(self._nodes)
+        mixed = complete and len({_is_loopback(bind) for bind in binds.values() if bind is not None}) > 1
+        machines: dict[tuple[str, ...], int] = {}
+        driver = next((rank for rank in sorted(self.answers) if self._nodes[rank].is_here), None)
+        for rank, answer in sorted(self.answers.items()):
+            node = self._nodes[rank]
+            found = [f"{item['what']}: {item['detail']}\nfix: {item['fix']}" for item in answer["missing"]]
+            if driver is not None and not any(item["what"] == "Python" for item in answer["missing"]):
+                found += _unlike(answer, self.answers[driver])
+            found += self._judge_clock(rank, answer)
+            machine = tuple(str(answer[key]) for key in ("machine_id", "boot_id", "hostname"))
+            if not node.hidden and self._options.local_nodes is None:
+                first = machines.setdefault(machine, rank)
+                if first != rank:
+                    name = self._nodes[first].name
+                    found.append(f"is the same machine as {name}\nfix: list it once, with the slots of both")
+            if complete and len(self._nodes) > 1 and binds[rank] is None:
+                found.append("the other nodes would not know its address\nfix: addr=IP after the host, or --iface NAME")
+            elif mixed and _is_loopback(binds[rank]):
+                found.append(
+                    f"is reached at {binds[rank]}, which the other nodes cannot reach\n"
+                    "fix: addr=IP after the host, or --iface NAME"
+                )
+            if found:
+                failures[rank] = found
+        return {rank: "\n".join(found) for rank, found in failures.items()}
+
+    def _judge_clock(self, rank: int, answer: Mapping[str, Any]) -> list[str]:
+        skew = float(answer["skew"])
+        words = f"its clock is {_duration(abs(skew))} {'ahead of' if skew > 0 else 'behind'} this machine's"
+        if len(self._nodes) > 1 and not -_SKEW_BEHIND < skew < _SKEW_AHEAD:
+            return [f"{words}: the run's certificates would not be valid there\nfix: set the clock (NTP)"]
+        if abs(skew) > _SKEW_NOTED:
+            self._report.warn(f"{self._nodes[rank].name}: {words}")
+        return []
+
+
+def own_version() -> str:
+    """Our version; empty where we run from a checkout that is not installed."""
+    try:
+        return metadata.version("rlinf-async")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _unlike(answer: Mapping[str, Any], driver: Mapping[str, Any]) -> list[str]:
+    there, here = (str(each["python"]).rsplit(".", 1)[0] for each in (answer, driver))
+    if there == here:
+        return []
+    return [
+        f"{answer['executable']} is Python {answer['python']}, the script's is {driver['python']} "
+        f"({driver['executable']}): classes and functions could not travel between them\n"
+        f"fix: name a Python {here} there with --python PATH, or python=PATH after the host"
+    ]
+
+
+def _is_loopback(address: str | None) -> bool:
+    try:
+        return address is not None and ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} seconds"

@@ -1,0 +1,152 @@
+"""A host that is reached over the system's ssh: it knows the user's keys, agents, jump hosts and configuration."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rlinf_async._wire.far_end import Ending, describe_ending
+from rlinf_async.errors import ConfigError
+
+from ..options import Options
+from .bootstrap import STUB, TOO_OLD
+from .host import Host
+
+_HOST: Final = re.compile(r"[A-Za-z0-9_.:][A-Za-z0-9_.:%\-]*", re.ASCII)
+
+_NO_COMMAND: Final = re.compile(r"Command not found\.?$", re.IGNORECASE)
+
+_ALWAYS: Final = ("BatchMode=yes", "ForwardAgent=no", "ClearAllForwardings=yes")
+_UNLESS_SAID: Final = ("ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3")
+"""ssh takes the first value that it meets: these stand behind the user's arguments."""
+
+
+@dataclass(frozen=True)
+class SshWay:
+    """One host behind ssh, its command line made once."""
+
+    host: Host
+    argv: Sequence[str]
+    probe: Sequence[str]
+    """The same ssh, with nothing to do there: what a user tries by hand."""
+    python: str
+
+    is_here: bool = False
+
+    def explain(self, ending: Ending) -> str:
+        return explain(self, ending)
+
+
+def way(host: Host, options: Options, python: str) -> SshWay:
+    """How to reach a host, from what stands in the hosts file and the options.
+
+    Raises:
+        ConfigError: the host's name could be taken for an option of ssh, or holds characters that no name has.
+    """
+    if not _HOST.fullmatch(host.name):
+        raise ConfigError(f"{host.source or '--hosts'}: {host.name!r} is not a host name\n  fix: check it")
+    keys = "accept-new" if options.accept_new_host_keys else "yes"
+    first = [word for option in (*_ALWAYS, f"StrictHostKeyChecking={keys}") for word in ("-o", option)]
+    own = _words("-l", host.user or options.ssh_user) + _words("-p", host.port or options.ssh_port)
+    own += _words("-i", options.ssh_key) + list(options.ssh_args)
+    last = [word for option in _UNLESS_SAID for word in ("-o", option)]
+    return SshWay(
+        host=host,
+        argv=("ssh", "-T", *first, *own, *last, "--", host.name, f"exec {_shell_path(python)} -c '{STUB}'"),
+        probe=("ssh", *own, host.name, "true"),
+        python=python,
+    )
+
+
+def _words(flag: str, value: object) -> list[str]:
+    return [] if value is None else [flag, str(value)]
+
+
+def _shell_path(path: str) -> str:
+    """A path as one word of the shell there, which alone knows what ``~`` is."""
+    if path.startswith("~/"):
+        return "~/" + shlex.quote(path[2:])
+    return shlex.quote(path)
+
+
+def explain(way: SshWay, ending: Ending) -> str:
+    """ssh's own complaint in one line, and what to try; else the last words of what ran there."""
+    probe = shlex.join(way.probe)
+    if ending.exit_code in (126, 127) or _NO_COMMAND.search(_last(ending)):
+        verb = "cannot be run there" if ending.exit_code == 126 else "is not there"
+        return f"{way.python} {verb}\nfix: name the host's Python: --python PATH, or python=PATH after the host"
+    for line in ending.stderr:
+        if line.startswith(TOO_OLD):
+            return f"{line.removeprefix(TOO_OLD)}, which is too old\nfix: --python PATH, or python=PATH after the host"
+    if ending.exit_code == 255:
+        text = "\n".join(ending.stderr)
+        for pattern, cause in _CAUSES:
+            if match := re.search(pattern, text, re.IGNORECASE):
+                return cause(way, match, probe)
+        said = "\n".join(f"ssh | {line}" for line in ending.stderr[-8:])
+        return f"ssh: {_last(ending)}\n{said}\ntry: {probe}" if said else f"ssh failed without a word\ntry: {probe}"
+    if ending.exit_code is not None and ending.exit_code < 0:
+        return "\n".join([f"its ssh client {ending.verdict()}, on this machine", *ending.last_lines()])
+    return describe_ending(ending)
+
+
+def _last(ending: Ending) -> str:
+    return ending.stderr[-1] if ending.stderr else "no connection"
+
+
+def _key_unknown(way: SshWay, match: re.Match[str], probe: str) -> str:
+    port = way.host.port
+    name = f"[{way.host.name}]:{port}" if port else way.host.name
+    return (
+        f"ssh: the host key of {name} is not known here\n"
+        f"try: {probe}, compare the fingerprint, answer yes; or --accept-new-host-keys for a network that you trust"
+    )
+
+
+def _key_changed(way: SshWay, match: re.Match[str], probe: str) -> str:
+    port = way.host.port
+    name = f"[{way.host.name}]:{port}" if port else way.host.name
+    return (
+        f"ssh: the host key of {name} has changed: another machine, or somebody in between\n"
+        f"try: ask who runs it; if the machine was set up anew: ssh-keygen -R {shlex.quote(name)}"
+    )
+
+
+def _plainly(cause: str, hint: str = "") -> Callable[[SshWay, re.Match[str], str], str]:
+    def text(way: SshWay, match: re.Match[str], probe: str) -> str:
+        found = {key: value or "" for key, value in match.groupdict().items()}
+        tip = (hint or "{probe}").format(probe=probe, name=way.host.name, **found)
+        return f"ssh: {cause.format(name=way.host.name, **found)}\ntry: {tip}"
+
+    return text
+
+
+_CAUSES: Final[Sequence[tuple[str, Callable[[SshWay, re.Match[str], str], str]]]] = (
+    (r"REMOTE HOST IDENTIFICATION HAS CHANGED|host key for .* has changed", _key_changed),
+    (r"Host key verification failed|No .* host key is known", _key_unknown),
+    (r"(?P<what>Permission denied \([^)]*\))", _plainly("{what}")),
+    (r"Too many authentication failures", _plainly("too many keys were offered", "--ssh-key FILE, or {probe}")),
+    (r"Could not resolve hostname (?P<what>\S+?):", _plainly("the name {what} is not known", "getent hosts {what}")),
+    (
+        r"connect to (?:host|address) .* port (?P<port>\d+): Connection refused",
+        _plainly("nothing listens on port {port}", "is sshd running there? is the port right? {probe}"),
+    ),
+    (
+        r"(?:Connection timed out|Operation timed out|timed out during banner exchange)",
+        _plainly("no answer from {name}: it is off, or a firewall drops the packets", "ping {name}; {probe}"),
+    ),
+    (r"(?P<what>No route to host|Network is unreachable)", _plainly("{what}", "ping {name}; {probe}")),
+    (
+        r"Timeout, server \S+ not responding",
+        _plainly("the connection died: {name} did not answer for 15 s", "ping {name}"),
+    ),
+    (
+        r"(?P<what>Connection (?:closed|reset) by .*|kex_exchange_identification: .*|closed by remote host.*)",
+        _plainly("{what}", "its sshd may turn away many logins at once (MaxStartups); {probe}"),
+    ),
+    (r"(?P<what>(?:Bad|unknown) .*option.*)", _plainly("{what}", "check --ssh-args and ~/.ssh/config")),
+    (r"(?P<what>.*UNPROTECTED PRIVATE KEY FILE.*)", _plainly("others can read the private key", "chmod 600 it")),
+)
