@@ -26,7 +26,7 @@ from rlinf_async.errors import ConfigError, LaunchError, RLinfAsyncError
 
 from ..driver import Driver
 from ..job import INTERRUPTED, Job, script_command, script_is_missing
-from ..options import Options, exported, parse
+from ..options import Options
 from ..remote.host_check import own_version
 from ..remote.plan import Node, found_here, plan
 from ..remote.sweep import sweep
@@ -35,6 +35,7 @@ from .allocation import find_hosts
 from .check import check
 from .dry_run import preview, preview_facts
 from .flags import help_text
+from .parsing import exported, parse
 from .show_placement import DEFAULT_DRAWING, picture, save
 
 USAGE: Final = 2

@@ -101,7 +101,7 @@ def _environment(run: str) -> dict[str, str]:
         LaunchError: this is a checkout that is not installed.
     """
     environment = {**os.environ, "RLINF_RUN_ID": run}
-    home = Path(__file__).resolve().parents[1]
+    home = Path(__file__).resolve().parents[2]
     launcher = importlib.util.find_spec("rlinf_launcher")
     if launcher is None or launcher.origin is None or Path(launcher.origin).resolve().parents[1] != home:
         raise LaunchError(f"rlinf_async is imported from {home}, which is not installed here: pip install -e {home}")

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any, Final
 
-_PACKAGE: Final = str(Path(__file__).resolve().parent) + os.sep
+_PACKAGE: Final = str(Path(__file__).resolve().parents[1]) + os.sep
 _STDLIB: Final = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 """Below the standard library's folder, and not of it."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from rlinf_launcher.cli.hosts_file import parse_hosts
-from rlinf_launcher.options import parse
+from rlinf_launcher.cli.parsing import parse
 from rlinf_launcher.remote.local import LocalWay
 from rlinf_launcher.remote.plan import chosen_hosts, driver_python, plan
 

@@ -97,7 +97,7 @@ def test_the_stub_survives_every_shell() -> None:
 
 @pytest.mark.parametrize("program", ["preflight", "sweeper"])
 def test_what_is_shipped_is_readable_by_old_pythons_and_stands_alone(program: str) -> None:
-    source = (Path(__file__).parents[2] / "launcher" / f"{program}.py").read_text()
+    source = (Path(__file__).parents[2] / "launcher/remote" / f"{program}.py").read_text()
     tree = ast.parse(source, feature_version=(3, 6))
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     names |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
