@@ -22,8 +22,8 @@ from rlinf_async._client import emulated_links
 from rlinf_async._client import registry as seats
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import process
-from rlinf_async._core.parking import may_wait
 from rlinf_async._trace import recorder
+from rlinf_async._waits.parking import may_wait
 from rlinf_async.errors import EndOfChannel
 from rlinf_async.work import Work, blocking
 

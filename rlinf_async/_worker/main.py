@@ -16,9 +16,9 @@ from typing import Any, Final
 from rlinf_async import settings
 from rlinf_async._client import emulated_links, registry
 from rlinf_async._client.client import NodeClient
-from rlinf_async._core.parking import LockGate, wait_at
 from rlinf_async._messaging.exchange import Exchange
 from rlinf_async._trace import recorder
+from rlinf_async._waits.parking import LockGate, wait_at
 from rlinf_async._wire.reading.idle_reader import IdleReader
 from rlinf_async._wire.reading.shared_selector import SharedSelector
 from rlinf_async._worker import context
