@@ -180,13 +180,14 @@ class CollectiveWatch:
             operation.name, watched.call.method, watched.text, seconds,
         )  # fmt: skip
         place = main_thread_place() if watched.call.task is None else None  # before it is freed
-        loop = self._client.loop
-        loop.call_later(self._grace / 2, self._sample, watched)
-        loop.call_later(self._grace, self._end, watched, operation, place)
         try:
             self._collectives.abort([each for _, each in self._sitting()])
         except OSError as error:  # no descriptors are left
             logger.warning("the process groups could not be aborted: %s", error)
+        # The grace begins after the abort, which may have waited for a core for as long as that.
+        loop = self._client.loop
+        loop.call_later(self._grace / 2, self._sample, watched)
+        loop.call_later(self._grace, self._end, watched, operation, place)
 
     def _sample(self, watched: Watched) -> None:
         if watched.call.state is not State.ENDED:
