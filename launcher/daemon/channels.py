@@ -6,9 +6,9 @@ outlive whoever put them.
 
 A channel is its number (``channel_names.py``): what is asked of one that is not here is answered with "gone".
 
-Processes of this node put with credit (``_channels/state/credit.py``): such a put is done for them as soon as it is on their
-socket.  So whoever asks what a queue holds is answered when what is on those sockets has been read: it may have heard
-of the put from its producer.
+Processes of this node put with credit (``_channels/state/credit.py``): such a put is done for them as soon as it is on
+their socket.  So whoever asks what a queue holds is answered when what is on those sockets has been read: it may have
+heard of the put from its producer.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 Where nothing is emulated ``here`` is None, and everybody who sends asks for nothing but that.  What is kept of one link
 leaves in its order; what is meant for others is not held up by it.  A link without a shared line needs nobody else.
-Lines are shared by workers anywhere in the run, so node 0's daemon says when they are free (``launcher/daemon/emulated_lines.py``).
-On a line that is free, what the question takes is part of the wait; on one that is taken a message is never early,
-however long the question was under way, so that together they never get more than the line carries.
+Lines are shared by workers anywhere in the run, so node 0's daemon says when they are free
+(``launcher/daemon/emulated_lines.py``). On a line that is free, what the question takes is part of the wait; on one
+that is taken a message is never early, however long the question was under way, so that together they never get more
+than the line carries.
 """
 
 from __future__ import annotations

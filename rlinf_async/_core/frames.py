@@ -46,11 +46,12 @@ Where such a socket ends while both processes live, each tells the other by way 
 What the facts of a MESSAGE say is on a page of its own (``_messaging/state/message_facts.py``).
 A body that is a str says why the content is not there: no descriptors, no room to keep it.
 
-A channel's queue lives in one daemon (``_channels/state/queue.py``); a *party* is a process that puts there or gets.  ``queue``
-is that daemon's endpoint id, ``number`` counts what the party has asked of it.  Of what a PUT carries, ``mode`` says
-whether it waits for room, or has been promised it; without a descriptor a body that is an int is only announced, and
-pulled when there is room.  ``target`` of a GET is a batch's weight, ``[weight]`` of one that is there now, None for one
-item, -1 for one that is there now, -2 for one that nobody has asked the party for yet (``_channels/state/ahead.py``).
+A channel's queue lives in one daemon (``_channels/state/queue.py``); a *party* is a process that puts there or gets.
+``queue`` is that daemon's endpoint id, ``number`` counts what the party has asked of it.  Of what a PUT carries,
+``mode`` says whether it waits for room, or has been promised it; without a descriptor a body that is an int is only
+announced, and pulled when there is room.  ``target`` of a GET is a batch's weight, ``[weight]`` of one that is there
+now, None for one item, -1 for one that is there now, -2 for one that nobody has asked the party for yet
+(``_channels/state/ahead.py``).
 """
 
 from __future__ import annotations

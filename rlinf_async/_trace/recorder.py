@@ -6,8 +6,8 @@ Where a run is not traced, ``recorder`` is None, and everybody who has something
         tracing.follow(work, "put obs", "channel")
 
 What is recorded stays here until there is a batch of it, or a call has ended and nothing was sent for a moment; then it
-goes to the daemon that writes the file (``launcher/daemon/trace_service.py``).  Nobody waits for that.  What cannot be sent is kept
-up to a bound, beyond which spans are left out and counted.
+goes to the daemon that writes the file (``launcher/daemon/trace_service.py``).  Nobody waits for that.  What cannot be
+sent is kept up to a bound, beyond which spans are left out and counted.
 """
 
 from __future__ import annotations

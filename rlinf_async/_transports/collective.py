@@ -16,10 +16,10 @@ from rlinf_async.work import Work
 class GlooLink(PairedLink[memoryview], Link):
     """Large buffers in the CPU's memory by way of a Gloo process group of two, made with the first transfer.
 
-    Nothing is copied but buffers below 64 KiB.  Received memory is the receiver's own and warm (``_transports/memory.py``).
-    The bytes are neither encrypted nor authenticated, and Gloo listens on a port that the kernel chooses, on
-    ``address`` only: between the nodes there must be a private network without a firewall.  Where no connection comes
-    about, that takes some seconds to know.
+    Nothing is copied but buffers below 64 KiB.  Received memory is the receiver's own and warm
+    (``_transports/memory.py``). The bytes are neither encrypted nor authenticated, and Gloo listens on a port that the
+    kernel chooses, on ``address`` only: between the nodes there must be a private network without a firewall.  Where no
+    connection comes about, that takes some seconds to know.
     """
 
     def receive_in(self, transfer: int, sizes: Sequence[int], memory: Memory) -> Work[list[memoryview]]:

@@ -1,4 +1,4 @@
-"""_core/root_cause.py: of several failures the one that caused the others is found, and they are told in a few lines."""
+"""_core/root_cause.py: of several failures the one that caused the others is found, and told in a few lines."""
 
 from __future__ import annotations
 

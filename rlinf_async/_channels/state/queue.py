@@ -9,8 +9,9 @@ one party says and returns the steps that follow from it, in order, for whoever 
 What one party puts under one key is delivered in the order of its numbers.  Keys share ``max_bytes`` and nothing else:
 a key that nobody empties holds up no other.  No method takes longer because more is queued or waiting.
 
-A producer may be granted credit (``_channels/state/credit.py``): what it pays for with that is in once it was said, and no step
-tells of it.  Where the room that is set aside is wanted for others, and before the queue is closed, it is recalled.
+A producer may be granted credit (``_channels/state/credit.py``): what it pays for with that is in once it was said, and
+no step tells of it.  Where the room that is set aside is wanted for others, and before the queue is closed, it is
+recalled.
 
 A consumer may send gets ahead (``_channels/state/ahead.py``); they are called back before anybody else can notice.
 """

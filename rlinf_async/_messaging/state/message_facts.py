@@ -2,7 +2,8 @@
 
 A *stream* is one line of messages, first in, first out: 0 is what a worker sends to another one, anything else a
 broadcast among certain workers.  Its sender numbers the messages from 1.  *about* is what the receiver has to know
-before it takes a message, *charge* what it takes of the stream's room, in bytes (``_messaging/state/flow_control.py``)::
+before it takes a message, *charge* what it takes of the stream's room, in bytes
+(``_messaging/state/flow_control.py``)::
 
     sender -> receiver
       INTRODUCE  group rank node pid                        before all else: who is speaking
