@@ -1,35 +1,38 @@
 """rlinf_async: an asyncio-native actor framework for distributed reinforcement learning."""
 
-# The house.  Imports run down this list only; tests/test_layers.py holds it so.
+# The house.  Imports run down this list only; tests/test_layers.py holds it so.  An underscore: internal.
 #
-#   errors, gate  every exception; where a thread waits       settings  timeouts and limits that a user may change
-#   process     whether this process was forked                address   frozen names for things
-#   core/       plain state: frames, codec, calls, failures, directory, segments; no IO
-#   hardware/   accelerators by their makers, robots, what users register of their own; no torch
-#   configuration/  the cluster section: node groups, variables, interpreters; read and checked
-#   profiling/  a worker under a profiler: what is asked for, and the command
-#   placement/  (configuration, cluster shape) -> one place per rank
-#   routing/    which rows of a batch go from which rank to which
-#   wire/       frames over a connection: UNIX sockets, gRPC, a daemon's stdin; credentials
-#   work, each  one thing to wait for; per-rank arguments   loop_thread  where there is no loop
-#   seat/       this process's seat at its node: one socket to the daemon, and everything that is said over it
-#   trace, tracing, tracer               what is done when: spans of this process, to one file of the run
-#   far_links                            what is sent to workers that seem to be far away
-#   queues/, channel                     what is asked of a queue, near or far; what users hold of it
-#   outcome, handle, stream              one call on many ranks
-#   data/       tensors                  worker/    inside a worker process
-#   members, group, launch_config, launch     many workers as one object
-#   nodes, own_nodes, output, sys_variables, cluster   the way into a run
+#   errors, settings, address           every exception; timeouts and limits that a user may change; names for things
+#   _core/              plain state: frames, codec, pending calls, failures, directory, segments; no IO, no asyncio
+#   _channels/state/    the queue of a channel          _messaging/state/   matching and flow control of messages
+#   _trace/state/       spans, clocks, the trace's file
+#   hardware/           accelerators by their makers, robots, what users register of their own; no torch
+#   profiling/          a worker under a profiler: what is asked for, and the command
+#   configuration/      the cluster section: node groups, variables, interpreters; read and checked
+#   placement/          (configuration, cluster shape) -> one place per rank
+#   routing/            which rows of a batch go from which rank to which
+#   _waits/             the table of what waits, words about long waits, errors that nobody awaited
+#   _wire/              frames over a connection: UNIX sockets, gRPC, a daemon's stdin; credentials
+#   work                one thing to wait for, from any thread and any loop
+#   _client/            this process's connection to its node's daemon: calls, requests, direct calls, events
+#   _trace/             what this process records, and the way to the file
+#   _channels/, channel requests to a queue, near or far; what users hold of it
+#   outcome, handle, stream             one call on many ranks
+#   _transports/        tensors between two workers: Link and its kinds
+#   _messaging/         send, recv, broadcast: exchange, outbox, inbox, routes
+#   _group/             the processes of a group, arguments per rank, failure notices
+#   _worker/, worker    inside a worker process; what users derive their classes from
+#   group, _cluster/, cluster           many workers as one object; launching; the way into a run
 #
-#   weights/    a trainer's weights at its rollout workers; loaded when one of its names is asked for
-#     state/, waiting/   versions, reports, words; threads, conditions and gates
-#     model/             the tensors of a model: found, laid out, gathered, compared, written
-#     gpu/, slots/       CUDA's part; the memory that versions lie in
-#     links/, plane/     words between processes; Publisher and Subscriber, on one machine and over many
-#     transports/        TorchRL's carriers      schemes/, syncers/   TorchRL's and RLinf's interfaces
+#   weights/            a trainer's weights at its rollout workers; loaded when one of its names is asked for
+#     state/, waiting/  versions, reports, words; threads, conditions and gates
+#     model/            the tensors of a model: found, laid out, gathered, compared, written
+#     gpu/, slots/      CUDA's part; the memory that versions lie in
+#     links/, plane/    words between processes; Publisher and Subscriber, on one machine and over many
+#     transports/       TorchRL's carriers      schemes/, syncers/   TorchRL's and RLinf's interfaces
 #
-# launcher/ is the other package: how processes come to exist and stop.  Nothing here imports it.
-# Importing this page imports neither torch nor grpc.
+# launcher/ (imported as rlinf_launcher) is the other package: how processes come to exist and stop.  Nothing here
+# imports it.  Importing this page imports neither torch nor grpc.
 
 import importlib
 from typing import TYPE_CHECKING, Any, Final
