@@ -1,0 +1,426 @@
+"""What mailboxes say to each other, without processes: frame by frame, with links that fail when they are told to."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from rlinf_async._messaging import exchange, peers
+from rlinf_async._messaging.message_content import Payload
+from rlinf_async._messaging.operation import Sending
+from rlinf_async._messaging.state import message_facts
+from rlinf_async._messaging.state.flow_control import Departures
+from rlinf_async._transports import transport_choice
+from rlinf_async.errors import ClosedError, DeadlineExceeded, NodeLost, TransferFailed, WorkerDied
+from tests._messaging.fakes import FakeLink, Network, cancelled
+
+BIG = torch.arange(600_000)
+STORY = {"group": "b", "rank": 0, "node": "n", "pid": 100, "verdict": "was killed by SIGKILL"}
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    """Its two workers are on different nodes."""
+    network = Network()
+    yield network
+    network.close()
+
+
+@pytest.fixture
+def near() -> Iterator[Network]:
+    """On one node."""
+    network = Network(far=False)
+    yield network
+    network.close()
+
+
+@pytest.fixture
+def links(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeLink]]:
+    """Those that are made in the test, the first sender's first."""
+    monkeypatch.setattr(peers, "make_link", lambda name, *args: FakeLink(*args))
+    yield FakeLink.made
+    for link in FakeLink.made:
+        link.sent.clear()
+        link.received.clear()
+    FakeLink.made.clear()
+    gc.collect()  # errors that were raised hold on to the frames that they came through
+
+
+def send(network: Network, value: Any, timeout: float | None = None) -> Any:
+    return network.a.send(value, "b", 0, None, None, timeout)
+
+
+def recv(network: Network, timeout: float | None = None) -> Any:
+    return network.b.recv("a", 0, None, timeout)
+
+
+# -- who ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_peer_is_looked_up_introduced_to_and_watched_once(network: Network) -> None:
+    for value in range(3):
+        send(network, value)
+    network.deliver()
+    assert [asked for asked in network.client("a").asked if asked[0] != "forget_lookup"] == [
+        ("lookup", {"name": "b"}, 0),
+        ("watch", {"numbers": [6]}, 1),
+        ("watched_by", {"endpoints": [network.endpoints["b"]]}, -1),
+    ]
+    assert network.words() == [message_facts.INTRODUCE, *[message_facts.DATA] * 3]
+    assert [recv(network).wait(0) for _ in range(3)] == [0, 1, 2]
+    assert not network.client("b").asked  # it has been introduced, and the other daemon tells of that one's end
+
+
+def test_those_who_wait_for_a_name_keep_their_order(network: Network) -> None:
+    network.names.discard("b")
+    works = [send(network, value) for value in range(3)]
+    assert not network.frames
+    network.publish("b")
+    works.append(send(network, 3))
+    network.deliver()
+    assert all(work.done() for work in works)
+    assert [recv(network).wait(0) for _ in range(4)] == [0, 1, 2, 3]
+    assert [asked[0] for asked in network.client("a").asked] == ["lookup", "watch", "watched_by"]
+
+
+def test_nobody_overtakes_those_who_wait_for_a_name_by_having_met_the_peer_meanwhile(network: Network) -> None:
+    network.names.discard("b")
+    send(network, "first")
+    network.b.send("hello", "a", 0, None, None, None)
+    network.deliver()
+    send(network, "second")
+    network.publish("b")
+    network.deliver()
+    assert [recv(network).wait(0) for _ in range(2)] == ["first", "second"]
+
+
+def test_a_name_that_nobody_has_is_given_up_after_a_while_with_those_that_there_are(network: Network) -> None:
+    network.names.discard("b")
+    works = [send(network, 1), send(network, 2)]
+    ((seconds, give_up),) = network.client("a").timers
+    assert seconds == 120
+    give_up()
+    for work in works:
+        with pytest.raises(DeadlineExceeded, match="no group named 'b' within 120 s; there are: a"):
+            work.wait(0)
+    network.publish("b")
+    send(network, 3)
+    network.deliver()
+    assert recv(network).wait(0) == 3
+
+
+async def test_what_is_given_up_while_it_waits_for_a_name_is_never_sent(network: Network) -> None:
+    network.names.discard("b")
+    await cancelled(send(network, "never"))
+    send(network, "once")
+    network.publish("b")
+    network.deliver()
+    assert recv(network).wait(0) == "once"
+
+
+# -- contents that come by a link -----------------------------------------------------------------------------------
+
+
+def bring(link_of_a: FakeLink, link_of_b: FakeLink, transfer: int = 1) -> None:
+    """The link delivers to the receiver; the sender is not told."""
+    _, contents = link_of_a.sent[transfer]
+    link_of_b.received[transfer]._settle([memoryview(bytearray(content)) for content in contents])
+
+
+def test_a_large_message_to_another_node_takes_a_link_and_is_done_when_it_is_there(
+    network: Network, links: list[FakeLink]
+) -> None:
+    sending = send(network, BIG)
+    network.deliver()
+    assert not sending.done()
+    receiving = recv(network)
+    bring(*links)
+    network.deliver()
+    assert sending.done()
+    assert torch.equal(receiving.wait(0), BIG)
+
+
+@pytest.mark.parametrize("failing", ["sender", "receiver", "both"])
+def test_what_a_link_loses_is_sent_again_by_the_daemons_and_arrives_once(
+    network: Network, links: list[FakeLink], failing: str
+) -> None:
+    sending, receiving, second = send(network, BIG), recv(network), recv(network)
+    network.deliver()
+    error = TransferFailed("cut")
+    if failing != "receiver":
+        links[0].sent[1][0]._settle(error=error)
+    if failing == "sender":
+        bring(*links)
+    else:
+        links[1].received[1]._settle(error=error)
+    network.deliver()
+    assert sending.done()
+    assert torch.equal(receiving.wait(0), BIG)
+    assert not second.done()
+    assert network.words().count(message_facts.CONTENT) == 1
+    send(network, "next")
+    network.deliver()
+    assert second.wait(0) == "next"
+
+
+def test_a_link_that_never_works_is_not_tried_for_ever(network: Network, links: list[FakeLink]) -> None:
+    for _ in range(5):
+        send(network, BIG)
+        network.deliver()
+        for work in links[1].received.values():
+            work._settle(error=TransferFailed("no way"))
+        network.deliver()
+        assert torch.equal(recv(network).wait(0), BIG)
+    assert len(links[0].sent) == 3
+
+
+def test_a_receiver_without_memory_fails_both_sides_and_the_line_goes_on(
+    network: Network, links: list[FakeLink]
+) -> None:
+    sending, receiving = send(network, BIG), recv(network)
+    network.deliver()
+    links[1].received[1]._settle(error=MemoryError("none"))
+    network.deliver()
+    with pytest.raises(MemoryError, match="none"):
+        receiving.wait(0)
+    with pytest.raises(ValueError, match=r"rank 0 of group 'b' on n .* could not receive a message: none"):
+        sending.wait(0)
+    send(network, "next")
+    network.deliver()
+    assert recv(network).wait(0) == "next"
+
+
+async def test_a_send_that_is_given_up_under_way_is_withdrawn(network: Network, links: list[FakeLink]) -> None:
+    sending, receiving = send(network, BIG), recv(network)
+    network.deliver()
+    await cancelled(sending)
+    send(network, "next")
+    network.deliver()
+    assert receiving.wait(0) == "next"
+    assert len(links[0].discarded) == 1
+    with pytest.raises(ClosedError, match=r"send\(\) to rank 0 of group 'b' .*was withdrawn: nobody waited"):
+        sending.wait(0)
+
+
+def test_a_message_that_a_daemon_cannot_pass_on_fails_its_receiver(network: Network) -> None:
+    def spoil(frame: list[Any]) -> None:
+        if frame[4][0] == message_facts.DATA:
+            frame[1], frame[5] = 0, "the daemon of node 1 cannot pass the message on"
+
+    send(network, torch.ones(50_000))
+    network.deliver(change=spoil)
+    with pytest.raises(TransferFailed, match="the daemon of node 1 cannot pass the message on"):
+        recv(network).wait(0)
+
+
+# -- room -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_larger_than_all_room_is_announced_and_sent_when_it_is_asked_for(near: Network) -> None:
+    giant = torch.zeros(9 << 20, dtype=torch.float64)
+    sending = send(near, giant)
+    near.deliver()
+    assert not sending.done()
+    assert near.words() == [message_facts.INTRODUCE, message_facts.ANNOUNCE]
+    receiving = recv(near)
+    near.deliver()
+    assert sending.done()
+    assert receiving.wait(0).shape == giant.shape
+    assert near.words()[-2:] == [message_facts.GRANT, message_facts.CONTENT]
+
+
+def test_room_is_returned_as_messages_are_received(near: Network) -> None:
+    piece = torch.zeros(3 << 20, dtype=torch.float64)
+    works = [send(near, piece) for _ in range(6)]
+    near.deliver()
+    assert [work.done() for work in works] == [True, True, False, False, False, False]
+    for _ in works:
+        assert recv(near).wait(0).nbytes == piece.nbytes
+        near.deliver()
+    assert all(work.done() for work in works)
+
+
+def test_no_content_overtakes_its_announcement_when_room_is_returned_at_that_moment(
+    near: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    piece = torch.zeros(3 << 20, dtype=torch.float64)
+    first = [send(near, piece) for _ in range(2)]
+    near.deliver()
+    receiving = recv(near)  # its word that there is room again is under way
+    post, reader = peers.Peers.post, threading.Thread(target=near.deliver)
+
+    def post_slowly(self: peers.Peers, receivers: Any, facts: Any, *rest: Any) -> None:
+        if facts[0] == message_facts.ANNOUNCE:
+            reader.start()
+            reader.join(0.3)
+        post(self, receivers, facts, *rest)
+
+    monkeypatch.setattr(peers.Peers, "post", post_slowly)
+    last = send(near, piece)
+    monkeypatch.undo()
+    reader.join(10)
+    for _ in range(2):
+        near.deliver()
+        receiving.wait(0)
+        receiving = recv(near)
+    near.deliver()
+    assert receiving.wait(0).shape == piece.shape
+    assert all(work.done() for work in (*first, last))
+    assert near.words().index(message_facts.ANNOUNCE) < near.words().index(message_facts.CONTENT)
+
+
+def test_room_that_is_returned_while_a_message_is_being_sent_does_not_empty_it(
+    near: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_room, asked = Departures.has_room, []
+
+    def has_room_from_the_second_time_on(self: Departures, nbytes: int) -> bool:
+        asked.append(nbytes)
+        return len(asked) > 1 and has_room(self, nbytes)
+
+    monkeypatch.setattr(Departures, "has_room", has_room_from_the_second_time_on)
+    send(near, BIG)
+    receiving = recv(near)
+    near.deliver()
+    assert torch.equal(receiving.wait(0), BIG)
+
+
+def test_a_message_that_cannot_be_packed_fails_alone_and_takes_no_room(
+    near: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Payload) -> None:
+        raise MemoryError("none")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Payload, "pack", refuse)
+        for _ in range(20):
+            with pytest.raises(MemoryError, match="none"):
+                send(near, BIG).wait(0)
+    send(near, "next")
+    near.deliver()
+    assert recv(near).wait(0) == "next"
+    assert all(line.departures.outstanding < 1000 for line in near.a._mailbox.outbox._lines.values())
+
+
+# -- the end --------------------------------------------------------------------------------------------------------
+
+
+def test_the_end_of_a_peer_fails_what_is_open_with_it_and_spares_what_is_here(
+    network: Network, links: list[FakeLink]
+) -> None:
+    here = network.b.send("here", "a", 0, None, None, None)
+    network.deliver()
+    open_ones = [send(network, BIG), send(network, torch.zeros(10 << 20, dtype=torch.float64))]
+    open_ones += [network.a.recv("b", 0, None, None) for _ in range(2)]
+    network.deliver()
+    network.client("a").announce("ended", {"endpoint": network.endpoints["b"], "story": STORY})
+    assert here.done()
+    assert open_ones.pop(2).wait(0) == "here"
+    for work in open_ones:
+        with pytest.raises(WorkerDied, match=r"rank 0 of group 'b' on n \(pid 100\) was killed by SIGKILL"):
+            work.wait(0)
+    assert links[0].discarded
+    assert repr(network.a._mailbox.outbox) == "<Outbox 0 streams [0 open]>"
+
+
+def test_the_loss_of_a_node_fails_what_is_open_with_its_workers(network: Network) -> None:
+    receiving = network.a.recv("b", 0, None, None)
+    client = network.client("a")
+    client.lost_nodes[1] = NodeLost("node 1 is lost")
+    client.announce("node_lost", {"node": 1})
+    with pytest.raises(NodeLost, match="node 1 is lost"):
+        receiving.wait(0)
+
+
+def test_after_the_end_the_name_is_looked_up_anew(network: Network) -> None:
+    send(network, 1)
+    network.client("a").announce("ended", {"endpoint": network.endpoints["b"], "story": None})
+    network.names.discard("b")
+    send(network, 2)
+    assert list(network.lookups) == ["b"]
+
+
+def test_a_deadline_names_the_peer_and_what_is_pending(network: Network) -> None:
+    receiving = recv(network, timeout=0.01)
+    with pytest.raises(DeadlineExceeded) as caught:
+        receiving.wait()
+    assert str(caught.value) == "recv() from rank 0 of group 'a' on n (pid 100) was not done within 0.01 s"
+    send(network, "late")
+    network.deliver()
+    assert recv(network).wait(0) == "late"
+
+
+@pytest.mark.parametrize("nbytes", [1 << 10, 2 << 20, 100 << 20])
+@pytest.mark.parametrize("moment", ["before its frame leaves", "after its frame has left"])
+def test_what_is_given_up_by_one_thread_while_another_sends_it_is_never_received(
+    near: Network, monkeypatch: pytest.MonkeyPatch, moment: str, nbytes: int
+) -> None:
+    made: list[Sending] = []
+
+    class Late(Sending):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self)
+
+    post = peers.Peers.post
+
+    def post_late(self: peers.Peers, receivers: Any, facts: Any, *rest: Any) -> None:
+        is_first = facts[0] in (message_facts.DATA, message_facts.ANNOUNCE)
+        if is_first and moment.startswith("before"):
+            made.pop().give_up(DeadlineExceeded("late"))
+        post(self, receivers, facts, *rest)
+        if is_first and moment.startswith("after"):
+            made.pop().give_up(DeadlineExceeded("late"))
+
+    monkeypatch.setattr(exchange, "Sending", Late)
+    monkeypatch.setattr(peers.Peers, "post", post_late)
+    monkeypatch.setattr(transport_choice, "fits", lambda nbytes: nbytes < 1 << 20)  # beyond that, a link
+    work = near.a.send(torch.empty(nbytes, dtype=torch.uint8), "b", 0, None, None, None)
+    monkeypatch.undo()
+    with pytest.raises(DeadlineExceeded, match="late"):
+        work.wait(0)
+    assert work.withdraw is None
+    send(near, "next")
+    near.deliver()
+    received = recv(near)
+    near.deliver()
+    assert received.wait(0) == "next"
+
+
+async def test_the_same_deadline_where_it_is_awaited(network: Network) -> None:
+    with pytest.raises(DeadlineExceeded, match=r"was not done within 0\.01 s"):
+        await recv(network, timeout=0.01)
+
+
+def test_what_has_been_received_is_not_kept(network: Network) -> None:
+    """Neither the tensor nor its memory waits for the collector."""
+    receiving = recv(network)
+    send(network, torch.ones(100_000))
+    network.deliver()
+    alive = weakref.ref(receiving.wait(0))
+    del receiving
+    assert alive() is None
+
+
+def test_the_largest_that_rides_on_a_frame_between_nodes_is_below_what_a_link_is_worth() -> None:
+    assert (
+        transport_choice.choose(transport_choice.COLLECTIVE_FROM - 1, near=False, collective=True)
+        == transport_choice.FRAME
+    )
+    assert (
+        transport_choice.choose(transport_choice.COLLECTIVE_FROM, near=False, collective=True)
+        == transport_choice.COLLECTIVE
+    )
+    assert (
+        transport_choice.choose(transport_choice.COLLECTIVE_FROM, near=True, collective=True) == transport_choice.FRAME
+    )
+    assert (
+        transport_choice.choose(transport_choice.COLLECTIVE_FROM, near=False, collective=False)
+        == transport_choice.FRAME
+    )

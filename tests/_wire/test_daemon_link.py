@@ -1,0 +1,149 @@
+"""What a link between daemons carries, over real gRPC on the loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import time
+
+import pytest
+
+from rlinf_async._wire.daemon_link import CLOSED, MAX_MESSAGE
+from tests._wire.grpc_links import (
+    PIECE,
+    Owner,
+    Server,
+    both_loops,
+    either_loop,
+    pair,
+    pour,
+)
+
+pytestmark = both_loops
+event_loop_policy = either_loop
+
+
+async def test_bytes_go_both_ways_on_both_streams():
+    async with pair() as (left, right):
+        assert (left.link.peer, right.link.peer) == (1, 0)
+        for here, there in ((left, right), (right, left)):
+            here.link.send(b"call")
+            await here.link.send_bulk(b"piece")
+            await there.until(lambda there=there: there.control == b"call" and there.bulk == [b"piece"])
+            assert here.link.messages_sent == 2
+            assert here.link.bytes_sent == 9
+            assert there.link.messages_received == 2
+
+
+async def test_a_thousand_sends_leave_in_one_message():
+    async with pair() as (left, right):
+        sent = [b"%099d\n" % number for number in range(1000)]
+        for data in sent:
+            left.link.send(data)
+        await right.until(lambda: len(right.control) == 100_000)
+        assert right.control == b"".join(sent)
+        assert left.link.messages_sent == right.link.messages_received == 1
+
+
+async def test_a_long_queue_leaves_in_messages_of_at_most_256_kib():
+    async with pair() as (left, right):
+        sizes: list[int] = []
+        right.link.on_control = lambda data: (sizes.append(len(data)), right._on_control(data))[0]
+        sent = [bytes([number % 256]) * 1000 for number in range(1000)] + [os.urandom(600_000), b"end"]
+        for data in sent:
+            left.link.send(data)
+        await right.until(lambda: len(right.control) == 1_600_003)
+        assert right.control == b"".join(sent)
+        assert max(sizes) <= PIECE
+        assert len(sizes) <= 8
+
+
+async def test_order_holds_in_both_directions_at_once():
+    async with pair() as (left, right):
+        sent: dict[Owner, list[bytes]] = {left: [], right: []}
+
+        async def talk(owner: Owner) -> None:
+            for number in range(500):
+                data = b"%d." % number * (number % 7 + 1)
+                sent[owner].append(data)
+                owner.link.send(data)
+                await owner.link.send_bulk(data)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(talk(left))
+            tasks.create_task(talk(right))
+        for here, there in ((left, right), (right, left)):
+            await there.until(lambda here=here, there=there: there.bulk == sent[here])
+            await there.until(lambda here=here, there=there: there.control == b"".join(sent[here]))
+
+
+async def test_a_call_overtakes_the_bulk_that_was_sent_before_it():
+    async with pair() as (left, right):
+        right.link.on_control = right.link.send  # an echo
+
+        async def pour() -> None:
+            piece = bytes(PIECE)
+            for _ in range(256):
+                await left.link.send_bulk(piece)
+
+        pouring = asyncio.create_task(pour())
+        await right.until(lambda: right.bulk)
+        times = []
+        while not pouring.done() and len(times) < 20:
+            start, known = time.perf_counter(), len(left.control)
+            left.link.send(b"echo")
+            await left.until(lambda known=known: len(left.control) > known)
+            times.append(time.perf_counter() - start)
+        assert len(times) >= 10, "the echoes waited for the bulk"
+        assert statistics.median(times) < 0.1
+        await pouring
+        await right.until(lambda: len(right.bulk) == 256)
+
+
+async def test_bulk_waits_for_the_network_instead_of_filling_memory():
+    async with Server() as server:
+        link = await server.dialled()
+        pouring = asyncio.create_task(pour(link, 400))
+        accepted = await server.accepted.get()
+        assert len(link._bulk) <= 4
+        right, left = Owner(accepted), Owner(link)
+        await right.until(lambda: len(right.bulk) == 400)
+        await pouring
+        assert [piece[:4] for piece in right.bulk] == [number.to_bytes(4) for number in range(400)]
+        await link.close()
+        assert left.lost == []
+
+
+async def test_nothing_that_arrives_before_the_owner_listens_is_lost():
+    async with Server() as server:
+        link = await server.dialled()
+        accepted = await server.accepted.get()
+        accepted.send(b"early")
+        await accepted.send_bulk(b"bird")
+        other = await server.dialled(node=2)  # by now both have arrived
+        left = Owner(link)
+        await left.until(lambda: left.control == b"early" and left.bulk == [b"bird"])
+        await link.close()
+        await other.close()
+
+
+async def test_who_begins_to_listen_after_the_end_is_told_of_it():
+    async with Server() as server:
+        link = await server.dialled()
+        await link.close()
+        right = Owner(await server.accepted.get())
+        await right.until(lambda: right.lost)
+        await right.link.close()
+        assert right.lost == [CLOSED]
+
+
+@pytest.mark.parametrize("size", [0, MAX_MESSAGE + 1])
+async def test_a_piece_that_grpc_would_choke_on_is_refused_before_it_leaves(size: int):
+    async with pair() as (left, right):
+        with pytest.raises(ValueError, match=str(size)):
+            await left.link.send_bulk(bytes(size))
+        left.link.send(b"")
+        await left.link.send_bulk(bytes(MAX_MESSAGE))
+        await right.until(lambda: right.bulk)
+        assert right.lost == []

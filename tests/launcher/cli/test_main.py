@@ -1,0 +1,371 @@
+"""``rlinf-launch`` as a user meets it: words in, exit code and text out; the nodes are fakes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rlinf_launcher.cli import main
+
+from tests.launcher.fakes import Stage
+
+CHECKOUT = Path(__file__).parents[3]
+
+PATIENT = """
+import os, signal, time
+out = open(os.environ["OUT"], "w", 1)
+def count(*_):
+    print("SIGINT", file=out)
+signal.signal(signal.SIGINT, count)
+print("running", file=out)
+while "SIGINT" not in open(os.environ["OUT"]).read():
+    time.sleep(0.01)
+time.sleep(0.2)
+"""
+
+DEAF = """
+import os, signal, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+open(os.environ["OUT"], "w").write("running\\n")
+time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
+
+
+def run(stage: Stage, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        stage.launcher(*words),
+        cwd=CHECKOUT,
+        env=stage.environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        **options,
+    )
+
+
+@contextmanager
+def started(
+    stage: Stage, *words: str, command: tuple[str, ...] = (), **options: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """A launcher whose script has written that it is running."""
+    options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+    argv = [*command, *stage.launcher(*words)]
+    with subprocess.Popen(argv, cwd=CHECKOUT, env=stage.environ, text=True, **options) as process:
+        try:
+            until(lambda: (stage.folder / "out").exists() and "running" in stage.out)
+            yield process
+        finally:
+            process.kill()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def alive(*pids: int) -> list[int]:
+    return [pid for pid in pids if Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_stdout_is_the_scripts_and_so_is_the_exit_code(stage: Stage) -> None:
+    stage.runs("import sys; print('result', *sys.argv[1:]); sys.exit(3)")
+    done = run(stage, str(stage.script), "--lr", "1", "-q")
+    assert (done.returncode, done.stdout) == (3, "result --lr 1 -q\n")
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("rlinf run ")
+    assert lines[0].endswith(": 1 node")
+    assert lines[-1] == f"{stage.script} ended with exit code 3"
+
+
+def test_quiet_says_nothing_of_a_run_that_goes_well(stage: Stage) -> None:
+    stage.runs("import sys; print('result'); print('warned', file=sys.stderr)")
+    done = run(stage, "-q", str(stage.script))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "result\n", "warned\n")
+
+
+def test_json_tells_the_same_story_to_machines(stage: Stage) -> None:
+    stage.runs("print('result')")
+    done = run(stage, "--json", "--local-nodes", "2", str(stage.script))
+    events = [json.loads(line) for line in done.stderr.splitlines()]
+    assert events[0]["event"] == "run"
+    assert events[-1] == {"event": "exit", "script": str(stage.script), "code": 0}
+    states = [event["state"] for event in events if event["event"] == "node" and event["name"] == "local1"]
+    assert states == ["reached", "up", "ready"]
+
+
+def test_a_module_runs_as_under_python(stage: Stage) -> None:
+    (stage.folder / "path/pkg").mkdir()
+    (stage.folder / "path/pkg/__main__.py").write_text("import sys; print(sys.argv[1:])")
+    done = run(stage, "-m", "pkg", "a")
+    assert (done.returncode, done.stdout) == (0, "['a']\n"), done.stderr
+
+
+def test_a_script_that_is_not_there_is_pythons_to_complain_about(stage: Stage) -> None:
+    done = run(stage, "no_such.py")
+    assert done.returncode == 2
+    assert "can't open file" in done.stderr
+    assert not list(stage.folder.glob("*.json"))
+
+
+def test_a_script_that_fails_to_import_ends_with_its_own_traceback(stage: Stage) -> None:
+    stage.runs("import no_such_module")
+    done = run(stage, "-q", str(stage.script))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'no_such_module'"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--hots", "a,b", "train.py"], "did you mean"),
+        ([], "no script is named"),
+        (["--hosts", "a,b", "--nnodes", "3", "--dry-run"], "--nnodes 3, but there are 2 hosts: a, b"),
+        (["--hosts", "slots=8,", "--dry-run"], ":1:1: "),
+    ],
+)
+def test_wrong_usage_is_one_block_and_exit_code_2(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(words) == 2
+    screen = capsys.readouterr()
+    assert said in screen.err
+    assert "fix: " in screen.err
+    assert "Traceback" not in screen.err
+    assert screen.out == ""
+
+
+def test_a_hosts_file_that_is_wrong_is_shown_with_place_and_fix(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts = tmp_path / "nodes.txt"
+    hosts.write_text("node01\nnode02 slots=eight\n")
+    assert main.main(["--hosts", str(hosts), "--dry-run"]) == 2
+    assert f"{hosts}:2:" in capsys.readouterr().err
+
+
+def test_hosts_that_cannot_be_reached_end_in_255(stage: Stage) -> None:
+    done = run(stage, "--hosts", "refused,there", str(stage.script))
+    assert done.returncode == 255
+    assert "error: 1 of 2 nodes could not be started:\n  refused  ssh: nothing listens on port 22" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_interpreter_that_is_not_on_this_machine_is_said(stage: Stage) -> None:
+    done = run(stage, "--python", "/no/python", str(stage.script))
+    assert done.returncode == 255
+    assert "localhost  /no/python cannot be started: No such file" in done.stderr
+    hosts = stage.folder / "nodes.txt"
+    hosts.write_text("refused\n")
+    done = run(stage, "--hosts", str(hosts), "--python", "/no/python", str(stage.script))
+    assert "--python /no/python is not on this machine: the script itself runs with" in done.stderr
+
+
+def test_dry_run_shows_everything_and_does_nothing(stage: Stage) -> None:
+    done = run(stage, "--dry-run", "-e", "WANDB_API_KEY=geheim", "--hosts", "a,u@b:2222,localhost", "train.py", "x")
+    assert done.returncode == 0
+    assert "hosts from --hosts a,u@b:2222,localhost" in done.stdout
+    assert "0     a slots=" in done.stdout
+    assert "  ssh -T -o BatchMode=yes " in done.stdout
+    assert " -l u -p 2222 " in done.stdout
+    assert "WANDB_API_KEY=***" in done.stdout
+    assert "geheim" not in done.stdout
+    assert done.stdout.splitlines()[-1].endswith("train.py x")
+    assert not list(stage.folder.glob("*.json"))
+
+
+def test_dry_run_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["--dry-run", "--json", "--hosts", "a,b:8", "-e", "MY_TOKEN=geheim"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [(node["rank"], node["name"], node["hidden"]) for node in told["nodes"]] == [
+        (0, "a", False),
+        (1, "b", False),
+        (2, "localhost", True),
+    ]
+    assert told["nodes"][0]["argv"][:2] == ["ssh", "-T"]
+    assert told["env"]["MY_TOKEN"] == "***"
+
+
+def test_check_says_what_is_wrong_with_each_host(stage: Stage) -> None:
+    done = run(stage, "--check", "--hosts", "refused,there")
+    assert done.returncode == 255
+    rows = {line.split()[0]: line.split()[1] for line in done.stdout.splitlines() if len(line.split()) > 5}
+    assert rows | {"refused": "failed", "there": "ok", "localhost": "ok"} == rows
+    assert "ssh: nothing listens on port 22" in done.stdout
+    assert not list(stage.folder.glob("*.json"))
+    assert run(stage, "--check").returncode == 0
+
+
+def test_check_for_machines(stage: Stage) -> None:
+    done = run(stage, "--check", "--json", "--hosts", "refused,there")
+    told = {event["name"]: event for event in map(json.loads, done.stdout.splitlines())}
+    assert told["refused"]["answer"] is None
+    assert told["there"]["failure"] is None
+    assert told["there"]["answer"]["python"] == "{}.{}.{}".format(*sys.version_info[:3])
+
+
+def test_sweep_ends_what_bears_the_runs_id_and_nothing_else(stage: Stage) -> None:
+    deaf = [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); print(); time.sleep(1000)"]
+    run_id = uuid.uuid4().hex[:8]
+    run_dir = Path(os.environ["XDG_RUNTIME_DIR"], f"rlinf-{run_id}-2")
+    run_dir.mkdir()
+    environ = os.environ | {"RLINF_RUN_ID": run_id}
+    other = os.environ | {"RLINF_RUN_ID": uuid.uuid4().hex[:8]}
+    with (
+        subprocess.Popen(["sleep", "1000"], env=environ) as mine,
+        subprocess.Popen(deaf, env=environ, stdout=subprocess.PIPE) as deaf_one,
+        subprocess.Popen(["sleep", "1000"], env=other) as theirs,
+    ):
+        try:
+            assert deaf_one.stdout is not None
+            deaf_one.stdout.readline()
+            done = run(stage, "--sweep", run_id)
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert (mine.wait(5), deaf_one.wait(5)) == (-15, -9)
+            assert theirs.poll() is None
+            assert f"localhost: 2 processes ended, {run_dir} removed" in done.stdout
+            assert f"  {mine.pid} sleep 1000" in done.stdout
+            assert not run_dir.exists()
+        finally:
+            for process in (mine, deaf_one, theirs):
+                process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_run_in_order(stage: Stage, number: signal.Signals) -> None:
+    stage.runs(PATIENT)
+    with started(stage, str(stage.script)) as process:
+        began = time.monotonic()
+        process.send_signal(number)
+        _, said = process.communicate(timeout=10)
+        assert process.returncode == 130
+        assert time.monotonic() - began < 5
+        assert stage.out == "running\nSIGINT\n"
+        assert f"{number.name}: ending in order" in said
+
+
+def test_a_run_that_takes_too_long_is_ended_in_order_and_its_exit_code_says_so(stage: Stage) -> None:
+    stage.runs(PATIENT)
+    with started(stage, "--timeout", "4", str(stage.script)) as process:
+        _, said = process.communicate(timeout=20)
+        assert process.returncode == 124
+        assert stage.out == "running\nSIGINT\n"
+        assert "--timeout: 4 s have passed: ending in order" in said
+
+
+def test_time_that_starting_takes_counts_too(stage: Stage) -> None:
+    stage.runs("")
+    done = run(stage, "--timeout", "0.05", str(stage.script))
+    assert (done.returncode, done.stdout) == (124, "")
+
+
+def test_a_run_that_is_done_in_time_keeps_its_exit_code(stage: Stage) -> None:
+    stage.runs("raise SystemExit(3)")
+    assert run(stage, "--timeout", "100", str(stage.script)).returncode == 3
+
+
+def test_nohup_is_respected(stage: Stage) -> None:
+    stage.runs(PATIENT)
+    with started(stage, str(stage.script), command=("nohup",)) as process:
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=10)
+        assert "SIGHUP" not in said
+        assert process.returncode == 130
+
+
+@contextmanager
+def on_a_terminal(stage: Stage) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    terminal, line = os.openpty()
+    try:
+        files = {"stdin": line, "stdout": line, "stderr": line}
+        with started(stage, "--local-nodes", "2", str(stage.script), command=("setsid", "-c"), **files) as process:
+            yield process, terminal
+    finally:
+        os.close(line)
+        os.close(terminal)
+
+
+def shown(terminal: int) -> str:
+    data = b""
+    while select.select([terminal], [], [], 0)[0]:
+        data += os.read(terminal, 65536)
+    return data.decode()
+
+
+def test_ctrl_c_on_a_terminal_reaches_the_script_once(stage: Stage) -> None:
+    stage.runs(PATIENT)
+    with on_a_terminal(stage) as (process, terminal):
+        os.write(terminal, b"\x03")
+        assert process.wait(10) == 130
+        assert stage.out == "running\nSIGINT\n"
+        said = shown(terminal)
+        assert "ready in " in said
+        assert said.endswith("again to end at once\r\n")
+
+
+def test_ctrl_c_twice_ends_everything_at_once(stage: Stage) -> None:
+    stage.behaviour = {"local0": "stubborn", "local1": "stubborn"}
+    stage.runs(DEAF)
+    with on_a_terminal(stage) as (process, terminal):
+        os.write(terminal, b"\x03")
+        until(lambda: "again to end at once" in shown(terminal))
+        began = time.monotonic()
+        os.write(terminal, b"\x03")
+        assert process.wait(10) == 130
+        assert time.monotonic() - began < 3
+        assert "ending at once" in shown(terminal)
+
+
+def test_when_the_launcher_is_killed_the_script_and_the_daemons_end(stage: Stage) -> None:
+    stage.runs(DEAF.replace('"running\\n"', 'f"running {os.getpid()}\\n"'))
+    with started(stage, "--local-nodes", "2", str(stage.script)) as process:
+        script = int(stage.out.split()[1])
+        daemons = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+        assert set(alive(script, *daemons)) == {script, *daemons}
+        process.kill()
+        process.wait()
+        until(lambda: not alive(script, *daemons))
+    for place in Path(os.environ["XDG_RUNTIME_DIR"]).glob("rlinf-*"):
+        place.rmdir()  # a fake daemon that dies does not clean up
+
+
+def test_version_and_help_go_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("rlinf-launch ")
+    assert main.main(["--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: rlinf-launch ")
+
+
+def test_a_stderr_that_is_not_read_keeps_nothing_from_starting_and_ending(stage: Stage) -> None:
+    stage.runs("import sys; sys.exit(7)")
+    read, write = os.pipe()
+    with open(read), open(write, "wb", buffering=0) as full:
+        os.set_blocking(write, False)
+        with contextlib.suppress(BlockingIOError):
+            while os.write(write, bytes(4096)):
+                pass
+        os.set_blocking(write, True)
+        argv = stage.launcher(str(stage.script))
+        environ = {**stage.environ, "RLINF_OUTPUT_END_S": "0.1"}
+        done = subprocess.run(argv, cwd=CHECKOUT, env=environ, stderr=full, timeout=20, check=False)
+    assert done.returncode == 7
