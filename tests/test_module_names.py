@@ -1,4 +1,4 @@
-"""A user's modules may have the names of this project's folders, and of others' modules where they are not asked for."""
+"""Users' modules that have the names of this project's folders, or of others' modules."""
 
 from __future__ import annotations
 
