@@ -78,10 +78,7 @@ class Directs:
                 self._tell(peer, 0)
             return
         if received >= 0:
-            if connection.is_there():
-                connection.drain()
-            else:
-                connection.handle_read()
+            connection.drain()
             connection.end()
             self.broke(peer)
             # It says of more than was sent: nothing can be made of it, and nothing is sent twice.

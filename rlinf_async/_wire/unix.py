@@ -129,6 +129,8 @@ class Connection:
         if self._closed:
             return
         self._thread = threading.get_ident()
+        # Of a socket that user code has closed, whose number this one has: its reader would be replaced, not watched anew.
+        self._loop.remove_reader(self._sock.fileno())
         self._watch()
         self._flush()
 
@@ -273,7 +275,8 @@ class Connection:
     def _hear_last(self) -> None:
         if self._closed:
             return
-        self._read_all()
+        if self.is_there():
+            self._read_all()
         if not self._closed:
             self._fail("nothing can be written to it")
 
@@ -347,7 +350,7 @@ class Connection:
             if not in_loop:
                 self._turns.hand_over()
             if (self._closed or self._failed) and self._idle is not None:
-                self._idle.remove(self._sock.fileno())
+                self._idle.remove(self._sock.fileno(), self._readable_elsewhere)
 
     def read(self) -> bool | None:
         """Reads what is there, once.  False at the end of the stream, None when nothing is left."""
@@ -524,15 +527,12 @@ class Connection:
         """Whether it is read and written no more; what is sent is kept for another way."""
         return self._closed
 
-    def handle_read(self) -> None:
-        """Handles what has been read, where this is called before that: in the middle of ``on_arrival``."""
-        with self._turns.lock:
-            self._handle()
-
     def drain(self) -> None:
-        """Reads everything that the other side still said before it went."""
+        """Handles what has been read, and reads everything that the other side still said before it went."""
         with self._turns.lock:
             self._handle()
+            if self._closed or not self.is_there():
+                return
             while not self._closed and self.read():
                 pass
 
@@ -547,6 +547,9 @@ class Connection:
                 fcntl.ioctl(self._sock.fileno(), termios.FIONREAD, there)
             except OSError as error:  # user code has closed it
                 self._fail(f"{type(error).__name__}: {error}")
+                return
+            if there[0] and not self.is_there():  # these bytes are another file's
+                self._fail("its descriptor was closed")
                 return
             heard = self._heard_bytes + there[0]
             while self._heard_bytes < heard and not self._closed and self.read():
@@ -622,14 +625,17 @@ class Connection:
         fileno = self._sock.fileno()
         if fileno < 0:
             return
-        if self._thread and not self._loop.is_closed():
+        # Where user code has closed the descriptor, the successor of this very connection may have its number by now:
+        # whoever watches that number does so for the successor (test_second_thread.py, "takes_the_number").
+        is_there = self.is_there()
+        if self._thread and not self._loop.is_closed() and (is_there or not _is_open(fileno)):
             with contextlib.suppress(OSError):
                 self._loop.remove_reader(fileno)
                 self._loop.remove_writer(fileno)
         with self._turns.lock:  # so that no thread is about to read
             if self._idle is not None:
-                self._idle.remove(fileno)
-            if self.is_there():
+                self._idle.remove(fileno, self._readable_elsewhere)
+            if is_there:
                 self._sock.close()
             else:
                 self._sock.detach()
@@ -641,6 +647,14 @@ class Connection:
             return os.fstat(self._sock.fileno()).st_ino == self._inode
         except OSError:
             return False
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
 
 
 def _rights(ancillary: list[tuple[int, int, bytes]]) -> Sequence[int]:

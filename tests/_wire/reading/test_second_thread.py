@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -38,6 +39,12 @@ class Ends:
         self.heard.append((frame[4], threading.get_ident()))
         self.news.set()
 
+    def on_other(self, callback: Callable[[], object]) -> None:
+        """Runs it on the other thread, to its end."""
+        over = threading.Event()
+        self.other.call_soon_threadsafe(lambda: (callback(), over.set()))
+        assert over.wait(5)
+
     def say(self, number: int) -> None:
         self.theirs.send(self.packer.pack((frames.CANCEL, 0, 1, [], number)))
 
@@ -45,11 +52,9 @@ class Ends:
 @pytest.fixture
 def ends() -> Iterator[Ends]:
     made = Ends()
-    opened = threading.Event()
     thread = threading.Thread(target=made.other.run_forever)
     thread.start()
-    made.other.call_soon_threadsafe(lambda: (made.connection.open(), opened.set()))
-    assert opened.wait(5)
+    made.on_other(made.connection.open)
     yield made
     made.other.call_soon_threadsafe(lambda: (made.connection.close(), made.other.stop()))
     thread.join()
@@ -112,3 +117,24 @@ def test_a_socket_is_closed_while_the_other_thread_is_busy(ends: Ends) -> None:
     assert ends.ended.wait(5)
     assert ends.connection.fileno() == -1  # and this thread's loop has not run
     assert ends.reader.gate().wait(0) is False
+
+
+def test_a_successor_that_takes_the_number_of_a_socket_that_user_code_has_closed_is_read_by_both_threads(
+    ends: Ends,
+) -> None:
+    number = ends.connection.fileno()
+    left, (ours, ends.theirs) = ends.theirs, socket.socketpair()
+    os.dup2(ours.fileno(), number)
+    ours.close()
+    successor = Connection(socket.socket(fileno=number), ends.other, on_frame=ends._hear, on_closed=print)
+    successor.share(ends.reader)
+    ends.on_other(successor.open)
+    ends.on_other(ends.connection.end)
+    left.close()
+    ends.say(1)
+    assert ends.news.wait(5)
+    ends.on_other(lambda: ends.other.remove_reader(number))
+    ends.say(2)
+    ends.reader.read_for(5)
+    assert [number for number, _ in ends.heard] == [1, 2]
+    ends.on_other(successor.close)
