@@ -19,7 +19,7 @@ from rlinf_async.errors import LaunchError
 from .driver import Driver, Orphans
 from .options import Options
 from .remote.archive import Archive, pack
-from .remote.host_check import Inspection
+from .remote.host_check import HostCheck
 from .remote.plan import Node, driver_python
 from .report import Report
 
@@ -68,7 +68,7 @@ class Job:
         self._exported = exported
         self._environ = environ
         self._report = report
-        self._inspection = Inspection(nodes, options, self.run_id, report)
+        self._inspection = HostCheck(nodes, options, self.run_id, report)
         self._main: asyncio.Task[Any] | None = None
         self._phase = "new"
         self._hurry = asyncio.Event()

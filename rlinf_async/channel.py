@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from rlinf_async._channels import registration
-from rlinf_async._channels.arguments import MOST, Wishes, seconds, switch, whole_number
+from rlinf_async._channels.arguments import MOST, RequestArguments, seconds, switch, whole_number
 from rlinf_async._channels.local_queue import LocalQueue
 from rlinf_async._channels.queue_errors import QueueEnd
 from rlinf_async._channels.replicas import Replicas
-from rlinf_async._channels.request import Get, Put, Wish
+from rlinf_async._channels.request import Get, Put, QueueRequest
 from rlinf_async._client import emulated_links
 from rlinf_async._client import registry as seats
 from rlinf_async._client.client import NodeClient
@@ -91,7 +91,7 @@ class Channel:
         self._closing: Work[None] | None = None
         self._discarding = False
         self._is_known = False
-        self._wishes = Wishes(name, None if local is None else local.max_bytes)
+        self._wishes = RequestArguments(name, None if local is None else local.max_bytes)
         _channels.add(self)
 
     def __repr__(self) -> str:
@@ -513,7 +513,7 @@ def _show(items: list[tuple[int, Callable[[], Any]]]) -> list[WeightedItem]:
     return [WeightedItem(weight, make()) for weight, make in items]
 
 
-def _finish(wish: Wish[Any], async_op: bool) -> Any:
+def _finish(wish: QueueRequest[Any], async_op: bool) -> Any:
     """The wish itself where it is to be awaited, else its result."""
     if async_op or not may_wait():
         return wish

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final
 
 from rlinf_async import settings
-from rlinf_async._client.requests import Ask
+from rlinf_async._client.requests import Request
 from rlinf_async._core import codec, frames
 from rlinf_async._core.frames import Status
 from rlinf_async._core.payload import Body, pack_body
@@ -247,7 +247,7 @@ class Handle(Work[list[Any]]):
             ask = self._callee.client.ask("stopped", {"numbers": numbers[::2]}, node=node)
             ask.then(self._name_stopped, ask)
 
-    def _name_stopped(self, ask: Ask) -> None:
+    def _name_stopped(self, ask: Request) -> None:
         stopped = {frames.endpoint(ask.node, number) for number in ask.wait()}
         called = zip(self._callee.ranks, self._callee.targets, strict=True)
         ranks = fold_ranks(rank for rank, target in called if target in stopped)

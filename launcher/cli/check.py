@@ -9,7 +9,7 @@ from typing import Any
 
 from ..job import fresh_run_id
 from ..options import Options
-from ..remote.host_check import Inspection
+from ..remote.host_check import HostCheck
 from ..remote.plan import Node
 from ..report import Report, grid
 
@@ -49,7 +49,7 @@ class Found:
 
 async def check(nodes: Sequence[Node], options: Options, python_path: str, report: Report) -> Found:
     """Looks at all hosts at once, within ``--start-timeout``."""
-    inspection = Inspection(nodes, options, fresh_run_id(), report)
+    inspection = HostCheck(nodes, options, fresh_run_id(), report)
     inspection.python_path = python_path
     loop = asyncio.get_running_loop()
     report.begin("", nodes)

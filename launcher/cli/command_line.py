@@ -35,7 +35,7 @@ class Value:
 
 
 @dataclass
-class Words:
+class ArgumentWords:
     """Every flag's values, and the script with what follows it."""
 
     given: dict[str, list[Value]] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Words:
         return total
 
 
-def read_words(argv: Sequence[str], environ: Mapping[str, str]) -> Words:
+def read_words(argv: Sequence[str], environ: Mapping[str, str]) -> ArgumentWords:
     """Sorts the words up to the script.  A flag on the command line puts its variable aside, unless it repeats.
 
     Raises:
@@ -90,8 +90,8 @@ def _shell_words(text: str, flag: Flag) -> tuple[str, ...]:
     return split_shell(Value(text, f"${flag.variable}"))
 
 
-def _read_argv(argv: list[str]) -> Words:
-    words = Words()
+def _read_argv(argv: list[str]) -> ArgumentWords:
+    words = ArgumentWords()
     while argv:
         word = argv.pop(0)
         if word == "--":
@@ -108,7 +108,7 @@ def _read_argv(argv: list[str]) -> Words:
     return words
 
 
-def _read_long(word: str, argv: list[str], words: Words) -> None:
+def _read_long(word: str, argv: list[str], words: ArgumentWords) -> None:
     written, equals, text = word.partition("=")
     spelling = "--" + written[2:].replace("_", "-")
     flag = BY_SPELLING.get(spelling)
@@ -125,7 +125,7 @@ def _read_long(word: str, argv: list[str], words: Words) -> None:
         _add(words, flag, Value("1", written))
 
 
-def _read_short(word: str, argv: list[str], words: Words) -> None:
+def _read_short(word: str, argv: list[str], words: ArgumentWords) -> None:
     long = "-" + word.partition("=")[0].replace("_", "-")
     if len(long) > 3 and long in BY_SPELLING:
         raise ConfigError(f"unknown flag {word!r}\n  fix: write {long}, with two dashes")
@@ -151,7 +151,7 @@ def _next(argv: list[str], written: str, flag: Flag) -> Value:
     return Value(argv.pop(0), written)
 
 
-def _add(words: Words, flag: Flag, value: Value) -> None:
+def _add(words: ArgumentWords, flag: Flag, value: Value) -> None:
     words.given.setdefault(flag.name, []).append(value)
 
 

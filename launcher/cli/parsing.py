@@ -12,7 +12,7 @@ from rlinf_async.errors import ConfigError
 from ..options import DEFAULT_START_TIMEOUT, Options
 from ..remote.exported_env import chosen, is_name
 from ..remote.host import MOST_FAKE_GPUS
-from .command_line import Value, Words, read_words, split_shell
+from .command_line import ArgumentWords, Value, read_words, split_shell
 
 _RANKS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", re.ASCII)
 _RUN = re.compile(r"[0-9a-f]{8}")
@@ -116,7 +116,7 @@ def _port(value: Value) -> int:
     return _number(value, 1, 65535)
 
 
-def _start_timeout(words: Words) -> float | None:
+def _start_timeout(words: ArgumentWords) -> float | None:
     seconds = words.last("start-timeout", _seconds)
     return DEFAULT_START_TIMEOUT if seconds is None else (seconds or None)
 

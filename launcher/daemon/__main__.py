@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from .guardian import PR_SET_CHILD_SUBREAPER, guard, prctl
 
 if TYPE_CHECKING:
-    from .node_config import Birth
+    from .node_config import NodeConfig
     from .templates import Templates
 
 
@@ -72,7 +72,7 @@ def _raise_open_files() -> int:
     return usual
 
 
-def _live(birth: Birth, templates: Templates) -> None:
+def _live(birth: NodeConfig, templates: Templates) -> None:
     import asyncio
 
     import uvloop

@@ -11,7 +11,7 @@ from rlinf_async._channels.state.key_queue import Get, Item
 from rlinf_async._core import frames
 from rlinf_async._core.segment import close_fds
 
-from .hosted_channel import Hosted, News, Segment
+from .hosted_channel import HostedChannel, News, Segment
 from .router import Router
 
 SMALL: Final = 2048
@@ -21,19 +21,19 @@ MOST_GIVEN: Final = 1024
 """Small items in one frame."""
 
 
-class Teller:
+class ChannelReplies:
     """Some of it at the end of the loop's turn, so that what belongs together is one frame."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, router: Router) -> None:
         self._loop = loop
         self._router = router
         self._me = frames.endpoint(router.node, 0)
-        self._to_tell: list[Hosted] = []
+        self._to_tell: list[HostedChannel] = []
 
     def __repr__(self) -> str:
-        return f"<Teller [news of {len(self._to_tell)} queues]>"
+        return f"<ChannelReplies [news of {len(self._to_tell)} queues]>"
 
-    def news(self, hosted: Hosted, party: int) -> News:
+    def news(self, hosted: HostedChannel, party: int) -> News:
         news = hosted.news.get(party)
         if news is None:
             if not hosted.is_listed:
@@ -51,13 +51,13 @@ class Teller:
             for party, news in parties.items():
                 self.say(party, hosted.number, "news", [news.accepted, news.given, news.credit])
 
-    def tell(self, hosted: Hosted, party: int) -> None:
+    def tell(self, hosted: HostedChannel, party: int) -> None:
         """Tells one party now what it would be told at the end of the turn."""
         news = hosted.news.pop(party, None)
         if news is not None:
             self.say(party, hosted.number, "news", [news.accepted, news.given, news.credit])
 
-    def deliver(self, hosted: Hosted, get: Get) -> None:
+    def deliver(self, hosted: HostedChannel, get: Get) -> None:
         """What a get has, as ``give()`` does it; a small item at the end of the turn."""
         items = get.items
         item = items[0]
@@ -71,7 +71,7 @@ class Teller:
         self.tell(hosted, get.consumer)  # first come, first told
         self.give(hosted, get.consumer, get.number, items)
 
-    def give(self, hosted: Hosted, target: int, number: int, items: Sequence[Item]) -> None:
+    def give(self, hosted: HostedChannel, target: int, number: int, items: Sequence[Item]) -> None:
         """All of them, or none.
 
         Raises:

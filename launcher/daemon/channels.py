@@ -29,9 +29,9 @@ from rlinf_async._channels.state.refusals import refusal
 from rlinf_async._core import frames
 from rlinf_async._core.segment import close_fds
 
-from .channel_replies import Teller
+from .channel_replies import ChannelReplies
 from .cleanup import run_all
-from .hosted_channel import Hosted, Segment
+from .hosted_channel import HostedChannel, Segment
 from .router import Router
 
 logger = logging.getLogger(__name__)
@@ -53,8 +53,8 @@ class Channels:
         self._gone = gone
         self._budget = budget
         self._me = frames.endpoint(router.node, 0)
-        self._hosted: dict[int, Hosted] = {}
-        self._teller = Teller(loop, router)
+        self._hosted: dict[int, HostedChannel] = {}
+        self._teller = ChannelReplies(loop, router)
         self._questions: list[list[Any]] = []
         """Frames that ask what a queue holds, and wait for what others have said before."""
         self._discarded: set[int] = set()
@@ -84,7 +84,7 @@ class Channels:
         else:
             self._handle(hosted, frame, fds)
 
-    def _handle(self, hosted: Hosted, frame: list[Any], fds: list[int]) -> None:
+    def _handle(self, hosted: HostedChannel, frame: list[Any], fds: list[int]) -> None:
         kind, source = frame[0], frame[2]
         if kind == frames.PUT:
             _, _, _, _, _, put, key, weight, mode, body = frame
@@ -99,7 +99,9 @@ class Channels:
             close_fds(fds)
             self._on_word(hosted, source, frame[5], frame[6])
 
-    def _put(self, hosted: Hosted, source: int, number: int, key: bytes, weight: int, mode: int, body: Any) -> None:
+    def _put(
+        self, hosted: HostedChannel, source: int, number: int, key: bytes, weight: int, mode: int, body: Any
+    ) -> None:
         carried: bytes | Segment | None
         if type(body) is bytes:
             carried, size = body, len(body)
@@ -121,7 +123,7 @@ class Channels:
         if steps:
             self._follow(hosted, steps)
 
-    def _get(self, hosted: Hosted, source: int, number: int, key: bytes, target: Any) -> None:
+    def _get(self, hosted: HostedChannel, source: int, number: int, key: bytes, target: Any) -> None:
         if type(key) is not bytes:
             self._turn_down(hosted, source, number, f"a get with key {key!r}")
         if target is None:
@@ -137,19 +139,19 @@ class Channels:
         if steps:
             self._follow(hosted, steps)
 
-    def _turn_down(self, hosted: Hosted, source: int, number: int, what: str, paid: int = 0) -> NoReturn:
+    def _turn_down(self, hosted: HostedChannel, source: int, number: int, what: str, paid: int = 0) -> NoReturn:
         """It makes no sense: whoever waits for it need not, nor does what its party asks after it."""
         self._follow(hosted, hosted.queue.skip(source, number, paid))
         text = f"channel '{hosted.name}' can make nothing of {what}"
         self._teller.say(source, hosted.number, "failed", [number, "ValueError", text])
         raise TypeError(text)
 
-    def _taken(self, hosted: Hosted, source: int, numbers: Sequence[int]) -> None:
+    def _taken(self, hosted: HostedChannel, source: int, numbers: Sequence[int]) -> None:
         steps = hosted.queue.taken(source, numbers)
         if steps or hosted.queue.closed:
             self._follow(hosted, steps)
 
-    def _on_word(self, hosted: Hosted, source: int, what: str, facts: Any) -> None:
+    def _on_word(self, hosted: HostedChannel, source: int, what: str, facts: Any) -> None:
         queue = hosted.queue
         if what == "wishes":
             puts, gets, taken = facts
@@ -180,7 +182,7 @@ class Channels:
             _numbers([question]), _key(key)
             self._follow(hosted, queue.ask(source, key, (what, question)))
 
-    def _answer(self, hosted: Hosted, asked: Question) -> None:
+    def _answer(self, hosted: HostedChannel, asked: Question) -> None:
         queue, source, key = hosted.queue, asked.consumer, asked.key
         what, question = asked.what
         if what == "size":
@@ -193,7 +195,7 @@ class Channels:
             else:
                 self._teller.say(source, hosted.number, "peeked", [question])
 
-    def _cannot_give(self, hosted: Hosted, error: OSError) -> tuple[str, str]:
+    def _cannot_give(self, hosted: HostedChannel, error: OSError) -> tuple[str, str]:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return "OSError", (
             f"the daemon of node {self._router.node} has an item of channel '{hosted.name}' and cannot hand it over: "
@@ -202,7 +204,7 @@ class Channels:
 
     # -- questions ----------------------------------------------------------------------------------------------
 
-    def _has_to_hear(self, hosted: Hosted, source: int) -> bool:
+    def _has_to_hear(self, hosted: HostedChannel, source: int) -> bool:
         """Whether others than who asks may have put what has not come in."""
         return any(holder != source for holder in hosted.queue.ledger.holders())
 
@@ -227,7 +229,7 @@ class Channels:
 
     # -- what follows -------------------------------------------------------------------------------------------
 
-    def _follow(self, hosted: Hosted, steps: list[Step]) -> None:
+    def _follow(self, hosted: HostedChannel, steps: list[Step]) -> None:
         for act, what in steps:
             if act == ACCEPTED:
                 self._teller.news(hosted, what.producer).accepted.append(what.number)
@@ -265,15 +267,15 @@ class Channels:
             if hosted.queue.finished:
                 self._end(hosted, "")
 
-    def _forfeit(self, hosted: Hosted, recall: Recall) -> None:
+    def _forfeit(self, hosted: HostedChannel, recall: Recall) -> None:
         if hosted.number in self._hosted:
             self._follow(hosted, hosted.queue.forfeit(recall))
 
-    def _forfeit_ahead(self, hosted: Hosted, call: Call) -> None:
+    def _forfeit_ahead(self, hosted: HostedChannel, call: Call) -> None:
         if hosted.number in self._hosted:
             self._follow(hosted, hosted.queue.forfeit_ahead(call))
 
-    def _answer_closers(self, hosted: Hosted) -> None:
+    def _answer_closers(self, hosted: HostedChannel) -> None:
         closers, hosted.closers = hosted.closers, []
         for closer, ask in closers:
             self._router.deliver((frames.ANSWER, 0, self._me, closer, ask, True, True))
@@ -287,7 +289,7 @@ class Channels:
         number = arguments["number"]
         if type(number) is not int or number in self._hosted:
             raise ValueError(f"a new channel's number is an integer that no other one has, got {number!r}")
-        self._hosted[number] = Hosted(number, arguments["name"], source, queue)
+        self._hosted[number] = HostedChannel(number, arguments["name"], source, queue)
         return True
 
     def _lends_to(self, party: int) -> bool:
@@ -322,7 +324,7 @@ class Channels:
         """A process is dead: its leases go back, what it waited for is forgotten.  What it has put stays."""
         run_all(f"endpoint {gone}", [partial(self._drop_from, hosted, gone) for hosted in list(self._hosted.values())])
 
-    def _drop_from(self, hosted: Hosted, gone: int) -> None:
+    def _drop_from(self, hosted: HostedChannel, gone: int) -> None:
         hosted.closers = [closer for closer in hosted.closers if closer[0] != gone]
         self._follow(hosted, hosted.queue.drop(gone))
 
@@ -339,7 +341,7 @@ class Channels:
             known |= {hosted.owner, *hosted.queue.parties}
         return known
 
-    def _end(self, hosted: Hosted, why: str) -> None:
+    def _end(self, hosted: HostedChannel, why: str) -> None:
         if self._hosted.pop(hosted.number, None) is None:
             return
         self._teller.tell_all()

@@ -9,7 +9,7 @@ from rlinf_async._core import frames
 from .router import Router
 
 
-class Obituaries:
+class DeathWatch:
     """The ends of this node's workers, for those of any node who asked.
 
     Each end is told as an ``ended`` event in the name of the one who has ended: so it comes after everything that it

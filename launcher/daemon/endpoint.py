@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from rlinf_async._core import frames
-from rlinf_async._core.pending_calls import Debts
+from rlinf_async._core.pending_calls import PendingCalls
 from rlinf_async._core.segment import close_fds
 from rlinf_async._wire.unix import Connection
 
@@ -36,7 +36,7 @@ class Endpoint:
         self.number = number
         self.role = role
         self.process: WorkerProcess | None = None
-        self.debts = Debts()
+        self.debts = PendingCalls()
         self.obituary: bytes | None = None
         self.connection: Connection | None = None
         self.root: Endpoint | None = None

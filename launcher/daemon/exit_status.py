@@ -10,7 +10,7 @@ from .oom import MemoryKills, memory_verdict
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ExitStatus:
     """The end of a process: an exit code, or a signal and what is known of memory as its reason."""
 
     exit_code: int | None = None
@@ -24,22 +24,22 @@ class Verdict:
         return f"was killed by {self.signal}" + (f" ({self.memory})" if self.memory else "")
 
 
-def reap(pidfd: int, birth: MemoryKills) -> Verdict | None:
+def reap(pidfd: int, birth: MemoryKills) -> ExitStatus | None:
     """The verdict on a child that has ended; None while it lives."""
     result = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
     if result is None:
         return None
     if result.si_code == os.CLD_EXITED:
-        return Verdict(exit_code=result.si_status)
+        return ExitStatus(exit_code=result.si_status)
     name = _signal_name(result.si_status)
-    return Verdict(signal=name, memory=memory_verdict(result.si_pid, birth) if name == "SIGKILL" else "")
+    return ExitStatus(signal=name, memory=memory_verdict(result.si_pid, birth) if name == "SIGKILL" else "")
 
 
-def verdict_of(status: int) -> Verdict:
+def verdict_of(status: int) -> ExitStatus:
     """The verdict that a wait status stands for."""
     if os.WIFSIGNALED(status):
-        return Verdict(signal=_signal_name(os.WTERMSIG(status)))
-    return Verdict(exit_code=os.waitstatus_to_exitcode(status))
+        return ExitStatus(signal=_signal_name(os.WTERMSIG(status)))
+    return ExitStatus(exit_code=os.waitstatus_to_exitcode(status))
 
 
 def _signal_name(number: int) -> str:

@@ -20,7 +20,7 @@ class Segment:
         os.close(self.fd)
 
 
-class Hosted:
+class HostedChannel:
     """A channel's queue on this node."""
 
     __slots__ = ("closers", "is_listed", "name", "news", "number", "owner", "queue")

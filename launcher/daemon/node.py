@@ -26,10 +26,10 @@ from rlinf_async.errors import AuthError, RLinfAsyncError
 from .admission import Admission
 from .endpoint import Endpoint
 from .guardian import remove
-from .node_config import Birth
-from .node_link import Neighbour
+from .node_config import NodeConfig
+from .node_link import NodeLink
 from .router import Router
-from .service import GRACE, Desk, Group, Site
+from .service import GRACE, DaemonService, Group, Site
 from .templates import Templates
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Node:
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, birth: Birth, templates: Templates, facts: dict[str, Any]
+        self, loop: asyncio.AbstractEventLoop, birth: NodeConfig, templates: Templates, facts: dict[str, Any]
     ) -> None:
         self._loop = loop
         self._birth = birth
@@ -90,7 +90,7 @@ class Node:
         )
         self._router = Router(loop, birth.node, self._on_ask)
         self._admission = Admission(loop, birth.worker_environment, self._begin, self._driver_gone)
-        self._desk = Desk(loop, site, templates, self._router, self._abandon)
+        self._desk = DaemonService(loop, site, templates, self._router, self._abandon)
 
     def __repr__(self) -> str:
         return f"<Node {self._birth.node} {self._birth.name} {self._router!r}>"
@@ -197,7 +197,7 @@ class Node:
 
     def _add_neighbour(self, link: Any) -> None:
         name = self._names.get(link.peer, f"node {link.peer}")
-        neighbour = Neighbour(link.peer, name, link, self._from_neighbour, self._on_neighbour_lost)
+        neighbour = NodeLink(link.peer, name, link, self._from_neighbour, self._on_neighbour_lost)
         self._router.neighbours[link.peer] = neighbour
         self._start(neighbour.send_bodies(), f"sending to node {neighbour.node}")
         neighbour.open()
@@ -244,7 +244,7 @@ class Node:
         )
         self._add_neighbour(link)
 
-    def _from_neighbour(self, neighbour: Neighbour, frame: list[Any], fds: list[int]) -> None:
+    def _from_neighbour(self, neighbour: NodeLink, frame: list[Any], fds: list[int]) -> None:
         if frame[0] == frames.GONE:
             if frames.node_of(frame[3]) == neighbour.node:
                 self._desk.drop_owner(frame[3], ended=bool(frame[4]))
@@ -257,7 +257,7 @@ class Node:
         except (TypeError, ValueError, IndexError, AttributeError):
             logger.exception("node %d sent a frame that makes no sense", neighbour.node)
 
-    def _on_neighbour_lost(self, neighbour: Neighbour, reason: str) -> None:
+    def _on_neighbour_lost(self, neighbour: NodeLink, reason: str) -> None:
         if self._stop.is_set():
             return
         logger.warning("node %d (%s) is lost: %s", neighbour.node, neighbour.name, reason)

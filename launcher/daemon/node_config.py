@@ -16,7 +16,7 @@ from .run_logs import RunLogs
 
 
 @dataclass(frozen=True)
-class Birth:
+class NodeConfig:
     """Everything that the near side decides about this node."""
 
     run: str
@@ -55,7 +55,7 @@ class Birth:
         return environment
 
 
-def read_birth(data: bytes, make_run_dir: Any) -> Birth:
+def read_birth(data: bytes, make_run_dir: Any) -> NodeConfig:
     """What the first line of stdin says; ``data`` may hold more of it.
 
     Raises:
@@ -73,7 +73,7 @@ def read_birth(data: bytes, make_run_dir: Any) -> Birth:
         credentials = NodeCredentials(ca=told["ca"], cert=told["cert"], key=told["key"])
     run_dir: Path = make_run_dir(told.get("run_dir"), run, told["node"])
     sync = told.get("sync")
-    return Birth(
+    return NodeConfig(
         run=run,
         marker=told["marker"],
         node=told["node"],

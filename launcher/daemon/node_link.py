@@ -38,10 +38,10 @@ class Link(Protocol):
     async def close(self) -> None: ...
 
 
-OnFrame = Callable[["Neighbour", list[Any], list[int]], None]
+OnFrame = Callable[["NodeLink", list[Any], list[int]], None]
 
 
-class Neighbour:
+class NodeLink:
     """The frames between this node and one other, in order per source.
 
     A body that rides on a frame as a descriptor crosses in pieces; the frame itself goes ahead at once and is held
@@ -51,7 +51,7 @@ class Neighbour:
         calls_sent: CALL frames that have left for this node; a group call is one, however many ranks live there.
     """
 
-    def __init__(self, node: int, name: str, link: Link, on_frame: OnFrame, on_lost: Callable[[Neighbour, str], None]):
+    def __init__(self, node: int, name: str, link: Link, on_frame: OnFrame, on_lost: Callable[[NodeLink, str], None]):
         self.node = node
         self.name = name
         self.lost: str | None = None
@@ -69,7 +69,7 @@ class Neighbour:
         self._complete: dict[int, int] = {}
 
     def __repr__(self) -> str:
-        return f"<Neighbour {self.node} {self.name} {self.lost or 'connected'} [{len(self._outgoing)} bodies to send]>"
+        return f"<NodeLink {self.node} {self.name} {self.lost or 'connected'} [{len(self._outgoing)} bodies to send]>"
 
     def open(self) -> None:
         """Starts listening; frames that came earlier arrive now."""

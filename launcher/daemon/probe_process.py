@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 
-class Inquiry:
+class ProbeProcess:
     """The process, running.  What it reads and writes is anonymous memory, so that nobody need pump pipes.
 
     ``subprocess`` and not ``asyncio`` starts it: the event loop's own way forks, and gRPC, which has connections in

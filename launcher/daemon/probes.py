@@ -1,4 +1,4 @@
-"""Questions about this node's hardware that a process of its own answers: what it loads cannot hurt the daemon."""
+"""Probes about this node's hardware that a process of its own answers: what it loads cannot hurt the daemon."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final
 from rlinf_async.errors import ConfigError, LaunchError
 from rlinf_async.hardware import EXTENSION
 
-from .probe_process import Inquiry
+from .probe_process import ProbeProcess
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ RENDERERS_PATIENCE: Final = 8.0
 _OTHER_RENDERERS: Final = ("osmesa", "glx")
 
 
-class Questions:
+class Probes:
     """Asks, on behalf of one node.
 
     Args:
@@ -36,7 +36,7 @@ class Questions:
         self._node = node
         self._environment = dict(environment)
         self._renderers: asyncio.Future[dict[str, int]] | None = None
-        self._inquiries: set[Inquiry] = set()
+        self._inquiries: set[ProbeProcess] = set()
 
     async def find_renderers(self, facts: Mapping[str, Any]) -> None:
         """Learns which EGL device is which GPU, where the node has GPUs of a maker that tells."""
@@ -104,7 +104,7 @@ class Questions:
             LaunchError: it does not answer, with the last lines that it wrote.
         """
         program = [python or sys.executable, "-P", "-m", f"rlinf_async.hardware.{module}", *words]
-        inquiry = Inquiry(program, json.dumps(question), {**self._environment, **(variables or {})})
+        inquiry = ProbeProcess(program, json.dumps(question), {**self._environment, **(variables or {})})
         self._inquiries.add(inquiry)
         try:
             async with asyncio.timeout(PATIENCE):

@@ -13,7 +13,7 @@ Answer = tuple[Any, list[int]]
 """A REPLY and its descriptors."""
 
 
-class Gathering:
+class ReplyCoalescing:
     """Plain state: which answers wait for which.
 
     Only results wait; the first failure of a call, like the last answer, lets everything go.

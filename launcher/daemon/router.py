@@ -23,8 +23,8 @@ from rlinf_async.errors import NodeLost
 
 from .cleanup import run_all
 from .endpoint import Endpoint
-from .node_link import Neighbour
-from .reply_coalescing import PATIENCE, Answer, Gathering
+from .node_link import NodeLink
+from .reply_coalescing import PATIENCE, Answer, ReplyCoalescing
 
 logger = logging.getLogger(__name__)
 
@@ -47,10 +47,10 @@ class Router:
     ) -> None:
         self.node = node
         self._loop = loop
-        self._gathering = Gathering()
+        self._gathering = ReplyCoalescing()
         self._release_timer: asyncio.TimerHandle | None = None
         self.endpoints: dict[int, Endpoint] = {}
-        self.neighbours: dict[int, Neighbour] = {}
+        self.neighbours: dict[int, NodeLink] = {}
         self._on_ask = on_ask
         self.on_channel: Callable[[list[Any], list[int]], None]
         self._numbers = 0
@@ -136,7 +136,7 @@ class Router:
 
     # -- frames from other nodes --------------------------------------------------------------------------------
 
-    def from_neighbour(self, neighbour: Neighbour, frame: list[Any], fds: list[int]) -> None:
+    def from_neighbour(self, neighbour: NodeLink, frame: list[Any], fds: list[int]) -> None:
         if frames.node_of(frame[2]) != neighbour.node:
             close_fds(fds)
             logger.error("node %d sent a frame in the name of node %d", neighbour.node, frames.node_of(frame[2]))

@@ -27,13 +27,13 @@ from .call_check import CallCheck
 from .channel_names import ChannelNames
 from .channels import LATER, Channels
 from .cleanup import run_all
-from .death_watch import Obituaries
+from .death_watch import DeathWatch
 from .device_locks import Locks
 from .emulated_lines import EmulatedLines
 from .endpoint import Endpoint
 from .group_names import Names
 from .ports import Ports
-from .probes import Questions
+from .probes import Probes
 from .profiled_worker import ProfiledBirth
 from .resources import count_memory
 from .router import Router
@@ -41,7 +41,7 @@ from .stuck_ranks import StuckRanks
 from .sub_workers import SubWorkers
 from .templates import MARKER, Template, Templates
 from .trace_service import Traces
-from .worker_env import Workplace, prepare
+from .worker_env import WorkerEnv, prepare
 from .worker_process import DESCRIPTORS, Birth, WorkerProcess
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class Site:
     tee: str = "all"
 
 
-class Desk:
+class DaemonService:
     """Answers the asks that come to one daemon.
 
     Attributes:
@@ -118,12 +118,12 @@ class Desk:
         self.gone: set[int] = set()
         self.channels = Channels(loop, router, self.gone, count_memory() // 2)
         self.channel_names = ChannelNames(self._answer, self.gone, self.lost)
-        self.obituaries = Obituaries(router)
+        self.obituaries = DeathWatch(router)
         self.names = Names(self._answer, self.gone, self.lost)
         self.locks = Locks(self._answer)
         self.ports = Ports(site.address)
         self.sub_workers = SubWorkers(router, site.name)
-        self.questions = Questions(site.name, site.environment)
+        self.questions = Probes(site.name, site.environment)
         self.lines = EmulatedLines()
         self.stuck_ranks = StuckRanks(router)
         self.call_check = CallCheck(loop, router)
@@ -229,7 +229,7 @@ class Desk:
             group.workers.remove(endpoint)
 
     async def _start_worker(
-        self, group: Group, template: Template, place: Workplace, arguments: Any, worker: Any
+        self, group: Group, template: Template, place: WorkerEnv, arguments: Any, worker: Any
     ) -> Endpoint:
         site = self._site
         environment = place.variables(await self.questions.rendering(worker["env"], place.variables(worker["env"])))
@@ -287,7 +287,7 @@ class Desk:
         group.workers.append(endpoint)
         return endpoint
 
-    def _profiled(self, profiler: Any, place: Workplace, spec: dict[str, Any]) -> ProfiledBirth | None:
+    def _profiled(self, profiler: Any, place: WorkerEnv, spec: dict[str, Any]) -> ProfiledBirth | None:
         """What starts a worker that a profiler is wrapped around; None where there is none."""
         if profiler is None:
             return None

@@ -24,7 +24,7 @@ from rlinf_async._trace.state.trace_file import Process, TraceFile
 from rlinf_async.errors import ConfigError
 
 from .channels import LATER
-from .node_link import Neighbour
+from .node_link import NodeLink
 from .router import Router
 
 logger = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ class Traces:
         if self._left[node]:
             neighbour.send((frames.CLOCK, 0, frames.endpoint(self._router.node, 0), node, time.monotonic_ns(), 0))
 
-    def on_clock(self, neighbour: Neighbour, frame: list[Any]) -> None:
+    def on_clock(self, neighbour: NodeLink, frame: list[Any]) -> None:
         """Another daemon asks for the time, or tells it."""
         heard = time.monotonic_ns()
         asked, theirs = frame[4], frame[5]

@@ -16,7 +16,7 @@ NETWORK: Final = "RLINF_COMM_NET_DEVICES"
 
 
 @dataclass(frozen=True)
-class Workplace:
+class WorkerEnv:
     """The same for all workers of a request.
 
     Attributes:
@@ -43,7 +43,7 @@ class Workplace:
         return found
 
 
-def prepare(own: Mapping[str, str], request: Mapping[str, Any], node: str) -> Workplace:
+def prepare(own: Mapping[str, str], request: Mapping[str, Any], node: str) -> WorkerEnv:
     """The workplace that a request describes: ``env`` (its word is final), ``node_env`` (of the configuration, lists
     of paths are added to the node's) and ``python``.
 
@@ -58,7 +58,7 @@ def prepare(own: Mapping[str, str], request: Mapping[str, Any], node: str) -> Wo
     everything = merge_worker_env_vars(own, said, get_path_env_merge_mode({**own, **said}))
     special = {name: everything[name] for name in said} | request["env"]
     first = request["env"].get("PYTHONPATH", said.get("PYTHONPATH", ""))
-    return Workplace(
+    return WorkerEnv(
         own, special, _interpreter(request.get("python"), node), tuple(filter(None, first.split(os.pathsep)))
     )
 

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 from rlinf_async.errors import LaunchError
 
-from .exit_status import Verdict, reap
+from .exit_status import ExitStatus, reap
 from .guardian import children
 from .oom import MemoryKills
 from .process_state import Image, image_of
@@ -59,8 +59,8 @@ class WorkerProcess:
         self.node = node
         self.log = log_dir / birth.group.replace("/", "_") / f"rank_{birth.rank}"
         self.pid = 0
-        self.verdict: Verdict | None = None
-        self.ended: asyncio.Future[Verdict] = loop.create_future()
+        self.verdict: ExitStatus | None = None
+        self.ended: asyncio.Future[ExitStatus] = loop.create_future()
         self.closing = False
         self._told_verdict = ""
         self.image: Image | None = None

@@ -8,7 +8,7 @@ from typing import Protocol
 from rlinf_async._wire.far_end import Ending
 
 
-class Way(Protocol):
+class Connector(Protocol):
     """Runs the stub on a host, with our end of its stdin and stdout here."""
 
     @property

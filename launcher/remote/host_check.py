@@ -34,7 +34,7 @@ _SKEW_BEHIND: Final = 47 * 3600.0  # certificates are valid from two days ago
 _SKEW_AHEAD: Final = 360 * 24 * 3600.0
 
 
-class Inspection:
+class HostCheck:
     """What the preflight found on each host, and the open lifelines to them, which wait to be told to go.
 
     Attributes:

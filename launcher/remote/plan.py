@@ -12,7 +12,7 @@ from typing import Final
 from rlinf_async.errors import ConfigError
 
 from ..options import Options
-from .connector import Way
+from .connector import Connector
 from .host import Host
 from .local import LocalWay, is_here
 from .ssh import way as ssh_way
@@ -31,7 +31,7 @@ class Node:
 
     rank: int
     host: Host
-    way: Way
+    way: Connector
     hidden: bool = False
 
     @property
@@ -113,7 +113,7 @@ def found_here(python: str | None) -> str | None:
     return shutil.which(str(Path(python).expanduser())) if python else None
 
 
-def _way(host: Host, options: Options) -> Way:
+def _way(host: Host, options: Options) -> Connector:
     if options.local_nodes is not None or is_here(host):
         python = host.python or options.python or sys.executable
         return LocalWay(found_here(python) or str(Path(python).expanduser()))  # one that is not here fails by its name

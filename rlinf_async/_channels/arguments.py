@@ -19,7 +19,7 @@ _MOST_KEYS: Final = 4096
 """Whose bytes are kept in mind."""
 
 
-class Wishes:
+class RequestArguments:
     """Of one ``Channel`` object.
 
     What these methods raise they raise at once, and nobody has been asked for anything then: TypeError or ValueError
@@ -33,7 +33,7 @@ class Wishes:
         self._keys: dict[Any, bytes] = {}
 
     def __repr__(self) -> str:
-        return f"<Wishes of channel '{self._channel}'>"
+        return f"<RequestArguments of channel '{self._channel}'>"
 
     def put(self, item: Any, weight: int, key: Any, timeout: float | None, *, nowait: bool = False) -> Put:
         # What a put takes is counted in microseconds: plain arguments are told apart here.

@@ -51,7 +51,7 @@ Large = tuple[Put, bytes | int, Any]
 """A put that has a frame of its own: its body, and its descriptors."""
 
 
-class Company:
+class Batching:
     """Of one queue; from any thread.
 
     Attributes:
@@ -69,7 +69,7 @@ class Company:
         self._gathering: asyncio.AbstractEventLoop | None = None
 
     def __repr__(self) -> str:
-        return f"<Company [{len(self.puts)} puts, {len(self.gets)} gets, {len(self.large)} large puts]>"
+        return f"<Batching [{len(self.puts)} puts, {len(self.gets)} gets, {len(self.large)} large puts]>"
 
     @property
     def is_complete(self) -> bool:

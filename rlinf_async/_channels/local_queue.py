@@ -11,7 +11,7 @@ from collections import deque
 from typing import Any, Final
 
 from rlinf_async._channels.queue_errors import error_of
-from rlinf_async._channels.request import Get, Put, Question, Wish
+from rlinf_async._channels.request import Get, Put, Question, QueueRequest
 from rlinf_async._channels.state.actions import ACCEPTED, DELIVER, Step
 from rlinf_async._channels.state.queue import Queue
 from rlinf_async._channels.state.refusals import refusal
@@ -34,7 +34,7 @@ class LocalQueue:
         self.max_bytes = max_bytes
         self._queue = Queue(maxsize, max_bytes, slack=sys.maxsize)
         self._numbers = itertools.count(1)
-        self._wishes: dict[int, Wish[Any]] = {}
+        self._wishes: dict[int, QueueRequest[Any]] = {}
         self._lock = threading.RLock()
         self._given_back: deque[int] = deque()
 
@@ -45,7 +45,7 @@ class LocalQueue:
     def __repr__(self) -> str:
         return f"<LocalQueue {self.name} [{self._queue!r}]>"
 
-    def start(self, wish: Wish[Any]) -> None:
+    def start(self, wish: QueueRequest[Any]) -> None:
         self._check_process()
         wish.door = self
         queue = self._queue
@@ -76,12 +76,12 @@ class LocalQueue:
         if self._pid != process.pid:  # a copy of the parent's queue would pass for one that both processes have
             raise process.forked(f"channel '{self.name}'", self._pid)
 
-    def _enter(self, wish: Wish[Any]) -> int:
+    def _enter(self, wish: QueueRequest[Any]) -> int:
         number = wish.number = next(self._numbers)
         self._wishes[number] = wish
         return number
 
-    def far_side(self, wish: Wish[Any]) -> None:
+    def far_side(self, wish: QueueRequest[Any]) -> None:
         return None
 
     @property
@@ -91,10 +91,10 @@ class LocalQueue:
     def hasten(self) -> None:
         pass
 
-    def withdraw(self, wish: Wish[Any]) -> None:
+    def withdraw(self, wish: QueueRequest[Any]) -> None:
         self._withdraw([wish.number])
 
-    def withdraw_later(self, wish: Wish[Any]) -> None:
+    def withdraw_later(self, wish: QueueRequest[Any]) -> None:
         self._given_back.append(wish.number)
         try:
             asyncio.get_running_loop().call_soon(self._follow, [])

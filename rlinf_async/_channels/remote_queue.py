@@ -8,11 +8,11 @@ import itertools
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from rlinf_async._channels.batching import CROWD, Company, Large, emptied
+from rlinf_async._channels.batching import CROWD, Batching, Large, emptied
 from rlinf_async._channels.prefetched_gets import AheadGets
 from rlinf_async._channels.queue_errors import QueueEnd, error_of
-from rlinf_async._channels.request import Get, Put, Question, Wish
-from rlinf_async._channels.state.credit import Purse, cost
+from rlinf_async._channels.request import Get, Put, Question, QueueRequest
+from rlinf_async._channels.state.credit import CreditBalance, cost
 from rlinf_async._client import far_side
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import codec, frames
@@ -67,11 +67,11 @@ class RemoteQueue:
         """Bytes of bodies that have left before it was known whether there is room for them."""
         self._parked = False
         """There was none: from now on bodies wait here until they are pulled."""
-        self._purse = Purse()
+        self._purse = CreditBalance()
         self._leaving: dict[int, Put] = {}
         """Puts that were paid for, and that the kernel does not have yet."""
         self._paused_at = 0.0
-        self._company = Company(client, self._send_together)
+        self._company = Batching(client, self._send_together)
         self._ahead = AheadGets(self, client, self._numbers, self._gets, self._company.gets)
         self._ahead.is_on = not maxsize and not max_bytes
         self._last_put: Put | None = None
@@ -90,7 +90,7 @@ class RemoteQueue:
 
     # -- to the daemon ------------------------------------------------------------------------------------------
 
-    def start(self, wish: Wish[Any]) -> None:
+    def start(self, wish: QueueRequest[Any]) -> None:
         """Sends it; a wish that is done already is forgotten."""
         if wish.done():
             return
@@ -237,7 +237,7 @@ class RemoteQueue:
 
     # -- as a door ----------------------------------------------------------------------------------------------
 
-    def far_side(self, wish: Wish[Any]) -> Work[str]:
+    def far_side(self, wish: QueueRequest[Any]) -> Work[str]:
         return far_side.queue(self._client, self.node, self.channel, wish.key)
 
     @property
@@ -247,7 +247,7 @@ class RemoteQueue:
     def hasten(self) -> None:
         self._company.hasten()
 
-    def withdraw(self, wish: Wish[Any]) -> None:
+    def withdraw(self, wish: QueueRequest[Any]) -> None:
         if isinstance(wish, Question):
             self._asked.pop(wish.number, None)
             return
@@ -259,7 +259,7 @@ class RemoteQueue:
         self._gets.pop(wish.number, None)
         self._ahead.cancel(wish.key, wish.number)
 
-    def withdraw_later(self, wish: Wish[Any]) -> None:
+    def withdraw_later(self, wish: QueueRequest[Any]) -> None:
         self._ahead.cancel_later(wish.key, wish.number)
 
     def taken(self, get: Get[Any]) -> None:
@@ -318,7 +318,7 @@ class RemoteQueue:
             self._ahead.called_back(facts)
         elif what == "failed":
             number, kind, text = facts
-            refused: Wish[Any] | None = self._asked.pop(-number, None) if number < 0 else self._pop_put(number)
+            refused: QueueRequest[Any] | None = self._asked.pop(-number, None) if number < 0 else self._pop_put(number)
             wish = self._ahead.ended(number) if refused is None else refused
             if wish is not None:
                 wish.turn_down(error_of(kind, text))

@@ -9,7 +9,7 @@ from typing import Any
 from rlinf_async._channels.queue_errors import QueueEnd
 from rlinf_async._channels.queue_table import Queues
 from rlinf_async._channels.remote_queue import RemoteQueue
-from rlinf_async._channels.request import Wish
+from rlinf_async._channels.request import QueueRequest
 from rlinf_async._client.client import NodeClient
 from rlinf_async.work import Work
 
@@ -34,7 +34,7 @@ class Replicas:
         self._pinning: dict[bytes, Work[None]] = {}
         self._queues: dict[int, RemoteQueue] = {}
         """Those in use, by node."""
-        self._held: dict[bytes, list[Wish[Any]]] = {}
+        self._held: dict[bytes, list[QueueRequest[Any]]] = {}
         self._end: QueueEnd | None = None
         self._lock = threading.RLock()
 
@@ -54,7 +54,7 @@ class Replicas:
             for wish in wishes:
                 wish.refuse(end)
 
-    def start(self, wish: Wish[Any]) -> None:
+    def start(self, wish: QueueRequest[Any]) -> None:
         """Sends it where its key lives, as soon as that is known."""
         queue = self._only or self._pins.get(wish.key)
         if queue is not None:

@@ -35,7 +35,7 @@ class Door(Protocol):
     @property
     def where(self) -> str: ...
 
-    def far_side(self, wish: Wish[Any]) -> slow_waits.FarSide | None:
+    def far_side(self, wish: QueueRequest[Any]) -> slow_waits.FarSide | None:
         """What is in the queue, and who waits there, in words."""
 
     @property
@@ -45,10 +45,10 @@ class Door(Protocol):
     def hasten(self) -> None:
         """A thread is about to wait: what has only been kept back goes now."""
 
-    def withdraw(self, wish: Wish[Any]) -> None:
+    def withdraw(self, wish: QueueRequest[Any]) -> None:
         """Nobody wants it any more: what waits is forgotten, what has arrived goes back."""
 
-    def withdraw_later(self, wish: Wish[Any]) -> None:
+    def withdraw_later(self, wish: QueueRequest[Any]) -> None:
         """The same, from a finalizer: without locks."""
 
     def taken(self, get: Get[Any]) -> None:
@@ -58,7 +58,7 @@ class Door(Protocol):
         """The value of an item."""
 
 
-class Wish(Work[T]):
+class QueueRequest(Work[T]):
     """Something asked of a queue, with a deadline of its own.
 
     Attributes:
@@ -164,7 +164,7 @@ class Wish(Work[T]):
         self.give_up(ClosedError(f"{self._describe()} was withdrawn, because nobody waited for it any more"))
 
 
-class Put(Wish[None]):
+class Put(QueueRequest[None]):
     """An item on its way into a queue; done once the queue has accepted it, or must.
 
     Attributes:
@@ -234,7 +234,7 @@ class Put(Wish[None]):
         logger.error("%s failed, and nobody asked: %s: %s", self._describe(), type(error).__name__, error)
 
 
-class Get(Wish[T]):
+class Get(QueueRequest[T]):
     """An item, or a batch, on its way out of a queue.
 
     What has arrived is leased until somebody who waits for this has it: if the last waiter is cancelled before that,
@@ -371,7 +371,7 @@ class Get(Wish[T]):
             self.door.withdraw_later(self)
 
 
-class Question(Wish[Any]):
+class Question(QueueRequest[Any]):
     """How many items there are, or which.
 
     Args:

@@ -24,8 +24,8 @@ from rlinf_async._client import registry
 from rlinf_async._client.direct_calls import DirectCalls
 from rlinf_async._client.events import Events, Listener
 from rlinf_async._client.loop_thread import LoopThread
-from rlinf_async._client.reply_handler import Inbox, Receiver, Sink
-from rlinf_async._client.requests import HERE, Ask, Asks, error_of
+from rlinf_async._client.reply_handler import Inbox, Receiver, ReplyHandler
+from rlinf_async._client.requests import HERE, Request, Requests, error_of
 from rlinf_async._client.tasks import Task, Tasks
 from rlinf_async._core import codec, failures, frames, process
 from rlinf_async._core.frames import Status
@@ -34,7 +34,7 @@ from rlinf_async._core.pool import pool
 from rlinf_async._core.segment import close_fds, copy_fds
 from rlinf_async._waits import loop_watch
 from rlinf_async._waits.unobserved_errors import UnobservedErrors
-from rlinf_async._wire.direct_sockets import Directs
+from rlinf_async._wire.direct_sockets import DirectSockets
 from rlinf_async._wire.reading.idle_reader import IdleReader
 from rlinf_async._wire.reading.turns import Turns
 from rlinf_async._wire.unix import Connection
@@ -75,15 +75,15 @@ class NodeClient:
         self.unsent: dict[Callable[[], None], None] = {}
         self._inbox = inbox
         self._ids = itertools.count(1)
-        self._calls: dict[int, Sink] = {}
-        self._asks = Asks()
+        self._calls: dict[int, ReplyHandler] = {}
+        self._asks = Requests()
         self._connection: Connection | None = None
         self.shortcut: Callable[[int], Connection | None] = lambda endpoint: None
         """A socket of this worker's own to a process of its node, where it has one."""
         self._turns = Turns()
-        self.directs = Directs(self._tell_caller_side, self._relay_call, self._no_longer_direct)
+        self.directs = DirectSockets(self._tell_caller_side, self._relay_call, self._no_longer_direct)
         self._direct_calls = DirectCalls(self.directs, self._calls, self._turns.lock, self.send, self.later)
-        self.own_directs: Directs | None = None
+        self.own_directs: DirectSockets | None = None
         """The sockets that this worker has made for its callers."""
         self.user_loop: asyncio.AbstractEventLoop | None = None
         self._idle: IdleReader | None = None
@@ -133,7 +133,13 @@ class NodeClient:
     # -- calls --------------------------------------------------------------------------------------------------
 
     def call(
-        self, sink: Sink, route: list[list[Any]], method: str, body: bytes | int, fds: Sequence[int], credit: int = 0
+        self,
+        sink: ReplyHandler,
+        route: list[list[Any]],
+        method: str,
+        body: bytes | int,
+        fds: Sequence[int],
+        credit: int = 0,
     ) -> None:
         """Sends a call to every target of the route; the answers go to the sink."""
         call = next(self._ids)
@@ -174,7 +180,7 @@ class NodeClient:
 
     def call_each(
         self,
-        sink: Sink,
+        sink: ReplyHandler,
         targets: Sequence[int],
         method: str,
         bodies: Sequence[tuple[bytes | int, Sequence[int]]],
@@ -194,7 +200,7 @@ class NodeClient:
             self.send((frames.CALL, len(fds), self.endpoint, route, call, method, credit, body), fds, later=True)
         self._departed(call, sink)
 
-    def _departed(self, call: int, sink: Sink) -> None:
+    def _departed(self, call: int, sink: ReplyHandler) -> None:
         sink.departed()
         if self._closed is not None or self.lost_nodes:
             try:
@@ -202,14 +208,14 @@ class NodeClient:
             except ClosedError:  # the loop is closed: nobody handles answers any more
                 self._fail_hopeless(call, sink)
 
-    def _fail_hopeless(self, call: int, sink: Sink) -> None:
+    def _fail_hopeless(self, call: int, sink: ReplyHandler) -> None:
         """A call that was made after the socket or a node went away fails at once."""
         if self._closed is not None:
             self._lose(call, sink, str(self._closed))
         for node, lost in list(self.lost_nodes.items()):
             self._lose(call, sink, str(lost), node)
 
-    def _lose(self, call: int, sink: Sink, reason: str, node: int | None = None) -> None:
+    def _lose(self, call: int, sink: ReplyHandler, reason: str, node: int | None = None) -> None:
         """No answer will come, or none from one node."""
         for slot, target in enumerate(sink.targets):
             at = frames.node_of(target)
@@ -242,10 +248,10 @@ class NodeClient:
 
     # -- asks ---------------------------------------------------------------------------------------------------
 
-    def ask(self, operation: str, arguments: Any = None, *, node: int = HERE, what: str = "") -> Ask:
+    def ask(self, operation: str, arguments: Any = None, *, node: int = HERE, what: str = "") -> Request:
         """Asks a node's daemon for something that it does itself; plain data both ways."""
         target = self.node if node == HERE else node
-        asked = self._asks.begin(Ask(self, next(self._ids), operation, arguments, target, what))
+        asked = self._asks.begin(Request(self, next(self._ids), operation, arguments, target, what))
         error = self._closed or self.lost_nodes.get(target)
         if error is None and self.loop.is_closed():
             error = loop_watch.closed(self.loop, what or operation)

@@ -18,9 +18,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from rlinf_async._client.reply_handler import Sink
+from rlinf_async._client.reply_handler import ReplyHandler
 from rlinf_async._core import frames
-from rlinf_async._wire.direct_sockets import Directs
+from rlinf_async._wire.direct_sockets import DirectSockets
 from rlinf_async._wire.unix import Connection
 
 TELL_AFTER: Final = 0.002
@@ -43,8 +43,8 @@ class DirectCalls:
 
     def __init__(
         self,
-        directs: Directs,
-        open_calls: Mapping[int, Sink],
+        directs: DirectSockets,
+        open_calls: Mapping[int, ReplyHandler],
         lock: threading.RLock,
         send: Callable[[frames.Frame], None],
         later: Callable[[float, Callable[[], None]], None],

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from rlinf_async._core.payload import Body
 
 
-class Sink(Protocol):
+class ReplyHandler(Protocol):
     """One call: begun before it is sent, and then answered slot by slot, in whatever order."""
 
     @property

@@ -19,7 +19,7 @@ HERE: Final = -1
 """``client.ask(..., node=HERE)``: this process's own node."""
 
 
-class Ask(Work[Any]):
+class Request(Work[Any]):
     """A question to a daemon; ``number`` is what the daemon knows it by."""
 
     ends_with_others = False
@@ -49,16 +49,16 @@ class Ask(Work[Any]):
         return far_side.request(self._client, self.operation, self.arguments, self.number, self.node)
 
 
-class Asks:
+class Requests:
     """The open ones of a client, by number."""
 
     def __init__(self) -> None:
-        self._open: dict[int, Ask] = {}
+        self._open: dict[int, Request] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def begin(self, ask: Ask) -> Ask:
+    def begin(self, ask: Request) -> Request:
         self._open[ask.number] = ask
         return ask
 
@@ -78,7 +78,7 @@ class Asks:
                 del self._open[number]
                 ask._settle(error=error)
 
-    def refuse(self, ask: Ask, error: Exception) -> None:
+    def refuse(self, ask: Request, error: Exception) -> None:
         """This one cannot even be sent."""
         self._open.pop(ask.number, None)
         ask._settle(error=error)

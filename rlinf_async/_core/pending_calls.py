@@ -1,7 +1,7 @@
 """Open calls: who has answered, and what becomes of the rest when one fails.
 
 Plain state.  The caller's side of a call on many ranks is a ``Tally``; a daemon's side, what one worker owes to
-whom, is a ``Debts``.  Both only say what to do next; whoever owns them does it.
+whom, is a ``PendingCalls``.  Both only say what to do next; whoever owns them does it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Tally:
         ]
 
 
-class Debts:
+class PendingCalls:
     """The calls that one endpoint has accepted and not yet answered."""
 
     __slots__ = ("_open",)

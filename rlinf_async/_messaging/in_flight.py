@@ -11,7 +11,7 @@ from rlinf_async._messaging.peers import Peer
 from rlinf_async._messaging.state.flow_control import Departure, Departures
 
 
-class Letter:
+class InFlight:
     """One message, until its operation is done.
 
     Attributes:
@@ -46,4 +46,4 @@ class Line:
         self.departures = Departures(peer.endpoint for peer in receivers)
         self.order = threading.Lock()
         """Held from a message's number to its frame, which leave in one order."""
-        self.open: dict[int, Letter] = {}
+        self.open: dict[int, InFlight] = {}

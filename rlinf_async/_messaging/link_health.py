@@ -8,7 +8,7 @@ _FAILURES: Final = 3
 """Messages that did not come through, and none that did, after which a peer is sent none that way."""
 
 
-class Trust:
+class LinkHealth:
     """How a way has done so far.
 
     Attributes:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from rlinf_async._core.frames import node_of
 from rlinf_async._messaging.device_content import DevicePayload
-from rlinf_async._messaging.in_flight import Letter, Line
+from rlinf_async._messaging.in_flight import InFlight, Line
 from rlinf_async._messaging.message_content import Payload
 from rlinf_async._messaging.operation import Sending
 from rlinf_async._messaging.peers import Peer, Peers
@@ -58,7 +58,7 @@ class Outbox:
     def send(self, sending: Sending, receivers: Sequence[Peer], stream: Any) -> None:
         """Sends it, or announces it; a failure is the operation's."""
         line = self._line(stream, receivers)
-        letter = Letter(sending, receivers)
+        letter = InFlight(sending, receivers)
         with line.order:
             for peer in receivers:
                 if peer.error is not None:
@@ -79,7 +79,7 @@ class Outbox:
                 self._fail(line)
                 return
 
-    def _send(self, line: Line, letter: Letter) -> bool:
+    def _send(self, line: Line, letter: InFlight) -> bool:
         sending, payload = letter.sending, letter.sending.payload
         try:
             way = self._way(line, payload)
@@ -127,7 +127,7 @@ class Outbox:
         collective = len(receivers) == 1 and payload.has_small_head and receivers[0].connection.is_good
         return transport_choice.choose(payload.nbytes, near=False, collective=collective)
 
-    def _leave(self, line: Line, letter: Letter, way: str, start: tuple[Any, ...]) -> None:
+    def _leave(self, line: Line, letter: InFlight, way: str, start: tuple[Any, ...]) -> None:
         """
         Raises:
             Exception: its content cannot be packed; nothing has left.
@@ -145,7 +145,7 @@ class Outbox:
         else:
             self._by_link(line, letter, line.receivers, way, start)
 
-    def _pack(self, line: Line, letter: Letter) -> tuple[Any, Sequence[int]]:
+    def _pack(self, line: Line, letter: InFlight) -> tuple[Any, Sequence[int]]:
         payload = letter.sending.payload
         if line.receivers[0].endpoint == self._peers.me:
             return payload.copy(), ()
@@ -155,7 +155,7 @@ class Outbox:
         self,
         line: Line,
         receivers: Sequence[Peer],
-        letter: Letter,
+        letter: InFlight,
         start: tuple[Any, ...],
         body: Any,
         fds: Sequence[int],
@@ -167,7 +167,9 @@ class Outbox:
                 self._drop(line, letter)  # it is sent: what its receiver makes of it comes too late to be its error
         self._peers.post(receivers, (*start, None), body, fds)
 
-    def _by_link(self, line: Line, letter: Letter, receivers: Sequence[Peer], way: str, start: tuple[Any, ...]) -> None:
+    def _by_link(
+        self, line: Line, letter: InFlight, receivers: Sequence[Peer], way: str, start: tuple[Any, ...]
+    ) -> None:
         payload, number = letter.sending.payload, letter.departure.number
         letter.by_gpu = way in WAYS
         links = [self._peers.link(peer, way) for peer in receivers]
@@ -193,7 +195,7 @@ class Outbox:
             for link in letter.links:
                 link.discard(ClosedError(f"{letter.sending._describe()} was withdrawn"))
 
-    def _sent_by_link(self, line: Line, letter: Letter, peer: Peer, work: Any) -> None:
+    def _sent_by_link(self, line: Line, letter: InFlight, peer: Peer, work: Any) -> None:
         """Its success is the receiver's to tell; a failure may be known here alone."""
         try:
             work._result()
@@ -205,13 +207,13 @@ class Outbox:
         if letter is not None and letter.by_gpu and not peer.gpu_link.is_proven:
             link.discard(TransferFailed(f"{link!r} has brought nothing within {_PATIENCE:.0f} s"))
 
-    def _distrust(self, peer: Peer, letter: Letter, error: Exception) -> None:
+    def _distrust(self, peer: Peer, letter: InFlight, error: Exception) -> None:
         """A message has not come through."""
         logger.info("a message to %s did not come through: %s", peer.label, error)
         if (peer.gpu_link if letter.by_gpu else peer.connection).fail() and letter.by_gpu:
             logger.warning("tensors on the GPU go to %s by way of the CPU from now on: %s", peer.label, error)
 
-    def _again(self, line: Line, letter: Letter, peer: Peer, error: Exception) -> None:
+    def _again(self, line: Line, letter: InFlight, peer: Peer, error: Exception) -> None:
         """Sends the content once more, to one receiver and by another way."""
         sending, number = letter.sending, letter.departure.number
         with self._lock:
@@ -240,22 +242,22 @@ class Outbox:
 
     # -- ends ---------------------------------------------------------------------------------------------------
 
-    def _settle(self, line: Line, letter: Letter) -> None:
+    def _settle(self, line: Line, letter: InFlight) -> None:
         if not letter.awaited:
             self._drop(line, letter)
             letter.sending.finish()
 
-    def _drop(self, line: Line, letter: Letter) -> None:
+    def _drop(self, line: Line, letter: InFlight) -> None:
         if letter.departure.number in line.open:
             with self._lock:
                 line.open.pop(letter.departure.number, None)
 
-    def _withdraw(self, line: Line, letter: Letter, error: Exception) -> None:
+    def _withdraw(self, line: Line, letter: InFlight, error: Exception) -> None:
         """The operation was given up: the receivers that have not got the message never will."""
         if letter.departure.number in line.open:
             self._take_back(line, letter, error)
 
-    def _take_back(self, line: Line, letter: Letter, error: Exception) -> None:
+    def _take_back(self, line: Line, letter: InFlight, error: Exception) -> None:
         number = letter.departure.number
         with self._lock:
             line.open.pop(number, None)
@@ -299,7 +301,7 @@ class Outbox:
             if departure is not None:
                 self._go(line, departure.what)
 
-    def _go(self, line: Line, letter: Letter) -> None:
+    def _go(self, line: Line, letter: InFlight) -> None:
         """The content of what was announced."""
         departure, sending = letter.departure, letter.sending
         start = (message_facts.CONTENT, line.stream, departure.number, departure.charge)

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import frames
-from rlinf_async._messaging.link_health import Trust
+from rlinf_async._messaging.link_health import LinkHealth
 from rlinf_async._messaging.peer_devices import Devices
 from rlinf_async._messaging.state import message_facts
 from rlinf_async._transports.gpu_reach import WAYS, Gpu
@@ -37,7 +37,7 @@ class Peer:
         self.label = f"worker {frames.number_of(endpoint)} on node {self.node}"
         self.route = frames.route_to([endpoint])
         self.error: Exception | None = None
-        self.connection, self.gpu_link = Trust(), Trust()
+        self.connection, self.gpu_link = LinkHealth(), LinkHealth()
         self.gpu: Gpu | None = None
         self.reachable: frozenset[str] = frozenset()
         self.knows_gpu = False

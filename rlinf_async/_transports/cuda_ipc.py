@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from rlinf_async._transports.deferred import Agenda
+from rlinf_async._transports.deferred import Deferred
 from rlinf_async._transports.device_link import DeviceLink
 from rlinf_async._transports.device_memory import CudaMemory, DeviceMemory, Handle
-from rlinf_async._transports.lazy_thread import Lane
+from rlinf_async._transports.lazy_thread import LazyThread
 from rlinf_async._transports.link import Post
 from rlinf_async._transports.side_stream import SideStream
 from rlinf_async._transports.transfer import Transfer
@@ -53,9 +53,9 @@ class CudaIpcLink(DeviceLink):
         self._post = post
         self._device = device
         self._memory = memory or CudaMemory()
-        self._lane = Lane("rlinf-cuda-ipc")
+        self._lane = LazyThread("rlinf-cuda-ipc")
         self._stream = SideStream(device)
-        self._agenda = Agenda()
+        self._agenda = Deferred()
         self._offers: dict[int, _Offer] = {}
         self._asked: dict[int, Transfer[list[torch.Tensor]]] = {}
         self._copied: dict[int, list[torch.Tensor]] = {}

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 
-class Agenda:
+class Deferred:
     """A lock, and what was decided under it: done in that order, one at a time, by whichever thread comes first.
 
     So nothing foreign is called under the lock, and what is told to others is told in the order of the decisions::

@@ -9,7 +9,7 @@ from collections.abc import Callable
 Job = Callable[[], None]
 
 
-class Lane:
+class LazyThread:
     """Runs jobs one after the other, in the order in which they were given, in a thread of its own.
 
     Args:

@@ -14,7 +14,7 @@ import torch
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # torch does not list it
 
 from rlinf_async._transports.gloo_sockets import Address
-from rlinf_async._transports.lazy_thread import Lane
+from rlinf_async._transports.lazy_thread import LazyThread
 from rlinf_async._transports.pair import Owner, Pair
 from rlinf_async._transports.pair_store import PeerStore
 from rlinf_async._transports.side_stream import SideStream
@@ -102,7 +102,7 @@ class NcclPair(Pair):
             self._changed.notify_all()
         self._store.close()
         for group in groups:  # which may take a while
-            Lane("rlinf-nccl-abort").submit(lambda group=group: _abort(group))  # type: ignore[misc]
+            LazyThread("rlinf-nccl-abort").submit(lambda group=group: _abort(group))  # type: ignore[misc]
 
     # -- in the pair's own threads --------------------------------------------------------------------------------
 

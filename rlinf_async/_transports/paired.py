@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final, Generic
 
-from rlinf_async._transports.deferred import Agenda
+from rlinf_async._transports.deferred import Deferred
 from rlinf_async._transports.gloo_sockets import Address
 from rlinf_async._transports.link import Post
 from rlinf_async._transports.open_transfers import OpenTransfers, Request
@@ -55,7 +55,7 @@ class PairedLink(ABC, Generic[Buffer]):
         self._post = post
         self._first = first
         self._address = address
-        self._agenda = Agenda()
+        self._agenda = Deferred()
         self._generation = 0
         self._pair: Pair | None = None
         self._attempts = 0

@@ -25,7 +25,7 @@ Relay = Callable[[int, list[Any], Sequence[int]], None]
 OnEnd = Callable[[int, Connection, bool], None]
 
 
-class Directs:
+class DirectSockets:
     """Resumable connections by the endpoint at their other end: those that were made here, or those that were given.
 
     Args:
@@ -45,13 +45,13 @@ class Directs:
         """Endpoints whose first socket is gone."""
 
     def __repr__(self) -> str:
-        return f"<Directs [{len(self.connections)} connections, {len(self._told)} of them broken]>"
+        return f"<DirectSockets [{len(self.connections)} connections, {len(self._told)} of them broken]>"
 
     def find(self, peer: int) -> Connection | None:
         """The socket to an endpoint, if there is one; it takes frames also while it is broken."""
         return self.connections.get(peer)
 
-    def add(self, peer: int, connection: Connection, others: Directs | None) -> None:
+    def add(self, peer: int, connection: Connection, others: DirectSockets | None) -> None:
         """There is a socket to an endpoint.
 
         Args:

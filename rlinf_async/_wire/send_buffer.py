@@ -42,7 +42,7 @@ class State(Enum):
     GONE = "there is nobody at the other end"
 
 
-class Departures:
+class SendBuffer:
     """Frames in their order.
 
     Attributes:

@@ -28,7 +28,7 @@ from rlinf_async._core.frames import Frame, FrameError, FrameReader, new_packer
 from rlinf_async._core.resend import Incoming, content_bytes, pack
 from rlinf_async._wire.reading.idle_reader import BRISK, IdleReader
 from rlinf_async._wire.reading.turns import Turns
-from rlinf_async._wire.send_buffer import MOST_FDS, Departures, State, close_all
+from rlinf_async._wire.send_buffer import MOST_FDS, SendBuffer, State, close_all
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class Connection:
         self.sibling: Connection | None = None
         self._lock = threading.Lock()
         self._turns = turns or Turns()
-        self._departures = Departures()
+        self._departures = SendBuffer()
         self._heard_bytes = 0
         self.on_drained: Callable[[], None] | None = None
         self._scheduled = False

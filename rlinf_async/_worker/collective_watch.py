@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from rlinf_async import settings
 from rlinf_async._client.client import NodeClient
-from rlinf_async._client.requests import Ask
+from rlinf_async._client.requests import Request
 from rlinf_async._core import frames
 from rlinf_async._transports import process_groups
 from rlinf_async._transports.process_groups import Collectives, Pending, Place, main_thread_place
@@ -159,7 +159,7 @@ class CollectiveWatch:
         )
         ask._follow(lambda: self._client.later(0, lambda: self._decide(watched, ask)))
 
-    def _decide(self, watched: Watched, ask: Ask) -> None:
+    def _decide(self, watched: Watched, ask: Request) -> None:
         try:
             may_come = bool(ask.wait())
         except Exception as error:  # its node is lost

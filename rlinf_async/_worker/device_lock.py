@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from rlinf_async._client.client import NodeClient
-from rlinf_async._client.requests import Ask
+from rlinf_async._client.requests import Request
 from rlinf_async.errors import ClosedError, DeadlineExceeded
 from rlinf_async.work import Work, blocking
 
@@ -102,7 +102,7 @@ class Acquisition(Work[None]):
         super().__init__()
         self._of = lock
         self._undone = False
-        self._ask: Ask | None = None
+        self._ask: Request | None = None
         if not lock._devices:
             self._grant()
             return
@@ -130,7 +130,7 @@ class Acquisition(Work[None]):
             self._give_back(self._ask)
         return True
 
-    def _give_back(self, ask: Ask) -> Ask:
+    def _give_back(self, ask: Request) -> Request:
         return self._of._client.ask("unlock_devices", {"ask": ask.number}, node=0)
 
     def _grant(self) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import frames
-from rlinf_async._wire.direct_sockets import Directs
+from rlinf_async._wire.direct_sockets import DirectSockets
 from rlinf_async._wire.unix import Connection
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Shortcuts:
         self._client = client
         self._inbox = inbox
         self._granted = granted and resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= _FILES
-        self._directs = Directs(self._tell_received, self._relay, self._on_end)
+        self._directs = DirectSockets(self._tell_received, self._relay, self._on_end)
         self._connections = self._directs.connections
         self._breaks: Counter[int] = Counter()
         client.own_directs = self._directs

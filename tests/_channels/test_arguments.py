@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_async._channels.arguments import MOST, Wishes, seconds, whole_number
+from rlinf_async._channels.arguments import MOST, RequestArguments, seconds, whole_number
 from rlinf_async._channels.state.channel_keys import MAX_KEY
 from rlinf_async._core import frames
 from rlinf_async._core.codec import encode_plain
@@ -30,7 +30,7 @@ keys = st.sampled_from(
 @given(weight=numbers, timeout=times, key=keys, item=st.binary(max_size=5) | st.just(bytes(frames.INLINE_LIMIT - 20)))
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
 def test_whatever_becomes_a_wish_fits_into_a_frame(weight: Any, timeout: Any, key: Any, item: bytes) -> None:
-    wishes = Wishes("obs", None)
+    wishes = RequestArguments("obs", None)
     number = 2**53
     sent: list[Any] = []
     try:
@@ -73,8 +73,8 @@ def test_seconds_are_themselves_or_refused(value: float) -> None:
 
 
 def test_a_plain_put_is_encoded_once_and_by_its_own_bytes() -> None:
-    put = Wishes("obs", None).put({"a": 1}, 3, "key", None)
+    put = RequestArguments("obs", None).put({"a": 1}, 3, "key", None)
     assert (put.weight, put.carried, put.mode) == (3, encode_plain({"a": 1}), frames.WAIT)
-    assert Wishes("obs", None).put(1, 0, "key", 0).mode == frames.NOWAIT
+    assert RequestArguments("obs", None).put(1, 0, "key", 0).mode == frames.NOWAIT
     item = object()
-    assert Wishes("obs", 0).put(item, 0, "key", None).carried is item
+    assert RequestArguments("obs", 0).put(item, 0, "key", None).carried is item

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_async._core.frames import Status
-from rlinf_async._core.pending_calls import Debts, Holdback, Next, Tally, fold
+from rlinf_async._core.pending_calls import Holdback, Next, PendingCalls, Tally, fold
 
 
 def test_a_call_finishes_with_its_last_answer() -> None:
@@ -45,7 +45,7 @@ def test_whatever_the_order_every_slot_is_answered_once(order: list[int], status
 
 
 def test_what_is_owed_is_told_oldest_first() -> None:
-    debts = Debts()
+    debts = PendingCalls()
     for call in range(8):
         debts.owe(1, call, 0, f"m{call}", float(call))
     assert debts.pay(1, 0)

@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from rlinf_async._transports.deferred import Agenda
+from rlinf_async._transports.deferred import Deferred
 
 
 def test_what_is_added_is_done_in_order_without_the_lock_also_what_that_adds() -> None:
-    agenda, done = Agenda(), []
+    agenda, done = Deferred(), []
 
     def first() -> None:
         with agenda.deciding():  # which would stand still if the lock were held
@@ -25,7 +25,7 @@ def test_what_is_added_is_done_in_order_without_the_lock_also_what_that_adds() -
 
 
 def test_another_thread_does_not_overtake() -> None:
-    agenda, done = Agenda(), []
+    agenda, done = Deferred(), []
     started, go_on = threading.Event(), threading.Event()
 
     def slow() -> None:
@@ -49,7 +49,7 @@ def test_another_thread_does_not_overtake() -> None:
 
 
 def test_what_was_decided_before_an_error_is_done() -> None:
-    agenda, done = Agenda(), []
+    agenda, done = Deferred(), []
 
     def decide() -> None:
         with agenda.deciding():

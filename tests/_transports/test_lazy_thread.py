@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 
-from rlinf_async._transports.lazy_thread import Lane
+from rlinf_async._transports.lazy_thread import LazyThread
 
 
 def test_jobs_run_one_by_one_in_their_order_and_the_thread_ends_with_them() -> None:
-    lane, done, gate, threads = Lane("test-lane"), [], threading.Event(), set()
+    lane, done, gate, threads = LazyThread("test-lane"), [], threading.Event(), set()
 
     def job(number: int) -> None:
         gate.wait(5)

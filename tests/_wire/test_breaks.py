@@ -12,7 +12,7 @@ import pytest
 from rlinf_async import settings
 from rlinf_async._core import frames
 from rlinf_async._core.segment import write_segment
-from rlinf_async._wire.direct_sockets import Directs
+from rlinf_async._wire.direct_sockets import DirectSockets
 from rlinf_async._wire.reading.turns import Turns
 from rlinf_async._wire.unix import Connection
 
@@ -127,8 +127,8 @@ class Socket:
 def test_after_a_socket_that_never_arrived_both_sides_link_the_next_ones_or_neither_does() -> None:
     """A side that takes them for linked says on one what has come on the other; the other side would not hear it."""
 
-    def table() -> Directs:
-        return Directs(lambda peer, received: None, lambda *frame: None, lambda *end: None)
+    def table() -> DirectSockets:
+        return DirectSockets(lambda peer, received: None, lambda *frame: None, lambda *end: None)
 
     made_here, given_here, made_there, given_there = (table() for _ in range(4))
     made_here.add(2, Socket(), given_here)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_async._wire.send_buffer import MOST_FDS, Departures, State
+from rlinf_async._wire.send_buffer import MOST_FDS, SendBuffer, State
 
 
 class Moody(socket.socket):
@@ -44,7 +44,7 @@ def ends() -> Iterator[tuple[Moody, socket.socket]]:
 
 
 def test_what_is_small_leaves_together_and_its_senders_are_told(ends: tuple[Moody, socket.socket]) -> None:
-    departures, told = Departures(), []
+    departures, told = SendBuffer(), []
     for number in range(5):
         departures.add(bytes([number]) * 10, (), on_left=lambda number=number: told.append(number))
     assert departures.nbytes == 50
@@ -58,7 +58,7 @@ def test_what_is_small_leaves_together_and_its_senders_are_told(ends: tuple[Mood
 
 
 def test_a_full_socket_keeps_the_rest_for_later(ends: tuple[Moody, socket.socket]) -> None:
-    departures = Departures()
+    departures = SendBuffer()
     departures.add(bytes(8 << 20), (), on_left=lambda: None)
     assert departures.leave(ends[0]) is State.FULL
     assert 0 < departures.nbytes < 8 << 20
@@ -73,7 +73,7 @@ def test_a_full_socket_keeps_the_rest_for_later(ends: tuple[Moody, socket.socket
 
 @pytest.mark.parametrize("mood", [errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM])
 def test_a_kernel_that_is_short_of_something_loses_no_frame(ends: tuple[Moody, socket.socket], mood: int) -> None:
-    departures = Departures()
+    departures = SendBuffer()
     ends[0].moods = [mood] * 2
     reading, writing = os.pipe()
     departures.add(b"with", [reading])
@@ -88,7 +88,7 @@ def test_a_kernel_that_is_short_of_something_loses_no_frame(ends: tuple[Moody, s
 
 
 def test_what_never_leaves_is_closed_and_nobody_told(ends: tuple[Moody, socket.socket]) -> None:
-    departures = Departures()
+    departures = SendBuffer()
     reading, writing = os.pipe()
     departures.add(b"never", [reading], on_left=lambda: None)
     ends[1].close()

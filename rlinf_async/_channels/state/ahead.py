@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlinf_async._channels.state.actions import Act, Step
-from rlinf_async._channels.state.key_queue import Get, Lane, Question
+from rlinf_async._channels.state.key_queue import Get, KeyQueue, Question
 from rlinf_async._channels.state.outlet import Outlet
-from rlinf_async._channels.state.queue_client import Party
+from rlinf_async._channels.state.queue_client import QueueClient
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Ahead(Outlet):
 
     # -- what is held -------------------------------------------------------------------------------------------
 
-    def _get(self, party: Party, get: Get, steps: list[Step]) -> None:
+    def _get(self, party: QueueClient, get: Get, steps: list[Step]) -> None:
         if party.asleep and any(before.key == get.key for before in party.asleep.values()):
             party.asleep[get.number] = get  # it will hear of those before it, for it has been called back
             return
@@ -115,7 +115,7 @@ class Ahead(Outlet):
             return
         if get.ahead:
             if lane is None:
-                lane = self._lanes[get.key] = Lane(get.key)
+                lane = self._lanes[get.key] = KeyQueue(get.key)
             lane.add_ahead(get)
         super()._get(party, get, steps)
 
@@ -126,14 +126,14 @@ class Ahead(Outlet):
         else:
             steps.append((Act.ANSWER, question))
 
-    def _hold(self, lane: Lane, wish: Get | Question, steps: list[Step]) -> None:
+    def _hold(self, lane: KeyQueue, wish: Get | Question, steps: list[Step]) -> None:
         assert lane.owner is not None
         lane.held[wish] = None
         if not lane.turn:
             lane.turn = next(self._turns)
             steps.append((Act.CALL_BACK, Call(lane.owner, lane.key, lane.turn)))
 
-    def _hear_held(self, lane: Lane, steps: list[Step]) -> None:
+    def _hear_held(self, lane: KeyQueue, steps: list[Step]) -> None:
         held, lane.held = lane.held, {}
         for wish in held:
             if isinstance(wish, Question):

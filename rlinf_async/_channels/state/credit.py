@@ -38,7 +38,7 @@ def cost(nbytes: int) -> int:
     return nbytes + OVERHEAD if nbytes <= INLINE_LIMIT else max(nbytes + OVERHEAD, _DESCRIPTOR)
 
 
-class Purse:
+class CreditBalance:
     """The producer's side; from any thread."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Purse:
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"<Purse [{self._left} bytes]>"
+        return f"<CreditBalance [{self._left} bytes]>"
 
     def add(self, amount: int) -> None:
         with self._lock:

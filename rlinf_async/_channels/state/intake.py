@@ -9,8 +9,8 @@ from typing import Final
 
 from rlinf_async._channels.state.actions import ACCEPTED, Act, Step
 from rlinf_async._channels.state.credit import Grant, Ledger
-from rlinf_async._channels.state.key_queue import Get, Item, Lane
-from rlinf_async._channels.state.queue_client import Party
+from rlinf_async._channels.state.key_queue import Get, Item, KeyQueue
+from rlinf_async._channels.state.queue_client import QueueClient
 
 SLACK: Final = 64 << 20
 """Bytes of waiting puts that a queue holds at most."""
@@ -37,18 +37,18 @@ class Intake:
         """Of what is queued or leased, and of what has been promised room."""
         self.waiting_bytes = 0
         """Of what waits for room and is held here nevertheless."""
-        self.parties: dict[int, Party] = {}
+        self.parties: dict[int, QueueClient] = {}
         self._gone = gone
         if slack is None:
             slack = min(max_bytes // 16, SLACK) if max_bytes else SLACK
         self._slack = slack
-        self._lanes: dict[bytes, Lane] = {}
+        self._lanes: dict[bytes, KeyQueue] = {}
         self._places = itertools.count()
-        self._cramped: OrderedDict[Lane, None] = OrderedDict()
+        self._cramped: OrderedDict[KeyQueue, None] = OrderedDict()
         """Whose first put waits for bytes, in the order in which they get them."""
         self._overtaken = 0
         """Bytes that were let in past the first of them: as many as ``max_bytes``, then it is its turn."""
-        self._undecided: dict[Item, Lane] = {}
+        self._undecided: dict[Item, KeyQueue] = {}
         """What may not wait, and has room or not when all credit is back."""
         self._gathering: dict[Get, None] = {}
         """Batches that hold items and want more."""
@@ -57,11 +57,11 @@ class Intake:
 
     # -- the way out --------------------------------------------------------------------------------------------
 
-    def _run(self, lane: Lane, steps: list[Step]) -> None:
+    def _run(self, lane: KeyQueue, steps: list[Step]) -> None:
         """Gets meet items, and waiting puts take their places, until nothing moves any more."""
         raise NotImplementedError
 
-    def _settle(self, lane: Lane, steps: list[Step]) -> None:
+    def _settle(self, lane: KeyQueue, steps: list[Step]) -> None:
         """Ends the gets of a closed queue that nothing can reach any more, and forgets a key that nobody uses."""
         raise NotImplementedError
 
@@ -69,11 +69,11 @@ class Intake:
         """Takes out what waits and returns what is leased; only when all is back, others may have it."""
         raise NotImplementedError
 
-    def _party(self, who: int) -> Party | None:
+    def _party(self, who: int) -> QueueClient | None:
         """None for one that is dead."""
         party = self.parties.get(who)
         if party is None and who not in self._gone:
-            party = self.parties[who] = Party()
+            party = self.parties[who] = QueueClient()
         return party
 
     # -- in -----------------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class Intake:
             return
         lane = self._lanes.get(item.key)
         if lane is None:
-            lane = self._lanes[item.key] = Lane(item.key)
+            lane = self._lanes[item.key] = KeyQueue(item.key)
         if covered and not lane.puts:
             self._accept(lane, item, steps)
             if lane.gets:
@@ -106,7 +106,7 @@ class Intake:
             if self._cramped or self.closing:
                 self._credit_is_back(steps)
 
-    def _lend(self, lane: Lane, producer: int, steps: list[Step]) -> None:
+    def _lend(self, lane: KeyQueue, producer: int, steps: list[Step]) -> None:
         if lane.puts or self._cramped or self.closing or producer not in self.parties:
             return
         amount = self.ledger.lend(producer, self.bytes + self.waiting_bytes)
@@ -128,7 +128,7 @@ class Intake:
             for lane in list(self._lanes.values()):
                 self._settle(lane, steps)
 
-    def _put(self, party: Party, item: Item, steps: list[Step]) -> None:
+    def _put(self, party: QueueClient, item: Item, steps: list[Step]) -> None:
         if self.closing:
             steps.append((Act.CLOSED, item))
             return
@@ -137,7 +137,7 @@ class Intake:
             return
         lane = self._lanes.get(item.key)
         if lane is None:
-            lane = self._lanes[item.key] = Lane(item.key)
+            lane = self._lanes[item.key] = KeyQueue(item.key)
         if item.body is not None and not lane.puts and self._has_room(lane, item):
             self._accept(lane, item, steps)
             if lane.gets:
@@ -158,10 +158,10 @@ class Intake:
                 self.waiting_bytes += item.nbytes
         self._run(lane, steps)
 
-    def _has_room(self, lane: Lane, item: Item) -> bool:
+    def _has_room(self, lane: KeyQueue, item: Item) -> bool:
         return (not self.maxsize or lane.size < self.maxsize) and self._has_bytes(lane, item)
 
-    def _has_bytes(self, lane: Lane, item: Item) -> bool:
+    def _has_bytes(self, lane: KeyQueue, item: Item) -> bool:
         if not self.max_bytes:
             return True
         if not self._fits(item):
@@ -172,12 +172,12 @@ class Intake:
     def _fits(self, item: Item) -> bool:
         return self.bytes + self.ledger.outstanding + item.nbytes <= self.max_bytes
 
-    def _reserve(self, lane: Lane, item: Item) -> None:
+    def _reserve(self, lane: KeyQueue, item: Item) -> None:
         self.bytes += item.nbytes
         if self._cramped and next(iter(self._cramped)) is not lane:
             self._overtaken += item.nbytes
 
-    def _accept(self, lane: Lane, item: Item, steps: list[Step]) -> None:
+    def _accept(self, lane: KeyQueue, item: Item, steps: list[Step]) -> None:
         if not item.pulled:
             self._reserve(lane, item)
         item.place = next(self._places)
@@ -187,7 +187,7 @@ class Intake:
             if self.ledger.window:
                 self._lend(lane, item.producer, steps)
 
-    def _admit(self, lane: Lane, steps: list[Step]) -> bool:
+    def _admit(self, lane: KeyQueue, steps: list[Step]) -> bool:
         """Lets the first waiting put of a key in, if it may; whether it did."""
         item = next(iter(lane.puts))
         if self.maxsize and lane.size >= self.maxsize:
@@ -217,7 +217,7 @@ class Intake:
         self._accept(lane, item, steps)
         return True
 
-    def _refuse(self, lane: Lane, item: Item, steps: list[Step]) -> None:
+    def _refuse(self, lane: KeyQueue, item: Item, steps: list[Step]) -> None:
         """There is no room for it at once, not even with all credit back."""
         del lane.puts[item]
         party = self.parties.get(item.producer)
@@ -240,7 +240,7 @@ class Intake:
             if waits:
                 self._run(lane, steps)
 
-    def _uncramp(self, lane: Lane) -> None:
+    def _uncramp(self, lane: KeyQueue) -> None:
         if next(iter(self._cramped)) is lane:
             self._overtaken = 0
         del self._cramped[lane]

@@ -103,7 +103,7 @@ class Question:
         return f"<Question of {self.consumer} [{self.what}]>"
 
 
-class Lane:
+class KeyQueue:
     """What is queued under one key, who waits to put more there, and who waits to get it.
 
     Attributes:

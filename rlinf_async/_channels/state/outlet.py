@@ -7,23 +7,23 @@ from heapq import heappush
 
 from rlinf_async._channels.state.actions import DELIVER, Act, Step
 from rlinf_async._channels.state.intake import Intake
-from rlinf_async._channels.state.key_queue import Get, Item, Lane
-from rlinf_async._channels.state.queue_client import Party
+from rlinf_async._channels.state.key_queue import Get, Item, KeyQueue
+from rlinf_async._channels.state.queue_client import QueueClient
 
 
 class Outlet(Intake):
     """What becomes of gets; of those that were sent ahead (``_channels/state/ahead.py``) only that some are."""
 
-    def _hear_held(self, lane: Lane, steps: list[Step]) -> None:
+    def _hear_held(self, lane: KeyQueue, steps: list[Step]) -> None:
         """What was held up by gets that somebody had sent ahead, now that it has none."""
         raise NotImplementedError
 
     # -- out ----------------------------------------------------------------------------------------------------
 
-    def _get(self, party: Party, get: Get, steps: list[Step]) -> None:
+    def _get(self, party: QueueClient, get: Get, steps: list[Step]) -> None:
         lane = self._lanes.get(get.key)
         if lane is None:
-            lane = self._lanes[get.key] = Lane(get.key)
+            lane = self._lanes[get.key] = KeyQueue(get.key)
         party.gets[get.number] = get
         if get.target is None and not lane.gets and lane.size:
             get.items.append(lane.pop())
@@ -38,7 +38,7 @@ class Outlet(Intake):
             steps.append((Act.EMPTY, get))
             steps += self._withdraw([], [get])
 
-    def _run(self, lane: Lane, steps: list[Step]) -> None:
+    def _run(self, lane: KeyQueue, steps: list[Step]) -> None:
         """Gets meet items, and waiting puts take their places, until nothing moves any more."""
         self._match(lane, steps)
         while lane.puts and self._admit(lane, steps):
@@ -46,7 +46,7 @@ class Outlet(Intake):
         if not lane.items:
             self._settle(lane, steps)
 
-    def _match(self, lane: Lane, steps: list[Step]) -> None:
+    def _match(self, lane: KeyQueue, steps: list[Step]) -> None:
         while lane.gets and lane.size:
             get = next(iter(lane.gets))
             if get.target is None:
@@ -66,7 +66,7 @@ class Outlet(Intake):
             self._strike(lane, get)
             self._lease(lane, get, steps)
 
-    def _lease(self, lane: Lane, get: Get, steps: list[Step]) -> None:
+    def _lease(self, lane: KeyQueue, get: Get, steps: list[Step]) -> None:
         if len(get.items) > 1:
             get.items.sort()  # something may have come back while it was gathering
         get.delivered = True
@@ -79,7 +79,7 @@ class Outlet(Intake):
         self._gathering[get] = None
         self._gathered += item.nbytes
 
-    def _strike(self, lane: Lane, get: Get) -> None:
+    def _strike(self, lane: KeyQueue, get: Get) -> None:
         """A get waits no more."""
         del lane.gets[get]
         if get in self._gathering:
@@ -91,7 +91,7 @@ class Outlet(Intake):
     def _withdraw(self, puts: Iterable[Item | None], gets: Iterable[Get | None]) -> list[Step]:
         """Takes out what waits and returns what is leased; only when all is back, others may have it."""
         steps: list[Step] = []
-        touched: dict[Lane, None] = {}
+        touched: dict[KeyQueue, None] = {}
         for item in puts:
             if item is not None:
                 lane = self._lanes[item.key]
@@ -126,7 +126,7 @@ class Outlet(Intake):
 
     # -- the end ------------------------------------------------------------------------------------------------
 
-    def _settle(self, lane: Lane, steps: list[Step]) -> None:
+    def _settle(self, lane: KeyQueue, steps: list[Step]) -> None:
         """Ends the gets of a closed queue that nothing can reach any more, and forgets a key that nobody uses."""
         if lane.held and lane.owner is None:
             self._hear_held(lane, steps)
@@ -151,7 +151,7 @@ class Outlet(Intake):
             if lane in self._cramped:
                 self._uncramp(lane)
 
-    def _may_yet_come(self, lane: Lane, get: Get) -> bool:
+    def _may_yet_come(self, lane: KeyQueue, get: Get) -> bool:
         """Whether somebody else holds a lease of something that may come back."""
         own = self.parties[get.consumer].gets.values()
         leased = lane.leases - sum(other.delivered and other.key == lane.key for other in own)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlinf_async._channels.state.key_queue import Get, Item
 
 
-class Party:
+class QueueClient:
     """One process, as the queue knows it."""
 
     __slots__ = ("asleep", "cancelled", "early", "expected", "gets", "puts")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from rlinf_async._transports.lazy_thread import Lane
+from rlinf_async._transports.lazy_thread import LazyThread
 
 
 class Beside:
@@ -20,7 +20,7 @@ class Beside:
     """
 
     def __init__(self, label: str) -> None:
-        self._lane = Lane(label)
+        self._lane = LazyThread(label)
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         """Has it called; from any thread."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rlinf_async._channels.state.actions import Act, Step
-from rlinf_async._channels.state.credit import OVERHEAD, Ledger, Purse, Recall, cost
+from rlinf_async._channels.state.credit import OVERHEAD, CreditBalance, Ledger, Recall, cost
 from rlinf_async._channels.state.queue import Queue
 from rlinf_async._core.codec import encode
 
@@ -37,7 +37,7 @@ def recalls(steps: list[Step]) -> list[Recall]:
 
 
 def test_a_purse_pays_what_it_has_and_no_more() -> None:
-    purse = Purse()
+    purse = CreditBalance()
     purse.add(10)
     assert purse.pay(6)
     assert not purse.pay(5)
@@ -202,7 +202,7 @@ class Partner:
     """A process: what it has said and the queue has not heard, and the other way round."""
 
     def __init__(self) -> None:
-        self.purse = Purse()
+        self.purse = CreditBalance()
         self.said: deque[Any] = deque()
         self.told: deque[Any] = deque()
         self.numbers = 0

@@ -16,7 +16,7 @@ from rlinf_launcher.daemon import sub_workers
 from rlinf_launcher.daemon.cleanup import run_all
 from rlinf_launcher.daemon.endpoint import Endpoint
 from rlinf_launcher.daemon.router import Router
-from rlinf_launcher.daemon.service import Desk, Site
+from rlinf_launcher.daemon.service import DaemonService, Site
 
 from rlinf_async._core import frames
 from rlinf_async._core.frames import FrameError
@@ -84,7 +84,7 @@ class Daemon:
         self.router = Router(loop, NODE, self._on_ask)
         site = Site("cafecafe", NODE, "here", "127.0.0.1", folder, {}, 4)
         templates: Any = None
-        self.desk = Desk(loop, site, templates, self.router, lambda group: None)
+        self.desk = DaemonService(loop, site, templates, self.router, lambda group: None)
 
     def _on_ask(self, source: int, ask: int, operation: str, arguments: Any) -> None:
         self.asks.add(asyncio.ensure_future(self.desk.answer(source, ask, operation, arguments)))

@@ -18,9 +18,9 @@ import pytest
 from rlinf_launcher.daemon import templates, worker_output
 from rlinf_launcher.daemon.endpoint import MOST_QUEUED, Endpoint
 from rlinf_launcher.daemon.node import _logged
-from rlinf_launcher.daemon.node_link import Neighbour
+from rlinf_launcher.daemon.node_link import NodeLink
 from rlinf_launcher.daemon.router import Router
-from rlinf_launcher.daemon.service import Desk, Group, Site
+from rlinf_launcher.daemon.service import DaemonService, Group, Site
 from rlinf_launcher.daemon.templates import Template, Templates
 from rlinf_launcher.daemon.worker_output import Output
 
@@ -100,7 +100,7 @@ async def test_a_node_that_is_lost_in_the_middle_of_a_body_ends_neither_the_send
 ) -> None:
     lost: list[str] = []
     link = Link(error)
-    neighbour = Neighbour(1, "far", link, lambda *_: None, lambda _, reason: lost.append(reason))
+    neighbour = NodeLink(1, "far", link, lambda *_: None, lambda _, reason: lost.append(reason))
     descriptors = [body() for _ in range(3)]
     for fd, size in descriptors:
         neighbour.send([frames.REPLY, 1, 0, 1, 7, 0, 0, size], [fd])
@@ -126,7 +126,7 @@ async def test_what_goes_wrong_in_a_task_of_a_node_is_logged_and_ends_nothing(
 async def test_a_lost_neighbour_answers_asks_and_calls() -> None:
     to = new_router()
     source, client = attach(to)
-    neighbour = Neighbour(1, "far", Link(), lambda *_: None, lambda *_: None)
+    neighbour = NodeLink(1, "far", Link(), lambda *_: None, lambda *_: None)
     to.neighbours[1] = neighbour
     neighbour._gone("it burnt")
     to.from_endpoint(source, [frames.ASK, 0, 0, 1, 3, "status", None], [])
@@ -307,7 +307,7 @@ async def test_a_template_that_cannot_be_watched_is_not_kept(kept: Templates, mo
 # -- the desk ---------------------------------------------------------------------------------------------------------
 
 
-def new_desk(tmp_path: Path, to: Router, template: Any = None) -> Desk:
+def new_desk(tmp_path: Path, to: Router, template: Any = None) -> DaemonService:
     class Given:
         def get(self, *_: Any) -> Any:
             return template
@@ -315,7 +315,7 @@ def new_desk(tmp_path: Path, to: Router, template: Any = None) -> Desk:
     site = Site("cafecafe", 0, "here", "127.0.0.1", tmp_path, {}, 4)
     abandoned: list[Group] = []
     given: Any = Given()
-    return Desk(asyncio.get_running_loop(), site, given, to, abandoned.append)
+    return DaemonService(asyncio.get_running_loop(), site, given, to, abandoned.append)
 
 
 async def test_only_the_lookup_that_was_meant_is_forgotten_and_a_dead_endpoint_waits_for_nothing(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from rlinf_launcher.daemon import router as routers
-from rlinf_launcher.daemon.death_watch import Obituaries
+from rlinf_launcher.daemon.death_watch import DeathWatch
 from rlinf_launcher.daemon.endpoint import Endpoint
 from rlinf_launcher.daemon.router import Router
 
@@ -47,7 +47,7 @@ class House:
 
     def __init__(self) -> None:
         self.router = Router(asyncio.get_running_loop(), 0, lambda *_: None)
-        self.obituaries = Obituaries(self.router)
+        self.obituaries = DeathWatch(self.router)
         self.neighbour = Wire()
         self.router.neighbours[1] = self.neighbour  # type: ignore[assignment]
         self.wires: list[Wire] = [self.neighbour]

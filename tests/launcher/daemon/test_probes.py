@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from rlinf_launcher.daemon import probes
-from rlinf_launcher.daemon.probes import Questions
+from rlinf_launcher.daemon.probes import Probes
 
 from rlinf_async._core import codec
 from rlinf_async.errors import ConfigError, LaunchError
@@ -25,12 +25,12 @@ GUESSED = {
 }
 
 
-def answering(tmp_path: Path, answer: str) -> Questions:
+def answering(tmp_path: Path, answer: str) -> Probes:
     """Asks an interpreter that always says the same."""
     stub = tmp_path / "python"
     stub.write_text(f"#!/bin/sh\ncat > /dev/null\n{answer}\n")
     stub.chmod(0o755)
-    return Questions("node0", dict(os.environ))
+    return Probes("node0", dict(os.environ))
 
 
 async def test_a_worker_renders_on_its_own_gpu_as_its_node_counts(
@@ -60,7 +60,7 @@ def inventory(folder: Path, module: str = "", sections: Any = ()) -> dict[str, A
 
 
 async def test_an_inventory_brings_the_kinds_own_classes(tmp_path: Path) -> None:
-    asked = Questions("node0", dict(os.environ))
+    asked = Probes("node0", dict(os.environ))
     sections = [{"type": "Franka", "configs": [{"node_rank": 0, "robot_ip": "10.0.0.2"}]}]
     pickled, warning = await asked.do_inventory(0, 0, inventory(tmp_path, "gone", sections))
     (resource,) = codec.decode(b"\0" + bytes.fromhex(pickled))
@@ -70,7 +70,7 @@ async def test_an_inventory_brings_the_kinds_own_classes(tmp_path: Path) -> None
 
 async def test_a_bad_section_is_an_error_that_names_the_node(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="on node0: Unsupported hardware type 'Frank' "):
-        await Questions("node0", dict(os.environ)).do_inventory(
+        await Probes("node0", dict(os.environ)).do_inventory(
             0, 0, inventory(tmp_path, sections=[{"type": "Frank", "configs": []}])
         )
 
@@ -80,7 +80,7 @@ async def test_a_search_that_ends_its_process_or_never_ends_is_an_error(
 ) -> None:
     (tmp_path / "abrupt.py").write_text("import os, sys\nsys.stderr.write('boom\\n')\nsys.stderr.flush()\nos._exit(9)")
     (tmp_path / "endless.py").write_text(dedent("import signal\nsignal.pause()"))
-    asked = Questions("node0", dict(os.environ))
+    asked = Probes("node0", dict(os.environ))
     with pytest.raises(LaunchError, match=r"no answer about the hardware of node0 \(exit code 9\): boom"):
         await asked.do_inventory(0, 0, inventory(tmp_path, "abrupt"))
     monkeypatch.setattr(probes, "PATIENCE", 0.5)

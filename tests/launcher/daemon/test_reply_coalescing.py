@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlinf_launcher.daemon.reply_coalescing import Gathering
+from rlinf_launcher.daemon.reply_coalescing import ReplyCoalescing
 
 from rlinf_async._core import frames
 from rlinf_async._core.frames import Status
@@ -15,7 +15,7 @@ def reply(slot: int, status: Status = Status.OK, call: int = 7) -> Any:
 
 
 def test_answers_wait_for_the_last_one() -> None:
-    gathering = Gathering()
+    gathering = ReplyCoalescing()
     gathering.expect(1, 7, 3)
     assert gathering.answer(reply(2), []) == []
     assert gathering.answer(reply(0), [5]) == []
@@ -24,7 +24,7 @@ def test_answers_wait_for_the_last_one() -> None:
 
 
 def test_a_failure_lets_everything_go_and_what_follows_too() -> None:
-    gathering = Gathering()
+    gathering = ReplyCoalescing()
     gathering.expect(1, 7, 3)
     gathering.answer(reply(2), [])
     assert gathering.answer(reply(0, Status.ERROR), []) == [(reply(2), []), (reply(0, Status.ERROR), [])]
@@ -32,7 +32,7 @@ def test_a_failure_lets_everything_go_and_what_follows_too() -> None:
 
 
 def test_what_has_waited_long_enough_goes_without_the_others() -> None:
-    gathering = Gathering()
+    gathering = ReplyCoalescing()
     gathering.expect(1, 7, 3)
     gathering.expect(1, 8, 2)
     gathering.answer(reply(2), [])
@@ -43,7 +43,7 @@ def test_what_has_waited_long_enough_goes_without_the_others() -> None:
 
 
 def test_a_death_frees_what_waited_for_the_dead() -> None:
-    gathering = Gathering()
+    gathering = ReplyCoalescing()
     gathering.expect(1, 7, 2)
     gathering.answer(reply(0), [])
     assert gathering.forget(1, 7) == [(reply(0), [])]
@@ -51,11 +51,11 @@ def test_a_death_frees_what_waited_for_the_dead() -> None:
 
 
 def test_a_call_of_one_rank_never_waits() -> None:
-    assert Gathering().answer(reply(0), []) == [(reply(0), [])]
+    assert ReplyCoalescing().answer(reply(0), []) == [(reply(0), [])]
 
 
 def test_an_answer_that_took_another_way_is_not_waited_for() -> None:
-    gathering = Gathering()
+    gathering = ReplyCoalescing()
     gathering.expect(1, 7, 3)
     assert gathering.skip(1, 7) == []
     assert gathering.answer(reply(1), []) == []

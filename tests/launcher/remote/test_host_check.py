@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rlinf_launcher.options import Options
 from rlinf_launcher.remote.host import Host
-from rlinf_launcher.remote.host_check import Inspection
+from rlinf_launcher.remote.host_check import HostCheck
 from rlinf_launcher.remote.plan import plan
 from rlinf_launcher.report import Report
 
@@ -27,12 +27,12 @@ def an_answer(hostname: str, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def an_inspection(*hosts: Host, screen: io.StringIO | None = None, **options: Any) -> Inspection:
+def an_inspection(*hosts: Host, screen: io.StringIO | None = None, **options: Any) -> HostCheck:
     settings = Options(script="train.py", **options)
     report = Report(screen or io.StringIO())
     nodes = plan(hosts, settings)
     report.begin("", nodes)
-    return Inspection(nodes, settings, "0a1b2c3d", report)
+    return HostCheck(nodes, settings, "0a1b2c3d", report)
 
 
 def test_a_python_of_another_kind_is_named_on_both_sides() -> None:
