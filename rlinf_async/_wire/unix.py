@@ -129,7 +129,7 @@ class Connection:
         if self._closed:
             return
         self._thread = threading.get_ident()
-        # Of a socket that user code has closed and whose number this one has: its reader would be replaced, not watched.
+        # That of a socket which user code has closed, and whose number this one has: it would be replaced, not watched.
         self._loop.remove_reader(self._sock.fileno())
         self._watch()
         self._flush()
