@@ -531,10 +531,16 @@ class Connection:
         """Handles what has been read, and reads everything that the other side still said before it went."""
         with self._turns.lock:
             self._handle()
-            if self._closed or not self.is_there():
-                return
             while not self._closed and self.read():
                 pass
+
+    def drain_if_there(self) -> None:
+        """The same, of a socket whose descriptor user code may have closed."""
+        with self._turns.lock:
+            if self.is_there():
+                self.drain()
+            else:
+                self._handle()
 
     def hear_out(self) -> None:
         """Reads everything that the other side had said by now; it may go on talking."""
