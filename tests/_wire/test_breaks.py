@@ -113,10 +113,7 @@ class Socket:
     def link(self, sibling: Socket) -> None:
         self.sibling, sibling.sibling = sibling, self
 
-    def is_there(self) -> bool:
-        return True
-
-    def drain(self) -> None: ...
+    def drain_if_there(self) -> None: ...
 
     def end(self) -> None:
         self.sibling = None
