@@ -68,7 +68,7 @@ def test_the_other_failures_are_folded_by_what_they_say() -> None:
     assert lines == [
         "ranks 0-3,5: ConnectionError: peer is gone",
         "rank 6: ValueError: odd",
-        "rank 7: test_root_cause.HoldsALock: locked",
+        "rank 7: tests._core.test_root_cause.HoldsALock: locked",
         "rank 8: AssertionError",
     ]
 

@@ -75,7 +75,7 @@ class Stage:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        package = folder / "path/launcher"
+        package = folder / "path/rlinf_launcher"
         package.mkdir(parents=True)
         (package / "__init__.py").touch()
         (package / "daemon.py").write_text(DAEMON)
