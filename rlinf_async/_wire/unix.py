@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from rlinf_async import settings
 from rlinf_async._core import frames
@@ -89,6 +90,10 @@ class Connection:
         resumable: bool = False,
     ) -> None:
         sock.setblocking(False)
+        predecessor = _by_number.get(sock.fileno())
+        _by_number[sock.fileno()] = self
+        if predecessor is not None:
+            predecessor._lose_number()
         self._sock = sock
         self._inode = os.fstat(sock.fileno()).st_ino
         self._loop = loop
@@ -139,6 +144,16 @@ class Connection:
         self._idle = idle
         self._turns.idle = idle.loop
         idle.add(self._sock.fileno(), self._readable_elsewhere)
+
+    def _lose_number(self) -> None:
+        """Another connection has the number of this one's descriptor, so user code has closed it; from any thread.
+
+        From here on nothing is written to the other one, or read from it, in the name of this one: that would count as
+        frames of the other one, or be heard by the wrong process (test_second_thread.py, "takes_the_number").
+        """
+        if self._sock.detach() >= 0:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._hear_last)
 
     @property
     def queued_bytes(self) -> int:
@@ -281,7 +296,7 @@ class Connection:
             self._fail("nothing can be written to it")
 
     def _await_writable(self) -> None:
-        if not self._closed:
+        if not self._closed and self.is_there():
             self._loop.add_writer(self._sock.fileno(), self._writable)
 
     def _await_relief(self) -> None:
@@ -308,7 +323,7 @@ class Connection:
     # -- reading ------------------------------------------------------------------------------------------------
 
     def _readable(self) -> None:
-        if self._idle is not None and self._idle.is_brisk():
+        if self._idle is not None and self._idle.is_brisk() and self._sock.fileno() >= 0:
             # It would be read here and handed over there, while both threads want the interpreter.
             self._loop.remove_reader(self._sock.fileno())
             self._loop.call_later(BRISK, self._watch)
@@ -319,11 +334,13 @@ class Connection:
             self._turns.hand_over()
 
     def _watch(self) -> None:
-        if not self._closed:
-            try:
+        if self._closed:
+            return
+        with contextlib.suppress(OSError):
+            if self.is_there():
                 self._loop.add_reader(self._sock.fileno(), self._readable)
-            except OSError:  # user code has closed it
-                self._hear_last()
+                return
+        self._hear_last()  # user code has closed the descriptor
 
     def _read_all(self) -> None:
         with self._turns.lock:
@@ -350,7 +367,7 @@ class Connection:
             if not in_loop:
                 self._turns.hand_over()
             if (self._closed or self._failed) and self._idle is not None:
-                self._idle.remove(self._sock.fileno(), self._readable_elsewhere)
+                self._idle.remove(self._sock.fileno())
 
     def read(self) -> bool | None:
         """Reads what is there, once.  False at the end of the stream, None when nothing is left."""
@@ -591,6 +608,7 @@ class Connection:
         self._closed = True
         self._is_resumable = False
         self._departures.drop()
+        _by_number.pop(self._sock.fileno(), None)
         with contextlib.suppress(OSError):
             os.close(self._sock.detach())
 
@@ -631,8 +649,9 @@ class Connection:
         fileno = self._sock.fileno()
         if fileno < 0:
             return
-        # Where user code has closed the descriptor, the successor of this very connection may have its number by now:
-        # whoever watches that number does so for the successor (test_second_thread.py, "takes_the_number").
+        if _by_number.get(fileno) is self:
+            del _by_number[fileno]
+        # Where user code has closed the descriptor its number may mean a file of the user's, watched by the same loop.
         is_there = self.is_there()
         if self._thread and not self._loop.is_closed() and (is_there or not _is_open(fileno)):
             with contextlib.suppress(OSError):
@@ -640,7 +659,7 @@ class Connection:
                 self._loop.remove_writer(fileno)
         with self._turns.lock:  # so that no thread is about to read
             if self._idle is not None:
-                self._idle.remove(fileno, self._readable_elsewhere)
+                self._idle.remove(fileno)
             if is_there:
                 self._sock.close()
             else:
@@ -653,6 +672,10 @@ class Connection:
             return os.fstat(self._sock.fileno()).st_ino == self._inode
         except OSError:
             return False
+
+
+_by_number: Final[WeakValueDictionary[int, Connection]] = WeakValueDictionary()
+"""Connections that are not closed, by the number of their descriptor."""
 
 
 def _is_open(fd: int) -> bool:

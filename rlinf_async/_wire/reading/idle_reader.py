@@ -65,14 +65,9 @@ class IdleReader:
         self._selector.read_at_once(fd, lambda: read(True))
         self._epoll.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
 
-    def remove(self, fd: int, read: OnReadable) -> None:
-        """Idempotent; before the descriptor is closed, since its number may then come to mean another file.
-
-        Args:
-            read: as it was added: where user code has closed the descriptor, its number may be read by another one now.
-        """
-        if self._readers.get(fd) == read:
-            del self._readers[fd]
+    def remove(self, fd: int) -> None:
+        """Idempotent; before the descriptor is closed, since its number may then come to mean another file."""
+        if self._readers.pop(fd, None) is not None:
             self._selector.read_no_more(fd)
             with contextlib.suppress(OSError):  # user code has closed it under us
                 self._epoll.unregister(fd)

@@ -64,7 +64,7 @@ def reading() -> Iterator[Reading]:
     yield made
     other.call_soon_threadsafe(other.stop)
     thread.join()
-    made.reader.remove(ours.fileno(), made.take)
+    made.reader.remove(ours.fileno())
     made.reader.forget()
     loop.close()
     other.close()
@@ -159,8 +159,8 @@ def test_a_wait_may_be_longer_than_the_kernel_counts(reading: Reading, seconds: 
 
 def test_what_was_removed_is_not_read(reading: Reading) -> None:
     reading.keep_to_one_thread()
-    reading.reader.remove(reading.ours.fileno(), reading.take)
-    reading.reader.remove(reading.ours.fileno(), reading.take)
+    reading.reader.remove(reading.ours.fileno())
+    reading.reader.remove(reading.ours.fileno())
     reading.theirs.send(b"x")
     assert reading.reader.gate().wait(0.05) is False
     assert not reading.read

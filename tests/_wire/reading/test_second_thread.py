@@ -127,10 +127,14 @@ def test_a_successor_that_takes_the_number_of_a_socket_that_user_code_has_closed
     os.dup2(ours.fileno(), number)
     ours.close()
     successor = Connection(socket.socket(fileno=number), ends.other, on_frame=ends._hear, on_closed=print)
+    ends.connection.send((frames.CANCEL, 0, 1, [], 3))
+    assert ends.ended.wait(5)
     successor.share(ends.reader)
     ends.on_other(successor.open)
-    ends.on_other(ends.connection.end)
     left.close()
+    ends.theirs.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        ends.theirs.recv(1)
     ends.say(1)
     assert ends.news.wait(5)
     ends.on_other(lambda: ends.other.remove_reader(number))
@@ -138,3 +142,24 @@ def test_a_successor_that_takes_the_number_of_a_socket_that_user_code_has_closed
     ends.reader.read_for(5)
     assert [number for number, _ in ends.heard] == [1, 2]
     ends.on_other(successor.close)
+
+
+def test_a_socket_that_is_left_to_the_other_thread_for_a_moment_is_not_watched_under_a_number_that_has_become_anothers(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last_for(monkeypatch, 0.2)
+    ends.reader.read_for(0)
+    ends.say(1)  # the other thread leaves it to this one
+    ends.on_other(lambda: None)
+    number = ends.connection.fileno()
+    near, far = socket.socketpair()
+    os.dup2(near.fileno(), number)  # a file of the user's
+    far.send(b"not for it")
+    assert ends.ended.wait(5)
+    near.settimeout(5)
+    assert near.recv(100) == b"not for it"
+    near.close()
+    far.close()
+    ends.on_other(lambda: None)
+    os.close(number)
+    assert not [number for number, _ in ends.heard if number != 1]
