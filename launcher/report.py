@@ -1,4 +1,4 @@
-"""What the launcher says while a run starts, lives and ends; all of it on stderr, so that stdout is the script's.
+"""The launcher's report while a run starts, lives and ends; all of it on stderr: stdout is the script's.
 
 On a terminal it is one live table that collapses into a line; elsewhere one line per change, without colours; with
 ``--json`` one JSON object per line.  Quiet leaves the errors.

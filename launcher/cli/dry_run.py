@@ -1,4 +1,4 @@
-"""What ``--dry-run`` prints: everything that would be done, and nothing of it done."""
+"""``--dry-run``: prints all that would be done, and does none of it."""
 
 from __future__ import annotations
 

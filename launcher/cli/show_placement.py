@@ -1,4 +1,4 @@
-"""What ``--show-placement`` prints and draws: the ranks of every component on the devices of every node."""
+"""``--show-placement``: the ranks of every component on the devices of every node, printed and drawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What node 0's daemon does about channels: it numbers them, and knows their names."""
+"""Node 0's operations on channels: numbers and names."""
 
 from __future__ import annotations
 

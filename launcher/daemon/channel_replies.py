@@ -1,4 +1,4 @@
-"""What a daemon says to those who use its channels."""
+"""Batches channel replies into one frame per event-loop turn."""
 
 from __future__ import annotations
 

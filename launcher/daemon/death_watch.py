@@ -1,4 +1,4 @@
-"""Which workers have an eye on which other ones, and are told when those end."""
+"""Death notifications: which endpoints watch which workers."""
 
 from __future__ import annotations
 

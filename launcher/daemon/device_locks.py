@@ -1,4 +1,4 @@
-"""What node 0's daemon does about devices that several workers want for themselves."""
+"""Node 0's operations on locks of devices that several workers want."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What node 0's daemon does about lines that workers of an emulated network share: it keeps their book."""
+"""Node 0's book of lines that workers of an emulated network share."""
 
 from __future__ import annotations
 

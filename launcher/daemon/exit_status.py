@@ -1,4 +1,4 @@
-"""Why a process ended, in words."""
+"""Exit status of a process, in words."""
 
 from __future__ import annotations
 

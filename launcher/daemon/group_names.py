@@ -1,4 +1,4 @@
-"""What node 0's daemon does about names: it keeps the directory of the run."""
+"""Node 0's operations on names: the directory of the run."""
 
 from __future__ import annotations
 

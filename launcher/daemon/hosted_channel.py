@@ -1,4 +1,4 @@
-"""What a daemon has of one channel: its queue, and what its parties have not been told yet."""
+"""A channel hosted by this daemon: its queue, and what its clients have not been told yet."""
 
 from __future__ import annotations
 

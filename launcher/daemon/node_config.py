@@ -1,4 +1,4 @@
-"""What a daemon is told at its birth, on the first line of its stdin."""
+"""A node's boot configuration: the first line of its daemon's stdin."""
 
 from __future__ import annotations
 

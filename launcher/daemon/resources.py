@@ -1,4 +1,4 @@
-"""What this node has, found without torch: CPUs, GPUs, addresses, and what tells it from others."""
+"""Resources of this node, found without torch: CPUs, GPUs, addresses, and what tells it from others."""
 
 from __future__ import annotations
 

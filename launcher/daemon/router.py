@@ -1,4 +1,4 @@
-"""Who is attached to this node, and how a frame reaches the one that it is meant for.
+"""The router of a node's daemon: attached endpoints, and the way of a frame to its target.
 
 The router reads headers and never bodies.  An *endpoint* is a local process with a socket (a driver or a worker); a
 *neighbour* is another node's daemon.  A frame's source is taken from the connection that it came on, never from what

@@ -1,4 +1,4 @@
-"""What a node's daemon does when it is asked: names, groups, stores, status.
+"""Handlers of a daemon's operations: names, groups, stores, status.
 
 Each operation is a method; its argument and result are plain data.  What it raises arrives at the asker as an error of
 the same name.

@@ -1,4 +1,4 @@
-"""What a daemon does for the trace of its run: the driver's own daemon writes the file, the others tell it the time.
+"""The daemon's part in the run's trace: the driver's daemon writes the file, the others tell it the time.
 
 Batches are taken as they come, and the file is whole after each::
 

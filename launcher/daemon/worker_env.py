@@ -1,4 +1,4 @@
-"""What the workers of one request are born with on this node: variables, an interpreter, where they import from."""
+"""Environment of the workers of one request: variables, an interpreter, import paths."""
 
 from __future__ import annotations
 

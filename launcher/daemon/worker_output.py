@@ -1,4 +1,4 @@
-"""What a worker writes: into its log file, its last lines remembered, and line by line to whoever wants them."""
+"""Output of a worker: into its log file, its last lines remembered, and line by line to subscribers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every far side begins as: a line of Python that reads a program from its stdin and runs it.
+"""The bootstrap of every remote side: a line of Python that reads a program from its stdin and runs it.
 
 The line is the same for every host and every run, and holds nothing secret; all that is secret, or ours, follows on
 stdin.  It must pass through any login shell unharmed (one line; no single quote, no doubled backslash, no exclamation

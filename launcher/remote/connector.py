@@ -1,4 +1,4 @@
-"""How a host is reached: what ``ssh.py`` and ``local.py`` both give."""
+"""The interface of a connection to a host, over ssh or on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes a run has: a rank, a host and the way to it for each."""
+"""The nodes of a run: a rank, a host and a connector for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users ask of a channel, made wishes: checked and encoded before anything is numbered, counted or sent."""
+"""Arguments of channel operations: checked and encoded before a request is numbered, counted or sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said to a queue and waits for company, so that several things leave in one frame.
+"""Batching of requests to a queue: several leave in one frame.
 
 Whatever waits leaves at the end of the loop's turn, or as soon as there is enough of it: then the daemon is busy with
 that while more follows.  Where no loop runs nothing waits::

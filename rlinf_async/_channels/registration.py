@@ -1,4 +1,4 @@
-"""How a channel comes to be known, is found and ends: what is said to the daemons about it.
+"""Registration of channels with node 0's daemon: creation, lookup and end.
 
 A *roster* is what the run knows of a channel: ``name``, ``number`` (numbers rise by one and are used once), ``nodes``
 that hold its queues, ``maxsize``, ``max_bytes`` and ``run``.  A *promise* is what travels of a channel that is passed

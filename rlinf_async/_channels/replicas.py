@@ -1,4 +1,4 @@
-"""Which queue has a key: a channel's queue on one node, or one of several where it is distributed."""
+"""The mapping of keys to queues: one queue per channel, or one per node where the channel is distributed."""
 
 from __future__ import annotations
 

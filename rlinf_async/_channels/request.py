@@ -1,4 +1,4 @@
-"""What is asked of a channel's queue: a put, a get, a question; each a ``Work``."""
+"""Requests to a channel's queue: a put, a get, a question; each a ``Work``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What daemons announce to a process without being asked, and who wants to hear of it."""
+"""Events that daemons announce, and their listeners."""
 
 from __future__ import annotations
 

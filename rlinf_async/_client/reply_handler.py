@@ -1,4 +1,4 @@
-"""Where what has come over a socket goes: the answers to a call, and frames of other kinds."""
+"""Interfaces of reply handlers: the answers to a call, and frames of other kinds."""
 
 from __future__ import annotations
 

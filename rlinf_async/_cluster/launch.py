@@ -1,4 +1,4 @@
-"""How a group comes to life: a name, a store, processes on their nodes, a roster."""
+"""The launch of a group: its name, its rendezvous store, processes on their nodes, its roster."""
 
 from __future__ import annotations
 

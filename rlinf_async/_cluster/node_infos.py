@@ -1,4 +1,4 @@
-"""What the daemons, and a configuration, say of the nodes of a run, as ``NodeInfo``."""
+"""``NodeInfo`` of every node, out of daemons' facts and the configuration."""
 
 from __future__ import annotations
 

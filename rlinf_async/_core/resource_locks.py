@@ -1,4 +1,4 @@
-"""Who holds which devices and ports, and who waits for devices."""
+"""Locks on devices and ports: holders, and waiters in their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of the failures of several ranks came first and caused the others."""
+"""Root cause: the first failure of several ranks, which caused the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a directory's entry tells of a worker, as a ``WorkerInfo``."""
+"""``WorkerInfo`` out of a directory's entry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a message carries, where some of it is the memory of a GPU."""
+"""Content of a message that contains the memory of a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``Worker.send``, ``recv`` and ``broadcast`` do: who is meant, what is carried, when it is done."""
+"""``Worker.send``, ``recv`` and ``broadcast``: resolves peers, chooses the transport, completes the operation."""
 
 from __future__ import annotations
 

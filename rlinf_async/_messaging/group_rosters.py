@@ -1,4 +1,4 @@
-"""Where the ranks of other groups live, as the directory knows them."""
+"""Rosters of other groups, looked up in the directory and cached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this worker receives: streams of messages, matched with those who want them."""
+"""The receiving side of messages: streams, matched with posted receives."""
 
 from __future__ import annotations
 

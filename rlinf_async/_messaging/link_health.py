@@ -1,4 +1,4 @@
-"""Whether a way to a peer is worth another try."""
+"""Health of a link to a peer: whether it is worth another try."""
 
 from __future__ import annotations
 

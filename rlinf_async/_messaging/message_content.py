@@ -1,4 +1,4 @@
-"""What a message carries: on its way out, and as it came."""
+"""Content of a message: serialised to be sent, and as it was received."""
 
 from __future__ import annotations
 

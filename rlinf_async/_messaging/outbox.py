@@ -1,4 +1,4 @@
-"""What this worker sends: streams of messages to one or several peers, each content on its way."""
+"""The sending side of messages: streams to one or several peers, each content by its transport."""
 
 from __future__ import annotations
 

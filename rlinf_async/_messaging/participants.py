@@ -1,4 +1,4 @@
-"""Who takes part in an exchange, as a caller says it."""
+"""Participants of an exchange, parsed from the caller's arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which GPU this worker works on, and what it and its peers know of each other's."""
+"""This worker's GPU, and the GPUs of its peers."""
 
 from __future__ import annotations
 

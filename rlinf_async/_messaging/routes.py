@@ -1,4 +1,4 @@
-"""How ``send_to`` and ``recv_from`` are carried out: who is on the other side, and what each part becomes."""
+"""Execution of ``send_to`` and ``recv_from``: the plan of a batch, and its parts."""
 
 from __future__ import annotations
 

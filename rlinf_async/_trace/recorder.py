@@ -1,4 +1,4 @@
-"""What this process records for the trace of its run, and how that gets into the file.
+"""The recorder of this process's spans, and their way into the run's trace file.
 
 Where a run is not traced, ``recorder`` is None, and everybody who has something to record asks for nothing but that::
 

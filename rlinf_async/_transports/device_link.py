@@ -1,4 +1,4 @@
-"""What carries the memory of GPUs between two workers: ``Link``, with tensors in the place of views."""
+"""The link for the memory of GPUs between two workers: ``Link``, with tensors in the place of views."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all the Gloo pairs of a process share: one device, with one thread of Gloo's, and one thread that sends.
+"""State shared by all Gloo pairs of a process: one device with its thread, and one thread that sends.
 
 Gloo sends and receives in the device's thread, but begins to send in the caller's: it copies into the socket for as
 long as that takes any, so a thread has to be lent to it.  It never waits there for a peer.

@@ -1,4 +1,4 @@
-"""Which way the memory of one GPU gets to another."""
+"""The choice of a path between the memories of two GPUs."""
 
 from __future__ import annotations
 

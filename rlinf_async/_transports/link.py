@@ -1,4 +1,4 @@
-"""What carries the large buffers of messages between two workers, where the frames themselves do not."""
+"""The interface of a transport of large buffers between two workers."""
 
 from __future__ import annotations
 

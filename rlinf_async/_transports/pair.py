@@ -1,4 +1,4 @@
-"""What a link asks of one half of a process group of two, and what that half tells it."""
+"""The interface between a link and one half of its process group of two."""
 
 from __future__ import annotations
 

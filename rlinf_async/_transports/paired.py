@@ -1,4 +1,4 @@
-"""What two links agree on before either enters a process group, and how they throw one away.
+"""Setup and teardown protocol of a process group of two, agreed between its two links.
 
 The two sides agree on every transfer first, and a pair of process groups lives until its first error.  Then both sides
 throw it away and count one *generation* on; every fact that they exchange names its own, so that nothing of an old

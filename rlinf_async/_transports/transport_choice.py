@@ -1,4 +1,4 @@
-"""Which way the content of a message takes."""
+"""The choice of a transport for a message's content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a thread waits outside of any loop."""
+"""Parking of threads outside of any event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a daemon opens a link to another one."""
+"""The dialling side of a link between daemons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a far side has gone, and what it said last."""
+"""The end of a remote process: its exit code and its last words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a node's daemon listens: an IP address and a port, ``"ip:port"``."""
+"""The address on which a node's daemon listens: ``"ip:port"``."""
 
 from __future__ import annotations
 

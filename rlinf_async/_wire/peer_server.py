@@ -1,4 +1,4 @@
-"""Where a daemon accepts links from the other daemons of its run."""
+"""The accepting side of links between daemons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a worker comes by channels."""
+"""A worker's access to channels: ``connect_channel`` and ``create_channel``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker logs, and what its lines look like."""
+"""Logging set-up of a worker: levels, and the format of its lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker says to others: ``send``, ``recv``, ``broadcast``."""
+"""``Worker.send``, ``recv`` and ``broadcast``, as methods."""
 
 from __future__ import annotations
 

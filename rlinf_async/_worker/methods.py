@@ -1,4 +1,4 @@
-"""What a worker can be asked to do: its public methods, and how each is run."""
+"""The callable methods of a worker class, and how each is run."""
 
 from __future__ import annotations
 

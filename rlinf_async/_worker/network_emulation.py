@@ -1,4 +1,4 @@
-"""Which network a worker seems to be in, as the configuration of its run says."""
+"""The emulated network of a worker, out of its run's configuration."""
 
 from __future__ import annotations
 

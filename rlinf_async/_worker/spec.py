@@ -1,4 +1,4 @@
-"""What ``Worker.create_group`` returns: a group that is not launched yet."""
+"""``GroupSpec``: a worker group that is not launched yet, as ``Worker.create_group`` returns it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers are forked from: a process that has imported torch and waits.
+"""The template process: it has imported torch, and workers are forked from it.
 
 ``python -m rlinf_async._worker.template FD`` is started by a node's daemon with one end of a packet socket.  Each
 packet is the description of one worker (msgpack, written by the daemon), with its socket, its output pipes and, for a

@@ -1,4 +1,4 @@
-"""What a configuration says of a cluster, read and checked: plain frozen values, no processes.
+"""The cluster section of a configuration, read and checked: plain frozen values, no processes.
 
 ``schema`` reads the rest of a job's configuration, by a schema of the job's own.
 """

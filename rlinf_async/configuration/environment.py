@@ -1,4 +1,4 @@
-"""How environment variables from several sources become those of one worker: plain functions of mappings."""
+"""Merging of environment variables from several sources into those of one worker: plain functions of mappings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nodes have: accelerators of every maker, robots, and what users register of their own; no torch."""
+"""Hardware of nodes: accelerators of every maker, robots, and what users register of their own; no torch."""
 
 from rlinf_async.hardware import robots
 from rlinf_async.hardware.accelerator import REHEARSAL, AcceleratorFamily, Accelerators, AcceleratorType, is_rehearsal

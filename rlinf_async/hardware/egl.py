@@ -1,4 +1,4 @@
-"""Which EGL device renders on which GPU.
+"""EGL devices by GPU.
 
 ``python -m rlinf_async.hardware.egl 0 GPU-5a3e`` answers with a JSON object: device id → EGL's number of it.  EGL
 counts all devices of a machine in an order of its own, and asking it loads the graphics driver: so it is asked by a

@@ -1,4 +1,4 @@
-"""What a node has besides accelerators.
+"""Inventory of a node's hardware besides accelerators.
 
 ``python -m rlinf_async.hardware.inventory`` takes it, in a process of its own on the node, because finding hardware
 may be the user's own code: what it does can neither hold up nor end the node's daemon.

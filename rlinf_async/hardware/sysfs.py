@@ -1,4 +1,4 @@
-"""What the kernel's files tell of devices, where a maker's own library is not needed for it."""
+"""Device facts from sysfs, for makers whose own library is not needed."""
 
 from __future__ import annotations
 

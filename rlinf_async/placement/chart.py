@@ -1,4 +1,4 @@
-"""Who is where: the ranks of every component on every device of a cluster, ready to be drawn."""
+"""A placement chart: the ranks of every component on every device of a cluster, ready to be drawn."""
 
 from __future__ import annotations
 

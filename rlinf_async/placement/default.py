@@ -1,4 +1,4 @@
-"""Where a group goes that was launched without a word about it."""
+"""The default placement of a group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cluster has, counted through: nodes from 0, and the accelerators of all nodes from 0."""
+"""Cluster-wide numbering of nodes and accelerators, both from 0."""
 
 from __future__ import annotations
 

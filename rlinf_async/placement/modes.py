@@ -1,4 +1,4 @@
-"""How the components of a job share the accelerators, and what follows for the rollout's weights."""
+"""Placement modes: how a job's components share accelerators, and how the rollout's weights follow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where one rank of a group runs, and what it may use there."""
+"""``Placement``: the node and the devices of one rank."""
 
 from __future__ import annotations
 

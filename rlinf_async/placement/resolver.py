@@ -1,4 +1,4 @@
-"""What the ranks of a placement mean: pieces of hardware, or nodes, of one node group or of several in a row."""
+"""Resolution of a placement's ranks: pieces of hardware, or nodes, of one node group or several in a row."""
 
 from __future__ import annotations
 

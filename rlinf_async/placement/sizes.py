@@ -1,4 +1,4 @@
-"""How the accelerators of a component divide into data, tensor and pipeline parallel parts."""
+"""Data, tensor and pipeline parallel sizes of a component's accelerators."""
 
 from __future__ import annotations
 

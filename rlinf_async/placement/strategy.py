@@ -1,4 +1,4 @@
-"""What every placement strategy promises, and how a choice of devices becomes placements."""
+"""The interface of placement strategies, and the placements that follow from a choice of devices."""
 
 from __future__ import annotations
 

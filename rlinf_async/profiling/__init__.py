@@ -1,4 +1,4 @@
-"""What is profiled, when, and with which tool; the command line that a profiler wraps around a worker.  Pure."""
+"""Profiling of workers: configuration, windows, and the command line of the profiler.  Pure."""
 
 from rlinf_async.profiling.command import (
     INTERPRETER,

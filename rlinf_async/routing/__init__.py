@@ -1,4 +1,4 @@
-"""Which part of a batch goes from which rank of one group to which rank of another.  Pure: no worker, no channel."""
+"""Routing of batches from the ranks of one group to those of another.  Pure: no worker, no channel."""
 
 from rlinf_async.routing.batches import (
     get_batch_size,

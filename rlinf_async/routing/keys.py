@@ -1,4 +1,4 @@
-"""What the queue of one route through a channel is called."""
+"""Names of a route's queues in a channel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who sends which rows to whom, seen from each side; the two sides come to the same."""
+"""Send and receive plans of a batch's rows, which agree with each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows from something that was said to a channel's queue."""
+"""Actions that follow from a request to a channel's queue."""
 
 from __future__ import annotations
 

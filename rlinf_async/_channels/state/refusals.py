@@ -1,4 +1,4 @@
-"""What somebody is told whose put or get a channel's queue turns down."""
+"""Errors of puts and gets that a channel's queue refuses."""
 
 from __future__ import annotations
 

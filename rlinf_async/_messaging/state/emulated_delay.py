@@ -1,4 +1,4 @@
-"""How long a message would be on its way if its ends were in different data centres, behind lines that others share.
+"""Emulated delay of messages between data centres, over lines that others share.
 
 Workers are known by their names, ``"Env:0"``; a configuration may name ``"Env"`` for all of them.  Only what it names
 is far: a message between two that are in no pair crosses nothing, whatever lines they are behind.

@@ -1,4 +1,4 @@
-"""How far a sender may be ahead of its receivers, and which messages wait for them.
+"""Sender-side flow control of one message stream: a 64 MiB window, and the messages that wait for it.
 
 A message leaves at once as long as what was sent and not received yet is small enough.  Any other one is announced,
 so that its place in the line is fixed, and its content follows when there is room for it again, or when every receiver

@@ -1,4 +1,4 @@
-"""What two mailboxes say to each other: the ``facts`` of a MESSAGE frame, plain data.
+"""Protocol between two mailboxes: the ``facts`` of a MESSAGE frame, plain data.
 
 A *stream* is one line of messages, first in, first out: 0 is what a worker sends to another one, anything else a
 broadcast among certain workers.  Its sender numbers the messages from 1.  *about* is what the receiver has to know

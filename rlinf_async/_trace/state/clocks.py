@@ -1,4 +1,4 @@
-"""How far another machine's clock is ahead: from questions and answers that cross the network.
+"""Offset of another machine's clock, estimated from questions and answers that cross the network.
 
 Both sides read monotonic clocks, which count from anywhere and drift.  A question that leaves at ``asked``, is answered
 at ``theirs`` and is back at ``heard`` says that ``theirs`` fell into that time: taking the middle is wrong by half of

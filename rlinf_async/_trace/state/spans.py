@@ -1,4 +1,4 @@
-"""What one process does when: stretches of time on tracks, kept until they are taken.
+"""Spans: stretches of time on tracks, recorded by one process and kept until they are taken.
 
 A *track* is a line on which stretches lie in each other or side by side, and never overlap: the main thread has one,
 and so has every task and thread for as long as something of it is open.  There are two kinds of stretches.  One that is

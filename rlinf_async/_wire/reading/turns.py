@@ -1,4 +1,4 @@
-"""Whose turn it is to read, where two threads read a process's sockets."""
+"""Arbitration between two threads that read a process's sockets."""
 
 from __future__ import annotations
 
