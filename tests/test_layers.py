@@ -111,6 +111,10 @@ EXCUSED = {
 }
 
 
+RIDDLES = {"What", "Who", "How", "Whoever", "Whose", "Which", "Where", "When", "Whether", "Why", "That", "Those"}
+SAME_NAME = {"__init__.py", "__main__.py"}
+
+
 @dataclass(frozen=True)
 class Import:
     line: int
@@ -350,6 +354,14 @@ def nothing_listens_everywhere(source: Source) -> Broken:
                     yield node.lineno, "an empty host is every interface: bind to one address"
 
 
+def first_lines_name_a_thing(source: Source) -> Broken:
+    """Of modules: a noun phrase or an imperative, whose subject is named."""
+    first = (ast.get_docstring(source.tree) or "").partition("\n")[0]
+    word = first.partition(" ")[0].rstrip(":,")
+    if (word in RIDDLES or first.startswith("One of ")) and not source.path.startswith("rlinf_async/weights/"):
+        yield 1, f"the first line begins with {word!r}: say what the module holds, in the field's terms"
+
+
 RULES: tuple[Callable[[Source], Broken], ...] = (
     imports_run_down_only,
     the_two_packages_stay_apart,
@@ -360,6 +372,7 @@ RULES: tuple[Callable[[Source], Broken], ...] = (
     every_task_has_an_owner,
     no_bare_except,
     nothing_listens_everywhere,
+    first_lines_name_a_thing,
 )
 
 
@@ -405,6 +418,12 @@ def named(rule: Callable[[Source], Broken]) -> str:
 def test_the_house_keeps_the_rule(rule: Callable[[Source], Broken]) -> None:
     broken = [f"{source.path}:{line}: {complaint}" for source in the_tree() for line, complaint in rule(source)]
     assert not broken, "\n".join([f"rule broken: {rule.__name__}", *broken])
+
+
+def test_a_file_name_has_one_meaning() -> None:
+    paths = [source.path for source in the_tree() if not source.path.startswith("rlinf_async/weights/")]
+    names = [name for path in paths if (name := path.rpartition("/")[2]) not in SAME_NAME]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
@@ -496,6 +515,8 @@ CASES = [
     (every_task_has_an_owner, "launcher/daemon/node.py", "group.create_task(f())", 0),
     (no_bare_except, "launcher/daemon/node.py", "try:\n    f()\nexcept:\n    pass", 3),
     (no_bare_except, "launcher/daemon/node.py", "try:\n    f()\nexcept OSError:\n    pass", 0),
+    (first_lines_name_a_thing, "rlinf_async/work.py", '"""Who waits for what."""', 1),
+    (first_lines_name_a_thing, "rlinf_async/work.py", '"""Waits of a process."""', 0),
     (nothing_listens_everywhere, "launcher/daemon/node.py", "server.add_secure_port('0.0.0.0:0', keys)", 1),
     (nothing_listens_everywhere, "launcher/daemon/node.py", "f'[::]:{port}'", 1),
     (nothing_listens_everywhere, "launcher/daemon/node.py", "sock.bind(('', 0))", 1),

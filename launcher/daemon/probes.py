@@ -80,7 +80,7 @@ class Probes:
         ``arguments``: ``node_rank``, ``sections``, ``sys_path``, ``extension``, ``python``.
         """
         question = {key: arguments[key] for key in ("node_rank", "sections", "sys_path")}
-        told = await self._ask("inventory", [], question, {EXTENSION: arguments["extension"]}, arguments["python"])
+        told = await self._ask("node_inventory", [], question, {EXTENSION: arguments["extension"]}, arguments["python"])
         if told["error"]:
             raise ConfigError(f"on {self._node}: {told['error']}")
         return [told["resources"], f"on {self._node}: {told['warning']}" if told["warning"] else ""]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rlinf_async.configuration.environment import get_path_env_merge_mode, merge_worker_env_vars
+from rlinf_async.configuration.env_merge import get_path_env_merge_mode, merge_worker_env_vars
 from rlinf_async.errors import LaunchError
 from rlinf_async.hardware import get_family
 

@@ -92,7 +92,7 @@ def _import_everything() -> None:
     import uvloop  # noqa: F401
 
     import rlinf_async._transports.tensors
-    import rlinf_async._worker.main  # noqa: F401
+    import rlinf_async._worker.process_main  # noqa: F401
 
 
 def _keep_from_finalizing() -> None:
@@ -204,7 +204,7 @@ def _become(spec: dict[str, Any], fds: list[int]) -> None:
     """Turns the forked child into a worker.  Does not return."""
     try:
         sock, store_fd = _settle_in(spec, fds)
-        from rlinf_async._worker import main as life
+        from rlinf_async._worker import process_main as life
 
         life.live(sock, spec, _identity(spec), store_fd)
     except BaseException:

@@ -3,10 +3,10 @@
 ``schema`` reads the rest of a job's configuration, by a schema of the job's own.
 """
 
-from rlinf_async.configuration.cluster import ClusterConfig
+from rlinf_async.configuration.cluster_config import ClusterConfig
 from rlinf_async.configuration.document import Document, Origin, Steps, load_document, name_steps, origin_of, plain
 from rlinf_async.configuration.env_config import NodeEnvConfig
-from rlinf_async.configuration.environment import (
+from rlinf_async.configuration.env_merge import (
     PATH_LIKE,
     PathEnvMergeMode,
     get_path_env_merge_mode,

@@ -3,9 +3,7 @@
 from rlinf_async.placement.chart import Chart, NodeChart, Spot, make_chart
 from rlinf_async.placement.component import ComponentPlacement, HybridComponentPlacement
 from rlinf_async.placement.default import default_strategy
-from rlinf_async.placement.environment import worker_environment
 from rlinf_async.placement.flexible import FlexiblePlacementStrategy
-from rlinf_async.placement.inventory import ClusterShape
 from rlinf_async.placement.model_parallel import (
     ModelParallelComponentPlacement,
     ModelParallelEvalComponentPlacement,
@@ -13,12 +11,14 @@ from rlinf_async.placement.model_parallel import (
     MultiAgentModelParallelEvalComponentPlacement,
 )
 from rlinf_async.placement.modes import PlacementMode, RolloutSyncMode, placement_mode_to_rollout_sync_mode
-from rlinf_async.placement.node import NodePlacementStrategy, NodeRankError
+from rlinf_async.placement.node_strategy import NodePlacementStrategy, NodeRankError
+from rlinf_async.placement.numbering import ClusterShape
 from rlinf_async.placement.packed import PackedPlacementStrategy
 from rlinf_async.placement.placement import Placement
 from rlinf_async.placement.resolver import MultiNodeGroupResolver
 from rlinf_async.placement.sizes import ParallelSizes
 from rlinf_async.placement.strategy import PlacementStrategy
+from rlinf_async.placement.worker_variables import worker_environment
 
 __all__ = [
     "Chart",

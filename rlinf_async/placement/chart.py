@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlinf_async.configuration import ACCELERATOR, CLUSTER_GROUP, NODE_GROUP
-from rlinf_async.placement.inventory import ClusterShape
+from rlinf_async.placement.numbering import ClusterShape
 from rlinf_async.placement.placement import Placement
 from rlinf_async.placement.resolver import groups_of
 

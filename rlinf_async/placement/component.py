@@ -7,9 +7,9 @@ from typing import Any
 
 from rlinf_async.errors import ConfigError
 from rlinf_async.placement.flexible import FlexiblePlacementStrategy
-from rlinf_async.placement.inventory import ClusterShape, describe_nodes
 from rlinf_async.placement.modes import PlacementMode
-from rlinf_async.placement.node import NodePlacementStrategy
+from rlinf_async.placement.node_strategy import NodePlacementStrategy
+from rlinf_async.placement.numbering import ClusterShape, describe_nodes
 from rlinf_async.placement.ranges import Segment, parse_rule
 from rlinf_async.placement.resolver import MultiNodeGroupResolver, describe_groups, find_groups, nodes_of
 from rlinf_async.placement.rules import Rule, read_rules

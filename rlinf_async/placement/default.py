@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rlinf_async.placement.inventory import ClusterShape, Inventory
-from rlinf_async.placement.node import NodePlacementStrategy
+from rlinf_async.placement.node_strategy import NodePlacementStrategy
+from rlinf_async.placement.numbering import ClusterShape, Inventory
 from rlinf_async.placement.packed import PackedPlacementStrategy
 from rlinf_async.placement.strategy import PlacementStrategy
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlinf_async.errors import ConfigError
-from rlinf_async.placement.inventory import ClusterShape
+from rlinf_async.placement.numbering import ClusterShape
 from rlinf_async.placement.placement import Placement
 from rlinf_async.placement.resolver import MultiNodeGroupResolver, find_groups
 from rlinf_async.placement.strategy import PlacementStrategy, build_placements, take_seat

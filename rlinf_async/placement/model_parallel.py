@@ -7,8 +7,8 @@ from typing import Any
 from rlinf_async.configuration import ACCELERATOR, format_ranks
 from rlinf_async.errors import ConfigError
 from rlinf_async.placement.component import ComponentPlacement
-from rlinf_async.placement.inventory import ClusterShape, Inventory
 from rlinf_async.placement.modes import PlacementMode, RolloutSyncMode, placement_mode_to_rollout_sync_mode
+from rlinf_async.placement.numbering import ClusterShape, Inventory
 from rlinf_async.placement.packed import PackedPlacementStrategy
 from rlinf_async.placement.sizes import ParallelSizes, SizesByName, engine_sizes, lookup, trainer_sizes
 from rlinf_async.placement.strategy import PlacementStrategy

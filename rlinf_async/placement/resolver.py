@@ -10,7 +10,7 @@ from itertools import accumulate
 from rlinf_async.address import NodeInfo
 from rlinf_async.configuration import ACCELERATOR, CLUSTER_GROUP, NODE_GROUP, NodeGroup, built_in_groups, did_you_mean
 from rlinf_async.errors import ConfigError
-from rlinf_async.placement.inventory import ClusterShape, describe_counts, describe_nodes, name_node
+from rlinf_async.placement.numbering import ClusterShape, describe_counts, describe_nodes, name_node
 
 
 @dataclass(frozen=True)

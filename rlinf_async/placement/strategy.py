@@ -11,7 +11,7 @@ from rlinf_async.address import NodeInfo
 from rlinf_async.configuration import ACCELERATOR, NODE_GROUP, NodeGroup
 from rlinf_async.errors import ConfigError
 from rlinf_async.hardware import AcceleratorType
-from rlinf_async.placement.inventory import ClusterShape, Inventory, name_node
+from rlinf_async.placement.numbering import ClusterShape, Inventory, name_node
 from rlinf_async.placement.placement import Placement
 from rlinf_async.placement.resolver import MultiNodeGroupResolver
 

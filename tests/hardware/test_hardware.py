@@ -25,7 +25,7 @@ from rlinf_async.hardware import (
     NodeHardwareConfig,
     RobotInfo,
 )
-from rlinf_async.hardware.inventory import take_inventory
+from rlinf_async.hardware.node_inventory import take_inventory
 from rlinf_async.hardware.robots import FrankaConfig, GimArmConfig
 
 
@@ -251,7 +251,7 @@ EXTENSION = """
 def ask(folder: Path, module: str) -> dict[str, Any]:
     question = {"node_rank": 0, "sections": [], "sys_path": [str(folder)]}
     done = subprocess.run(
-        [sys.executable, "-m", "rlinf_async.hardware.inventory"],
+        [sys.executable, "-m", "rlinf_async.hardware.node_inventory"],
         input=json.dumps(question),
         env={**os.environ, "RLINF_EXT_MODULE": module},
         capture_output=True,

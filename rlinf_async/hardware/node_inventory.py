@@ -1,7 +1,7 @@
 """Inventory of a node's hardware besides accelerators.
 
-``python -m rlinf_async.hardware.inventory`` takes it, in a process of its own on the node, because finding hardware
-may be the user's own code: what it does can neither hold up nor end the node's daemon.
+``python -m rlinf_async.hardware.node_inventory`` takes it, in a process of its own on the node, because finding
+hardware may be the user's own code: what it does can neither hold up nor end the node's daemon.
 """
 
 from __future__ import annotations

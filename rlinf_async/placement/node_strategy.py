@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlinf_async.errors import ConfigError
-from rlinf_async.placement.inventory import ClusterShape, describe_nodes
+from rlinf_async.placement.numbering import ClusterShape, describe_nodes
 from rlinf_async.placement.placement import Placement
 from rlinf_async.placement.resolver import describe_groups, find_groups, nodes_of
 from rlinf_async.placement.strategy import PlacementStrategy, Seat, build_placements
