@@ -140,8 +140,9 @@ def test_nsys_runs_each_worker_of_the_group(cluster: Cluster, tools: dict[str, s
             "--capture-range=cudaProfilerApi",
             "--capture-range-end=stop",
         ]
-        assert command[5:8] == [
+        assert command[5:9] == [
             cluster.nodes[0].python_interpreter_path or command[5],
+            "-P",
             "-m",
             "rlinf_async._worker.template",
         ]

@@ -248,14 +248,15 @@ def test_no_secret_of_a_cluster_lies_about(alive: Run, cluster: Cluster) -> None
 
 LAUNCHER = """
 import sys
-from rlinf_launcher import cli, inspection
+from rlinf_launcher.cli import main
+from rlinf_launcher.remote import host_check
 from rlinf_async._wire import credentials
 
 def told(secret):
     with open({secrets!r}, "a") as file:
         file.write(secret + "\\n")
 
-issue, fresh_marker = credentials.RunAuthority.issue, inspection.fresh_marker
+issue, fresh_marker = credentials.RunAuthority.issue, host_check.fresh_marker
 
 def issued(self, node):
     made = issue(self, node)
@@ -267,8 +268,8 @@ def marked():
     told(made)
     return made
 
-credentials.RunAuthority.issue, inspection.fresh_marker = issued, marked
-sys.exit(cli.main())
+credentials.RunAuthority.issue, host_check.fresh_marker = issued, marked
+sys.exit(main.main())
 """
 
 SCRIPT = """
