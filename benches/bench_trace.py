@@ -1,4 +1,4 @@
-"""What a trace costs: a span of the user's, an operation of the framework's, and a hook where nothing is traced.
+"""The cost of a trace: a span of the user's, an operation of the framework's, and a hook where nothing is traced.
 
     python -m benches.bench_trace [--quick]
 

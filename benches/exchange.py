@@ -1,4 +1,4 @@
-"""What the benches of data between workers share: who is started how, and on which hosts."""
+"""Set-up shared by the benches of data between workers: groups, hosts and launch commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers say to each other in tests where something goes wrong: bad words, deadlines, deaths."""
+"""Functions that workers run in tests of failing exchanges: bad arguments, deadlines, deaths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests have workers with GPUs say to each other; a stand-in's memory is the CPU's."""
+"""Functions that workers with GPUs run in exchange tests; a stand-in's memory is the CPU's."""
 
 from __future__ import annotations
 

@@ -134,8 +134,10 @@ class Connection:
         if self._closed:
             return
         self._thread = threading.get_ident()
-        # That of a socket which user code has closed, and whose number this one has: it would be replaced, not watched.
+        # Those of a socket which user code has closed, and whose number this one has: a reader would be replaced, and
+        # not watched anew; a writer would be called for ever.
         self._loop.remove_reader(self._sock.fileno())
+        self._loop.remove_writer(self._sock.fileno())
         self._watch()
         self._flush()
 

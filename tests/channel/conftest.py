@@ -1,4 +1,4 @@
-"""What the tests of channels share, once per file."""
+"""Fixtures of the channel tests, made once per file."""
 
 from __future__ import annotations
 

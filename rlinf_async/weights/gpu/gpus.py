@@ -1,4 +1,4 @@
-"""What the weights need of GPUs; CUDA's, unless something else is to take its place."""
+"""The interface of weights to GPUs; CUDA's, unless a stand-in takes its place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is published: the tensors of a source in the order of the manifest, found quickly from the second time on."""
+"""The source of a published version: its tensors in the manifest's order, found quickly from the second time on."""
 
 from __future__ import annotations
 

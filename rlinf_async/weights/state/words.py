@@ -1,4 +1,4 @@
-"""What a sender and its receivers say to each other over a link: lists of plain data, the first of which says what.
+"""Messages between a sender and its receivers over a link: lists of plain data, the first item being the kind.
 
     sender -> receiver
       HELLO    manifest, extra, slots, memory, version     what will come; the version that is there already, or 0
