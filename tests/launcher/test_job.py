@@ -329,11 +329,11 @@ async def test_a_start_that_is_interrupted_leaves_nothing(stage: Stage, report: 
             await asyncio.sleep(0.01)
         job.interrupt(signal.SIGINT)
 
-    interrupter = asyncio.create_task(interrupt())
     began = time.monotonic()
     main = asyncio.create_task(life(job))
-    await asyncio.wait([main])
-    await interrupter
+    async with asyncio.timeout(20):
+        await interrupt()
+        await asyncio.wait([main])
     assert main.cancelled()
     assert time.monotonic() - began < 10
     assert processes_of(job.run_id) == []
