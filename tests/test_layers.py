@@ -555,6 +555,15 @@ def test_a_circle_is_found_also_through_a_deferred_import_and_a_package() -> Non
     assert circles(house) == []
 
 
+@pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
+def test_a_page_for_developers_names_files_that_exist(page: str) -> None:
+    text = (CHECKOUT / page).read_text()
+    named = {found for found in re.findall(r"`([\w./]+)`", text) if found.endswith((".py", ".md"))}
+    assert named, f"{page} names no file"
+    roots = (CHECKOUT, CHECKOUT / "rlinf_async")
+    assert sorted(name for name in named if not any((root / name).exists() for root in roots)) == []
+
+
 def test_every_package_is_installed_under_its_import_name() -> None:
     with (CHECKOUT / "pyproject.toml").open("rb") as file:
         installed = tomllib.load(file)["tool"]["setuptools"]["packages"]
