@@ -64,7 +64,7 @@ def run(measurements: Sequence[Measurement], starting: Callable[[str], Standing]
 
 
 class Hosts:
-    """Hosts that are network namespaces of this machine, each with an sshd; see ``tests/namespaces.py``.
+    """Hosts that are network namespaces of this machine, each with an sshd; see ``tests/_support/fake_hosts.py``.
 
     Args:
         rate: of the first one's network, out of it, as ``tc`` reads it; by default whatever the machine can do.
@@ -74,7 +74,7 @@ class Hosts:
     """
 
     def __init__(self, options: Options, count: int = 2, rate: str | None = None) -> None:
-        from tests.namespaces import FakeHosts, missing
+        from tests._support.fake_hosts import FakeHosts, missing
 
         if lack := missing():
             raise RuntimeError(lack)

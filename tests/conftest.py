@@ -18,8 +18,8 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests import leaks
-from tests.namespaces import FakeHosts
+from tests._support import leaks
+from tests._support.fake_hosts import FakeHosts
 
 _CALL_FAILED = pytest.StashKey[bool]()
 

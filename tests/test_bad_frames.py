@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from rlinf_async import Cluster, LaunchError, NodePlacementStrategy, VersionMismatch
 from rlinf_async._core import codec, frames
 from rlinf_async._wire.local_socket import connect
-from tests.strangers import hello, node_directory, read_to_the_end
-from tests.workers import Plain
+from tests._support.unauthenticated_clients import hello, node_directory, read_to_the_end
+from tests._support.workers import Plain
 
 pytestmark = pytest.mark.shared_cluster
 

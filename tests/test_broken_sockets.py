@@ -12,7 +12,13 @@ import numpy as np
 import pytest
 
 from rlinf_async import Channel, Cluster, NodePlacementStrategy
-from tests.breaking_workers import WAYS_TO_BREAK, Breaking, break_sockets, give_back, take_all_descriptors
+from tests._support.socket_breaking_workers import (
+    WAYS_TO_BREAK,
+    Breaking,
+    break_sockets,
+    give_back,
+    take_all_descriptors,
+)
 
 
 def in_time(test: Callable[..., Any]) -> Callable[..., Any]:

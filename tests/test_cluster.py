@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from rlinf_async import Channel, ClosedError, Cluster, ClusterEnvVar, WorkerGroup
-from tests.strangers import node_directory
-from tests.workers import Plain
+from tests._support.unauthenticated_clients import node_directory
+from tests._support.workers import Plain
 
 
 def test_it_knows_whether_it_is_there_and_which_nodes_live() -> None:

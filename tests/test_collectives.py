@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from rlinf_async import Cluster, NodePlacementStrategy, WorkerDied, settings
-from tests.collective_workers import Collective
+from tests._support.collective_workers import Collective
 
 pytestmark = pytest.mark.shared_cluster
 

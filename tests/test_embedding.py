@@ -17,7 +17,7 @@ import uvloop
 
 from rlinf_async import ClosedError, Cluster, ForkedProcessError, LaunchError, WorkerGroup
 from rlinf_async.work import Work
-from tests.workers import Plain
+from tests._support.workers import Plain
 
 
 def traces() -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from rlinf_async import Cluster, NodePlacementStrategy
-from tests import exchanging, exchanging_faults
-from tests.exchanging import Talker
-from tests.seed_exchange import RECV_GROUP_NAME, SEND_GROUP_NAME, RecvWorker, SendWorker
+from tests._support import exchanges, failing_exchanges
+from tests._support.documented_exchange import RECV_GROUP_NAME, SEND_GROUP_NAME, RecvWorker, SendWorker
+from tests._support.exchanges import Talker
 
 pytestmark = pytest.mark.shared_cluster
 
@@ -39,7 +39,7 @@ class Talks:
         )
         if way == "daemons":
             for group in (self.a, self.b):
-                group.do(exchanging.send_only_by_the_daemons).wait()
+                group.do(exchanges.send_only_by_the_daemons).wait()
 
     def talk(self, one: Callable[..., Any], other: Callable[..., Any], *args: Any) -> tuple[list[Any], list[Any]]:
         """Both at once, in ``def`` or ``async def`` methods; what they return, by rank."""
@@ -71,31 +71,31 @@ def talks(request: pytest.FixtureRequest, two_nodes: Cluster) -> Iterator[Talks]
 
 
 def test_every_value_arrives_as_it_was_sent_in_def_methods(talks: Talks) -> None:
-    assert talks.talk(exchanging.ask_for_echoes, exchanging.echo) == ([[], []], [None, None])
+    assert talks.talk(exchanges.ask_for_echoes, exchanges.echo) == ([[], []], [None, None])
 
 
 def test_every_value_arrives_as_it_was_sent_in_coroutines(talks: Talks) -> None:
-    assert talks.talk(exchanging.ask_for_echoes_async, exchanging.echo_async) == ([[], []], [None, None])
+    assert talks.talk(exchanges.ask_for_echoes_async, exchanges.echo_async) == ([[], []], [None, None])
 
 
 def test_every_value_arrives_as_it_was_sent_with_async_op(talks: Talks) -> None:
-    assert talks.talk(exchanging.ask_for_echoes_with_async_op, exchanging.echo_async) == ([[], []], [None, None])
+    assert talks.talk(exchanges.ask_for_echoes_with_async_op, exchanges.echo_async) == ([[], []], [None, None])
 
 
 def test_each_way_is_really_taken(talks: Talks) -> None:
     """The links that the workers have made for what was large."""
-    large, _ = talks.talk(exchanging.both_ways_async, exchanging.both_ways_async, 2)
+    large, _ = talks.talk(exchanges.both_ways_async, exchanges.both_ways_async, 2)
     assert large == [True, True]
     links = {"pieces": ["pieces"], "gloo": ["gloo"]}.get(talks.way, [])
-    assert talks.a.do(exchanging.links_that_were_made).wait() == [links] * 2
+    assert talks.a.do(exchanges.links_that_were_made).wait() == [links] * 2
 
 
 def test_single_tensors_are_received_in_place(talks: Talks) -> None:
-    assert talks.talk(exchanging.send_tensors, exchanging.recv_tensors) == ([None, None], [[True] * 6] * 2)
+    assert talks.talk(exchanges.send_tensors, exchanges.recv_tensors) == ([None, None], [[True] * 6] * 2)
 
 
 def test_a_piggyback_comes_along_as_a_pair(talks: Talks) -> None:
-    _, received = talks.talk(exchanging.send_with_piggyback, exchanging.recv_three)
+    _, received = talks.talk(exchanges.send_with_piggyback, exchanges.recv_three)
     for plain, (tensor, version), (pair, zero) in received:
         assert plain == "plain"
         assert tensor.tolist() == [1, 1, 1]
@@ -105,11 +105,11 @@ def test_a_piggyback_comes_along_as_a_pair(talks: Talks) -> None:
 
 def test_blocking_sends_that_cross_do_not_wait_for_each_other(talks: Talks) -> None:
     for mib in (1, 32, 64):
-        assert talks.talk(exchanging.both_ways, exchanging.both_ways, mib) == ([True, True], [True, True])
+        assert talks.talk(exchanges.both_ways, exchanges.both_ways, mib) == ([True, True], [True, True])
 
 
 def test_64_mib_both_ways_at_once(talks: Talks) -> None:
-    assert talks.talk(exchanging.both_ways_async, exchanging.both_ways_async, 64) == ([True, True], [True, True])
+    assert talks.talk(exchanges.both_ways_async, exchanges.both_ways_async, 64) == ([True, True], [True, True])
 
 
 # -- errors ---------------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def test_64_mib_both_ways_at_once(talks: Talks) -> None:
 
 def test_a_tensor_that_does_not_fit_is_an_error_on_both_sides_and_the_stream_goes_on(talks: Talks) -> None:
     senders, receivers = talks.talk(
-        exchanging_faults.send_tensors_that_do_not_fit, exchanging_faults.recv_tensors_that_do_not_fit
+        failing_exchanges.send_tensors_that_do_not_fit, failing_exchanges.recv_tensors_that_do_not_fit
     )
     for sent, received in zip(senders, receivers, strict=True):
         assert [text.partition(":")[0] for text in sent] == ["ValueError"] * 4
@@ -144,13 +144,13 @@ def test_what_cannot_be_sent_says_so_at_once(talks: Talks) -> None:
         "TypeError: options= takes CollectiveGroupOptions, got str",
         "ValueError: timeout= takes seconds, got -1",
     ]
-    for answers in talks.a.do(exchanging_faults.send_what_cannot_be_sent, "b").wait():
+    for answers in talks.a.do(failing_exchanges.send_what_cannot_be_sent, "b").wait():
         for answer, start in zip(answers, expected, strict=True):
             assert answer.startswith(start), answer
 
 
 def test_a_group_that_there_is_not_is_an_error_that_lists_those_that_there_are(talks: Talks) -> None:
-    for answers in talks.a.do(exchanging_faults.ask_a_group_that_there_is_not).wait():
+    for answers in talks.a.do(failing_exchanges.ask_a_group_that_there_is_not).wait():
         for text in answers:
             assert text == "DeadlineExceeded: there was no group named 'nobody' within 0.1 s; there are: a, b"
 
@@ -159,7 +159,7 @@ def test_a_group_that_there_is_not_is_an_error_that_lists_those_that_there_are(t
 
 
 def test_receives_that_are_given_up_lose_nothing(talks: Talks) -> None:
-    for text, first, second in talks.talk(exchanging_faults.give_up_and_receive, exchanging_faults.send_two_when_told)[
+    for text, first, second in talks.talk(failing_exchanges.give_up_and_receive, failing_exchanges.send_two_when_told)[
         0
     ]:
         assert text.startswith("DeadlineExceeded: recv() from rank ")
@@ -169,22 +169,22 @@ def test_receives_that_are_given_up_lose_nothing(talks: Talks) -> None:
 
 
 def test_a_receive_that_a_signal_interrupts_takes_nothing(talks: Talks) -> None:
-    got = talks.talk(exchanging_faults.be_interrupted_and_receive, exchanging_faults.send_two_when_told)[0]
+    got = talks.talk(failing_exchanges.be_interrupted_and_receive, failing_exchanges.send_two_when_told)[0]
     assert got == [["interrupted", "interrupted", "first", 500_000.0]] * 2
 
 
 def test_64_mib_are_accepted_by_somebody_who_has_asked_for_nothing_and_no_more(talks: Talks) -> None:
-    for over, giant, done in talks.a.do(exchanging_faults.send_beyond_the_room, "b").wait():
+    for over, giant, done in talks.a.do(failing_exchanges.send_beyond_the_room, "b").wait():
         assert over.startswith("DeadlineExceeded: send() to rank")
         assert giant.startswith("DeadlineExceeded: send() to rank")
         assert done is True
-    assert talks.b.do(exchanging_faults.sum_up, "a", 5).wait() == [[*[float(4 << 20)] * 4, "afterwards"]] * 2
-    assert talks.talk(exchanging.both_ways, exchanging.both_ways, 1) == ([True, True], [True, True])
+    assert talks.b.do(failing_exchanges.sum_up, "a", 5).wait() == [[*[float(4 << 20)] * 4, "afterwards"]] * 2
+    assert talks.talk(exchanges.both_ways, exchanges.both_ways, 1) == ([True, True], [True, True])
 
 
 def test_a_send_that_is_given_up_in_the_middle_was_never_made(talks: Talks) -> None:
-    assert talks.a.do(exchanging_faults.give_up_sending, "b").wait() == ["DeadlineExceeded"] * 2
-    assert talks.b.do(exchanging.recv_one, "a").wait() == ["after it"] * 2
+    assert talks.a.do(failing_exchanges.give_up_sending, "b").wait() == ["DeadlineExceeded"] * 2
+    assert talks.b.do(exchanges.recv_one, "a").wait() == ["after it"] * 2
 
 
 # -- the seed's example ---------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def test_the_communication_example_of_the_seed_runs_with_4_ranks_per_group(two_n
 @pytest.mark.parametrize("way", list(WAYS))
 def test_crossed_first_sends_in_200_random_orders_over_8_ranks_all_complete(two_nodes: Cluster, way: str) -> None:
     talks = Talks(two_nodes, way, 4, ("here", "there"))
-    calls = [group.ado(exchanging.in_random_orders, ["here", "there"], 200) for group in (talks.a, talks.b)]
+    calls = [group.ado(exchanges.in_random_orders, ["here", "there"], 200) for group in (talks.a, talks.b)]
     assert [call.wait(59) for call in calls] == [[200 * 16] * 4] * 2
     talks.close()
 
@@ -224,8 +224,8 @@ def test_a_thousand_pending_receives_take_no_threads(two_nodes: Cluster) -> None
         Talker.create_group().launch(two_nodes, name=name, placement=NodePlacementStrategy(nodes))
         for name, nodes in (("one", [0]), ("eight", [0] * 4 + [1] * 4))
     )
-    sending = eight.do(exchanging.send_many, "one", 125)
-    added, right = one.ado(exchanging.wait_for_a_thousand, "eight", 8, 125).wait()[0]
+    sending = eight.do(exchanges.send_many, "one", 125)
+    added, right = one.ado(exchanges.wait_for_a_thousand, "eight", 8, 125).wait()[0]
     sending.wait()
     assert right
     assert added <= 4
@@ -237,20 +237,20 @@ def test_a_thousand_pending_receives_take_no_threads(two_nodes: Cluster) -> None
 
 
 def test_a_worker_talks_to_itself(talks: Talks) -> None:
-    assert talks.a.do(exchanging.talk_to_oneself, "a").wait() == [True, True]
+    assert talks.a.do(exchanges.talk_to_oneself, "a").wait() == [True, True]
 
 
 async def test_a_message_whose_waiter_is_cancelled_when_it_is_here_goes_back(talks: Talks) -> None:
-    assert await talks.a.ado(exchanging_faults.cancel_at_the_last_moment, "a", 40) == [list(range(40))] * 2
+    assert await talks.a.ado(failing_exchanges.cancel_at_the_last_moment, "a", 40) == [list(range(40))] * 2
 
 
 def test_the_workers_of_a_worker_are_reached_by_their_path(talks: Talks) -> None:
     talks.b.launch_children(2).wait()
-    handle = talks.b.children_do(1, exchanging.sum_up_from, "a", 0)
-    talks.a.execute_on(0).do(exchanging.send_to_both, "b", [[0, 1], [1, 1]]).wait()
+    handle = talks.b.children_do(1, exchanges.sum_up_from, "a", 0)
+    talks.a.execute_on(0).do(exchanges.send_to_both, "b", [[0, 1], [1, 1]]).wait()
     assert handle.wait() == [6.0, 6.0]
-    back = talks.b.children_do(0, exchanging.send_one, "from below", "a", 1)
-    assert sorted(talks.a.execute_on(1).do(exchanging.recv_from_both, "b", [[0, 0], [1, 0]]).wait()[0]) == [
+    back = talks.b.children_do(0, exchanges.send_one, "from below", "a", 1)
+    assert sorted(talks.a.execute_on(1).do(exchanges.recv_from_both, "b", [[0, 0], [1, 0]]).wait()[0]) == [
         "from below",
         "from below",
     ]
@@ -264,13 +264,13 @@ def test_the_workers_of_a_worker_are_reached_by_their_path(talks: Talks) -> None
 def test_every_member_gets_what_the_source_gives_in_any_turn(talks: Talks) -> None:
     groups = [("a", [0, 1]), ("b", [0, 1])]
     sources = [("a", 0), ("b", 1), ("b", 1), ("a", 1), ("b", 0)] * 3
-    calls = [group.do(exchanging.broadcast_in_turns, groups, sources) for group in (talks.a, talks.b)]
+    calls = [group.do(exchanges.broadcast_in_turns, groups, sources) for group in (talks.a, talks.b)]
     assert [call.wait(60) for call in calls] == [[True, True], [True, True]]
 
 
 def test_the_order_of_the_groups_does_not_matter_where_the_source_is_named(talks: Talks) -> None:
     calls = [
-        group.do(exchanging.broadcast_in_turns, groups, [("b", 0)])
+        group.do(exchanges.broadcast_in_turns, groups, [("b", 0)])
         for group, groups in ((talks.a, [("a", [0, 1]), ("b", 0)]), (talks.b.execute_on(0), [("b", 0), ("a", [1, 0])]))
     ]
     assert [call.wait(60) for call in calls] == [[True, True], [True]]
@@ -279,16 +279,16 @@ def test_the_order_of_the_groups_does_not_matter_where_the_source_is_named(talks
 @pytest.mark.parametrize("size", [10, 100_000, 3_000_000])
 def test_broadcasts_keep_their_order_and_leave_messages_alone(talks: Talks, size: int) -> None:
     groups = [("b", [1, 0]), ("a", 0), ("a", (1,))]
-    calls = [group.ado(exchanging.broadcast_with_sends_between, groups, size) for group in (talks.a, talks.b)]
+    calls = [group.ado(exchanges.broadcast_with_sends_between, groups, size) for group in (talks.a, talks.b)]
     assert [call.wait(59) for call in calls] == [[[float(i) for i in range(10)]] * 2] * 2
 
 
 def test_a_broadcast_to_oneself_is_no_broadcast(talks: Talks) -> None:
-    assert talks.a.do(exchanging.broadcast_alone).wait() == ["alone", "alone"]
+    assert talks.a.do(exchanges.broadcast_alone).wait() == ["alone", "alone"]
 
 
 def test_a_broadcast_with_wrong_members_says_what_is_wrong(talks: Talks) -> None:
-    for answers in talks.a.do(exchanging.broadcasts_that_are_wrong, "b").wait():
+    for answers in talks.a.do(exchanges.broadcasts_that_are_wrong, "b").wait():
         kinds = [answer.partition(":")[0] for answer in answers]
         assert kinds == ["ValueError"] * 2 + ["TypeError"] * 3 + ["ValueError"] * 2
         assert "is not part of the broadcast group" in answers[5]
@@ -299,7 +299,7 @@ def test_a_broadcast_with_wrong_members_says_what_is_wrong(talks: Talks) -> None
 
 
 def test_a_worker_that_is_busy_takes_messages_in_meanwhile(talks: Talks) -> None:
-    busy = talks.b.do(exchanging.compute, 1.0)
-    sent = talks.a.do(exchanging.send_and_look_at_the_clock, "b", 1 << 20).wait()
+    busy = talks.b.do(exchanges.compute, 1.0)
+    sent = talks.a.do(exchanges.send_and_look_at_the_clock, "b", 1 << 20).wait()
     assert max(sent) < min(busy.wait())
-    assert talks.b.do(exchanging.recv_size, "a").wait() == [1 << 20] * 2
+    assert talks.b.do(exchanges.recv_size, "a").wait() == [1 << 20] * 2

@@ -13,9 +13,9 @@ import torch
 
 from rlinf_async import Cluster, NodePlacementStrategy
 from rlinf_async._transports.gpu_reach import CUDA_IPC, NCCL, STAGED
-from tests import exchanging_faults
-from tests import gpu_exchanging as talk
-from tests.exchanging import Talker
+from tests._support import failing_exchanges
+from tests._support import gpu_exchanges as talk
+from tests._support.exchanges import Talker
 
 pytestmark = pytest.mark.shared_cluster
 
@@ -128,7 +128,7 @@ def test_a_deadline_in_mid_transfer_leaves_what_follows_alone(groups: Groups) ->
 def test_a_receiver_learns_of_its_senders_death_in_mid_transfer_and_goes_on_with_others(groups: Groups) -> None:
     a, b = groups.pair()
     for delay in (0.0, 0.01, 0.05):
-        victim = b.do(exchanging_faults.pid).wait()[0]
+        victim = b.do(failing_exchanges.pid).wait()[0]
         b.do(talk.send_without_waiting, "a", 200 * MiB).wait()
         receiving = a.do(talk.receive_what_is_there, "b")
         time.sleep(delay)
@@ -144,7 +144,7 @@ def test_a_receiver_learns_of_its_senders_death_in_mid_transfer_and_goes_on_with
 
 def test_a_sender_learns_of_its_receivers_death_in_mid_transfer(groups: Groups) -> None:
     a, b = groups.pair()
-    victim = b.do(exchanging_faults.pid).wait()[0]
+    victim = b.do(failing_exchanges.pid).wait()[0]
     sending = a.do(talk.fail_to_send, "b", 200 * MiB)  # which is more than is accepted of anybody beforehand
     b.ado(talk.begin_to_receive, "a").wait()
     os.kill(victim, signal.SIGKILL)
@@ -165,8 +165,8 @@ def test_what_no_link_can_bring_arrives_by_way_of_the_cpu(groups: Groups) -> Non
 @pytest.mark.parametrize("groups", [NOTHING], indirect=True)
 def test_who_has_no_gpu_loads_nothing_for_them(groups: Groups) -> None:
     a, b = groups.launch("a"), groups.launch("b")
-    receiving = b.do(exchanging_faults.receive_and_keep, "a")
-    a.do(exchanging_faults.send_without_waiting, "b", 5 * MiB).wait()
+    receiving = b.do(failing_exchanges.receive_and_keep, "a")
+    a.do(failing_exchanges.send_without_waiting, "b", 5 * MiB).wait()
     assert receiving.wait() == [5 * MiB]
     for group in (a, b):
-        assert "rlinf_async._transports.own_gpu" not in group.do(exchanging_faults.modules).wait()[0]
+        assert "rlinf_async._transports.own_gpu" not in group.do(failing_exchanges.modules).wait()[0]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from rlinf_async import Cluster, NodePlacementStrategy
-from tests import exchanging_faults
-from tests.exchanging import Talker, everybody, segments
+from tests._support import failing_exchanges
+from tests._support.exchanges import Talker, everybody, segments
 
 pytestmark = pytest.mark.shared_cluster
 
@@ -61,26 +61,26 @@ def test_a_hundred_pending_operations_fail_within_2_s_of_the_peers_death_and_oth
     groups: Groups, node: int
 ) -> None:
     a, b, c = (groups.launch(name, where) for name, where in (("a", 0), ("b", node), ("c", node)))
-    waiting = a.ado(exchanging_faults.wait_for_the_dead, "b", 0)
-    until(lambda: a.ado(exchanging_faults.is_waiting).wait()[0], 5)
-    victim = b.do(exchanging_faults.pid).wait()[0]
+    waiting = a.ado(failing_exchanges.wait_for_the_dead, "b", 0)
+    until(lambda: a.ado(failing_exchanges.is_waiting).wait()[0], 5)
+    victim = b.do(failing_exchanges.pid).wait()[0]
     os.kill(victim, signal.SIGKILL)
     killed = time.time()
     ((count, errors, failed),) = waiting.wait()
     assert count == 100
     assert errors == [f"WorkerDied: rank 0 of group 'b' on local-{node} (pid {victim}) was killed by SIGKILL"]
     assert failed - killed < 2
-    echoing = c.do(exchanging_faults.echo_one, "a")
-    assert a.do(exchanging_faults.say_and_hear, "c", 3 << 20).wait() == [3 << 20]
+    echoing = c.do(failing_exchanges.echo_one, "a")
+    assert a.do(failing_exchanges.say_and_hear, "c", 3 << 20).wait() == [3 << 20]
     echoing.wait()
-    assert "killed by SIGKILL" in a.do(exchanging_faults.fail_to_receive, "b", 0).wait()[0]
+    assert "killed by SIGKILL" in a.do(failing_exchanges.fail_to_receive, "b", 0).wait()[0]
 
 
 def test_shared_memory_is_free_again_when_sender_and_receiver_are_killed(groups: Groups) -> None:
     a, b = (groups.launch(name, 0, 0) for name in "ab")
-    pids = a.do(exchanging_faults.pid).wait() + b.do(exchanging_faults.pid).wait()
-    a.do(exchanging_faults.send_without_waiting, "b", 1 << 30).wait()
-    assert b.do(exchanging_faults.receive_and_keep, "a").wait() == [1 << 30] * 2
+    pids = a.do(failing_exchanges.pid).wait() + b.do(failing_exchanges.pid).wait()
+    a.do(failing_exchanges.send_without_waiting, "b", 1 << 30).wait()
+    assert b.do(failing_exchanges.receive_and_keep, "a").wait() == [1 << 30] * 2
     held = segments(pids)
     assert sum(held.values()) > 2000 << 20
     for pid in pids:
@@ -95,16 +95,16 @@ def test_a_receiver_learns_of_the_death_of_its_sender_in_mid_transfer_and_others
 ) -> None:
     a, b, c = (groups.launch(name, where) for name, where in (("a", 0), ("b", node), ("c", node)))
     for delay in (0.0, 0.02, 0.1):
-        victim = b.do(exchanging_faults.pid).wait()[0]
-        b.do(exchanging_faults.send_without_waiting, "a", 512 << 20).wait()
-        receiving = a.do(exchanging_faults.fail_to_receive, "b", 0)
+        victim = b.do(failing_exchanges.pid).wait()[0]
+        b.do(failing_exchanges.send_without_waiting, "a", 512 << 20).wait()
+        receiving = a.do(failing_exchanges.fail_to_receive, "b", 0)
         time.sleep(delay)
         os.kill(victim, signal.SIGKILL)
         since = time.monotonic()
         assert "killed by SIGKILL" in receiving.wait()[0] or delay
         assert time.monotonic() - since < 2
-        echoing = c.do(exchanging_faults.echo_one, "a")
-        assert a.do(exchanging_faults.say_and_hear, "c", 3 << 20).wait() == [3 << 20]
+        echoing = c.do(failing_exchanges.echo_one, "a")
+        assert a.do(failing_exchanges.say_and_hear, "c", 3 << 20).wait() == [3 << 20]
         echoing.wait()
         b.close()
         b = groups.launch("b", node)
@@ -113,43 +113,43 @@ def test_a_receiver_learns_of_the_death_of_its_sender_in_mid_transfer_and_others
 def test_a_deadline_in_mid_transfer_leaves_what_follows_alone(groups: Groups) -> None:
     a, b = groups.launch("a", 0, 0), groups.launch("b", 1, 1)
     for seconds in (0.0, 0.01, 0.03, 0.1):
-        sending = b.do(exchanging_faults.send_blank_in_time, "a", 200 << 20, seconds)
-        receiving = a.do(exchanging_faults.receive_in_time, "b", seconds)
+        sending = b.do(failing_exchanges.send_blank_in_time, "a", 200 << 20, seconds)
+        receiving = a.do(failing_exchanges.receive_in_time, "b", seconds)
         sent, received = sending.wait(), receiving.wait()
         for outcome in sent + received:
             assert outcome.startswith(("DeadlineExceeded", "nothing was refused"))
-        b.do(exchanging_faults.send_without_waiting, "a", 3 << 20).wait()
+        b.do(failing_exchanges.send_without_waiting, "a", 3 << 20).wait()
         for rank in (0, 1):
             left = [200 << 20] * (sent[rank] == "nothing was refused" and received[rank] != "nothing was refused")
             for nbytes in (*left, 3 << 20):
-                assert a.execute_on(rank).do(exchanging_faults.receive_and_keep, "b").wait() == [nbytes]
+                assert a.execute_on(rank).do(failing_exchanges.receive_and_keep, "b").wait() == [nbytes]
 
 
 def test_messages_survive_the_connection_that_brings_them(groups: Groups) -> None:
     a, b = groups.launch("a", 0), groups.launch("b", 1)
-    receiving = a.ado(exchanging_faults.receive_while_connections_are_cut, "b")
-    b.do(exchanging_faults.send_eight, "a").wait(30)
+    receiving = a.ado(failing_exchanges.receive_while_connections_are_cut, "b")
+    b.do(failing_exchanges.send_eight, "a").wait(30)
     assert receiving.wait(30) == [[float(number) for number in range(8)]]
 
 
 def test_what_was_sent_before_a_group_was_closed_is_received_and_then_the_next_one_of_that_name(groups: Groups) -> None:
     a, b = groups.launch("a", 0), groups.launch("b", 1)
     for nbytes in (10, 5_000_000):
-        b.do(exchanging_faults.send_without_waiting, "a", nbytes).wait()
-    until(lambda: a.do(exchanging_faults.messages_here).wait()[0] == 2, 5)
+        b.do(failing_exchanges.send_without_waiting, "a", nbytes).wait()
+    until(lambda: a.do(failing_exchanges.messages_here).wait()[0] == 2, 5)
     b.close()
-    assert a.do(exchanging_faults.receive_and_keep, "b").wait() == [10]
-    assert a.do(exchanging_faults.receive_and_keep, "b").wait() == [5_000_000]
+    assert a.do(failing_exchanges.receive_and_keep, "b").wait() == [10]
+    assert a.do(failing_exchanges.receive_and_keep, "b").wait() == [5_000_000]
     b = groups.launch("b", 0)  # before anybody looks for it: who looks for a closed name is told so at once
-    receiving = a.do(exchanging_faults.receive_and_keep, "b")
-    b.do(exchanging_faults.send_without_waiting, "a", 20).wait()
+    receiving = a.do(failing_exchanges.receive_and_keep, "b")
+    b.do(failing_exchanges.send_without_waiting, "a", 20).wait()
     assert receiving.wait(10) == [20]
 
 
 def test_a_receive_from_a_group_that_is_being_closed_fails(groups: Groups) -> None:
     a, b = groups.launch("a", 0), groups.launch("b", 0)
-    receiving = a.do(exchanging_faults.say_and_hear, "b", 10)
-    b.do(exchanging_faults.receive_and_keep, "a").wait()
+    receiving = a.do(failing_exchanges.say_and_hear, "b", 10)
+    b.do(failing_exchanges.receive_and_keep, "a").wait()
     b.close()
     with pytest.raises(Exception, match=r"rank 0 of group 'b' on local-0 \(pid \d+\): its group was closed"):
         receiving.wait(10)
@@ -158,9 +158,9 @@ def test_a_receive_from_a_group_that_is_being_closed_fails(groups: Groups) -> No
 def test_everybody_who_waits_in_a_broadcast_learns_of_the_death_of_a_member(groups: Groups) -> None:
     a, b = groups.launch("a", 0), groups.launch("b", 0, 1, 1)
     members = [("a", 0), ("b", [0, 1, 2])]
-    waiting = b.execute_on(0, 1).do(exchanging_faults.fail_to_broadcast, members)
-    os.kill(b.execute_on(2).do(exchanging_faults.pid).wait()[0], signal.SIGKILL)
+    waiting = b.execute_on(0, 1).do(failing_exchanges.fail_to_broadcast, members)
+    os.kill(b.execute_on(2).do(failing_exchanges.pid).wait()[0], signal.SIGKILL)
     for text in waiting.wait():
         assert text.startswith("WorkerDied: rank 2 of group 'b'")
     # The source hears of it at its first word to them, which they may be sent nevertheless.
-    until(lambda: a.do(exchanging_faults.fail_to_broadcast, members).wait()[0].startswith("WorkerDied: rank 2"), 2)
+    until(lambda: a.do(failing_exchanges.fail_to_broadcast, members).wait()[0].startswith("WorkerDied: rank 2"), 2)

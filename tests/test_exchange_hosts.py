@@ -9,7 +9,7 @@ from textwrap import dedent
 
 import pytest
 
-from tests.namespaces import CHECKOUT, FakeHosts
+from tests._support.fake_hosts import CHECKOUT, FakeHosts
 
 pytestmark = pytest.mark.namespaces
 
@@ -18,14 +18,14 @@ import os, signal, sys, time
 sys.path.insert(0, {checkout!r})
 import torch
 from rlinf_async import Cluster, NodePlacementStrategy
-from tests import exchanging, exchanging_faults
-from tests.exchanging import Talker
+from tests._support import exchanges, failing_exchanges
+from tests._support.exchanges import Talker
 
 LARGE = 600 << 20
 
 def works(a, group, name):
-    echoing = group.do(exchanging_faults.echo_one, "a")
-    assert a.do(exchanging_faults.say_and_hear, name, 20 << 20).wait(20) == [20 << 20]
+    echoing = group.do(failing_exchanges.echo_one, "a")
+    assert a.do(failing_exchanges.say_and_hear, name, 20 << 20).wait(20) == [20 << 20]
     echoing.wait(5)
     return True
 
@@ -35,23 +35,23 @@ if __name__ == "__main__":
             Talker.create_group().launch(cluster, NodePlacementStrategy([node]), name=name).wait_ready()
             for name, node in (("a", 0), ("b", 1), ("c", 1), ("d", 0))
         )
-        echoing = b.do(exchanging.echo, "a")
-        print("WRONG", a.do(exchanging.ask_for_echoes, "b").wait(30), echoing.wait(5), flush=True)
+        echoing = b.do(exchanges.echo, "a")
+        print("WRONG", a.do(exchanges.ask_for_echoes, "b").wait(30), echoing.wait(5), flush=True)
 
-        sending = b.do(exchanging_faults.send_blank_in_time, "a", LARGE, 0.1)
-        receiving = a.do(exchanging_faults.receive_in_time, "b", 0.1)
+        sending = b.do(failing_exchanges.send_blank_in_time, "a", LARGE, 0.1)
+        receiving = a.do(failing_exchanges.receive_in_time, "b", 0.1)
         late = [sending.wait(5)[0].partition(":")[0], receiving.wait(5)[0].partition(":")[0]]
         print("LATE", late, works(a, b, "b"), flush=True)
 
-        victim = b.do(exchanging_faults.pid).wait()[0]
-        b.do(exchanging_faults.send_without_waiting, "a", LARGE).wait()
-        receiving = a.do(exchanging_faults.fail_to_receive, "b", 0)
+        victim = b.do(failing_exchanges.pid).wait()[0]
+        b.do(failing_exchanges.send_without_waiting, "a", LARGE).wait()
+        receiving = a.do(failing_exchanges.fail_to_receive, "b", 0)
         time.sleep(0.1)
-        c.do(exchanging_faults.kill, victim).wait()
+        c.do(failing_exchanges.kill, victim).wait()
         print("DEAD", "killed by SIGKILL" in receiving.wait(3)[0], works(a, c, "c"), flush=True)
 
-        sending = c.do(exchanging_faults.send_without_waiting, "a", LARGE)
-        receiving = a.do(exchanging_faults.fail_to_receive, "c", 0)
+        sending = c.do(failing_exchanges.send_without_waiting, "a", LARGE)
+        receiving = a.do(failing_exchanges.fail_to_receive, "c", 0)
         sending.wait()
         print("PULL", flush=True)
         print("LOST", receiving.wait(30)[0].partition(":")[0], works(a, d, "d"), flush=True)

@@ -14,7 +14,7 @@ import pytest
 from rlinf_async import Channel, Cluster, ConfigError, NodePlacementStrategy, UnobservedFailure, settings, wait_all
 from rlinf_async._cluster.launch_config import fail_fast_wanted, read_config
 from rlinf_async._waits import unobserved_errors as errors
-from tests.workers import Plain
+from tests._support.workers import Plain
 
 pytestmark = pytest.mark.shared_cluster
 

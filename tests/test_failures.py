@@ -17,7 +17,7 @@ import torch
 
 from rlinf_async import ClosedError, Cluster, LaunchError, NodePlacementStrategy, RemoteError, WorkerDied, each
 from rlinf_async import handle as handles
-from tests.workers import Plain, SeedWorker, Stillborn
+from tests._support.workers import Plain, SeedWorker, Stillborn
 
 pytestmark = pytest.mark.shared_cluster
 

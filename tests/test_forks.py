@@ -17,7 +17,7 @@ import pytest
 import torch.utils.data
 
 from rlinf_async import Channel, Cluster, ForkedProcessError, NodePlacementStrategy, Worker, WorkerGroup
-from tests.workers import Plain
+from tests._support.workers import Plain
 
 AT_ONCE = 0.1
 """Seconds within which a child is to hear."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_async import Cluster, WorkerDied
-from tests.workers import Plain
+from tests._support.workers import Plain
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rlinf_async import Cluster, ConfigError, NodePlacementStrategy, SerializationError, Worker, WorkerGroup, each
-from tests.workers import NamesTaken, Parent, Plain, Seeded, SeedWorker, TimedWorker
+from tests._support.workers import NamesTaken, Parent, Plain, Seeded, SeedWorker, TimedWorker
 
 pytestmark = pytest.mark.shared_cluster
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import leaks
-from tests.namespaces import CHECKOUT
+from tests._support import leaks
+from tests._support.fake_hosts import CHECKOUT
 
 
 @pytest.fixture(autouse=True)
@@ -195,7 +195,7 @@ async def test_tasks_of_the_tests_own_fixtures_are_no_leaks(task: asyncio.Task[b
 SUITE = {
     "test_each.py": """
 import asyncio, logging, subprocess
-from tests import leaks
+from tests._support import leaks
 leaks.PATIENCE = 0.1
 keep = []
 def test_clean(): pass

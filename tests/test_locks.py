@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlinf_async import Cluster, DeadlineExceeded, NodePlacementStrategy, WorkerDied
-from tests.exchanging import Talker
+from tests._support.exchanges import Talker
 
 pytestmark = pytest.mark.shared_cluster
 

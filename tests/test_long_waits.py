@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from rlinf_async import Channel, Cluster, NodePlacementStrategy, WorkerDied, WorkerGroup, settings
-from tests.workers import Plain
+from tests._support.workers import Plain
 
 pytestmark = pytest.mark.shared_cluster
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlinf_async import Channel, ClosedError, Cluster, DeadlineExceeded, WorkerGroup, settings
-from tests.workers import Plain
+from tests._support.workers import Plain
 
 pytestmark = pytest.mark.shared_cluster
 

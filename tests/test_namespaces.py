@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.leaks import wait_ended
-from tests.namespaces import CHECKOUT, FakeHosts
+from tests._support.fake_hosts import CHECKOUT, FakeHosts
+from tests._support.leaks import wait_ended
 
 pytestmark = pytest.mark.namespaces
 
@@ -162,7 +162,7 @@ def test_nothing_is_left_on_the_machine_also_after_a_failure() -> None:
 
 def test_a_killed_test_process_takes_its_hosts_along() -> None:
     script = (
-        "from tests.namespaces import FakeHosts\n"
+        "from tests._support.fake_hosts import FakeHosts\n"
         "with FakeHosts(2) as hosts:\n"
         "    hosts[1].popen(['setsid', 'sleep', '60'])\n"
         "    hosts.driver.popen(['setsid', 'sleep', '60'])\n"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlinf_async import Channel, Cluster, NodePlacementStrategy
-from tests.emulated_workers import Sender
+from tests._support.emulated_network_workers import Sender
 
 pytestmark = pytest.mark.shared_cluster
 

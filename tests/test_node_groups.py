@@ -22,8 +22,8 @@ from rlinf_async import (
     Worker,
 )
 from rlinf_async.configuration import ClusterConfig
-from tests.interpreters import make_interpreter
-from tests.workers import Plain
+from tests._support.virtual_environments import make_interpreter
+from tests._support.workers import Plain
 
 pytestmark = pytest.mark.shared_cluster
 

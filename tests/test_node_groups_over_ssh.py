@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.interpreters import make_interpreter
-from tests.namespaces import CHECKOUT, FakeHosts
+from tests._support.fake_hosts import CHECKOUT, FakeHosts
+from tests._support.virtual_environments import make_interpreter
 
 pytestmark = pytest.mark.namespaces
 

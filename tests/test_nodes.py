@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from rlinf_async import Cluster, ConfigError, NodeLost, NodePlacementStrategy, WorkerDied, each
-from tests.workers import Parent, Plain, SeedWorker
+from tests._support.workers import Parent, Plain, SeedWorker
 
 pytestmark = pytest.mark.shared_cluster
 

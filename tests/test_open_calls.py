@@ -12,7 +12,7 @@ import pytest
 
 from rlinf_async import Cluster, NodePlacementStrategy, WorkerDied, settings
 from rlinf_async._client import direct_calls
-from tests.workers import Plain
+from tests._support.workers import Plain
 
 LONG = 0.02
 """Seconds: of such a call the daemon hears."""

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import leaks
-from tests.namespaces import CHECKOUT, FakeHosts
-from tests.orphans import FIVE_SECONDS, SCRIPT, Broken
+from tests._support import leaks
+from tests._support.broken_runs import FIVE_SECONDS, SCRIPT, Broken
+from tests._support.fake_hosts import CHECKOUT, FakeHosts
 
 PHASES = ["starting", "launching", "calls", "idle", "closing"]
 
@@ -260,7 +260,7 @@ def test_the_scripts_exit_code_is_the_launchers(last_words: str, code: int, said
     script.write_text(
         "import os, signal, sys\n"
         "from rlinf_async import Cluster\n"
-        "from tests.orphans import Litter\n"
+        "from tests._support.broken_runs import Litter\n"
         "cluster = Cluster()\n"
         "print('run', cluster.run_id, flush=True)\n"
         "Litter.create_group(False).launch(cluster).wait_ready()\n"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.namespaces import CHECKOUT, FakeHosts
+from tests._support.fake_hosts import CHECKOUT, FakeHosts
 
 pytestmark = pytest.mark.namespaces
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import rlinf_async.weights
-from tests.rlinf_names import EXPORTS, MEMBERS, ROBOTS, SYNCERS
+from tests._support.rlinf_names import EXPORTS, MEMBERS, ROBOTS, SYNCERS
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 GUIDE = CHECKOUT / "docs" / "porting-from-rlinf.md"

@@ -14,7 +14,7 @@ import torch
 
 from rlinf_async import Cluster, LaunchError, NodePlacementStrategy, Worker, WorkerDied
 from rlinf_async.profiling import NsightConfig, RocprofSysConfig, TorchProfileConfig
-from tests.exchanging import Talker
+from tests._support.exchanges import Talker
 
 pytestmark = pytest.mark.shared_cluster
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rlinf_async import Channel, Cluster, NodePlacementStrategy, WorkerDied
-from tests.channel_workers import User
+from tests._support.channel_workers import User
 
 pytestmark = pytest.mark.shared_cluster
 

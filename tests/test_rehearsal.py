@@ -19,12 +19,12 @@ from rlinf_async import (
     PackedPlacementStrategy,
     Worker,
 )
-from tests.workers import Plain
+from tests._support.workers import Plain
 
 pytestmark = pytest.mark.shared_cluster
 
 CHECKOUT = Path(__file__).resolve().parents[1]
-SEED_FLOW = "tests/seed_flow.py"
+SEED_FLOW = "tests/_support/documented_flow.py"
 
 
 @pytest.fixture(scope="module")

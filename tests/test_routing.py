@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlinf_async import Channel, Cluster, NodePlacementStrategy, Worker
-from tests.exchanging import Talker
+from tests._support.exchanges import Talker
 
 pytestmark = pytest.mark.shared_cluster
 

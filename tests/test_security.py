@@ -25,11 +25,11 @@ import pytest
 from rlinf_async import Cluster, NodePlacementStrategy, WorkerDied
 from rlinf_async._core import frames
 from rlinf_async._wire.credentials import NodeCredentials, RunAuthority
-from tests import leaks
-from tests.namespaces import CHECKOUT
-from tests.orphans import Broken
-from tests.strangers import Canary, Listener, hello, listeners, listeners_of
-from tests.workers import Plain, SeedWorker
+from tests._support import leaks
+from tests._support.broken_runs import Broken
+from tests._support.fake_hosts import CHECKOUT
+from tests._support.unauthenticated_clients import Canary, Listener, hello, listeners, listeners_of
+from tests._support.workers import Plain, SeedWorker
 
 pytestmark = pytest.mark.shared_cluster
 
@@ -275,7 +275,7 @@ sys.exit(main.main())
 SCRIPT = """
 import sys
 from rlinf_async import Cluster, NodePlacementStrategy
-from tests.workers import Plain, SeedWorker
+from tests._support.workers import Plain, SeedWorker
 
 with Cluster(num_nodes=2) as cluster:
     both = NodePlacementStrategy([0, 1])

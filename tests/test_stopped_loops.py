@@ -17,7 +17,7 @@ import pytest
 
 from rlinf_async import Channel, ClosedError, Cluster, LoopNotRunning, wait_all
 from rlinf_async._waits import unobserved_errors
-from tests.workers import Plain
+from tests._support.workers import Plain
 
 LIMIT = 0.5
 """Seconds for which a loop may stand still in these tests."""

@@ -10,7 +10,7 @@ import pytest
 
 from rlinf_async import Cluster, NodePlacementStrategy, each
 from rlinf_async.handle import WINDOW
-from tests.workers import Plain
+from tests._support.workers import Plain
 
 pytestmark = pytest.mark.shared_cluster
 

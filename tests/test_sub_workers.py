@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from rlinf_async import Cluster, NodePlacementStrategy, Worker, WorkerAddress, WorkerDied, WorkerGroup
-from tests.exchanging import Talker
-from tests.workers import Plain
+from tests._support.exchanges import Talker
+from tests._support.workers import Plain
 
 pytestmark = pytest.mark.shared_cluster
 

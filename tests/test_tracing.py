@@ -18,8 +18,8 @@ from rlinf_async import Channel, Cluster, ConfigError, NodePlacementStrategy, Tr
 from rlinf_async._trace import recorder as tracing
 from rlinf_async._trace.state.spans import CAPACITY
 from rlinf_async._wire.lifeline import Lifeline
-from tests.traces import Drawn, Trace
-from tests.tracing_workers import Busy
+from tests._support.trace_files import Drawn, Trace
+from tests._support.traced_workers import Busy
 
 MS = Decimal(1000)
 CHECKOUT = Path(__file__).parents[1]
@@ -176,7 +176,7 @@ def test_a_driver_that_is_killed_leaves_a_whole_file(path: Path) -> None:
     script = (
         "import os, signal\n"
         "from rlinf_async import Cluster, Tracer\n"
-        "from tests.tracing_workers import Busy\n"
+        "from tests._support.traced_workers import Busy\n"
         f"cluster = Cluster(trace={str(path)!r}, log_to_driver=False)\n"
         "group = Busy.create_group().launch(cluster, name='busy')\n"
         # Spans come by themselves: it is killed when some have.
@@ -247,7 +247,7 @@ def test_under_the_launcher_a_flag_is_enough(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "from rlinf_async import Cluster, NodePlacementStrategy\n"
-        "from tests.tracing_workers import Busy\n"
+        "from tests._support.traced_workers import Busy\n"
         "for name in ('first', 'second'):\n"
         "    with Cluster() as cluster:\n"
         "        Busy.create_group().launch(cluster, NodePlacementStrategy([0, 1]), name=name).ping().wait()\n"

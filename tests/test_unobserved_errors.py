@@ -16,7 +16,7 @@ import pytest
 from rlinf_async import Cluster, NodePlacementStrategy, WorkerDied, settings
 from rlinf_async._waits import slow_waits, unobserved_errors
 from rlinf_async._waits.unobserved_errors import MAX_ERRORS, MAX_LINES, MAX_OBSERVED, UnobservedError, UnobservedErrors
-from tests.workers import Plain, Stillborn
+from tests._support.workers import Plain, Stillborn
 
 pytestmark = pytest.mark.shared_cluster
 

@@ -15,7 +15,7 @@ import pytest
 from rlinf_async import Channel, ClosedError, Cluster, NodePlacementStrategy, WorkerDied, wait_all
 from rlinf_async._waits import unobserved_errors
 from rlinf_async.work import Work
-from tests.workers import Plain
+from tests._support.workers import Plain
 
 pytestmark = pytest.mark.shared_cluster
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from rlinf_async import Cluster, NodePlacementStrategy, PackedPlacementStrategy, Worker, WorkerDied, WorkerGroup
-from tests.exchanging import Talker
-from tests.workers import Plain
+from tests._support.exchanges import Talker
+from tests._support.workers import Plain
 
 pytestmark = pytest.mark.shared_cluster
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from rlinf_async._channels.request import Get, Put, Question
 from rlinf_async._core import codec, frames
 from rlinf_async.errors import ClosedError, EndOfChannel
-from tests.hand_held import Daemon, K, L, Process, make_eager, settle
+from tests._support.hand_driven_channel import Daemon, K, L, Process, make_eager, settle
 
 
 class Histories(RuleBasedStateMachine):

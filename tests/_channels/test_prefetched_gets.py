@@ -14,7 +14,7 @@ from rlinf_async._channels.request import Get
 from rlinf_async._channels.state import prefetch
 from rlinf_async._core import frames
 from rlinf_async.errors import ClosedError, EndOfChannel
-from tests.hand_held import NUMBER, WINDOW, Daemon, K, L, Process, had, make_eager, settle
+from tests._support.hand_driven_channel import NUMBER, WINDOW, Daemon, K, L, Process, had, make_eager, settle
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from rlinf_async._channels.state.actions import Act, Step
 from rlinf_async._channels.state.key_queue import Get as QueuedGet
 from rlinf_async._core import codec, frames
 from rlinf_async.errors import ClosedError
-from tests.hand_held import Daemon, K, L, Process, make_eager, settle
+from tests._support.hand_driven_channel import Daemon, K, L, Process, make_eager, settle
 
 
 class Histories(RuleBasedStateMachine):

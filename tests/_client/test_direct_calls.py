@@ -15,7 +15,7 @@ import pytest
 from rlinf_async import ClosedError, Cluster, NodePlacementStrategy, WorkerDied
 from rlinf_async._client import direct_calls
 from rlinf_async._core import frames
-from tests.workers import Plain
+from tests._support.workers import Plain
 
 LARGE = bytes(100_000)
 

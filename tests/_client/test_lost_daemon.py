@@ -12,7 +12,7 @@ from typing import Any
 from rlinf_async import Cluster, NodeLost, NodePlacementStrategy
 from rlinf_async._core.pool import pool
 from rlinf_async._core.segment import close_fds
-from tests.workers import Plain
+from tests._support.workers import Plain
 
 
 async def test_calls_of_other_threads_end_whenever_the_daemon_dies() -> None:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 SCRIPT = """
     from rlinf_async import Cluster, LaunchError, NodePlacementStrategy
-    from tests.workers import Plain
+    from tests._support.workers import Plain
 
     try:
         with Cluster(log_to_driver=False) as cluster:

@@ -14,8 +14,8 @@ from rlinf_async._messaging import peer_devices
 from rlinf_async._messaging.state import message_facts
 from rlinf_async._transports.gpu_reach import CUDA_IPC, NCCL, STAGED
 from rlinf_async.errors import DeadlineExceeded, TransferFailed, WorkerDied
-from tests._messaging.fakes import FakeDeviceLink, Network
-from tests.stand_ins import StandIn
+from tests._support.fake_exchanges import FakeDeviceLink, Network
+from tests._support.fake_gpu_memory import StandIn
 
 BIG = torch.arange(100_000)
 STORY = {"group": "b", "rank": 0, "node": "n", "pid": 100, "verdict": "was killed by SIGKILL"}

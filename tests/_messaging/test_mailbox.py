@@ -18,7 +18,7 @@ from rlinf_async._messaging.state import message_facts
 from rlinf_async._messaging.state.flow_control import Departures
 from rlinf_async._transports import transport_choice
 from rlinf_async.errors import ClosedError, DeadlineExceeded, NodeLost, TransferFailed, WorkerDied
-from tests._messaging.fakes import FakeLink, Network, cancelled
+from tests._support.fake_exchanges import FakeLink, Network, cancelled
 
 BIG = torch.arange(600_000)
 STORY = {"group": "b", "rank": 0, "node": "n", "pid": 100, "verdict": "was killed by SIGKILL"}

@@ -1,7 +1,7 @@
 """Runs that a test breaks: a script whose workers leave processes behind, started in one of three ways.
 
-``python tests/orphans.py PHASE`` is that script.  It goes as far as the phase and says so on its output; ``Broken``
-starts it, waits for that, names the processes of the run and tells what is left of them.
+``python tests/_support/broken_runs.py PHASE`` is that script.  It goes as far as the phase and says so on its output;
+``Broken`` starts it, waits for that, names the processes of the run and tells what is left of them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_async import Cluster, NodePlacementStrategy
-from tests import leaks
-from tests.namespaces import CHECKOUT, FakeHosts, Host
-from tests.workers import Plain
+from tests._support import leaks
+from tests._support.fake_hosts import CHECKOUT, FakeHosts, Host
+from tests._support.workers import Plain
 
 SCRIPT = str(Path(__file__).resolve())
 

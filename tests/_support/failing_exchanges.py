@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from rlinf_async._worker import context
-from tests.exchanging import awaited, refused
+from tests._support.exchanges import awaited, refused
 
 # -- errors ---------------------------------------------------------------------------------------------------------
 

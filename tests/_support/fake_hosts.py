@@ -35,7 +35,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, overload
 
-CHECKOUT = Path(__file__).resolve().parents[1]
+CHECKOUT = Path(__file__).resolve().parents[2]
 _NETWORK = "10.77.0"
 _MS_BIND, _MS_REC = 0x1000, 0x4000
 

@@ -10,8 +10,8 @@ import torch
 from rlinf_async._transports.own_gpu import OwnGpu
 from rlinf_async._worker import context
 from rlinf_async.errors import DeadlineExceeded, RLinfAsyncError
-from tests.exchanging import same
-from tests.stand_ins import FileMemory, StandIn, work_on
+from tests._support.exchanges import same
+from tests._support.fake_gpu_memory import FileMemory, StandIn, work_on
 
 MiB = 1 << 20
 COPIES: list[int] = []

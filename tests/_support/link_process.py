@@ -1,6 +1,6 @@
-"""A process with links to others, for ``tests/_transports/peers.py``: obeys what comes over a socket, in msgpack.
+"""A process with links to others, for ``tests/_support/link_processes.py``: obeys what comes over a socket, in msgpack.
 
-Run as ``python -m tests._transports.peer ADDRESS=FD …``: imports torch once, then forks a process per socket.
+Run as ``python -m tests._support.link_process ADDRESS=FD …``: imports torch once, then forks a process per socket.
 """
 
 from __future__ import annotations

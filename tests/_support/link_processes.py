@@ -16,7 +16,7 @@ from typing import Any
 
 import msgpack
 
-from tests.namespaces import CHECKOUT
+from tests._support.fake_hosts import CHECKOUT
 
 Start = Callable[[list[str], list[int]], "subprocess.Popen[Any]"]
 """Starts a command that inherits some files."""
@@ -45,7 +45,7 @@ class Peers:
         """One import of torch, then a process for each name."""
         ends = {name: socket.socketpair() for name in addresses}
         arguments = [f"{addresses[name]}={theirs.fileno()}" for name, (_, theirs) in ends.items()]
-        command = [sys.executable, "-m", "tests._transports.peer", *arguments]
+        command = [sys.executable, "-m", "tests._support.link_process", *arguments]
         self._processes.append(start(command, [theirs.fileno() for _, theirs in ends.values()]))
         for name, (ours, theirs) in ends.items():
             theirs.close()

@@ -13,7 +13,7 @@ from typing import Any
 
 from rlinf_async import Cluster
 from rlinf_async._core import frames
-from tests import leaks
+from tests._support import leaks
 
 
 class Canary:

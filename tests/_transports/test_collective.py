@@ -21,7 +21,7 @@ from rlinf_async._transports.memory import Place
 from rlinf_async._transports.transfer import MemoryReceiving
 from rlinf_async.errors import TransferFailed
 from rlinf_async.work import Work
-from tests._transports.links import Couple, couple
+from tests._support.linked_pairs import Couple, couple
 
 MiB = 1 << 20
 SOON = 1.0

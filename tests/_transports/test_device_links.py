@@ -21,8 +21,8 @@ from rlinf_async._transports.nccl_pair import make_nccl_group
 from rlinf_async._transports.staging import StagedLink
 from rlinf_async.errors import TransferFailed
 from rlinf_async.work import Work
-from tests._transports.links import Couple, couple
-from tests.stand_ins import CPU, make_gloo_group
+from tests._support.fake_gpu_memory import CPU, make_gloo_group
+from tests._support.linked_pairs import Couple, couple
 
 MiB = 1 << 20
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests._transports.peers import Peers, finish, peers
-from tests.namespaces import CHECKOUT, FakeHosts, Host
+from tests._support.fake_hosts import CHECKOUT, FakeHosts, Host
+from tests._support.link_processes import Peers, finish, peers
 
 MiB = 1 << 20
 SOON = 1.0

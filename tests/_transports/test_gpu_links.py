@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests._transports.peers import finish, peers
+from tests._support.link_processes import finish, peers
 
 MiB = 1 << 20
 

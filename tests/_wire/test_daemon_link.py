@@ -10,7 +10,7 @@ import time
 import pytest
 
 from rlinf_async._wire.daemon_link import CLOSED, MAX_MESSAGE
-from tests._wire.grpc_links import (
+from tests._support.daemon_link_pairs import (
     PIECE,
     Owner,
     Server,

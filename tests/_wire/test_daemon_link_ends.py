@@ -21,7 +21,7 @@ import pytest
 from rlinf_async._wire import daemon_link as link_module
 from rlinf_async._wire import grpc as module
 from rlinf_async.errors import ClosedError, NodeLost
-from tests._wire.grpc_links import (
+from tests._support.daemon_link_pairs import (
     AUTHORITY,
     PIECE,
     RUN,

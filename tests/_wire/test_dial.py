@@ -14,7 +14,7 @@ import pytest
 from rlinf_async._wire.dial import dial
 from rlinf_async._wire.peer_server import PeerServer
 from rlinf_async.errors import AuthError, ConfigError, LaunchError, NodeLost
-from tests._wire.grpc_links import (
+from tests._support.daemon_link_pairs import (
     AUTHORITY,
     RUN,
     Owner,

@@ -20,7 +20,7 @@ import uvloop
 from rlinf_async._wire import marked_lines
 from rlinf_async._wire.lifeline import Lifeline
 from rlinf_async.errors import ClosedError, DeadlineExceeded, LaunchError
-from tests._wire.far import start
+from tests._support.lifeline_programs import start
 
 Body = Callable[[], Awaitable[None]]
 

@@ -14,7 +14,7 @@ from rlinf_async._core.frames import PROTOCOL
 from rlinf_async._wire.lifeline import Lifeline
 from rlinf_async._wire.mesh import birth, launch_error, on_all_nodes, start_nodes
 from rlinf_async.errors import LaunchError
-from tests._wire.far import start
+from tests._support.lifeline_programs import start
 
 GOOD = """
 birth = line()

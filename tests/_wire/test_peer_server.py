@@ -26,7 +26,7 @@ from rlinf_async._wire.dial import dial
 from rlinf_async._wire.hello import Hello
 from rlinf_async._wire.peer_server import PeerServer
 from rlinf_async.errors import AuthError, NodeLost, VersionMismatch
-from tests._wire.grpc_links import (
+from tests._support.daemon_link_pairs import (
     AUTHORITY,
     RUN,
     Owner,

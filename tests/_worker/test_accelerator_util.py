@@ -11,7 +11,7 @@ import torch
 
 from rlinf_async import AcceleratorType, AcceleratorUtil, CollectiveGroupOptions
 from rlinf_async.errors import ConfigError
-from tests.nvml import FakeLibrary
+from tests._support.fake_nvml import FakeLibrary
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlinf_async import Cluster
-from tests.workers import Plain
+from tests._support.workers import Plain
 
 pytestmark = pytest.mark.shared_cluster
 

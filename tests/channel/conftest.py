@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlinf_async import Channel, Cluster, NodePlacementStrategy
-from tests.channel_workers import User
+from tests._support.channel_workers import User
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from rlinf_async import Channel, ClosedError, Cluster, EndOfChannel, NodeLost
-from tests.channel_workers import launch_mortal
+from tests._support.channel_workers import launch_mortal
 
 pytestmark = pytest.mark.shared_cluster
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlinf_async import Channel, ClosedError, Cluster, ConfigError, DeadlineExceeded, EndOfChannel, settings
-from tests.channel_workers import launch_mortal
+from tests._support.channel_workers import launch_mortal
 
 pytestmark = pytest.mark.shared_cluster
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests._support.trace_files import Trace
 from tests.examples.test_embodiment_training import SCRIPT, SMALL
-from tests.traces import Trace
 
 pytest.importorskip("mujoco")
 

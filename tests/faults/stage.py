@@ -17,7 +17,7 @@ from types import TracebackType
 import pytest
 
 from rlinf_async import Cluster, settings
-from tests import leaks
+from tests._support import leaks
 from tests.faults import steps
 from tests.faults.journal import Operation
 from tests.faults.judgement import Violation, judge

@@ -19,7 +19,7 @@ from rlinf_async.hardware import (
     register_accelerator,
 )
 from rlinf_async.hardware.cards import Card
-from tests.nvml import FakeLibrary
+from tests._support.fake_nvml import FakeLibrary
 
 PCI = "sys/bus/pci/devices"
 KFD = "sys/class/kfd/kfd/topology/nodes"

@@ -12,7 +12,7 @@ import pytest
 from rlinf_async.errors import ConfigError
 from rlinf_async.hardware import Device, find_accelerators
 from rlinf_async.hardware.nvidia import read_cards
-from tests.nvml import FakeLibrary
+from tests._support.fake_nvml import FakeLibrary
 
 
 @pytest.fixture

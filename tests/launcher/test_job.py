@@ -18,7 +18,7 @@ from rlinf_launcher.remote.host import Host
 from rlinf_launcher.report import Report
 
 from rlinf_async.errors import LaunchError
-from tests.launcher.fakes import Stage
+from tests._support.fake_daemons import Stage
 
 
 @pytest.fixture

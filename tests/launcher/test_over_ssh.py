@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.namespaces import CHECKOUT, FakeHosts
+from tests._support.fake_hosts import CHECKOUT, FakeHosts
 
 pytestmark = pytest.mark.namespaces
 

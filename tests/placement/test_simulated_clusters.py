@@ -17,7 +17,7 @@ from rlinf_async.placement import (
     NodePlacementStrategy,
     PackedPlacementStrategy,
 )
-from tests.placement.simulated import Simulated, simulate
+from tests._support.simulated_clusters import Simulated, simulate
 
 CHECKED = settings(deadline=None, derandomize=True, max_examples=40)
 

@@ -19,8 +19,8 @@ from rlinf_async.weights.model.delta import encode
 from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.param_tree import ParamTree
 from rlinf_async.weights.plane.publisher import Publisher
+from tests._support.fake_gpus import OnCuda
 from tests.weights.children import child
-from tests.weights.gpus import OnCuda
 from tests.weights.pipe_child import model, say
 
 VERSIONS = 40

@@ -21,7 +21,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from rlinf_async import DistributedWeightSyncScheme, MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
 from rlinf_async.weights.links.store_mail import StoreMail
-from tests.weights.fragile import Fragile
+from tests._support.dying_model import Fragile
 
 SCHEMES: dict[str, Any] = {
     "multiprocess": MultiProcessWeightSyncScheme,

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from rlinf_async import RPCWeightSyncScheme, Worker, WorkerModuleTransformScheme, WorkerWeightSyncScheme
-from tests.weights.fragile import Fragile
+from tests._support.dying_model import Fragile
 
 CALLS = {
     "worker": (WorkerWeightSyncScheme, "remote_collectors"),

@@ -9,8 +9,8 @@ import pytest
 
 from rlinf_async import ModuleTransformScheme, WrongAcknowledgement
 from rlinf_async.errors import ConfigError, SerializationError
+from tests._support.dying_model import Fragile
 from tests.weights.ends import Tied, both
-from tests.weights.fragile import Fragile
 
 
 async def test_several_hosts_of_one_model_are_refused_before_anything_is_sent() -> None:

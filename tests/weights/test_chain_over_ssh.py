@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.namespaces import CHECKOUT, FakeHosts
+from tests._support.fake_hosts import CHECKOUT, FakeHosts
 
 pytestmark = pytest.mark.namespaces
 

@@ -12,8 +12,8 @@ import pytest
 
 from rlinf_async import Cluster, NodePlacementStrategy, Worker, WorkerWeightSyncScheme
 from rlinf_async.errors import DeadlineExceeded, WorkerDied
+from tests._support.dying_model import Fragile
 from tests.weights.ends import Tied
-from tests.weights.fragile import Fragile
 from tests.weights.scheme_workers import CALLS, Rollout, Told, Trainer
 
 pytestmark = pytest.mark.shared_cluster

@@ -15,8 +15,8 @@ from torch import nn
 from rlinf_async import MultiProcessWeightSyncScheme, SharedMemTransport, SharedMemWeightSyncScheme
 from rlinf_async.errors import WeightMismatch
 from rlinf_async.weights.schemes.updates import Update, whole
+from tests._support.dying_model import Fragile
 from tests.weights.ends import Both, Tied, both
-from tests.weights.fragile import Fragile
 
 PUBLISHING = ("multiprocess", "shared memory")
 

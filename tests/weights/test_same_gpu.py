@@ -24,8 +24,8 @@ from rlinf_async.weights.slots.device_leaves import RETIRED
 from rlinf_async.weights.slots.slab import SlotWriter
 from rlinf_async.weights.slots.slab_layout import IN_SLOT, ON_GPU
 from rlinf_async.weights.slots.store import Store
+from tests._support.fake_gpus import GPU, FakeGpus
 from tests.weights.children import child
-from tests.weights.gpus import GPU, FakeGpus
 from tests.weights.pairs import pair
 from tests.weights.pipe_child import model, values_of
 

@@ -15,8 +15,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from rlinf_async.errors import DeadlineExceeded, PeerLost
 from rlinf_async.weights.links.store_mail import StoreMail
+from tests._support.dying_model import Fragile
 from tests.weights.children import Child, child
-from tests.weights.fragile import Fragile
 from tests.weights.scheme_child import SCHEMES, half_way, scheme_of
 
 KINDS = list(SCHEMES)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.namespaces import CHECKOUT, FakeHosts
+from tests._support.fake_hosts import CHECKOUT, FakeHosts
 from tests.weights.contract.claims import APART, CALLS
 from tests.weights.contract.suite import claims_apart, ways_of
 

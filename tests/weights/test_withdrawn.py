@@ -20,8 +20,8 @@ from rlinf_async.weights.plane.sync_handle import SyncHandle
 from rlinf_async.weights.slots.store import Store
 from rlinf_async.weights.state import words as say
 from rlinf_async.work import Work
-from tests.weights.ears import Ear
-from tests.weights.gpus import FakeGpus
+from tests._support.fake_gpus import FakeGpus
+from tests._support.recording_listener import Ear
 from tests.weights.pairs import pair
 
 LARGE = 300_000

@@ -14,7 +14,7 @@ import pytest
 from rlinf_async._trace.state import trace_file
 from rlinf_async._trace.state.spans import Event
 from rlinf_async._trace.state.trace_file import Process, TraceFile
-from tests.traces import Trace
+from tests._support.trace_files import Trace
 
 DRIVER = Process(1, "driver", "node0", 10)
 WORKER = Process((1 << 32) + 2, "rollout:0", "node1", 20)

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from rlinf_launcher.cli import main
 
-from tests.launcher.fakes import Stage
+from tests._support.fake_daemons import Stage
 
 CHECKOUT = Path(__file__).parents[3]
 

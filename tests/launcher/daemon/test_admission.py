@@ -16,7 +16,7 @@ import pytest
 from rlinf_async import Cluster, settings
 from rlinf_async._core import frames
 from rlinf_async._wire.local_socket import connect
-from tests.strangers import hello, node_directory, read_to_the_end
+from tests._support.unauthenticated_clients import hello, node_directory, read_to_the_end
 
 pytestmark = pytest.mark.shared_cluster
 

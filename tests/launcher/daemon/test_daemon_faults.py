@@ -28,7 +28,7 @@ from rlinf_async import Cluster, LaunchError, NodeLost, NodePlacementStrategy, W
 from rlinf_async._core import frames
 from rlinf_async._core.frames import Status
 from rlinf_async._core.segment import write_segment
-from tests.workers import Parent, Plain
+from tests._support.workers import Parent, Plain
 
 ONE = NodePlacementStrategy([0])
 

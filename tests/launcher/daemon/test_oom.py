@@ -15,7 +15,7 @@ from rlinf_launcher.daemon import oom
 from rlinf_launcher.daemon.oom import MemoryKills, memory_verdict
 
 from rlinf_async import Cluster, WorkerDied
-from tests.workers import Plain
+from tests._support.workers import Plain
 
 GREEDY = "x = bytearray(200 << 20)"
 

@@ -14,7 +14,7 @@ import pytest
 from rlinf_launcher.daemon.resources import address_of, addresses, count_cpus, count_memory, facts, interface_of
 
 from rlinf_async.errors import ConfigError
-from tests.nvml import FakeLibrary
+from tests._support.fake_nvml import FakeLibrary
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from rlinf_launcher.daemon import run_logs
 from rlinf_launcher.daemon.run_logs import RunLogs
 
 from rlinf_async import Cluster, NodePlacementStrategy
-from tests.workers import Plain
+from tests._support.workers import Plain
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="a directory of another user can only be made by root")
 

@@ -15,7 +15,7 @@ from rlinf_async._transports.device_memory import Handle
 from rlinf_async.weights.gpu import cuda
 from rlinf_async.weights.gpu.cuda import Cuda
 from rlinf_async.weights.gpu.gpus import copy_settled
-from tests.weights.gpus import GPU, OnGpu
+from tests._support.fake_gpus import GPU, OnGpu
 
 MiB = 1 << 20
 

@@ -15,7 +15,7 @@ from rlinf_async.weights.links.link import Link, Words
 from rlinf_async.weights.links.local_link import LocalLink
 from rlinf_async.weights.links.pipe_link import PipeLink
 from rlinf_async.weights.links.shared_pipe_link import SharedPipeLink
-from tests.weights.ears import Ear
+from tests._support.recording_listener import Ear
 
 Ends = tuple[Link, Link]
 

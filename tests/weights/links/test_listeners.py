@@ -18,7 +18,7 @@ from rlinf_async.weights.plane.outlets import Outlets
 from rlinf_async.weights.plane.publisher import Publisher
 from rlinf_async.weights.plane.subscriber import Subscriber
 from rlinf_async.weights.plane.sync_handle import SyncHandle
-from tests.weights.ears import Ear
+from tests._support.recording_listener import Ear
 
 Ends = tuple[Link, Link]
 

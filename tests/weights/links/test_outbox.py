@@ -21,7 +21,7 @@ from rlinf_async.weights.links.outbox import Outbox
 from rlinf_async.weights.links.pieces import MOST, Joining, pieces_of
 from rlinf_async.weights.links.pipe_mail import PipeMail
 from rlinf_async.weights.links.shared_pipe_link import SharedPipeLink
-from tests.weights.ears import Ear
+from tests._support.recording_listener import Ear
 
 LONG = b"x" * 3_000_000
 """Many times what a pipe takes."""

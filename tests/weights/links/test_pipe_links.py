@@ -16,7 +16,7 @@ from rlinf_async.weights.links.link import Link, Words
 from rlinf_async.weights.links.pieces import pieces_of
 from rlinf_async.weights.links.pipe_link import PipeLink
 from rlinf_async.weights.links.shared_pipe_link import SharedPipeLink
-from tests.weights.ears import Ear
+from tests._support.recording_listener import Ear
 
 Make = Callable[[Any], Link]
 Pipes = tuple[Any, Any]

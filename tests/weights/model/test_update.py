@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlinf_async.weights.model.update import Update, plan_update
-from tests.weights.gpus import OnGpu
+from tests._support.fake_gpus import OnGpu
 
 
 @pytest.fixture

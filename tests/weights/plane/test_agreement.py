@@ -15,7 +15,7 @@ from rlinf_async.weights.links.local_link import LocalLink
 from rlinf_async.weights.plane.publisher import Publisher
 from rlinf_async.weights.plane.subscriber import Subscriber
 from rlinf_async.weights.slots.leases import Leases
-from tests.weights.gpus import FakeGpus
+from tests._support.fake_gpus import FakeGpus
 from tests.weights.plane.test_publisher import Net, filled, pair, shown, weights
 
 

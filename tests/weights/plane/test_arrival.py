@@ -16,7 +16,7 @@ from rlinf_async.weights.plane.arrival import Arrival
 from rlinf_async.weights.plane.host import Host
 from rlinf_async.weights.state import words as say
 from rlinf_async.work import Work
-from tests.weights.far_sender import Sent
+from tests._support.simulated_remote_nodes import Sent
 
 SIZES = [4, 4, 2]
 SOURCE, NEXT, OTHER = ["rollout", 0], ["rollout", 2], ["rollout", 3]

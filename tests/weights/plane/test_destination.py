@@ -13,8 +13,8 @@ from rlinf_async.errors import WeightMismatch
 from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.param_tree import ParamTree
 from rlinf_async.weights.plane.destination import Tensors
+from tests._support.fake_gpus import FakeGpus
 from tests.weights.ends import Tied, both
-from tests.weights.gpus import FakeGpus
 
 every_apply = pytest.mark.parametrize("apply", ["copy", "map"])
 

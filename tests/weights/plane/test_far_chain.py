@@ -14,7 +14,7 @@ from rlinf_async.errors import PeerLost, TransferFailed, WorkerDied
 from rlinf_async.weights.plane import far_nodes
 from rlinf_async.weights.plane.comparing import Comparing
 from rlinf_async.weights.state import words as say
-from tests.weights.far_sender import Outlet, Sender
+from tests._support.simulated_remote_nodes import Outlet, Sender
 
 SIZES = [1024, 1024, 1024]
 

@@ -16,7 +16,7 @@ from rlinf_async.weights.plane.packing import Packing
 from rlinf_async.weights.slots.slab import SlotWriter
 from rlinf_async.weights.slots.slab_layout import IN_SLOT, ON_GPU
 from rlinf_async.weights.slots.store import Store
-from tests.weights.gpus import GPU, FakeGpus, NoGpus
+from tests._support.fake_gpus import GPU, FakeGpus, NoGpus
 
 MiB = 1 << 20
 

@@ -18,7 +18,7 @@ from rlinf_async._core.segment import allocate_segment
 from rlinf_async.weights.gpu.registered import Registrar
 from rlinf_async.weights.slots import mapping, slab
 from rlinf_async.weights.slots.mapping import map_memory, register, registration_of
-from tests.weights.gpus import GPU, FakeGpus
+from tests._support.fake_gpus import GPU, FakeGpus
 from tests.weights.pairs import pair
 
 SIZE = 256 << 20
