@@ -10,7 +10,7 @@ import uuid
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from rlinf_async._channels import registration
 from rlinf_async._channels.arguments import MOST, RequestArguments, seconds, switch, whole_number
@@ -18,8 +18,7 @@ from rlinf_async._channels.local_queue import LocalQueue
 from rlinf_async._channels.queue_errors import QueueEnd
 from rlinf_async._channels.replicas import Replicas
 from rlinf_async._channels.request import Get, Put, QueueRequest
-from rlinf_async._client import emulated_links
-from rlinf_async._client import registry as seats
+from rlinf_async._client import emulated_links, registry
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import process
 from rlinf_async._trace import recorder
@@ -28,13 +27,6 @@ from rlinf_async.errors import EndOfChannel
 from rlinf_async.work import Work, blocking
 
 DEFAULT_KEY: Final = "default_queue"
-
-
-class HasClient(Protocol):
-    """A ``Cluster``."""
-
-    @property
-    def client(self) -> NodeClient: ...
 
 
 @dataclass(order=True)
@@ -127,7 +119,7 @@ class Channel:
         disable_distributed_log: bool = True,
         *,
         max_bytes: int = 0,
-        cluster: HasClient | None = None,
+        cluster: registry.HasClient | None = None,
     ) -> Channel:
         """A new channel; if there is one of that name, a warning, and that one.
 
@@ -159,7 +151,7 @@ class Channel:
         local = switch(local, "local", f"channel '{name}'", "max_bytes")
         if local:
             return cls(name, maxsize, None, LocalQueue(uuid.uuid4().hex, name, maxsize, max_bytes))
-        client = seats.only_taken() if cluster is None else cluster.client
+        client = registry.client_of(cluster)
         channel = cls(name, maxsize, client)
         channel._open(
             client,
@@ -173,7 +165,12 @@ class Channel:
 
     @classmethod
     def connect(
-        cls, name: str, current_worker: Any = None, *, cluster: HasClient | None = None, timeout: float | None = None
+        cls,
+        name: str,
+        current_worker: Any = None,
+        *,
+        cluster: registry.HasClient | None = None,
+        timeout: float | None = None,
     ) -> Channel:
         """The channel of that name; waits for it if it does not exist yet.
 
@@ -194,7 +191,7 @@ class Channel:
             raise TypeError(f"connect() to channel '{name}': current_worker is {current_worker!r}: write timeout=")
         if timeout is not None:
             timeout = seconds(timeout, f"connect() to channel '{name}'")
-        client = seats.only_taken() if cluster is None else cluster.client
+        client = registry.client_of(cluster)
         channel = cls(name, 0, client)
         channel._open(client, registration.find(client, name, timeout))
         return channel
@@ -466,13 +463,13 @@ class Channel:
         if client is None:
             what = f"channel '{self._name}'"
             if self._roster is not None:
-                client = seats.taken_in(self._roster["run"], what)
+                client = registry.taken_in(self._roster["run"], what)
                 replicas = Replicas(client)
                 replicas.open(self._roster)
                 self._replicas, self._client = replicas, client
             else:
                 assert self._promise is not None
-                client = seats.taken_in(self._promise["run"], what)
+                client = registry.taken_in(self._promise["run"], what)
                 self._open(client, registration.redeem(client, self._promise, self._name))
         return client
 

@@ -259,11 +259,6 @@ class Cluster:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    @property
-    def client(self) -> NodeClient:
-        """This process's seat at its node."""
-        return self._client
-
     # -- facts --------------------------------------------------------------------------------------------------
 
     @property
@@ -361,7 +356,7 @@ class Cluster:
 
     # -- groups -------------------------------------------------------------------------------------------------
 
-    def launch_group(
+    def _launch(
         self,
         spec: GroupSpec,
         *,

@@ -9,7 +9,7 @@ import logging
 import operator
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from rlinf_async._client import registry
 from rlinf_async._client.client import NodeClient
@@ -42,13 +42,6 @@ class WorkerRank:
 
     worker: WorkerInfo
     rank: int
-
-
-class HasClient(Protocol):
-    """A ``Cluster``."""
-
-    @property
-    def client(self) -> NodeClient: ...
 
 
 class WorkerGroup:
@@ -115,11 +108,11 @@ class WorkerGroup:
         try:
             return await self
         except BaseException:
-            await self.close_work().async_wait()
+            await start_closing(self._members, CLOSE_GRACE).async_wait()
             raise
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self.close_work().async_wait()
+        await start_closing(self._members, CLOSE_GRACE).async_wait()
 
     # -- views --------------------------------------------------------------------------------------------------
 
@@ -197,22 +190,23 @@ class WorkerGroup:
 
     # -- the end ------------------------------------------------------------------------------------------------
 
-    def close_work(self, grace: float = CLOSE_GRACE) -> Work[None]:
-        """Starts closing, unless that has been done, and returns the work of it."""
-        return start_closing(self._members, grace)
-
     def close(self, grace: float = CLOSE_GRACE) -> Any:
         """Ends the workers: open calls are cancelled, and after ``grace`` seconds what still runs is killed.
 
         Idempotent.  In a coroutine it returns a ``Work`` to await, elsewhere it blocks.  The name is free afterwards.
         """
-        return blocking(self.close_work(grace))
+        return blocking(start_closing(self._members, grace))
 
     _close = close
 
     @classmethod
     def from_group_name(
-        cls, worker_cls: type, group_name: str, *, cluster: HasClient | None = None, timeout: float | None = None
+        cls,
+        worker_cls: type,
+        group_name: str,
+        *,
+        cluster: registry.HasClient | None = None,
+        timeout: float | None = None,
     ) -> Any:
         """The group of that name, launched elsewhere; waits for it if it does not exist yet.
 
@@ -225,9 +219,9 @@ class WorkerGroup:
                 ``RLINF_NAME_TIMEOUT_S``); lists those that there are.
             ClosedError: the group of that name is closed.
         """
-        seat = registry.only_taken() if cluster is None else cluster.client
+        client = registry.client_of(cluster)
         what = f"a group named '{group_name}'"
-        return blocking(seat.run(_find(cls, seat, worker_cls, group_name, timeout), what=what, abandonable=True))
+        return blocking(client.run(_find(cls, client, worker_cls, group_name, timeout), what=what, abandonable=True))
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -237,10 +231,10 @@ class WorkerGroup:
 
 
 async def _find(
-    cls: type[WorkerGroup], seat: NodeClient, worker_cls: type, name: str, timeout: float | None
+    cls: type[WorkerGroup], client: NodeClient, worker_cls: type, name: str, timeout: float | None
 ) -> WorkerGroup:
-    roster = await find_name(seat, "group", name, timeout)
-    members = Members(seat, name, len(roster))
+    roster = await find_name(client, "group", name, timeout)
+    members = Members(client, name, len(roster))
     infos = [info_from(entry["info"], entry["pid"]) for entry in roster]
     members.start([entry["endpoint"] for entry in roster], infos, [entry["log"] for entry in roster])
     return cls(members, worker_cls)

@@ -48,7 +48,7 @@ class Handle(Work[list[Any]]):
         handle.cancel()
     """
 
-    kind = "call"
+    _kind = "call"
 
     def __init__(self, callee: Callee, method: str) -> None:
         super().__init__()
@@ -73,12 +73,7 @@ class Handle(Work[list[Any]]):
         self._outcome: tuple[list[Any] | None, BaseException | None] | None = None
 
     @property
-    def number(self) -> int:
-        """What the call is known by; 0 until it has left."""
-        return self._call
-
-    @property
-    def ended(self) -> Work[Any]:
+    def _ended(self) -> Work[Any]:
         """Done when the outcome is known."""
         return self
 
@@ -104,37 +99,23 @@ class Handle(Work[list[Any]]):
     # -- answers, on the client's loop --------------------------------------------------------------------------
 
     @property
-    def targets(self) -> Sequence[int]:
+    def _targets(self) -> Sequence[int]:
         return self._callee.targets
 
-    @property
-    def has_departed(self) -> bool:
-        """It has left: what is said about it now comes after it."""
-        return self._departed
-
-    @property
-    def failures(self) -> list[tuple[int, int, Body]]:
-        """(slot, status, body) of every answer that is an error."""
-        return self._tally.failures()
-
-    @property
-    def method(self) -> str:
-        return self._method
-
-    def begin(self, call: int) -> None:
+    def _begin(self, call: int) -> None:
         """The call is about to leave under this id."""
         self._call = call
 
-    def departed(self) -> None:
+    def _mark_departed(self) -> None:
         """The call has left."""
         self._departed = True
         if self._cancelled:
             self._cancel_open()
 
-    def unanswered(self) -> Sequence[int]:
+    def _unanswered(self) -> Sequence[int]:
         return self._tally.unanswered()
 
-    def answer(self, slot: int, status: int, body: Body) -> bool:
+    def _answer(self, slot: int, status: int, body: Body) -> bool:
         """Takes a rank's answer; True once no more is expected."""
         step = self._tally.answer(slot, status, body)
         if step is Next.NOTHING:
@@ -157,7 +138,7 @@ class Handle(Work[list[Any]]):
             tick._settle()
         return False
 
-    def fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         """The call could not even be sent."""
         self._outcome = (None, error)
         self._finish()

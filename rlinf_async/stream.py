@@ -53,49 +53,30 @@ class Stream:
         self._told = False
         self._cancel_sent = False
         self._departed = False
-        self.ended: Work[None] = Work()
+        self._ended: Work[None] = Work()
         """Done when every rank has ended."""
-        self.ended._loop = callee.client.user_loop
-
-    @property
-    def number(self) -> int:
-        """What the call is known by; 0 until it has left."""
-        return self._call
+        self._ended._loop = callee.client.user_loop
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{self._tally.missing} ranks open, {len(self._items)} items here"
         return f"<Stream {self._callee.name}.{self._method}() [{state}]>"
 
     @property
-    def targets(self) -> Sequence[int]:
+    def _targets(self) -> Sequence[int]:
         return self._callee.targets
 
-    def begin(self, call: int) -> None:
+    def _begin(self, call: int) -> None:
         self._call = call
 
-    @property
-    def has_departed(self) -> bool:
-        """It has left: what is said about it now comes after it."""
-        return self._departed
-
-    @property
-    def failures(self) -> list[tuple[int, int, Body]]:
-        """(slot, status, body) of every answer that is an error."""
-        return self._tally.failures()
-
-    @property
-    def method(self) -> str:
-        return self._method
-
-    def departed(self) -> None:
+    def _mark_departed(self) -> None:
         self._departed = True
         if self._closed:
             self._cancel_open()
 
-    def unanswered(self) -> Sequence[int]:
+    def _unanswered(self) -> Sequence[int]:
         return self._tally.unanswered()
 
-    def answer(self, slot: int, status: int, body: Body) -> bool:
+    def _answer(self, slot: int, status: int, body: Body) -> bool:
         if status == Status.ITEM:
             if not self._closed:
                 self._items.append((slot, body))
@@ -108,7 +89,7 @@ class Stream:
                 self._arrive()
         self._wake()
         if not self._tally.missing:
-            self.ended._settle()
+            self._ended._settle()
             self._callee.call_finished(self, failed=self._tally.failed)
             return True
         return False
@@ -121,9 +102,9 @@ class Stream:
             error = unobserved(self._callee, self._method, what, failed, awaited=self._iterated)
             self._callee.client.unobserved.arrived(error)
 
-    def fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         self._error = error
-        self.ended._settle()
+        self._ended._settle()
         self._wake()
 
     def _wake(self) -> None:
@@ -172,18 +153,18 @@ class Stream:
             self._callee.client.credit(self._call, self._callee.targets[slot], count)
         return self._callee.ranks[slot], codec.decode(body)
 
-    def _begin(self) -> None:
+    def _begin_iterating(self) -> None:
         if self._iterated:
             raise RuntimeError(f"{self!r} has been iterated over before; call {self._method}() again for a new stream")
         self._iterated = True
 
     def __aiter__(self) -> AsyncIterator[tuple[int, Any]]:
-        self._begin()
+        self._begin_iterating()
         return _Items(self)
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         """The same without a running loop; blocks the thread between items."""
-        self._begin()
+        self._begin_iterating()
         return _BlockingItems(self)
 
     def close(self) -> None:
@@ -195,7 +176,7 @@ class Stream:
         self._cancel_open()
         self._wake()
 
-    def close_later(self) -> None:
+    def _close_later(self) -> None:
         """The same, from a finalizer: without locks."""
         if not self._closed and self._pid == process.pid:
             self._callee.client.later(0, self.close)
@@ -207,7 +188,7 @@ class Stream:
         """
         self.close()
         try:
-            await self.ended.async_wait(settings.ABORT_GRACE_S())
+            await self._ended.async_wait(settings.ABORT_GRACE_S())
         except DeadlineExceeded:
             stuck = fold_ranks(self._callee.ranks[slot] for slot in self._tally.unanswered())
             logger.warning("ranks %s have not closed %s.%s()", stuck, self._callee.name, self._method)
@@ -228,7 +209,7 @@ class Stream:
 class _NextItem(Work[None]):
     """Done when there is an item, or the stream has ended."""
 
-    kind = "stream"
+    _kind = "stream"
 
     def __init__(self, stream: Stream) -> None:
         super().__init__()
@@ -243,11 +224,11 @@ class _NextItem(Work[None]):
 
     def _whom(self) -> str:
         callee = self._stream._callee
-        open_ranks = fold_ranks(callee.ranks[slot] for slot in self._stream.unanswered())
+        open_ranks = fold_ranks(callee.ranks[slot] for slot in self._stream._unanswered())
         return f"ranks {open_ranks} of '{callee.name}'"
 
     def _far_side(self) -> slow_waits.FarSide | None:
-        return self._stream._callee.far_side(self._stream.unanswered())
+        return self._stream._callee.far_side(self._stream._unanswered())
 
 
 class _Items(AsyncIterator[tuple[int, Any]]):
@@ -266,7 +247,7 @@ class _Items(AsyncIterator[tuple[int, Any]]):
             await item.async_wait()
 
     def __del__(self) -> None:
-        self._stream.close_later()
+        self._stream._close_later()
 
 
 class _BlockingItems(Iterator[tuple[int, Any]]):
@@ -283,4 +264,4 @@ class _BlockingItems(Iterator[tuple[int, Any]]):
             item.wait()
 
     def __del__(self) -> None:
-        self._stream.close_later()
+        self._stream._close_later()

@@ -33,14 +33,12 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     Example:
         work = worker.recv("actor", 0)       # in a coroutine: started, not waited for
         tensor = await work                  # or work.wait() in a thread without a running loop
-
-    Attributes:
-        kind: what it is, in one word, for the table of waits.
-        ends_with_others: an unobserved error ends a plain ``wait()`` for it, where ``fail_fast`` is set.
     """
 
-    kind = "operation"
-    ends_with_others = True
+    _kind = "operation"
+    """What it is, in one word, for the table of waits."""
+    _ends_with_others = True
+    """An unobserved error ends a plain ``wait()`` for it, where ``fail_fast`` is set."""
     _loop: asyncio.AbstractEventLoop | None = None
 
     def __init__(self) -> None:
@@ -266,7 +264,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             self._waiters.append(gate.open)
         soon = slow_waits.SOON_S if timeout is None else max(0.0, min(timeout, slow_waits.SOON_S))
         try:
-            if timeout is None and unobserved_errors.ending_waits and self.ends_with_others:
+            if timeout is None and unobserved_errors.ending_waits and self._ends_with_others:
                 self._wait_unless_others_fail(gate)
             elif not gate.wait(soon) and not slow_waits.wait_on(self, gate, timeout):
                 raise self._late(timeout)
@@ -419,8 +417,8 @@ class Part(Work[T]):
         return self._whole._user_loop()
 
     @property
-    def kind(self) -> str:  # type: ignore[override]
-        return self._whole.kind
+    def _kind(self) -> str:  # type: ignore[override]
+        return self._whole._kind
 
     def _whom(self) -> str:
         return self._whole._whom()

@@ -54,10 +54,10 @@ def test_a_frame_in_the_name_of_another_is_not_believed(cluster: Cluster) -> Non
     mixed = Plain.create_group().launch(cluster, placement=placement, name="mixed")
     with contextlib.closing(mixed.wait_ready()) as group:
         honest, liars = group.execute_on(0), group.execute_on(1, 2)
-        number, driver, daemon = group._members.endpoints[0], cluster.client.endpoint, frames.endpoint(0, 0)
+        number, driver, daemon = group._members.endpoints[0], cluster._client.endpoint, frames.endpoint(0, 0)
         waiting = honest.sleep(60)
         assert honest.noted().wait() == [["sleeping"]]
-        lookup = cluster.client.ask("lookup", {"name": "not yet"}, node=0)
+        lookup = cluster._client.ask("lookup", {"name": "not yet"}, node=0)
         forged = codec.encode("forged").to_bytes()
         route = frames.route_to([number])
         for kind in [
@@ -75,13 +75,13 @@ def test_a_frame_in_the_name_of_another_is_not_believed(cluster: Cluster) -> Non
         ]:
             frame = kind.format(number=number, driver=driver, daemon=daemon, forged=forged, route=route)
             send = "__import__('rlinf_async._worker.context', fromlist=['client']).client.send"
-            liars.run(f"[{send}({frame}) for call in range(1, 1 + {next(cluster.client._ids)})] and None").wait()
+            liars.run(f"[{send}({frame}) for call in range(1, 1 + {next(cluster._client._ids)})] and None").wait()
         assert group.hello().wait() == [0, 1, 2]
         assert honest.was_cancelled().wait() == [False]
         assert not waiting.done()
         assert not lookup.done()
         waiting.cancel()
-        cluster.client.ask("forget_lookup", {"name": "not yet"}, node=0).wait()
+        cluster._client.ask("forget_lookup", {"name": "not yet"}, node=0).wait()
 
 
 def test_a_rank_answers_for_itself_only(cluster: Cluster) -> None:
@@ -89,8 +89,8 @@ def test_a_rank_answers_for_itself_only(cluster: Cluster) -> None:
     with contextlib.closing(group):
         send = "__import__('rlinf_async._worker.context', fromlist=['client']).client.send"
         forged = codec.encode("forged").to_bytes()
-        calls = 20 + next(cluster.client._ids)
-        frame = f"(2, 0, 0, {cluster.client.endpoint}, call, 0, 0, {forged})"
+        calls = 20 + next(cluster._client._ids)
+        frame = f"(2, 0, 0, {cluster._client.endpoint}, call, 0, 0, {forged})"
         honest = "__import__('time').sleep(0.3) or 'honest'"
         forge = f"[{send}({frame}) for call in range({calls})] and 'done'"
         assert group.run(f"{honest} if self._rank == 0 else {forge}").wait()[0] == "honest"
@@ -101,10 +101,10 @@ def test_a_rank_answers_for_itself_only_on_its_own_socket_to_the_caller(cluster:
     with contextlib.closing(group):
         shortcuts = "next(it for it in __import__('gc').get_objects() if type(it).__name__ == 'Shortcuts')"
         forged = codec.encode("forged").to_bytes()
-        calls = 20 + next(cluster.client._ids)
+        calls = 20 + next(cluster._client._ids)
         frames_of = f"[(2, 0, 0, 0, call, 0, status, {forged}) for call in range({calls}) for status in (0, 5)]"
         honest = "__import__('time').sleep(0.3) or 'honest'"
-        forge = f"[{shortcuts}.to({cluster.client.endpoint}).send(frame) for frame in {frames_of}] and 'done'"
+        forge = f"[{shortcuts}.to({cluster._client.endpoint}).send(frame) for frame in {frames_of}] and 'done'"
         assert group.run(f"{honest} if self._rank == 0 else {forge}").wait() == ["honest", "done"]
 
 

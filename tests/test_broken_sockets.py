@@ -114,7 +114,7 @@ async def test_calls_outlive_their_socket_and_run_once_in_order(
     before = [pair.note(number) for number in range(20)]
     slow = pair.sleep(0.2)
     if side == "driver":
-        assert break_sockets(cluster.client, how)
+        assert break_sockets(cluster._client, how)
     else:
         assert all(await pair.break_sockets(how))
     after = [pair.note(number) for number in range(20, 40)]
@@ -137,7 +137,7 @@ async def test_calls_between_workers_outlive_their_socket(pair: Any, how: str) -
 async def test_relayed_calls_reach_a_worker_that_has_closed_the_socket_of_their_caller(
     cluster: Cluster, pair: Any
 ) -> None:
-    assert break_sockets(cluster.client, "shutdown")
+    assert break_sockets(cluster._client, "shutdown")
     slow = pair[0].sleep(1)  # while it is open, calls are relayed
     await asyncio.sleep(0.3)  # its broken socket is handed over, and there is another one
     computing = pair[0].close_sockets_and_compute(0.4)
@@ -181,7 +181,7 @@ async def test_a_stream_outlives_its_socket(cluster: Cluster, pair: Any) -> None
         async for _, item in pair[1].count(60, 0.002):
             items.append(item)
             if item == 10:
-                assert break_sockets(cluster.client, "close")
+                assert break_sockets(cluster._client, "close")
     assert items == list(range(60))
 
 
@@ -189,7 +189,7 @@ async def test_a_stream_outlives_its_socket(cluster: Cluster, pair: Any) -> None
 async def test_a_call_can_be_cancelled_after_its_socket_broke(cluster: Cluster, pair: Any) -> None:
     waiting = pair[1].wait_for_cancel()
     await pair[1].note(1)
-    assert break_sockets(cluster.client, "shutdown")
+    assert break_sockets(cluster._client, "shutdown")
     await pair[1].note(2)
     waiting.cancel()
     async with asyncio.timeout(35):

@@ -71,8 +71,8 @@ def pair(cluster: Cluster) -> Iterator[Any]:
     group = Plain.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="pair").wait_ready()
     yield group
     group.close()
-    for error in cluster.client.unobserved.pending():
-        cluster.client.unobserved.heard(error.cause)
+    for error in cluster._client.unobserved.pending():
+        cluster._client.unobserved.heard(error.cause)
 
 
 def until(condition: Callable[[], Any]) -> None:

@@ -43,7 +43,7 @@ _started: list[Named] = []
 class Named(Work[None]):
     """Something that says what it is, and is done after so many words."""
 
-    kind = "call"
+    _kind = "call"
 
     def __init__(self, name: str, words: int = 1) -> None:
         super().__init__()

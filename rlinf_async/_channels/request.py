@@ -177,7 +177,7 @@ class Put(QueueRequest[None]):
         refused: a queue has turned it down, so that its item is lost unless somebody hears of that.
     """
 
-    kind = "put"
+    _kind = "put"
     ahead = 0
     pauses = False
     heard = False
@@ -247,7 +247,7 @@ class Get(QueueRequest[T]):
         pauses: as of a ``Put``.
     """
 
-    kind = "get"
+    _kind = "get"
     _interested = 0
     _taken = False
     redelivered = False

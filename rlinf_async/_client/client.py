@@ -144,8 +144,8 @@ class NodeClient:
         """Sends a call to every target of the route; the answers go to the sink."""
         call = next(self._ids)
         self._calls[call] = sink
-        sink.begin(call)
-        targets = sink.targets
+        sink._begin(call)
+        targets = sink._targets
         ways, rest = self._direct_calls.open(call, targets, method)
         try:
             count = len(fds)
@@ -189,7 +189,7 @@ class NodeClient:
         """As ``call``, with a body of its own for every target."""
         call = next(self._ids)
         self._calls[call] = sink
-        sink.begin(call)
+        sink._begin(call)
         ways, rest = self._direct_calls.open(call, targets, method)
         for slot, way in ways:
             body, fds = bodies[slot]
@@ -201,7 +201,7 @@ class NodeClient:
         self._departed(call, sink)
 
     def _departed(self, call: int, sink: ReplyHandler) -> None:
-        sink.departed()
+        sink._mark_departed()
         if self._closed is not None or self.lost_nodes:
             try:
                 self._on_loop(lambda: self._fail_hopeless(call, sink))
@@ -217,7 +217,7 @@ class NodeClient:
 
     def _lose(self, call: int, sink: ReplyHandler, reason: str, node: int | None = None) -> None:
         """No answer will come, or none from one node."""
-        for slot, target in enumerate(sink.targets):
+        for slot, target in enumerate(sink._targets):
             at = frames.node_of(target)
             if node is None or at == node:
                 self._answer(call, slot, Status.LOST, frames.pack([at, reason]))
@@ -410,7 +410,7 @@ class NodeClient:
             return
         ours = frame[0] == frames.REPLY and frame[6] not in _TOLD_BY_DAEMONS
         sink = self._calls.get(frame[4]) if ours else None
-        if sink is None or sink.targets[frame[5]] != source:
+        if sink is None or sink._targets[frame[5]] != source:
             close_fds(fds)
         else:
             self._on_frame(frame, fds)
@@ -427,15 +427,15 @@ class NodeClient:
     def _drain_direct(self, call: int, slot: int) -> None:
         sink = self._calls.get(call)
         if sink is not None:
-            self.directs.drain(sink.targets[slot])
+            self.directs.drain(sink._targets[slot])
 
     def _answer(self, call: int, slot: int, status: int, body: Body) -> None:
         sink = self._calls.get(call)
         if sink is None:
             return
         if status in frames.FINAL:
-            self._direct_calls.answered(call, sink.targets[slot])
-        if sink.answer(slot, status, body):
+            self._direct_calls.answered(call, sink._targets[slot])
+        if sink._answer(slot, status, body):
             self._calls.pop(call, None)
             self._direct_calls.ended(call)
 
@@ -448,7 +448,7 @@ class NodeClient:
         self._direct_calls.tell()
         for call in {call for _, call in facts["calls"]}:
             sink = self._calls.get(call)
-            open_on[call] = set() if sink is None else {sink.targets[slot] for slot in sink.unanswered()}
+            open_on[call] = set() if sink is None else {sink._targets[slot] for slot in sink._unanswered()}
         finished = [pair for pair in facts["calls"] if frames.endpoint(self.node, pair[0]) not in open_on[pair[1]]]
         self._tell("calls_checked", {"check": facts["check"], "finished": finished})
 

@@ -145,5 +145,5 @@ class DirectCalls:
         sink = self._calls.get(call)
         if sink is None:  # it has just been given up
             return []
-        waiting = [(sink.targets[slot], slot) for slot in sink.unanswered()]
+        waiting = [(sink._targets[slot], slot) for slot in sink._unanswered()]
         return [(frames.number_of(target), slot, call, method) for target, slot in waiting if target in ways]

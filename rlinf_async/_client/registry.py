@@ -13,12 +13,19 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rlinf_async._core import process
 
 if TYPE_CHECKING:
     from rlinf_async._client.client import NodeClient
+
+
+class HasClient(Protocol):
+    """A ``Cluster``."""
+
+    _client: NodeClient
+
 
 _clients: weakref.WeakSet[NodeClient] = weakref.WeakSet()
 """All that there are, also those that are not ready yet and those that have closed."""
@@ -77,6 +84,11 @@ def only_taken(what: str = "the cluster that was open here") -> NodeClient:
         raise process.forked(what, _left[-1].pid)
     how_many = f"{len(runs)} clusters are" if runs else "no cluster is"
     raise RuntimeError(f"{how_many} open in this process: say which one is meant with cluster=...")
+
+
+def client_of(cluster: HasClient | None) -> NodeClient:
+    """The client of a cluster; without one as ``only_taken``."""
+    return only_taken() if cluster is None else cluster._client
 
 
 def taken_in(run: str, what: str) -> NodeClient:

@@ -12,19 +12,19 @@ class ReplyHandler(Protocol):
     """One call: begun before it is sent, and then answered slot by slot, in whatever order."""
 
     @property
-    def targets(self) -> Sequence[int]:
+    def _targets(self) -> Sequence[int]:
         """Endpoints of the workers that are called, by slot."""
 
-    def begin(self, call: int) -> None:
+    def _begin(self, call: int) -> None:
         """It is about to be sent, and known to the daemons by this number."""
 
-    def departed(self) -> None:
+    def _mark_departed(self) -> None:
         """It has been sent to all of them."""
 
-    def unanswered(self) -> Sequence[int]:
+    def _unanswered(self) -> Sequence[int]:
         """Slots whose last answer has not come."""
 
-    def answer(self, slot: int, status: int, body: Body) -> bool:
+    def _answer(self, slot: int, status: int, body: Body) -> bool:
         """Takes one; True once it expects no more."""
 
 

@@ -22,8 +22,8 @@ HERE: Final = -1
 class Request(Work[Any]):
     """A question to a daemon; ``number`` is what the daemon knows it by."""
 
-    ends_with_others = False
-    kind = "request"
+    _ends_with_others = False
+    _kind = "request"
 
     def __init__(
         self, client: NodeClient, number: int, operation: str, arguments: Any, node: int, what: str = ""

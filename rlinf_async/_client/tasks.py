@@ -19,13 +19,13 @@ OnLoop = Callable[[Callable[[], None]], None]
 class Task(Work[Any]):
     """One of them."""
 
-    kind = "task"
+    _kind = "task"
 
     def __init__(self, on_loop: OnLoop, what: str, abandonable: bool) -> None:
         super().__init__()
         self._on_loop = on_loop
         self._what = what
-        self._abandonable = self.ends_with_others = abandonable
+        self._abandonable = self._ends_with_others = abandonable
         self._task: asyncio.Task[Any] | None = None
         self._cancelled = False
 

@@ -72,7 +72,7 @@ class FailureNotices:
 
     def failed(self, failure: Failure, sink: Sink | None) -> None:
         """A rank has failed: in a call, or between calls.  Where answers are handled."""
-        if sink is not None and sink.unanswered():
+        if sink is not None and sink._unanswered():
             self.concerns[id(sink)] = Concern(sink, failure, is_own=True)
         self._spread(failure, sink)
 
@@ -102,12 +102,12 @@ class FailureNotices:
         later: list[float] = []
         for concern in list(self.concerns.values()):
             due = concern.failure.at + self._quiet
-            if not concern.sink.unanswered():  # it was answered while it was still being sent
+            if not concern.sink._unanswered():  # it was answered while it was still being sent
                 self.finished(concern.sink)
                 continue
             if concern.told:
                 continue
-            if due > now or not concern.sink.has_departed:
+            if due > now or not concern.sink._departed:
                 later.append(max(due, now + _AGAIN_S))
                 continue
             concern.told = True
@@ -125,5 +125,5 @@ class FailureNotices:
             "seconds_ago": now - failure.at,
             "is_own": concern.is_own,
         }
-        targets = (sink.targets[slot] for slot in sink.unanswered())
-        self._client.tell_failure(sink.number, [target for target in targets if target != failure.endpoint], facts)
+        targets = (sink._targets[slot] for slot in sink._unanswered())
+        self._client.tell_failure(sink._call, [target for target in targets if target != failure.endpoint], facts)

@@ -84,7 +84,7 @@ class Members:
             pending, self._pending = self._pending, []
         for _, sink, _, bodies, _ in pending:
             close_fds(fd for _, fds in bodies for fd in fds)
-            sink.fail(error)
+            sink._fail(error)
 
     @property
     def failed(self) -> bool:
@@ -137,13 +137,13 @@ class Members:
         if end is not None:
             if isinstance(end, ClosedError | ForkedProcessError):
                 raise end.with_traceback(None)
-            sink.fail(copy.copy(end))
+            sink._fail(copy.copy(end))
             return
         if self.client.loop.is_closed():
             raise loop_watch.closed(self.client.loop, f"{self.name}.{method}() was called")
         bodies = [pack_body(value) for value in encoded]
         if recorder.recorder is not None:
-            recorder.follow_call(sink, sink.ended, f"{self.name}.{method}")
+            recorder.follow_call(sink, sink._ended, f"{self.name}.{method}")
         if not self._started:
             with self._lock:
                 if self._failure is not None:
@@ -171,15 +171,15 @@ class Members:
 
     def call_failed(self, callee: Callee, sink: Sink) -> None:
         """A rank has failed in a call."""
-        failed = [failure for failure in sink.failures if failure[1] != Status.UNKNOWN]
+        failed = [failure for failure in sink._tally.failures() if failure[1] != Status.UNKNOWN]
         if failed and not self.closed:
             slot, status, body = failed[0]
             self.notices.failed(
                 Failure(
                     callee.ranks[slot],
                     callee.targets[slot],
-                    sink.number,
-                    lambda: describe_failure(callee, sink.method, slot, status, body),
+                    sink._call,
+                    lambda: describe_failure(callee, sink._method, slot, status, body),
                 ),
                 sink,
             )

@@ -44,7 +44,7 @@ def wait_all(*works: Work[Any]) -> Any:
 class _All(Work[list[Any]]):
     """The end of all of them, or of the first failure and of what is cancelled because of it."""
 
-    kind = "calls"
+    _kind = "calls"
 
     def __init__(self, works: Sequence[Work[Any]]) -> None:
         super().__init__()

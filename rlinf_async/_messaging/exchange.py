@@ -341,7 +341,7 @@ class Exchange:
 class _Finding(Work[int]):
     """A group is looked for."""
 
-    kind = "name"
+    _kind = "name"
 
     def __init__(self, client: NodeClient, group: str) -> None:
         super().__init__()

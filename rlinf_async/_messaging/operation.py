@@ -125,7 +125,7 @@ class Operation(Work[T]):
 class Sending(Operation[Any]):
     """A message on its way; done when what is sent may change."""
 
-    kind = "send"
+    _kind = "send"
 
     def __init__(self, what: str, peer: object, timeout: float | None, payload: Payload) -> None:
         super().__init__(what, peer, timeout)
@@ -168,7 +168,7 @@ class Receiving(Operation[T]):
         back: puts a message back.
     """
 
-    kind = "recv"
+    _kind = "recv"
 
     def __init__(self, what: str, peer: object, timeout: float | None, taking: Taking) -> None:
         super().__init__(what, peer, timeout)

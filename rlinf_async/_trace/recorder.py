@@ -42,9 +42,8 @@ _trace: Trace | None = None
 class Call(Protocol):
     """A handle, or a stream."""
 
-    @property
-    def number(self) -> int:
-        """What the call is known by; 0 if it never left."""
+    _call: int
+    """What the call is known by; 0 if it never left."""
 
 
 # -- on and off -------------------------------------------------------------------------------------------------
@@ -210,8 +209,8 @@ def follow_call(call: Call, ended: Work[Any], name: str) -> None:
     span = tracer.begin(name, "call")
 
     def answered() -> None:
-        if call.number:
-            span.flow = (trace.endpoint, call.number)
+        if call._call:
+            span.flow = (trace.endpoint, call._call)
         tracer.end(span)
         trace.call_ended()
 

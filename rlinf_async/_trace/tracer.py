@@ -6,22 +6,14 @@ import functools
 import inspect
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from rlinf_async._client import registry
-from rlinf_async._client.client import NodeClient
 from rlinf_async._trace import recorder as tracing
 from rlinf_async._trace.state.spans import Recorder, Span, plain, text
 from rlinf_async.work import blocking
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class HasClient(Protocol):
-    """A ``Cluster``."""
-
-    @property
-    def client(self) -> NodeClient: ...
 
 
 class Tracer:
@@ -75,7 +67,7 @@ class Tracer:
         return decorate if function is None else decorate(function)
 
     @staticmethod
-    def finalize(*, cluster: HasClient | None = None) -> Any:
+    def finalize(*, cluster: registry.HasClient | None = None) -> Any:
         """Has every process of the run send what it has recorded so far; recording goes on.
 
         It need not be called: at the end of the cluster the file has everything.
@@ -90,7 +82,7 @@ class Tracer:
         Raises:
             RuntimeError: no ``cluster=`` was given, and not exactly one is open in this process.
         """
-        client = registry.only_taken() if cluster is None else cluster.client
+        client = registry.client_of(cluster)
         return blocking(client.run(tracing.collect(client), what="the trace of the run"))
 
 

@@ -40,7 +40,7 @@ _TOGETHER: Final = 0.02
 class Waitable(Protocol):
     """What is waited for: a ``Work``."""
 
-    kind: str
+    _kind: str
 
     def done(self) -> bool: ...
 
@@ -90,7 +90,8 @@ def snapshot() -> list[Wait]:
     for (ident, _), (work, since) in list(_threads.rows.items()):  # type: ignore[misc]
         rows.append((work, since, waiter_in_thread(ident)))  # type: ignore[has-type]
     found = [
-        Wait(work.kind, work._describe(), work._whom(), since, waiter.name, waiter.line) for work, since, waiter in rows
+        Wait(work._kind, work._describe(), work._whom(), since, waiter.name, waiter.line)
+        for work, since, waiter in rows
     ]
     return sorted(found, key=lambda wait: wait.since)
 
@@ -191,7 +192,7 @@ def wait_on(work: Waitable, gate: Gate, timeout: float | None) -> bool:
 
 def _place(work: Waitable, waiter: Waiter) -> tuple[str, str] | None:
     """What waits have in common that usually take equally long."""
-    return None if waiter.line is None else (waiter.line, work.kind)
+    return None if waiter.line is None else (waiter.line, work._kind)
 
 
 def say(rows: Iterable[tuple[Waitable, float, Waiter]], now: float) -> None:

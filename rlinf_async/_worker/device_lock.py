@@ -94,7 +94,7 @@ class DeviceLock:
 class Acquisition(Work[None]):
     """One ``acquire``, from its start to its end; ``undo`` is right at any time, and does something once."""
 
-    kind = "lock"
+    _kind = "lock"
 
     def __init__(self, lock: DeviceLock, timeout: float | None) -> None:
         if timeout is not None and not timeout >= 0:

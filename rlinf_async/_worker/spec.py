@@ -13,7 +13,7 @@ class Launcher(Protocol):
     """What can launch a group: a ``Cluster``."""
 
     @property
-    def launch_group(self) -> Callable[..., Any]: ...
+    def _launch(self) -> Callable[..., Any]: ...
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class GroupSpec:
         """
         if placement is not None and placement_strategy is not None:
             raise ValueError("give either placement_strategy= or placement=, they are the same thing")
-        return cluster.launch_group(
+        return cluster._launch(
             self,
             placement=placement if placement is not None else placement_strategy,
             name=name,

@@ -38,7 +38,7 @@ async def pair(cluster: Cluster) -> Any:
 def relayed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The kinds of the frames that this process sends to its daemon from now on."""
     kinds: list[int] = []
-    connection = cluster.client._connection
+    connection = cluster._client._connection
     assert connection is not None
     send = connection.send
 

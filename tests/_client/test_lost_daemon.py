@@ -32,7 +32,7 @@ async def test_calls_of_other_threads_end_whenever_the_daemon_dies() -> None:
             handles.append(group.acho("after"))
 
         threads = [threading.Thread(target=call, args=(handles,)) for handles in made]
-        cluster.client.events.on("closed", lambda facts: dead.set())
+        cluster._client.events.on("closed", lambda facts: dead.set())
         for thread in threads:
             thread.start()
         os.kill(daemon, signal.SIGKILL)
@@ -55,7 +55,7 @@ async def test_calls_of_other_threads_end_whenever_the_daemon_dies() -> None:
 async def test_memory_of_a_call_that_was_being_made_when_the_daemon_died_goes_with_the_cluster() -> None:
     async with Cluster(num_nodes=1, log_to_driver=False) as cluster:
         gone = asyncio.Event()
-        cluster.client.events.on("closed", lambda facts: gone.set())
+        cluster._client.events.on("closed", lambda facts: gone.set())
         os.kill((await cluster.status())["pid"], signal.SIGKILL)
         await gone.wait()
         close_fds([pool.write([bytes(100_000)], 100_000)])  # as a call does that began before

@@ -247,7 +247,7 @@ async def test_who_makes_channel_after_channel_keeps_nothing_of_those_that_are_c
         with pytest.raises(EndOfChannel):
             await used.get()
     await cluster.status()  # whose answer comes behind what was said of the channels
-    assert not Queues.of(cluster.client)._queues
+    assert not Queues.of(cluster._client)._queues
 
 
 # -- in one process ---------------------------------------------------------------------------------------------------

@@ -166,7 +166,7 @@ async def kill_daemon(scene: Scene, step: steps.KillDaemon) -> None:
         for _ in range(step.threads):
             begin = asyncio.Event()
             begun.append(begin.wait())
-            calls = functools.partial(storm, group, scene.cluster.client, loop, begin)
+            calls = functools.partial(storm, group, scene.cluster._client, loop, begin)
             scene.waits.start_thread(f"a thread of {step}", calls)
         await asyncio.gather(*begun)
         send_signal(scene.daemon, signal.SIGKILL)

@@ -87,7 +87,7 @@ class Performance:
 
     async def close(self) -> list[Violation]:
         """Ends the workers; after a program that went well."""
-        works = [life.group.close_work() for life in self.scene.lives]
+        works = [life.group.close() for life in self.scene.lives]
         try:
             async with asyncio.timeout(PATIENCE_S * 2):
                 for work in works:

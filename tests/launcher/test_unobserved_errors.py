@@ -135,6 +135,6 @@ def test_the_loss_of_a_node_that_the_script_dealt_with_is_its_own_business(tmp_p
 
 
 def test_the_loss_of_the_scripts_own_node_is_no_success(tmp_path: Path) -> None:
-    done = launch(tmp_path, LOSE.format(node=0, still_there="cluster.client.closed is None"), "--local-nodes", "2")
+    done = launch(tmp_path, LOSE.format(node=0, still_there="cluster._client.closed is None"), "--local-nodes", "2")
     assert done.returncode == 1, done.stderr
     assert "did not notice these failures:\n  the script's own node, " in done.stderr
