@@ -131,6 +131,12 @@ def test_a_rank_that_computes_once_it_is_freed_is_not_killed(ring: Any) -> None:
     assert [outcome.value for outcome in outcomes[:2]] == pids[:2]
 
 
+def test_a_rank_that_a_peers_abort_has_freed_and_that_computes_is_not_killed(ring: Any) -> None:
+    pid = ring.execute_on(0).pid().wait(10)
+    outcomes = ring.be_freed_by_a_peer_and_compute(2 * GRACE).outcomes().wait(10)
+    assert [outcomes[0].value] == pid
+
+
 def test_a_rank_that_an_abort_does_not_free_is_killed_and_named(ring: Any) -> None:
     outcomes = ring.meet_again_and_again(absent=2).outcomes().wait(10)
     for outcome in outcomes[:2]:

@@ -8,6 +8,8 @@ user's own, which waits there for ever and holds up no call.
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import json
 import logging
 import os
@@ -93,7 +95,7 @@ class Collectives:
         self._seen = None
 
     def _sampled(self) -> list[Pending]:
-        now, place = time.monotonic(), main_thread_place()
+        now, place = time.monotonic(), _main_thread_place()
         frame = place[0]
         if frame is None or frame.f_globals.get("__name__") not in _WAITING_MODULES:
             self._seen = None
@@ -104,10 +106,36 @@ class Collectives:
         return [Pending(_called(frame), self._seen[1])]
 
 
-def main_thread_place() -> Place:
+def _main_thread_place() -> Place:
     """The instruction at which the main thread is."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return frame, frame.f_lasti if frame is not None else -1
+
+
+class PythonProbe:
+    """Whether the main thread has run any Python since this was made: one that waits in a C call runs none.
+
+    Where it is would not tell: a loop that computes is at the same instruction whenever another thread looks.  A
+    pending call of the interpreter is made by the main thread between two instructions.
+    """
+
+    _numbers = itertools.count(1)
+    _latest = 0
+
+    def __init__(self) -> None:
+        self._number = next(self._numbers)
+        if ctypes.pythonapi.Py_AddPendingCall(_note_python, ctypes.c_void_p(self._number)):
+            self._number = 0  # too many are pending: no evidence
+
+    @property
+    def has_run(self) -> bool:
+        return self._number <= PythonProbe._latest
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+def _note_python(number: int) -> int:  # lives as long as the process: the interpreter keeps its bare address
+    PythonProbe._latest = number
+    return 0
 
 
 def abort(pending: list[Pending]) -> None:

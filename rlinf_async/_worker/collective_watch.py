@@ -25,7 +25,7 @@ from rlinf_async._client.client import NodeClient
 from rlinf_async._client.requests import Request
 from rlinf_async._core import frames
 from rlinf_async._transports import process_groups
-from rlinf_async._transports.process_groups import Collectives, Pending, Place, main_thread_place
+from rlinf_async._transports.process_groups import Collectives, Pending, PythonProbe
 from rlinf_async._worker.running_call import Call, State
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Watched:
         failed_call: the number of the call in which it failed.
         failed_at: when, by ``time.monotonic()``.
         is_aborted: its process groups have been aborted, and its grace is not over.
-        place: where the main thread was when half of the grace was over.
+        second_half: whether it has run Python since half of the grace was over.
     """
 
     call: Call
@@ -56,7 +56,7 @@ class Watched:
     failed_call: int
     failed_at: float
     is_aborted: bool = False
-    place: Place | None = None
+    second_half: PythonProbe | None = None
 
 
 class CollectiveWatch:
@@ -179,7 +179,7 @@ class CollectiveWatch:
             "%s(), in which %s() has waited since %s %.1f s ago, is aborted with all process groups of this process",
             operation.name, watched.call.method, watched.text, seconds,
         )  # fmt: skip
-        place = main_thread_place() if watched.call.task is None else None  # before it is freed
+        since_abort = PythonProbe() if watched.call.task is None else None
         try:
             self._collectives.abort([each for _, each in self._sitting()])
         except OSError as error:  # no descriptors are left
@@ -187,23 +187,25 @@ class CollectiveWatch:
         # The grace begins after the abort, which may have waited for a core for as long as that.
         loop = self._client.loop
         loop.call_later(self._grace / 2, self._sample, watched)
-        loop.call_later(self._grace, self._end, watched, operation, place)
+        loop.call_later(self._grace, self._end, watched, operation, since_abort)
 
     def _sample(self, watched: Watched) -> None:
         if watched.call.state is not State.ENDED:
             self._collectives.sample()
-            watched.place = main_thread_place()
+            watched.second_half = PythonProbe()
 
-    def _end(self, watched: Watched, operation: Pending, place: Place | None) -> None:
+    def _end(self, watched: Watched, operation: Pending, since_abort: PythonProbe | None) -> None:
         """Has this process killed, if the aborting has not helped: it sits there still, or for long in another one."""
-        half_way, watched.place, watched.is_aborted = watched.place, None, False
+        second_half, watched.second_half, watched.is_aborted = watched.second_half, None, False
         if watched.call.state is State.ENDED:
             return
-        here, latest = main_thread_place(), time.monotonic() - self._grace / 3
+        latest = time.monotonic() - self._grace / 3
         sitting = [each for other, each in self._sitting() if other.call is watched.call and each.since < latest]
-        if here != half_way:  # it computes
-            sitting = []
-        if here == place:
+        if second_half is None or second_half.has_run:  # it computes: a record may stay open
+            sitting = [each for each in sitting if each.record < 0]
+        # A peer's abort may have freed it before its own: then it has run Python since, whatever torch's record says.
+        # tests/test_collectives.py::test_a_rank_that_a_peers_abort_has_freed_and_that_computes_is_not_killed
+        if since_abort is not None and not since_abort.has_run:
             sitting.append(operation)
         if not sitting:
             return

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from rlinf_async import Worker
+from rlinf_async._worker.collective_watch import CollectiveWatch
 
 
 class Collective(Worker):
@@ -82,6 +85,34 @@ class Collective(Worker):
         while not dist.is_initialized():
             with contextlib.suppress(RuntimeError):
                 self.initialize("anew")
+
+    def be_freed_by_a_peer_and_compute(self, seconds: float) -> int:
+        """Rank 0 waits for rank 1, which waits for rank 2, which raises; rank 0 aborts when it is free already."""
+        one = torch.ones(1)
+        if self._rank == 2:
+            raise ValueError("not this time")
+        if self._rank == 1:
+            with contextlib.suppress(RuntimeError):
+                dist.broadcast(one, 2)
+            return 0
+        is_free, abort = threading.Event(), CollectiveWatch._abort
+
+        def abort_late(*arguments: Any) -> None:
+            assert is_free.wait(10)
+            abort(*arguments)
+
+        CollectiveWatch._abort = abort_late  # type: ignore[method-assign]
+        try:
+            dist.broadcast(one, 1)
+        except RuntimeError:
+            is_free.set()
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                pass
+            return os.getpid()
+        finally:
+            CollectiveWatch._abort = abort  # type: ignore[method-assign]
+        return -1
 
     def meet_and_compute(self, seconds: float, absent: int) -> int:
         """Computes when it has been freed."""
