@@ -132,10 +132,13 @@ class PythonProbe:
         return self._number <= PythonProbe._latest
 
 
-@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-def _note_python(number: int) -> int:  # lives as long as the process: the interpreter keeps its bare address
+def _note(number: int) -> int:
     PythonProbe._latest = number
     return 0
+
+
+_note_python: Final = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_note)
+"""Lives as long as the process: the interpreter keeps its bare address."""
 
 
 def abort(pending: list[Pending]) -> None:

@@ -282,12 +282,13 @@ def test_gloo_listens_on_the_nodes_own_address_only(links: Couple) -> None:
 
 
 def listeners() -> set[tuple[str, int]]:
-    """This machine's TCP listeners, of IPv4 and IPv6."""
+    """This process's TCP listeners, of IPv4 and IPv6."""
+    own = {os.fstat(int(fd)).st_ino for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}
     found = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
-            if fields[3] == "0A":
+            if fields[3] == "0A" and int(fields[9]) in own:
                 address, port = fields[1].split(":")
                 words = [bytes.fromhex(address[at : at + 8])[::-1] for at in range(0, len(address), 8)]
                 family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
