@@ -1,5 +1,5 @@
 # make run    train the example job on this machine
-# make test   ruff, mypy and the tests; as root, with sshd and ip installed, also those across several fake hosts
+# make test   ruff, mypy, vulture and the tests; as root, with sshd and ip installed, also those across several fake hosts
 # The first of them makes .venv.  PYTHON=/path/to/python3.12 chooses the interpreter, ARGS="..." adds arguments.
 
 PYTHON ?= python3
@@ -21,6 +21,7 @@ test: lint
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/vulture
 
 # A million items through channels, while producers and consumers are cancelled and killed; readers that are stopped for
 # moments, thousands of times.

@@ -30,8 +30,6 @@ COLD: Final = {
     "cold_start_torch_driver": (("--import-torch",), "the driver's script imports torch first"),
 }
 
-Fresh = Callable[[str, Sequence[str]], Contestant]
-
 
 def cold_case(name: str, note: str) -> Case:
     return Case(

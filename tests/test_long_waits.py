@@ -88,7 +88,7 @@ def words_come_soon() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def cluster(words_come_soon: None) -> Iterator[Cluster]:
+def cluster() -> Iterator[Cluster]:
     with Cluster(num_nodes=1, log_to_driver=False) as cluster:
         yield cluster
 

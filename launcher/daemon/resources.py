@@ -14,7 +14,6 @@ from typing import Any
 
 import psutil
 
-from rlinf_async.errors import ConfigError
 from rlinf_async.hardware import find_accelerators
 
 
@@ -67,31 +66,6 @@ def addresses() -> dict[str, list[str]]:
         if name in up and usable:
             found[name] = usable
     return found
-
-
-def interface_of(ip: str) -> str | None:
-    """The interface that has an IP; None where this node does not have it."""
-    wanted = ipaddress.ip_address(ip)
-    for name, own in addresses().items():
-        if any(ipaddress.ip_address(address) == wanted for address in own):
-            return name
-    return None
-
-
-def address_of(interface: str) -> str:
-    """The first IP of an interface, IPv4 before IPv6.
-
-    Raises:
-        ConfigError: there is no such interface, it is down or has no IP; names those that could be meant.
-    """
-    own = addresses()
-    if interface not in own:
-        there = ", ".join(f"{name} ({ips[0]})" for name, ips in own.items())
-        raise ConfigError(
-            f"{socket.gethostname()} has no interface {interface!r} that is up and has an address; it has: "
-            f"{there}\n  fix: name one of these with --iface"
-        )
-    return own[interface][0]
 
 
 def count_cpus(root: Path = Path("/")) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable
-from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from rlinf_async._client import registry
@@ -103,7 +102,7 @@ class TraceSpan:
             self._recorder = tracing.recorder
             self._span = self._recorder.enter(text(self._name), text(self._category), plain(self._args))
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         if self._recorder is not None:
             self._recorder.leave(self._span)
             self._recorder = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Generator, Sequence
-from types import TracebackType
 from typing import Any
 
 from rlinf_async._client.client import NodeClient
@@ -77,7 +76,7 @@ class DeviceLock:
             return self
         raise RuntimeError("`with device_lock` would block the event loop of this coroutine: use `async with`")
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.release()
 
     async def __aenter__(self) -> DeviceLock:

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from rlinf_async._trace import recorder
@@ -71,7 +70,7 @@ class Span:
         self._since = time.perf_counter()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._timers.add(self._tag, time.perf_counter() - self._since)
         if self._recorder is not None:
             self._recorder.leave(self._traced)

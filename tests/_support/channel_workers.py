@@ -245,11 +245,6 @@ class User(Worker):
             most = threading.active_count()
         return order, most - before
 
-    async def put_for_ever(self, channel: Channel, nbytes: int) -> None:
-        item = bytes(nbytes)
-        while True:
-            await channel.put(item)
-
     async def produce(self, channel: Channel, count: int, nbytes: int, in_flight: int) -> None:
         import torch
 

@@ -445,7 +445,7 @@ def _mount(source: str, target: str, *, kind: str = "", flags: int = 0, options:
         raise OSError(ctypes.get_errno(), f"cannot mount {source} on {target}")
 
 
-def _reap(signum: int, frame: object) -> None:
+def _reap(*_: object) -> None:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.faults.journal import Operation
@@ -171,12 +171,3 @@ def _channel(channel: int, puts: dict[int, Operation], gets: list[Operation], fa
     if drained and len(missing) > swallowed and channel not in facts.discarded:
         found.append(Violation("lost", f"channel {channel}: {sorted(missing)} were put and cannot be got"))
     return found
-
-
-def unended(operations: Sequence[Operation], killed: Collection[str]) -> list[Operation]:
-    """Operations of living processes that have not come to an end."""
-    return [
-        operation
-        for operation in operations
-        if not operation.ended and operation.kind != "run" and operation.who not in killed
-    ]

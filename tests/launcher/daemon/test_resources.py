@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 import psutil
 import pytest
-from rlinf_launcher.daemon.resources import address_of, addresses, count_cpus, count_memory, facts, interface_of
+from rlinf_launcher.daemon.resources import addresses, count_cpus, count_memory, facts
 
-from rlinf_async.errors import ConfigError
 from tests._support.fake_nvml import FakeLibrary
 
 
@@ -134,20 +133,6 @@ def interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("interfaces")
 def test_addresses_are_those_that_another_node_could_use() -> None:
     assert addresses() == {"lo": ["127.0.0.1", "::1"], "eth0": ["10.0.0.2", "fd00::2"]}
-
-
-@pytest.mark.usefixtures("interfaces")
-def test_an_ip_has_an_interface_however_it_is_written() -> None:
-    assert interface_of("10.0.0.2") == interface_of("fd00:0::2") == "eth0"
-    assert interface_of("10.9.9.9") is None
-
-
-@pytest.mark.usefixtures("interfaces")
-def test_an_interface_without_an_address_is_named_beside_those_that_have_one() -> None:
-    assert address_of("eth0") == "10.0.0.2"
-    for name in ("ib0", "down0", "eth9"):
-        with pytest.raises(ConfigError, match=rf"no interface '{name}'.*it has: lo \(127.0.0.1\), eth0 \(10.0.0.2\)"):
-            address_of(name)
 
 
 # --- all of it ----------------------------------------------------------------------------------------------
