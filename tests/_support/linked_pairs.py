@@ -72,6 +72,9 @@ class Couple:
             link.discard(RuntimeError("the test is over"))
         for carrier in (self.to_far, self.to_near):
             carrier.close()
+        for thread in threading.enumerate():
+            if thread.name.startswith("rlinf-"):
+                thread.join(10)  # it may be connecting to the side that is closed, which Gloo gives up after seconds
 
 
 @contextlib.contextmanager
