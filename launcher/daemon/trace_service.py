@@ -29,8 +29,9 @@ from .router import Router
 
 logger = logging.getLogger(__name__)
 
-QUESTIONS: Final = 8
-"""In a row; the one with the shortest way counts."""
+QUESTIONS: Final = 64
+"""In a row; the one with the shortest way counts.  Where processors are busy most ways take longer than a call, which
+would then be drawn before its caller and get no arrow."""
 
 AGAIN: Final = 5.0
 """Seconds after which the clocks are compared again."""

@@ -27,8 +27,8 @@ from rlinf_async.work import Work
 
 logger = logging.getLogger(__name__)
 
-QUESTIONS: Final = 5
-"""Times that a driver compares its clock with its daemon's."""
+QUESTIONS: Final = 32
+"""Times that a driver compares its clock with its daemon's; the one with the shortest way counts."""
 
 PATIENCE: Final = 2.0
 """Seconds for all processes of a run to send what they have."""
