@@ -36,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell ignores for what it runs in the background
     os.environ.setdefault(leaks.SESSION_MARK, uuid.uuid4().hex)
+    leaks.take_own_shared_memory()
     # Run directories and logs of this session stand apart from those of others.  The name is short, because a
     # socket's path has 108 bytes; the test process itself keeps the usual place, which pytest does not clear at once.
     directory = tempfile.mkdtemp(prefix="rlt-")

@@ -29,7 +29,6 @@ def traces() -> dict[str, Any]:
         "threads": threading.active_count(),
         "fds": len(os.listdir("/proc/self/fd")),
         "children": psutil.Process().children(recursive=True),
-        "shared memory": sorted(os.listdir("/dev/shm")),
         "run directories": sorted(Path(os.environ["XDG_RUNTIME_DIR"]).glob("rlinf-*")),
     }
 

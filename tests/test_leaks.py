@@ -85,6 +85,8 @@ def a_run_directory_in_tmp() -> Iterator[str]:
 
 @contextlib.contextmanager
 def a_shared_memory_name() -> Iterator[str]:
+    if os.geteuid():
+        pytest.skip("only root can have a /dev/shm of its own")
     path = Path(f"/dev/shm/rlinf-test-{os.getpid()}")
     path.touch()
     yield f"file or folder {path}"
@@ -169,6 +171,30 @@ def test_processes_of_a_run_are_found_by_their_environment() -> None:
         assert leaks.wait_ended([process.pid], 0) == [process.pid]
         process.kill()
         assert leaks.wait_ended([process.pid], 5) == []
+
+
+@contextlib.contextmanager
+def an_orphan_of_another_run() -> Iterator[None]:
+    script = f"env --unset={leaks.SESSION_MARK} RLINF_RUN_ID=0badcafe setsid sleep 60 >/dev/null 2>&1 & echo $!"
+    pid = int(subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout)
+    yield
+    os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def a_shared_memory_name_of_the_machine() -> Iterator[None]:
+    path = Path(f"/proc/{os.getppid()}/root/dev/shm/rlinf-test-{os.getpid()}")
+    path.touch()
+    yield
+    path.unlink()
+
+
+@pytest.mark.parametrize("make", [an_orphan_of_another_run, a_shared_memory_name_of_the_machine])
+def test_what_others_of_the_machine_make_is_not_counted(
+    make: Callable[[], contextlib.AbstractContextManager[None]],
+) -> None:
+    with contextlib.ExitStack() as theirs, leaks.none_left():
+        theirs.enter_context(make())
 
 
 async def test_an_unfinished_task_is_named() -> None:

@@ -5,12 +5,16 @@
 
 ``conftest.py`` puts this around every test.  A module whose tests share a cluster says
 ``pytestmark = pytest.mark.shared_cluster`` and is counted once, at its end.
+
+What other processes of the machine make is not counted: processes are told by their descent or by ``SESSION_MARK``, and
+folders and names of shared memory stand in places of the session's own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import os
 import select
@@ -39,6 +43,11 @@ INNOCENT_THREADS = {
 }
 """Threads of C libraries, by the start of their names, that come once and never end."""
 
+
+CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 1 << 18
+"""Of ``<sched.h>`` and ``<sys/mount.h>``."""
+
+_has_own_shared_memory = False
 
 PATIENCE = 2.0
 """Seconds that things have to end by themselves before a test is blamed for them."""
@@ -105,8 +114,7 @@ def found_since(before: Snapshot) -> list[str]:
     found += [f"thread {name}" for name in _new_threads(before)]
     found += [f"open file {number} -> {target}" for number, target in _new_files(before)]
     found += [f"mapped memory {name}" for name in sorted(set(_shared_mappings()) - before.mappings)]
-    new_folders = sorted(set(_shared_names()) - before.folders)
-    found += [f"file or folder {path}" for path in new_folders if not _is_used_by_strangers(path)]
+    found += [f"file or folder {path}" for path in sorted(set(_shared_names()) - before.folders)]
     return found
 
 
@@ -135,8 +143,8 @@ def wait_ended(pids: Iterable[int], timeout: float) -> list[int]:
 
 
 def end_processes_since(before: Snapshot) -> None:
-    """SIGKILL for new processes that certainly belong to this test session, and waits for them."""
-    for pid, _, _ in _new_processes(before, certainly=True):
+    """SIGKILL for new processes of this test session, and waits for them."""
+    for pid, _, _ in _new_processes(before):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
             wait_ended([pid], 5)
@@ -194,21 +202,15 @@ def _environment(pid: int) -> dict[str, str]:
     return {}
 
 
-def _new_processes(before: Snapshot, certainly: bool = False) -> Iterator[tuple[int, str, str]]:
-    """(pid, state, command line) of new processes of this session: what descends from the test process, what bears
-    the session's mark, and (unless ``certainly``) orphans of some run that bear no session's mark.
-    """
+def _new_processes(before: Snapshot) -> Iterator[tuple[int, str, str]]:
+    """(pid, state, command line) of new processes of this session: they descend from the test process or bear the
+    session's mark."""
     processes = _processes()
     mark = os.environ.get(SESSION_MARK)
     for pid, (_, start) in processes.items():
         if (pid, start) in before.processes or pid == os.getpid():
             continue
-        ours = os.getpid() in _ancestors(pid, processes)
-        if not ours and "RLINF_RUN_ID" in (environment := _environment(pid)):
-            ours = environment.get(SESSION_MARK, None if certainly else mark) == mark and (
-                SESSION_MARK in environment or _is_orphaned(pid, processes)
-            )
-        if ours:
+        if os.getpid() in _ancestors(pid, processes) or (mark and _environment(pid).get(SESSION_MARK) == mark):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process = psutil.Process(pid)
                 state = process.status()
@@ -221,11 +223,6 @@ def _ancestors(pid: int, processes: dict[int, tuple[int, str]]) -> list[int]:
     while pid in processes and (pid := processes[pid][0]) > 1:
         found.append(pid)
     return found
-
-
-def _is_orphaned(pid: int, processes: dict[int, tuple[int, str]]) -> bool:
-    """Whether nobody but processes of a run stands between this one and init; else it is some living user's."""
-    return all("RLINF_RUN_ID" in _environment(ancestor) for ancestor in _ancestors(pid, processes))
 
 
 # ---- this process: threads, files, memory
@@ -287,31 +284,25 @@ def _shared_mappings() -> Iterator[str]:
 # ---- names that outlive processes
 
 
+def take_own_shared_memory() -> None:
+    """Gives this process, and what it starts, a ``/dev/shm`` of its own: then all in it is this session's.
+
+    Only root may, and not in every container; elsewhere ``/dev/shm`` is everybody's, and nobody looks there for leaks.
+    """
+    global _has_own_shared_memory
+    libc = ctypes.CDLL(None)
+    _has_own_shared_memory = (
+        libc.unshare(CLONE_NEWNS) == 0
+        and libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None) == 0
+        and libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, b"mode=1777") == 0
+    )
+
+
 def _shared_names() -> Iterator[Path]:
-    """Entries of /dev/shm, and run directories in both of the places where they can be."""
-    yield from Path("/dev/shm").iterdir()
+    """Entries of this session's /dev/shm, and run directories in both of the places where they can be."""
+    if _has_own_shared_memory:
+        yield from Path("/dev/shm").iterdir()
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
         yield from Path(runtime).glob("rlinf-*")
     temporary = os.environ.get("TMPDIR") or tempfile.gettempdir()
     yield from Path(temporary).glob(f"rlinf-{os.getuid()}-*")
-
-
-def _is_used_by_strangers(path: Path) -> bool:
-    """Whether a process that is not of this session has the file open, or is of the run that the folder is of."""
-    processes = _processes()
-    mark = os.environ.get(SESSION_MARK)
-    for pid in processes:
-        if pid == os.getpid() or os.getpid() in _ancestors(pid, processes):
-            continue
-        environment = _environment(pid)
-        if environment.get(SESSION_MARK) == mark:
-            continue
-        run_id = environment.get("RLINF_RUN_ID")
-        if run_id and path.name.endswith(f"-{run_id}"):
-            return True
-        with contextlib.suppress(OSError):
-            if f" {path}" in Path(f"/proc/{pid}/maps").read_text():
-                return True
-            if any(os.readlink(file) == str(path) for file in Path(f"/proc/{pid}/fd").iterdir()):
-                return True
-    return False
