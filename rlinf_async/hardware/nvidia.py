@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rlinf_async.hardware.accelerator import AcceleratorFamily, AcceleratorType
-from rlinf_async.hardware.cards import Card
+from rlinf_async.hardware.cards import Card, Device
 
 logger = logging.getLogger(__name__)
+
+
+ORDER: Final = "CUDA_DEVICE_ORDER"
+OUR_ORDER: Final = "PCI_BUS_ID"
+"""How the driver's library numbers GPUs, and nvidia-smi; CUDA's own default is the fastest first."""
 
 
 class NvidiaGpus(AcceleratorFamily):
@@ -25,10 +30,16 @@ class NvidiaGpus(AcceleratorFamily):
     def read_cards(self, root: Path) -> Sequence[Card]:
         return read_cards()
 
+    def get_visible(self, environ: Mapping[str, str], cards: Sequence[Card]) -> tuple[Device, ...]:
+        if cards and environ.get(ORDER, OUR_ORDER) != OUR_ORDER:
+            logger.warning("%s=%s is not followed: GPUs are numbered as by nvidia-smi, %s, here and in workers",
+                           ORDER, environ[ORDER], OUR_ORDER)  # fmt: skip
+        return super().get_visible(environ, cards)
+
     def get_variables(self, visible: Sequence[str]) -> dict[str, str]:
         # NCCL's cuMem allocator costs memory beside CUDA graphs; inference engines switch it off too, and both
         # ends of a communicator must agree.
-        return {**super().get_variables(visible), "NCCL_CUMEM_ENABLE": "0"}
+        return {**super().get_variables(visible), ORDER: OUR_ORDER, "NCCL_CUMEM_ENABLE": "0"}
 
 
 def read_cards() -> tuple[Card, ...]:

@@ -32,7 +32,11 @@ def test_the_type_is_the_workers_or_this_machines(monkeypatch: pytest.MonkeyPatc
 
 def test_devices_are_shown_and_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     variables = AcceleratorUtil.get_accelerator_env_var("NV_GPU", ["2", "GPU-5a"])
-    assert variables == {"CUDA_VISIBLE_DEVICES": "2,GPU-5a", "NCCL_CUMEM_ENABLE": "0"}
+    assert variables == {
+        "CUDA_VISIBLE_DEVICES": "2,GPU-5a",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "NCCL_CUMEM_ENABLE": "0",
+    }
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variables["CUDA_VISIBLE_DEVICES"])
     assert AcceleratorUtil.get_visible_devices("NV_GPU") == [2, "GPU-5a"]
     assert AcceleratorUtil.get_accelerator_env_var("NO_ACCEL", []) == {}

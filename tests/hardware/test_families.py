@@ -124,7 +124,11 @@ def test_the_users_list_of_visible_devices_is_honoured(
 @pytest.mark.parametrize(
     ("kind", "visible", "variables"),
     [
-        ("NV_GPU", ["0", "GPU-5"], {"CUDA_VISIBLE_DEVICES": "0,GPU-5", "NCCL_CUMEM_ENABLE": "0"}),
+        (
+            "NV_GPU",
+            ["0", "GPU-5"],
+            {"CUDA_VISIBLE_DEVICES": "0,GPU-5", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "NCCL_CUMEM_ENABLE": "0"},
+        ),
         ("AMD_GPU", ["3"], {"HIP_VISIBLE_DEVICES": "3"}),
         ("INTEL_GPU", ["0", "1"], {"ONEAPI_DEVICE_SELECTOR": "level_zero:0,1"}),
         ("INTEL_GPU", [], {"ONEAPI_DEVICE_SELECTOR": "!level_zero:*"}),

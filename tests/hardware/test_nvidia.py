@@ -100,6 +100,15 @@ def test_a_driver_that_does_not_answer_leaves_a_line_in_the_log(
     assert "does not answer" in caplog.text
 
 
+@pytest.mark.parametrize(("order", "warned"), [("FASTEST_FIRST", True), ("PCI_BUS_ID", False), (None, False)])
+def test_another_order_than_the_drivers_is_not_followed_and_says_so(
+    four_cards: FakeLibrary, caplog: pytest.LogCaptureFixture, order: str | None, warned: bool
+) -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": "1,0"} | ({} if order is None else {"CUDA_DEVICE_ORDER": order})
+    assert [device.id for device in found(environ)] == ["1", "0"]
+    assert ("CUDA_DEVICE_ORDER=FASTEST_FIRST is not followed" in caplog.text) == warned
+
+
 def test_a_lost_card_is_left_out_and_the_others_keep_their_index(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -60,6 +60,7 @@ def test_a_gpu_worker_has_the_whole_contract(make_cluster):
         "NODE_GROUP_LABEL": "cluster",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "CUDA_VISIBLE_DEVICES": "6",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "NCCL_CUMEM_ENABLE": "0",
         "MUJOCO_EGL_DEVICE_ID": "6",
         "EGL_DEVICE_ID": "6",
@@ -74,7 +75,7 @@ def test_a_cpu_worker_counts_its_neighbours_and_has_no_device_variables(make_clu
     assert variables[0]["ACCELERATOR_TYPE"] == "NO_ACCEL"
     assert variables[0]["VISIBLE_DEVICES"] == variables[0]["LOCAL_HARDWARE_RANKS"] == ""
     assert variables[0]["CATCH_SYSTEM_FAILURE"] == "1"
-    assert not {"CUDA_VISIBLE_DEVICES", "NCCL_CUMEM_ENABLE", "EGL_DEVICE_ID"} & set(variables[0])
+    assert not {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NCCL_CUMEM_ENABLE", "EGL_DEVICE_ID"} & set(variables[0])
 
 
 def test_without_isolation_the_local_rank_is_the_workers_own_device(make_cluster):
