@@ -146,6 +146,10 @@ class Source:
         """``core`` of rlinf_async/_core/frames.py, ``work`` of rlinf_async/work.py."""
         return room_of(self.module)
 
+    @property
+    def is_of_weights(self) -> bool:
+        return self.path.startswith("rlinf_async/weights/")
+
     @cached_property
     def tree(self) -> ast.Module:
         return ast.parse(self.text)
@@ -243,14 +247,14 @@ def within(name: str, *packages: str) -> bool:
 
 
 def imports_run_down_only(source: Source) -> Broken:
-    """An import for annotations alone may point up: it is never executed, and a name is no dependency."""
+    """Imports for annotations count: a reader follows them like the others."""
     if not within(source.module, "rlinf_async"):
         return
     if source.room not in HEIGHT:
         yield 1, f"room {source.room!r} has no storey: give it one in STOREYS of tests/test_layers.py"
         return
     for found in source.imports:
-        if found.for_annotations or not within(found.name, "rlinf_async") or source.room == "__init__":
+        if not within(found.name, "rlinf_async") or source.room == "__init__":
             continue
         room = room_of(found.name)
         if room not in HEIGHT:
@@ -358,7 +362,7 @@ def first_lines_name_a_thing(source: Source) -> Broken:
     """Of modules: a noun phrase or an imperative, whose subject is named."""
     first = (ast.get_docstring(source.tree) or "").partition("\n")[0]
     word = first.partition(" ")[0].rstrip(":,")
-    if (word in RIDDLES or first.startswith("One of ")) and not source.path.startswith("rlinf_async/weights/"):
+    if (word in RIDDLES or first.startswith("One of ")) and not source.is_of_weights:
         yield 1, f"the first line begins with {word!r}: say what the module holds, in the field's terms"
 
 
@@ -377,14 +381,17 @@ RULES: tuple[Callable[[Source], Broken], ...] = (
 
 
 def circles(sources: Iterable[Source]) -> list[list[str]]:
-    """Import circles of modules, deferred imports counted, each from its first module back to it."""
+    """Import circles of modules, each from its first module back to it.
+
+    Deferred imports count, and those for annotations, but for the ones in ``rlinf_async/weights``.
+    """
     sources = list(sources)
     modules = {source.module for source in sources}
 
     def targets(source: Source) -> set[str]:
         found = {
             name if name in modules else name.rpartition(".")[0]
-            for name in (found.name for found in source.imports if not found.for_annotations)
+            for name in (found.name for found in source.imports if not (found.for_annotations and source.is_of_weights))
         }
         return (found & modules) - {source.module}
 
@@ -421,7 +428,7 @@ def test_the_house_keeps_the_rule(rule: Callable[[Source], Broken]) -> None:
 
 
 def test_a_file_name_has_one_meaning() -> None:
-    paths = [source.path for source in the_tree() if not source.path.startswith("rlinf_async/weights/")]
+    paths = [source.path for source in the_tree() if not source.is_of_weights]
     names = [name for path in paths if (name := path.rpartition("/")[2]) not in SAME_NAME]
     assert sorted({name for name in names if names.count(name) > 1}) == []
 
@@ -457,7 +464,7 @@ CASES = [
     (imports_run_down_only, "rlinf_async/weights/slots/store.py", "from rlinf_async.weights.model import source", 0),
     (imports_run_down_only, "rlinf_async/_core/pending_calls.py", "from .frames import Status", 0),
     (imports_run_down_only, "rlinf_async/handle.py", "from rlinf_async.work import Work", 0),
-    (imports_run_down_only, "rlinf_async/work.py", "if TYPE_CHECKING:\n    from rlinf_async.group import Group", 0),
+    (imports_run_down_only, "rlinf_async/work.py", "if TYPE_CHECKING:\n    from rlinf_async.group import Group", 2),
     (imports_run_down_only, "rlinf_async/work.py", "if TYPE_CHECKING: ...\nelse:\n    from .group import f", 3),
     (imports_run_down_only, "rlinf_async/__init__.py", "from rlinf_async.cluster import Cluster", 0),
     (the_two_packages_stay_apart, "rlinf_async/cluster.py", "from rlinf_launcher import daemon", 1),
@@ -552,6 +559,8 @@ def test_a_circle_is_found_also_through_a_deferred_import_and_a_package() -> Non
     assert circles(house) == [found]
     for_annotations = "if TYPE_CHECKING:\n    from rlinf_async._core import Tally"
     house[2] = Source("rlinf_async/_core/frames.py", for_annotations)
+    assert circles(house) == [found]
+    house[2] = Source("rlinf_async/_core/frames.py", "")
     assert circles(house) == []
 
 

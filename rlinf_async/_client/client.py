@@ -16,11 +16,12 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import os
 import socket
+import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
-from rlinf_async._client import registry
 from rlinf_async._client.direct_calls import DirectCalls
 from rlinf_async._client.events import Events, Listener
 from rlinf_async._client.loop_thread import LoopThread
@@ -60,6 +61,7 @@ class NodeClient:
         receivers: by kind, who takes the frames that are neither the client's own nor the inbox's.
         unobserved: the errors of this client's calls that were not awaited.
         user_loop: ``loop``, where that is the user's; None where a thread of the framework runs it.
+        on_ended: called once, with the client, when nothing can be sent any more.
         unsent: what sends that which has only been kept back for the end of a loop's turn.
     """
 
@@ -91,7 +93,8 @@ class NodeClient:
         self._tasks = Tasks(loop, self._on_loop)
         self.events = Events()
         self.unobserved = UnobservedErrors(self._tell if inbox is None else None, self.later)
-        registry.add(self)
+        self.on_ended: Callable[[NodeClient], None] = lambda client: None
+        _clients.add(self)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"
@@ -467,7 +470,7 @@ class NodeClient:
         if self._closed is not None:
             return
         self._closed = error
-        registry.leave(self)
+        self.on_ended(self)
         self.ready._settle(error=error)
         # Each by itself, and only those that are here: another thread may be adding one.  That thread finds ``_closed``
         # set afterwards, which it was before this looked, and has its call fail (``_departed``).
@@ -476,7 +479,7 @@ class NodeClient:
             self._calls.pop(call, None)
             self._direct_calls.ended(call)
         self._asks.fail(error)
-        if registry.all_closed():
+        if _all_closed():
             pool.close()
         self.events.announce("closed", {"reason": str(error)})
 
@@ -492,7 +495,7 @@ class NodeClient:
         self.directs.close()
         if self._connection is not None:
             self._connection.close()
-        if registry.all_closed():
+        if _all_closed():
             pool.close()  # again: another thread may have been making a call when the daemon went
 
     def end_without_loop(self, error: Exception) -> None:
@@ -524,3 +527,19 @@ class NodeClient:
         """Writes what is queued before the process ends."""
         if self._connection is not None and self._closed is None:
             self._connection.flush_blocking(timeout)
+
+
+_clients: weakref.WeakSet[NodeClient] = weakref.WeakSet()
+"""All of this process, also those that are not ready yet and those that have closed."""
+
+
+def _all_closed() -> bool:
+    return all(client.closed is not None for client in list(_clients))
+
+
+def _leave_all_to_parent() -> None:
+    for client in list(_clients):
+        client.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_all_to_parent)

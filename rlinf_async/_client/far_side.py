@@ -5,17 +5,15 @@ Asked when a word is said, never before.  What is not answered within ``settings
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from rlinf_async import settings
 from rlinf_async._core import frames
 from rlinf_async._core.root_cause import fold_ranks
 from rlinf_async._waits import slow_waits
 from rlinf_async.work import Work
-
-if TYPE_CHECKING:
-    from rlinf_async._client.client import NodeClient
 
 Who = tuple[str, int]
 """Group and rank."""
@@ -28,7 +26,17 @@ _Facts = tuple[str, list[tuple[str, float]], int]
 """State of a rank's process, its oldest open calls with their ages, and how many are open."""
 
 
-def workers(client: NodeClient, who: Mapping[int, Who]) -> Work[str]:
+class Client(Protocol):
+    """The part of a ``NodeClient`` that asks daemons."""
+
+    user_loop: asyncio.AbstractEventLoop | None
+
+    def ask(self, operation: str, arguments: Any = None, *, node: int) -> Work[Any]: ...
+
+    def later(self, seconds: float, callback: Callable[[], None]) -> None: ...
+
+
+def workers(client: Client, who: Mapping[int, Who]) -> Work[str]:
     """What workers do, by endpoint: what is unusual about their processes, and which calls are open there."""
     by_node: dict[int, list[int]] = {}
     for endpoint in who:
@@ -50,17 +58,17 @@ def workers(client: NodeClient, who: Mapping[int, Who]) -> Work[str]:
     return _when_all(list(asks.values()), tell, client)
 
 
-def request(client: NodeClient, operation: str, arguments: Any, number: int, node: int) -> Work[str]:
+def request(client: Client, operation: str, arguments: Any, number: int, node: int) -> Work[str]:
     """What a daemon needs for an open request of this process."""
     return _one(client, "progress", {"operation": operation, "arguments": arguments, "ask": number}, node)
 
 
-def name(client: NodeClient, group: str) -> Work[str]:
+def name(client: Client, group: str) -> Work[str]:
     """Whether there is a group of that name, and which there are."""
     return request(client, "lookup", {"name": group}, -1, 0)
 
 
-def queue(client: NodeClient, node: int, number: int, key: bytes) -> Work[str]:
+def queue(client: Client, node: int, number: int, key: bytes) -> Work[str]:
     """What is queued under a key of a channel, and how many wait there."""
     return _one(client, "queue", {"number": number, "key": key}, node)
 
@@ -79,7 +87,7 @@ def through(inner: Sequence[slow_waits.Waitable]) -> Work[str]:
     return _when_all([far_side for _, far_side in far_sides if far_side is not None], tell)
 
 
-def _one(client: NodeClient, operation: str, arguments: Any, node: int) -> Work[str]:
+def _one(client: Client, operation: str, arguments: Any, node: int) -> Work[str]:
     ask = client.ask(operation, arguments, node=node)
 
     def tell() -> str:
@@ -89,9 +97,7 @@ def _one(client: NodeClient, operation: str, arguments: Any, node: int) -> Work[
     return _when_all([ask], tell, client)
 
 
-def _when_all(
-    asked: Sequence[slow_waits.FarSide], tell: Callable[[], str], client: NodeClient | None = None
-) -> Work[str]:
+def _when_all(asked: Sequence[slow_waits.FarSide], tell: Callable[[], str], client: Client | None = None) -> Work[str]:
     """Words made once everybody has answered; or has had the time for it, which a ``client`` measures."""
     far_side: Work[str] = Work()
 

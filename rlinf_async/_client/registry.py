@@ -1,10 +1,9 @@
-"""The seats that this process has taken: a driver's at the nodes of its clusters, a worker's own at its node.
+"""The clients that are active in this process: a driver's at the nodes of its clusters, a worker's own at its node.
 
-What is made without ``cluster=...`` belongs to the only one that is open::
+What is made without ``cluster=...`` belongs to the only one that is active::
 
-    seats.take(client)              the cluster is entered, or the worker begins
-    seats.only_taken()              Channel.create(...), Worker.create_group(...).launch(...), Tracer.flush()
-    seats.leave(client)             it has closed, for whatever reason
+    registry.take(client)           the cluster is entered, or the worker begins; taken back when the client has ended
+    registry.only_taken()           Channel.create(...), Worker.create_group(...).launch(...), Tracer.flush()
 
 A child that is forked off has none: what was open is its parent's.
 """
@@ -12,13 +11,10 @@ A child that is forked off has none: what was open is its parent's.
 from __future__ import annotations
 
 import os
-import weakref
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from rlinf_async._client.client import NodeClient
 from rlinf_async._core import process
-
-if TYPE_CHECKING:
-    from rlinf_async._client.client import NodeClient
 
 
 class HasClient(Protocol):
@@ -27,34 +23,21 @@ class HasClient(Protocol):
     _client: NodeClient
 
 
-_clients: weakref.WeakSet[NodeClient] = weakref.WeakSet()
-"""All that there are, also those that are not ready yet and those that have closed."""
-
 _taken: list[NodeClient] = []
 
 _left: list[NodeClient] = []
 """In a forked child: those that its parent had taken."""
 
 
-def add(client: NodeClient) -> None:
-    """A client is made; a child that is forked off from now on leaves its socket to the parent."""
-    _clients.add(client)
-
-
 def take(client: NodeClient) -> None:
-    """From here on it may be meant where nobody says which one."""
+    """From here until its end the client may be meant where no cluster is named."""
+    client.on_ended = _leave  # first: another thread may end the client at any time
     _taken.append(client)
 
 
-def leave(client: NodeClient) -> None:
-    """It has closed."""
+def _leave(client: NodeClient) -> None:
     if client in _taken:
         _taken.remove(client)
-
-
-def all_closed() -> bool:
-    """Whether nothing can be sent by any of this process's clients any more."""
-    return all(client.closed is not None for client in list(_clients))
 
 
 def any_taken() -> bool:
@@ -107,11 +90,9 @@ def taken_in(run: str, what: str) -> NodeClient:
     raise RuntimeError(f"this process has no open cluster of run {run}")
 
 
-def _leave_to_parent() -> None:
-    for client in list(_clients):
-        client.leave_to_parent()
+def _leave_all_to_parent() -> None:
     _left.extend(_taken)
     _taken.clear()
 
 
-os.register_at_fork(after_in_child=_leave_to_parent)
+os.register_at_fork(after_in_child=_leave_all_to_parent)

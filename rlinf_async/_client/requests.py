@@ -1,4 +1,4 @@
-"""Questions to daemons that have not been answered."""
+"""Requests to daemons: open until answered."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import asyncio
 import builtins
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from rlinf_async import errors
 from rlinf_async._client import far_side
 from rlinf_async.work import Work
-
-if TYPE_CHECKING:
-    from rlinf_async._client.client import NodeClient
 
 HERE: Final = -1
 """``client.ask(..., node=HERE)``: this process's own node."""
@@ -26,7 +23,7 @@ class Request(Work[Any]):
     _kind = "request"
 
     def __init__(
-        self, client: NodeClient, number: int, operation: str, arguments: Any, node: int, what: str = ""
+        self, client: far_side.Client, number: int, operation: str, arguments: Any, node: int, what: str = ""
     ) -> None:
         super().__init__()
         self.number = number

@@ -19,7 +19,7 @@ from rlinf_async._messaging.mailbox import Mailbox
 from rlinf_async._messaging.message_content import KINDS, Content, Payload, encode
 from rlinf_async._messaging.operation import Operation, Receiving, Sending
 from rlinf_async._messaging.participants import Member, expand
-from rlinf_async._messaging.peers import Peer
+from rlinf_async._messaging.peer import Peer
 from rlinf_async._messaging.state.matching import Message
 from rlinf_async._messaging.state.message_facts import OBJECT, PAIR, POINT_TO_POINT, TENSOR
 from rlinf_async._trace import recorder

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlinf_async._messaging.operation import Sending
-from rlinf_async._messaging.peers import Peer
+from rlinf_async._messaging.peer import Peer
 from rlinf_async._messaging.state.flow_control import Departure, Departures
 
 

@@ -12,7 +12,8 @@ from rlinf_async._core.segment import close_fds
 from rlinf_async._messaging.device_content import DeviceContent
 from rlinf_async._messaging.message_content import Content, content_of
 from rlinf_async._messaging.operation import Receiving
-from rlinf_async._messaging.peers import Peer, Peers
+from rlinf_async._messaging.peer import Peer
+from rlinf_async._messaging.peers import Peers
 from rlinf_async._messaging.state import message_facts
 from rlinf_async._messaging.state.matching import Arrivals, Do, Message, Step
 from rlinf_async._messaging.state.message_facts import TENSOR

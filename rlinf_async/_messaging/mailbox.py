@@ -17,7 +17,8 @@ from rlinf_async._core.segment import close_fds
 from rlinf_async._messaging.group_rosters import Names
 from rlinf_async._messaging.inbox import Inbox
 from rlinf_async._messaging.outbox import Outbox
-from rlinf_async._messaging.peers import Peer, Peers
+from rlinf_async._messaging.peer import Peer
+from rlinf_async._messaging.peers import Peers
 from rlinf_async._messaging.state import message_facts
 
 logger = logging.getLogger(__name__)

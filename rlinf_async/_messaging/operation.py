@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from rlinf_async._client import far_side, registry
 from rlinf_async._messaging.message_content import Content, Payload
 from rlinf_async._messaging.participants import Member
-from rlinf_async._messaging.peers import Peer
+from rlinf_async._messaging.peer import Peer
 from rlinf_async._messaging.state.matching import Message
 from rlinf_async._transports.memory import Place
 from rlinf_async.errors import ClosedError, DeadlineExceeded

@@ -14,7 +14,8 @@ from rlinf_async._messaging.device_content import DevicePayload
 from rlinf_async._messaging.in_flight import InFlight, Line
 from rlinf_async._messaging.message_content import Payload
 from rlinf_async._messaging.operation import Sending
-from rlinf_async._messaging.peers import Peer, Peers
+from rlinf_async._messaging.peer import Peer
+from rlinf_async._messaging.peers import Peers
 from rlinf_async._messaging.state import message_facts
 from rlinf_async._messaging.state.message_facts import TENSOR
 from rlinf_async._transports import transport_choice

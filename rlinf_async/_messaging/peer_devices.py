@@ -9,12 +9,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from rlinf_async._messaging.peer import Peer
 from rlinf_async._transports.gpu_reach import Gpu, way_between
 from rlinf_async._transports.link import Post
 from rlinf_async.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rlinf_async._messaging.peers import Peer
     from rlinf_async._transports.device_link import DeviceLink
     from rlinf_async._transports.own_gpu import OwnGpu
 

@@ -1,8 +1,7 @@
-"""The other workers that this one talks to: where they are, whether they live, what else leads to them."""
+"""Other workers by endpoint and name: introduced, written to, watched."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -10,49 +9,12 @@ from typing import Any
 
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import frames
-from rlinf_async._messaging.link_health import LinkHealth
+from rlinf_async._messaging.peer import Peer
 from rlinf_async._messaging.peer_devices import Devices
 from rlinf_async._messaging.state import message_facts
-from rlinf_async._transports.gpu_reach import WAYS, Gpu
+from rlinf_async._transports.gpu_reach import WAYS
 from rlinf_async._transports.transport_choice import make_link
 from rlinf_async.errors import ClosedError, WorkerDied
-
-
-class Peer:
-    """One of them.
-
-    Attributes:
-        endpoint: its id in the run.
-        group, rank, label: how people call it.
-        error: why there is nothing more to hear from it; None as long as it lives.
-        connection, gpu_link: how messages by a connection of its own, and from GPU to GPU, have come through.
-        gpu: the one that it works on, as far as it has said; ``reachable``, the uuids of others that it can open.
-        knows_gpu: it has been told of this worker's.
-    """
-
-    def __init__(self, endpoint: int) -> None:
-        self.endpoint = endpoint
-        self.node = frames.node_of(endpoint)
-        self.group, self.rank = "", 0
-        self.label = f"worker {frames.number_of(endpoint)} on node {self.node}"
-        self.route = frames.route_to([endpoint])
-        self.error: Exception | None = None
-        self.connection, self.gpu_link = LinkHealth(), LinkHealth()
-        self.gpu: Gpu | None = None
-        self.reachable: frozenset[str] = frozenset()
-        self.knows_gpu = False
-        self.is_watched = False
-        self.is_met = False
-        """It has been told who this worker is."""
-        self.transfers = itertools.count(1)
-        """Numbers for the links."""
-        self.links: dict[str, Any] = {}
-
-    def __str__(self) -> str:
-        return self.label
-
-    def __repr__(self) -> str:
-        return f"<Peer {self.label} [{'gone' if self.error else 'alive'}]>"
 
 
 def label_of(group: str, rank: int, node: str, pid: int) -> str:

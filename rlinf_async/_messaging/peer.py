@@ -1,0 +1,72 @@
+"""Another worker that this one talks to, and how well its links have done."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Final
+
+from rlinf_async._core import frames
+from rlinf_async._transports.gpu_reach import Gpu
+
+_FAILURES: Final = 3
+"""Messages that did not come through, and none that did, after which a peer is sent none that way."""
+
+
+class LinkHealth:
+    """Whether a link is worth another try.
+
+    Attributes:
+        is_proven: a message has come through.
+    """
+
+    __slots__ = ("_failures", "is_proven")
+
+    def __init__(self) -> None:
+        self.is_proven = False
+        self._failures = 0
+
+    @property
+    def is_good(self) -> bool:
+        return self.is_proven or self._failures < _FAILURES
+
+    def fail(self) -> bool:
+        """A message did not come through; whether that was the end of it."""
+        self._failures += 1
+        return not self.is_proven and self._failures == _FAILURES
+
+
+class Peer:
+    """A worker: where it is, whether it lives, what leads to it.
+
+    Attributes:
+        endpoint: its id in the run.
+        group, rank, label: how people call it.
+        error: why it sends nothing more; None as long as it lives.
+        connection, gpu_link: how messages by a connection of its own, and from GPU to GPU, have come through.
+        gpu: the one that it works on, as far as it has said; ``reachable``, the uuids of others that it can open.
+        knows_gpu: it has been told of this worker's.
+    """
+
+    def __init__(self, endpoint: int) -> None:
+        self.endpoint = endpoint
+        self.node = frames.node_of(endpoint)
+        self.group, self.rank = "", 0
+        self.label = f"worker {frames.number_of(endpoint)} on node {self.node}"
+        self.route = frames.route_to([endpoint])
+        self.error: Exception | None = None
+        self.connection, self.gpu_link = LinkHealth(), LinkHealth()
+        self.gpu: Gpu | None = None
+        self.reachable: frozenset[str] = frozenset()
+        self.knows_gpu = False
+        self.is_watched = False
+        self.is_met = False
+        """It has been told who this worker is."""
+        self.transfers = itertools.count(1)
+        """Numbers for the links."""
+        self.links: dict[str, Any] = {}
+
+    def __str__(self) -> str:
+        return self.label
+
+    def __repr__(self) -> str:
+        return f"<Peer {self.label} [{'gone' if self.error else 'alive'}]>"
