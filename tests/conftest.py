@@ -22,6 +22,7 @@ from tests._support import leaks
 from tests._support.fake_hosts import FakeHosts
 
 _CALL_FAILED = pytest.StashKey[bool]()
+_VISIBLE_GPUS = pytest.StashKey[str | None]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -57,6 +58,22 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         names = item.fixturenames
         if "_no_task_is_left" not in names:
             names.insert(names.index("_nothing_is_left") + 1, "_no_task_is_left")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Hides this machine's GPUs from the nodes of the tests: a test that needs some declares or fakes them."""
+    if _runs_tests(session.config):
+        session.config.stash[_VISIBLE_GPUS] = os.environ.get("CUDA_VISIBLE_DEVICES")
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+@pytest.fixture(autouse=True)
+def _gpus_are_shown(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shows them again to tests that are marked ``gpu``."""
+    if request.node.get_closest_marker("gpu"):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+        if (visible := request.config.stash[_VISIBLE_GPUS]) is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
 
 
 @pytest.hookimpl(wrapper=True)

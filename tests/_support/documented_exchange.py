@@ -11,7 +11,7 @@ from rlinf_async import Worker
 
 SEND_GROUP_NAME = "send_worker_group"
 RECV_GROUP_NAME = "recv_worker_group"
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DEVICE = "cuda" if torch.cuda.device_count() else "cpu"
 
 
 class SendWorker(Worker):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from torch import nn
 from rlinf_async._core import codec
 from rlinf_async._transports import tensors as tensors_in_pickles
 from rlinf_async.errors import SerializationError
+from tests._support.fake_hosts import CHECKOUT
 
 codec.extend("torch", "rlinf_async._transports.tensors")
 
@@ -310,7 +313,6 @@ def test_other_things_of_torch_travel_as_usual() -> None:
 # -- devices ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize(("current", "calls"), [(0, ["record_stream"]), (1, ["record_stream", "cuda"])])
 def test_what_a_links_stream_has_brought_stays_until_the_users_has_read_it(
     current: int, calls: list[str], monkeypatch: pytest.MonkeyPatch
@@ -335,8 +337,15 @@ def test_what_a_links_stream_has_brought_stays_until_the_users_has_read_it(
     assert done == calls
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.device_count(), reason="needs an NVIDIA GPU")
 def test_a_cuda_tensor_arrives_on_cuda_and_shares_there() -> None:
+    # In a process of its own: CUDA, once it is up in one, does not go away again.
+    script = f"import {__name__} as tests; tests.share_on_cuda()"
+    subprocess.run([sys.executable, "-c", script], cwd=CHECKOUT, check=True)
+
+
+def share_on_cuda() -> None:
     tensor = torch.arange(100_000.0, device="cuda").reshape(100, 1000)
     one, two, part, empty = travel([tensor, tensor.t(), tensor[:, ::2], tensor[:0]])
     assert {one.device, two.device, part.device, empty.device} == {tensor.device}
