@@ -179,8 +179,8 @@ class Broken:
             if words[:1] == ["run"] or words[:2] == ["rlinf", "run"]:
                 self.run = words[words.index("run") + 1].rstrip(":")
                 return
-        for pid in leaks._processes():
-            environment = leaks._environment(pid)
+        for pid in leaks.pids():
+            environment = leaks.environment(pid)
             if environment.get(MARK) == self._mark and "RLINF_RUN_ID" in environment:
                 self.run = environment["RLINF_RUN_ID"]
                 return
@@ -192,8 +192,8 @@ class Broken:
         if not self.run:
             self._find_run()
         found = []
-        for pid in leaks._processes():
-            environment = leaks._environment(pid)
+        for pid in leaks.pids():
+            environment = leaks.environment(pid)
             ours = environment.get(MARK) == self._mark and pid != self.process.pid
             if ours or (self.run and environment.get("RLINF_RUN_ID") == self.run):
                 found.append(pid)
@@ -201,10 +201,12 @@ class Broken:
 
     def daemons(self, host: Host | None = None) -> list[int]:
         """The daemons proper, those of a host only where one is given, oldest first."""
-        return [pid for pid in self._of_the_launcher(host) if "rlinf_launcher.daemon" in words_of(parent_of(pid))]
+        return [pid for pid in self._of_the_launcher(host) if "rlinf_launcher.daemon" in words_of(leaks.parent(pid))]
 
     def guardians(self, host: Host | None = None) -> list[int]:
-        return [pid for pid in self._of_the_launcher(host) if "rlinf_launcher.daemon" not in words_of(parent_of(pid))]
+        return [
+            pid for pid in self._of_the_launcher(host) if "rlinf_launcher.daemon" not in words_of(leaks.parent(pid))
+        ]
 
     def _of_the_launcher(self, host: Host | None) -> list[int]:
         there = self.processes() if host is None else set(self.processes()) & set(host.processes())
@@ -217,18 +219,15 @@ class Broken:
 
     def child(self, word: str) -> int:
         """The launcher's child with that word on its command line."""
-        (pid,) = [
-            pid for pid, (parent, _) in leaks._processes().items()
-            if parent == self.process.pid and word in words_of(pid)
-        ]  # fmt: skip
+        children = [pid for pid in leaks.pids() if leaks.parent(pid) == self.process.pid]
+        (pid,) = [pid for pid in children if word in words_of(pid)]
         return pid
 
     # -- what is left -------------------------------------------------------------------------------------------
 
     def tree(self, pid: int) -> list[int]:
         """A process and all that descends from it, itself first."""
-        processes = leaks._processes()
-        return [pid, *(one for one in processes if pid in leaks._ancestors(one, processes))]
+        return [pid, *(one for one in leaks.pids() if pid in leaks.ancestors(one))]
 
     def orphans(self, deadline: float) -> list[str]:
         """What is left of the run once nothing is, or at the deadline (of the monotonic clock)."""
@@ -245,10 +244,6 @@ class Broken:
             listed = host.run(["sh", "-c", f"ls -d /tmp/rlinf-*{self.run}*"], check=False)
             found += [f"{host.hostname}:{path}" for path in listed.stdout.split()]
         return found
-
-
-def parent_of(pid: int) -> int:
-    return leaks._processes().get(pid, (0, ""))[0]
 
 
 def words_of(pid: int) -> list[str]:

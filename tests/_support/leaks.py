@@ -57,7 +57,7 @@ PATIENCE = 2.0
 class Snapshot:
     """What there is now, for ``found_since``."""
 
-    processes: frozenset[tuple[int, str]]
+    processes: frozenset[int]
     threads: frozenset[int]
     files: dict[int, str]
     mappings: frozenset[str]
@@ -85,7 +85,7 @@ def none_left() -> Iterator[None]:
 
 def take() -> Snapshot:
     return Snapshot(
-        processes=frozenset((pid, start) for pid, (_, start) in _processes().items()),
+        processes=frozenset(pids()),
         threads=frozenset(_thread_ids()),
         files=_open_files(),
         mappings=frozenset(_shared_mappings()),
@@ -126,7 +126,7 @@ def leaked_tasks(before: Iterable[asyncio.Task[object]]) -> list[str]:
 
 def processes_of_run(run_id: str) -> list[int]:
     """Pids of all processes on this machine whose environment names the run; zombies have no environment."""
-    return [pid for pid in _processes() if _environment(pid).get("RLINF_RUN_ID") == run_id]
+    return [pid for pid in pids() if environment(pid).get("RLINF_RUN_ID") == run_id]
 
 
 def wait_ended(pids: Iterable[int], timeout: float) -> list[int]:
@@ -184,18 +184,27 @@ def _start_torch() -> None:
 # ---- processes
 
 
-def _processes() -> dict[int, tuple[int, str]]:
-    """Pid → (parent, start time); the start time tells two processes of one pid apart."""
-    found = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError):
-                fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-                found[int(name)] = (int(fields[1]), fields[19])
+def pids() -> Iterator[int]:
+    """All processes of the machine."""
+    return (int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def parent(pid: int) -> int:
+    """0 where it has ended."""
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
+def ancestors(pid: int) -> list[int]:
+    """Its parent first, init left out."""
+    found: list[int] = []
+    while (pid := parent(pid)) > 1:
+        found.append(pid)
     return found
 
 
-def _environment(pid: int) -> dict[str, str]:
+def environment(pid: int) -> dict[str, str]:
     with contextlib.suppress(OSError):
         entries = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
         return dict(entry.split("=", 1) for entry in entries if "=" in entry)
@@ -205,24 +214,14 @@ def _environment(pid: int) -> dict[str, str]:
 def _new_processes(before: Snapshot) -> Iterator[tuple[int, str, str]]:
     """(pid, state, command line) of new processes of this session: they descend from the test process or bear the
     session's mark."""
-    processes = _processes()
     mark = os.environ.get(SESSION_MARK)
-    for pid, (_, start) in processes.items():
-        if (pid, start) in before.processes or pid == os.getpid():
-            continue
-        if os.getpid() in _ancestors(pid, processes) or (mark and _environment(pid).get(SESSION_MARK) == mark):
+    for pid in set(pids()) - before.processes - {os.getpid()}:
+        if os.getpid() in ancestors(pid) or (mark and environment(pid).get(SESSION_MARK) == mark):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process = psutil.Process(pid)
                 state = process.status()
                 dead = state == psutil.STATUS_ZOMBIE
                 yield pid, state, f"({process.name()}, not waited for)" if dead else " ".join(process.cmdline())
-
-
-def _ancestors(pid: int, processes: dict[int, tuple[int, str]]) -> list[int]:
-    found: list[int] = []
-    while pid in processes and (pid := processes[pid][0]) > 1:
-        found.append(pid)
-    return found
 
 
 # ---- this process: threads, files, memory
