@@ -2,6 +2,7 @@
 
 # The house.  Imports run down this list only; tests/test_layers.py holds it so.  An underscore: internal.
 #
+#   _public_names       names that are loaded when they are asked for: the table at the end of this page
 #   errors, settings, address           every exception; timeouts and limits that a user may change; names for things
 #   _core/              plain state: frames, codec, pending calls, failures, directory, segments; no IO, no asyncio
 #   _channels/state/    the queue of a channel          _messaging/state/   matching and flow control of messages
@@ -30,301 +31,66 @@
 #     gpu/, slots/      CUDA's part; the memory that versions lie in
 #     links/, plane/    words between processes; Publisher and Subscriber, on one machine and over many
 #     transports/       TorchRL's carriers      schemes/, syncers/   TorchRL's and RLinf's interfaces
+#   rlinf, torchrl      tables of the other systems' names, for code that is ported from there
 #
 # launcher/ (imported as rlinf_launcher) is the other package: how processes come to exist and stop.  Nothing here
-# imports it.  Importing this page imports neither torch nor grpc.
+# imports it.  Importing this page loads none of all that: a node's daemon imports a third of it.
 
-import importlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
-from rlinf_async._cluster.sys_variables import ClusterEnvVar
-from rlinf_async._group.each import each
-from rlinf_async._group.wait_all import wait_all
-from rlinf_async._messaging.collective_options import CollectiveGroupOptions
-from rlinf_async._trace.tracer import Tracer
-from rlinf_async._worker.accelerator_util import AcceleratorUtil
-from rlinf_async._worker.routing import get_group_world_size
-from rlinf_async.address import NodeInfo, WorkerAddress, WorkerInfo
-from rlinf_async.channel import Channel, WeightedItem
-from rlinf_async.cluster import Cluster
-from rlinf_async.configuration import ClusterConfig
-from rlinf_async.errors import (
-    AuthError,
-    ClosedError,
-    ConfigError,
-    DeadlineExceeded,
-    EndOfChannel,
-    ForkedProcessError,
-    LaunchError,
-    LoopNotRunning,
-    NodeLost,
-    PeerLost,
-    RemoteError,
-    RLinfAsyncError,
-    SerializationError,
-    StaleVersion,
-    TransferFailed,
-    UnobservedFailure,
-    VersionMismatch,
-    WeightMismatch,
-    WorkerDied,
-    WrongAcknowledgement,
-    WrongBase,
-)
-from rlinf_async.group import WorkerGroup
-from rlinf_async.handle import Handle
-from rlinf_async.hardware import (
-    AcceleratorFamily,
-    AcceleratorType,
-    Hardware,
-    HardwareConfig,
-    HardwareInfo,
-    HardwareResource,
-    NodeHardwareConfig,
-    register_accelerator,
-)
-from rlinf_async.outcome import Outcome
-from rlinf_async.placement import (
-    ComponentPlacement,
-    FlexiblePlacementStrategy,
-    HybridComponentPlacement,
-    ModelParallelComponentPlacement,
-    ModelParallelEvalComponentPlacement,
-    MultiAgentModelParallelComponentPlacement,
-    MultiAgentModelParallelEvalComponentPlacement,
-    NodePlacementStrategy,
-    PackedPlacementStrategy,
-    Placement,
-    PlacementMode,
-    PlacementStrategy,
-    RolloutSyncMode,
-    placement_mode_to_rollout_sync_mode,
-)
-from rlinf_async.profiling import NsightConfig, ProfileConfig, RocprofSysConfig, TorchProfileConfig
-from rlinf_async.routing import (
-    CommMapper,
-    build_recv_plan,
-    build_route_channel_key,
-    build_send_key,
-    build_send_plan,
-    decoupled_build_recv_plan,
-    get_batch_size,
-    infer_batch_size,
-    merge_batches,
-    split_batch,
-    split_channel_message,
-)
-from rlinf_async.stream import Stream
-from rlinf_async.work import Work
-from rlinf_async.worker import Worker
+from rlinf_async._public_names import lazy_names
 
 if TYPE_CHECKING:
-    from rlinf_async.weights import (
-        BucketWeightSyncer,
-        DistributedTransport,
-        DistributedWeightSyncScheme,
-        ModuleTransformReceiver,
-        ModuleTransformScheme,
-        ModuleTransformSender,
-        MPTransport,
-        MultiProcessWeightSyncScheme,
-        NoWeightSyncScheme,
-        PatchWeightSyncer,
-        RayActorTransport,
-        RayModuleTransformReceiver,
-        RayModuleTransformScheme,
-        RayModuleTransformSender,
-        RayTransport,
-        RayWeightSyncScheme,
-        RPCTransport,
-        RPCWeightSyncScheme,
-        SharedMemTransport,
-        SharedMemWeightSyncScheme,
-        SyncHandle,
-        SyncReport,
-        TransportBackend,
-        WeightReceiver,
-        WeightSender,
-        WeightStrategy,
-        WeightSyncer,
-        WeightSyncScheme,
-        WorkerActorTransport,
-        WorkerModuleTransformReceiver,
-        WorkerModuleTransformScheme,
-        WorkerModuleTransformSender,
-        WorkerTransport,
-        WorkerWeightSyncScheme,
-        register_weight_sync_backend,
-    )
-
-WorkerGroupFuncResult = Handle
-"""RLinf's name."""
+    from rlinf_async._group.each import each as each
+    from rlinf_async._group.wait_all import wait_all as wait_all
+    from rlinf_async._trace.tracer import Tracer as Tracer
+    from rlinf_async.address import NodeInfo as NodeInfo
+    from rlinf_async.address import WorkerAddress as WorkerAddress
+    from rlinf_async.address import WorkerInfo as WorkerInfo
+    from rlinf_async.channel import Channel as Channel
+    from rlinf_async.channel import WeightedItem as WeightedItem
+    from rlinf_async.cluster import Cluster as Cluster
+    from rlinf_async.configuration import ClusterConfig as ClusterConfig
+    from rlinf_async.errors import AuthError as AuthError
+    from rlinf_async.errors import ClosedError as ClosedError
+    from rlinf_async.errors import ConfigError as ConfigError
+    from rlinf_async.errors import DeadlineExceeded as DeadlineExceeded
+    from rlinf_async.errors import EndOfChannel as EndOfChannel
+    from rlinf_async.errors import ForkedProcessError as ForkedProcessError
+    from rlinf_async.errors import LaunchError as LaunchError
+    from rlinf_async.errors import LoopNotRunning as LoopNotRunning
+    from rlinf_async.errors import NodeLost as NodeLost
+    from rlinf_async.errors import PeerLost as PeerLost
+    from rlinf_async.errors import RemoteError as RemoteError
+    from rlinf_async.errors import RLinfAsyncError as RLinfAsyncError
+    from rlinf_async.errors import SerializationError as SerializationError
+    from rlinf_async.errors import StaleVersion as StaleVersion
+    from rlinf_async.errors import TransferFailed as TransferFailed
+    from rlinf_async.errors import UnobservedFailure as UnobservedFailure
+    from rlinf_async.errors import VersionMismatch as VersionMismatch
+    from rlinf_async.errors import WeightMismatch as WeightMismatch
+    from rlinf_async.errors import WorkerDied as WorkerDied
+    from rlinf_async.group import WorkerGroup as WorkerGroup
+    from rlinf_async.handle import Handle as Handle
+    from rlinf_async.hardware import AcceleratorFamily as AcceleratorFamily
+    from rlinf_async.hardware import Hardware as Hardware
+    from rlinf_async.hardware import register_accelerator as register_accelerator
+    from rlinf_async.outcome import Outcome as Outcome
+    from rlinf_async.placement import ComponentPlacement as ComponentPlacement
+    from rlinf_async.placement import FlexiblePlacementStrategy as FlexiblePlacementStrategy
+    from rlinf_async.placement import NodePlacementStrategy as NodePlacementStrategy
+    from rlinf_async.placement import PackedPlacementStrategy as PackedPlacementStrategy
+    from rlinf_async.placement import PlacementStrategy as PlacementStrategy
+    from rlinf_async.profiling import ProfileConfig as ProfileConfig
+    from rlinf_async.profiling import TorchProfileConfig as TorchProfileConfig
+    from rlinf_async.rlinf import *  # noqa: F403
+    from rlinf_async.stream import Stream as Stream
+    from rlinf_async.torchrl import *  # noqa: F403
+    from rlinf_async.weights import SyncReport as SyncReport
+    from rlinf_async.weights import WorkerWeightSyncScheme as WorkerWeightSyncScheme
+    from rlinf_async.work import Work as Work
+    from rlinf_async.worker import Worker as Worker
+else:
+    __getattr__, __dir__ = lazy_names(__name__)
 
 __version__ = "0.1.0"
-
-_WEIGHTS: Final = frozenset(
-    {
-        "BucketWeightSyncer",
-        "DistributedTransport",
-        "DistributedWeightSyncScheme",
-        "MPTransport",
-        "ModuleTransformReceiver",
-        "ModuleTransformScheme",
-        "ModuleTransformSender",
-        "MultiProcessWeightSyncScheme",
-        "NoWeightSyncScheme",
-        "PatchWeightSyncer",
-        "RPCTransport",
-        "RPCWeightSyncScheme",
-        "RayActorTransport",
-        "RayModuleTransformReceiver",
-        "RayModuleTransformScheme",
-        "RayModuleTransformSender",
-        "RayTransport",
-        "RayWeightSyncScheme",
-        "SharedMemTransport",
-        "SharedMemWeightSyncScheme",
-        "SyncHandle",
-        "SyncReport",
-        "TransportBackend",
-        "WeightReceiver",
-        "WeightSender",
-        "WeightStrategy",
-        "WeightSyncScheme",
-        "WeightSyncer",
-        "WorkerActorTransport",
-        "WorkerModuleTransformReceiver",
-        "WorkerModuleTransformScheme",
-        "WorkerModuleTransformSender",
-        "WorkerTransport",
-        "WorkerWeightSyncScheme",
-        "register_weight_sync_backend",
-    }
-)
-"""Names of ``rlinf_async.weights``, which imports torch."""
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _WEIGHTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module("rlinf_async.weights"), name)
-    globals()[name] = found
-    return found
-
-
-__all__ = [
-    "AcceleratorFamily",
-    "AcceleratorType",
-    "AcceleratorUtil",
-    "AuthError",
-    "BucketWeightSyncer",
-    "Channel",
-    "ClosedError",
-    "Cluster",
-    "ClusterConfig",
-    "ClusterEnvVar",
-    "CollectiveGroupOptions",
-    "CommMapper",
-    "ComponentPlacement",
-    "ConfigError",
-    "DeadlineExceeded",
-    "DistributedTransport",
-    "DistributedWeightSyncScheme",
-    "EndOfChannel",
-    "FlexiblePlacementStrategy",
-    "ForkedProcessError",
-    "Handle",
-    "Hardware",
-    "HardwareConfig",
-    "HardwareInfo",
-    "HardwareResource",
-    "HybridComponentPlacement",
-    "LaunchError",
-    "LoopNotRunning",
-    "MPTransport",
-    "ModelParallelComponentPlacement",
-    "ModelParallelEvalComponentPlacement",
-    "ModuleTransformReceiver",
-    "ModuleTransformScheme",
-    "ModuleTransformSender",
-    "MultiAgentModelParallelComponentPlacement",
-    "MultiAgentModelParallelEvalComponentPlacement",
-    "MultiProcessWeightSyncScheme",
-    "NoWeightSyncScheme",
-    "NodeHardwareConfig",
-    "NodeInfo",
-    "NodeLost",
-    "NodePlacementStrategy",
-    "NsightConfig",
-    "Outcome",
-    "PackedPlacementStrategy",
-    "PatchWeightSyncer",
-    "PeerLost",
-    "Placement",
-    "PlacementMode",
-    "PlacementStrategy",
-    "ProfileConfig",
-    "RLinfAsyncError",
-    "RPCTransport",
-    "RPCWeightSyncScheme",
-    "RayActorTransport",
-    "RayModuleTransformReceiver",
-    "RayModuleTransformScheme",
-    "RayModuleTransformSender",
-    "RayTransport",
-    "RayWeightSyncScheme",
-    "RemoteError",
-    "RocprofSysConfig",
-    "RolloutSyncMode",
-    "SerializationError",
-    "SharedMemTransport",
-    "SharedMemWeightSyncScheme",
-    "StaleVersion",
-    "Stream",
-    "SyncHandle",
-    "SyncReport",
-    "TorchProfileConfig",
-    "Tracer",
-    "TransferFailed",
-    "TransportBackend",
-    "UnobservedFailure",
-    "VersionMismatch",
-    "WeightMismatch",
-    "WeightReceiver",
-    "WeightSender",
-    "WeightStrategy",
-    "WeightSyncScheme",
-    "WeightSyncer",
-    "WeightedItem",
-    "Work",
-    "Worker",
-    "WorkerActorTransport",
-    "WorkerAddress",
-    "WorkerDied",
-    "WorkerGroup",
-    "WorkerGroupFuncResult",
-    "WorkerInfo",
-    "WorkerModuleTransformReceiver",
-    "WorkerModuleTransformScheme",
-    "WorkerModuleTransformSender",
-    "WorkerTransport",
-    "WorkerWeightSyncScheme",
-    "WrongAcknowledgement",
-    "WrongBase",
-    "build_recv_plan",
-    "build_route_channel_key",
-    "build_send_key",
-    "build_send_plan",
-    "decoupled_build_recv_plan",
-    "each",
-    "get_batch_size",
-    "get_group_world_size",
-    "infer_batch_size",
-    "merge_batches",
-    "placement_mode_to_rollout_sync_mode",
-    "register_accelerator",
-    "register_weight_sync_backend",
-    "split_batch",
-    "split_channel_message",
-    "wait_all",
-]

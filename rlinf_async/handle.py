@@ -475,6 +475,10 @@ class Handle(Work[list[Any]]):
         raise TypeError("a handle belongs to the process that made the call: pass its results on, or a group's name")
 
 
+WorkerGroupFuncResult = Handle
+"""RLinf's name."""
+
+
 class _OfRank(Part[Any]):
     """``handle[i]``: who takes a result here has not heard of other ranks' errors; who gets an error has."""
 

@@ -61,6 +61,8 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
     """What drives a worker's devices, ``torch.cuda`` for NVIDIA's; None without any, and outside of workers."""
     torch_device_type: ClassVar[str | None] = None
 
+    global_accelerator_ids: list[int]
+    """The worker's devices, counted over the whole cluster."""
     _rank: int
     _world_size: int
 

@@ -27,6 +27,7 @@ def rooms(line: str) -> set[str]:
 
 # Bottom first.  A room imports itself and the storeys below, not its neighbours on the same line.
 STOREYS = (
+    "_public_names",
     "errors",
     "settings",
     "address",
@@ -61,8 +62,10 @@ STOREYS = (
     "weights.plane",
     "weights.transports",
     "weights.schemes weights.syncers",
+    "rlinf torchrl",
     "weights",
     "__init__",
+    "_worker.template",  # a program: what user code imports is there before workers are forked
 )
 HEIGHT = {room: height for height, line in enumerate(STOREYS) for room in rooms(line)}
 STRANGERS = [("_transports", "_wire"), ("_wire", "_transports")]  # they meet in the worker's mailbox
@@ -366,6 +369,30 @@ def first_lines_name_a_thing(source: Source) -> Broken:
         yield 1, f"the first line begins with {word!r}: say what the module holds, in the field's terms"
 
 
+@functools.cache
+def documented(head: str) -> frozenset[str]:
+    """First column of a table of docs/names.md."""
+    table = (CHECKOUT / "docs/names.md").read_text().partition(f"| {head} |")[2].partition("\n\n")[0]
+    return frozenset(re.findall(r"^\| `([\w.]+)` \|", table, re.MULTILINE))
+
+
+def internal_paths_have_an_underscore(source: Source) -> Broken:
+    """At the top of the package: what lies below a public package may be internal."""
+    module = ".".join(source.module.split(".")[:2])
+    if module.startswith("rlinf_async.") and module[12] != "_" and module not in documented("module"):
+        yield 1, f"{module} is public and not in docs/names.md: document it, or begin its name with an underscore"
+
+
+def the_root_shows_what_is_documented(source: Source) -> Broken:
+    """What ``dir(rlinf_async)`` shows is its table of names: the imports for annotations."""
+    if source.module == "rlinf_async":
+        shown = {found.name.rpartition(".")[2]: found.line for found in source.imports if found.for_annotations}
+        for name in shown.keys() - documented("name") - {"*"}:
+            yield shown[name], f"docs/names.md does not list {name}: document it, or move it to rlinf or torchrl"
+        for name in documented("name") - shown.keys():
+            yield 1, f"docs/names.md lists {name}, which is not there"
+
+
 RULES: tuple[Callable[[Source], Broken], ...] = (
     imports_run_down_only,
     the_two_packages_stay_apart,
@@ -377,6 +404,8 @@ RULES: tuple[Callable[[Source], Broken], ...] = (
     no_bare_except,
     nothing_listens_everywhere,
     first_lines_name_a_thing,
+    internal_paths_have_an_underscore,
+    the_root_shows_what_is_documented,
 )
 
 
@@ -441,10 +470,15 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 def test_importing_it_loads_neither_torch_nor_grpc_nor_numpy(module: str) -> None:
     if not any(source.module == module for source in the_tree()):
         pytest.skip(f"there is no {module} yet")
-    script = f"import sys, {module}; print(*{{'torch', 'grpc', 'numpy'}} & set(sys.modules))"
+    script = f"import sys, {module}\nprint(*{{'torch', 'grpc', 'numpy'}} & set(sys.modules))"
+    if module == "rlinf_async":
+        light = documented("name") - {"SyncReport", "WorkerWeightSyncScheme"}
+        script = f"from rlinf_async import {', '.join(light)}\n{script}"
     done = subprocess.run([sys.executable, "-c", script], cwd=CHECKOUT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
 
+
+TABLE = f"if TYPE_CHECKING:\n    from x import {', '.join(sorted(documented('name')))}"
 
 # Each rule sees what it is there for, on the line where it stands, and lets the rest pass (line 0).
 CASES = [
@@ -524,6 +558,13 @@ CASES = [
     (no_bare_except, "launcher/daemon/node.py", "try:\n    f()\nexcept OSError:\n    pass", 0),
     (first_lines_name_a_thing, "rlinf_async/work.py", '"""Who waits for what."""', 1),
     (first_lines_name_a_thing, "rlinf_async/work.py", '"""Waits of a process."""', 0),
+    (internal_paths_have_an_underscore, "rlinf_async/attic.py", "", 1),
+    (internal_paths_have_an_underscore, "rlinf_async/attic/slab.py", "", 1),
+    (internal_paths_have_an_underscore, "rlinf_async/_attic.py", "", 0),
+    (internal_paths_have_an_underscore, "rlinf_async/placement/packed.py", "", 0),
+    (the_root_shows_what_is_documented, "rlinf_async/__init__.py", f"{TABLE}\n    from x import Odd as Odd", 3),
+    (the_root_shows_what_is_documented, "rlinf_async/__init__.py", TABLE.replace(" Cluster,", ""), 1),
+    (the_root_shows_what_is_documented, "rlinf_async/__init__.py", TABLE, 0),
     (nothing_listens_everywhere, "launcher/daemon/node.py", "server.add_secure_port('0.0.0.0:0', keys)", 1),
     (nothing_listens_everywhere, "launcher/daemon/node.py", "f'[::]:{port}'", 1),
     (nothing_listens_everywhere, "launcher/daemon/node.py", "sock.bind(('', 0))", 1),

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-import rlinf_async.weights
+import rlinf_async.rlinf
 from tests._support.rlinf_names import EXPORTS, MEMBERS, ROBOTS, SYNCERS
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -219,16 +219,21 @@ def test_what_rlinf_exports_is_exported_here(name: str) -> None:
         assert not hasattr(rlinf_async, name)
         assert name in ROBOTS.split() or name == "ChannelWorker"
     else:
-        assert row.path == f"rlinf_async.{name}"
-        assert hasattr(rlinf_async, name)
-        assert name in rlinf_async.__all__
+        home = rlinf_async if name in rlinf_async.__all__ else rlinf_async.rlinf
+        assert row.path == f"{home.__name__}.{name}"
+        assert name in home.__all__
+        assert getattr(rlinf_async, name) is getattr(home, name)
 
 
 @pytest.mark.parametrize("name", SYNCERS.split())
-def test_what_users_of_rlinfs_syncers_import_is_exported_with_the_weights(name: str) -> None:
-    assert f"rlinf_async.weights.{name}" in {row.path for row in ROWS if row.name == name}
-    assert name in rlinf_async.weights.__all__
-    assert hasattr(rlinf_async.weights, name)
+def test_what_users_of_rlinfs_syncers_import_is_exported_here(name: str) -> None:
+    assert f"rlinf_async.rlinf.{name}" in {row.path for row in ROWS if row.name == name}
+    assert name in rlinf_async.rlinf.__all__
+
+
+@pytest.mark.parametrize("name", rlinf_async.rlinf.__all__)
+def test_what_is_rlinfs_alone_is_in_the_guide(name: str) -> None:
+    assert f"`{name}" in GUIDE.read_text()
 
 
 @by_name(THERE)

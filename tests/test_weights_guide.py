@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import rlinf_async
+import rlinf_async.torchrl
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 GUIDE = (CHECKOUT / "docs" / "weights.md").read_text()
@@ -57,7 +57,12 @@ def test_every_name_of_torchrls_is_mapped_to_one_that_is_the_same_class() -> Non
     assert list(rows) == TORCHRL
     for theirs, ours in rows.items():
         assert getattr(rlinf_async, theirs) is getattr(rlinf_async, ours)
-        assert {theirs, ours} <= set(rlinf_async.__all__)
+        assert {theirs, ours} <= {*rlinf_async.torchrl.__all__, *rlinf_async.__all__}
+
+
+@pytest.mark.parametrize("name", rlinf_async.torchrl.__all__)
+def test_what_stands_with_torchrls_names_is_in_the_guide(name: str) -> None:
+    assert f"`{name}`" in GUIDE
 
 
 def test_every_scheme_and_every_option_that_it_names_is_there() -> None:

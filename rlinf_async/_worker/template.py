@@ -93,6 +93,7 @@ def _import_everything() -> None:
 
     import rlinf_async._transports.tensors
     import rlinf_async._worker.process_main  # noqa: F401
+    from rlinf_async import Cluster, Tracer, Worker, wait_all  # noqa: F401  # and with these what user code imports
 
 
 def _keep_from_finalizing() -> None:

@@ -129,3 +129,12 @@ class WorkerModuleTransformScheme(HandleScheme):
 
     def create_receiver(self) -> WorkerModuleTransformReceiver:
         return WorkerModuleTransformReceiver(self)
+
+
+# TorchRL's names, without Ray and with it.
+ModuleTransformReceiver = WorkerModuleTransformReceiver
+ModuleTransformScheme = WorkerModuleTransformScheme
+ModuleTransformSender = WorkerModuleTransformSender
+RayModuleTransformReceiver = WorkerModuleTransformReceiver
+RayModuleTransformScheme = WorkerModuleTransformScheme
+RayModuleTransformSender = WorkerModuleTransformSender

@@ -159,3 +159,7 @@ class WorkerWeightSyncScheme(HandleScheme):
         if isinstance(pipe_or_context, tuple):
             return WorkerLinkTransport(*pipe_or_context)
         return WorkerTransport(pipe_or_context, timeout=self.options.ack_timeout)
+
+
+RayWeightSyncScheme = WorkerWeightSyncScheme
+"""TorchRL's name."""

@@ -72,3 +72,7 @@ class WorkerActorTransport(CallTransport):
     def check_ack(self, message: str = "updated") -> Any:
         """Nothing: the end of the call says it."""
         return at_once(f"the answer to {self!r}")
+
+
+RayActorTransport = WorkerActorTransport
+"""TorchRL's name."""

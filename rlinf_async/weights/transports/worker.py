@@ -41,3 +41,7 @@ class WorkerTransport(CallTransport):
     def call(self, callee: Any, weights: Any, version: int | None = None) -> Any:
         more = told(method_of(callee, "update_policy_weights_"), version)
         return callee.update_policy_weights_(policy_or_weights=weights, **more)
+
+
+RayTransport = WorkerTransport
+"""TorchRL's name."""

@@ -1,0 +1,67 @@
+"""Lazy public names: a module's imports under ``if TYPE_CHECKING``, carried out when a name is asked for.
+
+They are a module's one table of public names: type checkers and editors read it as it stands, and here it is read for
+``__getattr__``, ``__dir__`` and ``__all__``.  Each name has a line of its own, ``from its.module import Name as Name``;
+names that come by ``from another.table import *`` resolve too, and are not shown.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+@functools.cache
+def read_table(module: str) -> tuple[dict[str, str], list[str]]:
+    """Public names of a module, each with the module that it stands in; and further tables."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_bytes())
+    homes: dict[str, str] = {}
+    others: list[str] = []
+    for block in tree.body:
+        for node in block.body if isinstance(block, ast.If) else ():
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [alias.name for alias in node.names]
+                if names == ["*"]:
+                    others.append(node.module)
+                else:
+                    homes.update(dict.fromkeys(names, node.module))
+    return homes, others
+
+
+def lazy_names(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of a module, by its table."""
+
+    def get(name: str) -> Any:
+        homes, others = read_table(module)
+        if name == "__all__":
+            return sorted(homes)
+        home = homes.get(name) or next((other for other in others if name in read_table(other)[0]), None)
+        found = getattr(importlib.import_module(home), name) if home else _submodule(module, name)
+        setattr(sys.modules[module], name, found)
+        return found
+
+    def show() -> list[str]:
+        return [name for name in vars(sys.modules[module]) if name.startswith("__")] + sorted(read_table(module)[0])
+
+    return get, show
+
+
+def _submodule(package: str, name: str) -> Any:
+    """``rlinf_async.errors`` is there without an import of its own."""
+    path = f"{package}.{name}"
+    try:
+        if not name.startswith("__"):  # the import of a submodule asks for such names itself
+            return importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name != path:
+            raise
+    raise AttributeError(f"module {package!r} has no attribute {name!r}")
