@@ -35,7 +35,7 @@ from rlinf_async._cluster.node_infos import described, nodes_from
 from rlinf_async._cluster.output import show_output
 from rlinf_async._cluster.own_nodes import declared_gpus, start_own_nodes
 from rlinf_async._cluster.sys_variables import ClusterEnvVar, get_full_env_var_name, get_sys_env_var
-from rlinf_async._core import codec, process
+from rlinf_async._core import codec, operations, process
 from rlinf_async._core.descriptors import explained_shortage
 from rlinf_async._core.frames import PROTOCOL
 from rlinf_async._group.members import Members
@@ -333,8 +333,8 @@ class Cluster:
     def find_free_port(self, max_port_num: int | None = None) -> Any:
         """A port that is free on this node, at most ``max_port_num``; in a coroutine a ``Work`` of it."""
         if max_port_num is None:
-            return blocking(self._client.ask("free_port"))
-        return blocking(self._client.ask("lease_port", {"most": max_port_num}, what="a free port"))
+            return blocking(self._client.request(operations.FreePort()))
+        return blocking(self._client.request(operations.LeasePort(max_port_num), what="a free port"))
 
     @staticmethod
     def has_initialized() -> bool:
@@ -348,7 +348,7 @@ class Cluster:
 
     def status(self, node: int | None = None) -> Any:
         """What a node's daemon has at the moment, as plain data; in a coroutine a ``Work`` of it."""
-        return blocking(self._client.ask("status", node=HERE if node is None else node))
+        return blocking(self._client.request(operations.NodeStatus(), node=HERE if node is None else node))
 
     def find_group(self, worker_cls: type, name: str, timeout: float | None = None) -> Any:
         """The group of that name, whoever launched it; see ``WorkerGroup.from_group_name``."""
@@ -440,7 +440,7 @@ class Cluster:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            self._client.ask("reserve", {"name": name}, node=0).wait()
+            self._client.request(operations.ReserveGroup(name), node=0).wait()
             return True
         return False
 

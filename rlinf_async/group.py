@@ -14,7 +14,7 @@ from typing import Any, Final
 from rlinf_async._client import registry
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.name_lookup import find_name
-from rlinf_async._core import codec, frames
+from rlinf_async._core import codec, frames, operations
 from rlinf_async._core.root_cause import fold_ranks
 from rlinf_async._core.worker_facts import read_worker
 from rlinf_async._group.each import per_rank
@@ -266,14 +266,11 @@ async def _close_in_order(members: Members, grace: float) -> None:
         with contextlib.suppress(Exception):  # a launch that fails has told its callers, and leaves nothing
             await members.launching.async_wait()
     nodes = {frames.node_of(endpoint) for endpoint in members.endpoints or ()}
-    asks = [
-        client.ask("close", {"group": members.name, "grace": grace}, node=node)
-        for node in nodes
-        if node not in client.lost_nodes
-    ]
-    for ask in (*asks, client.ask("release", {"name": members.name}, node=0)):
+    close = operations.CloseGroup(members.name, grace)
+    requests: list[Work[Any]] = [client.request(close, node=node) for node in nodes if node not in client.lost_nodes]
+    for request in (*requests, client.request(operations.ReleaseGroup(members.name), node=0)):
         try:
-            await ask.async_wait()
+            await request.async_wait()
         except (NodeLost, ClosedError):
             continue
 

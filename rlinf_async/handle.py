@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from rlinf_async import settings
 from rlinf_async._client.requests import Request
-from rlinf_async._core import codec, frames
+from rlinf_async._core import codec, frames, operations
 from rlinf_async._core.frames import Status
 from rlinf_async._core.payload import Body, pack_body
 from rlinf_async._core.pending_calls import Next, Tally
@@ -225,11 +225,11 @@ class Handle(Work[list[Any]]):
             f"{settings.COLLECTIVE_TIMEOUT_S():g} s after it; closing the group ends them"
         )
         for node, numbers in frames.route_to(self._callee.targets, slots):
-            ask = self._callee.client.ask("stopped", {"numbers": numbers[::2]}, node=node)
-            ask.then(self._name_stopped, ask)
+            request = self._callee.client.request(operations.FindStopped(numbers[::2]), node=node)
+            request.then(self._name_stopped, request)
 
-    def _name_stopped(self, ask: Request) -> None:
-        stopped = {frames.endpoint(ask.node, number) for number in ask.wait()}
+    def _name_stopped(self, request: Request[list[int]]) -> None:
+        stopped = {frames.endpoint(request.node, number) for number in request.wait()}
         called = zip(self._callee.ranks, self._callee.targets, strict=True)
         ranks = fold_ranks(rank for rank, target in called if target in stopped)
         if ranks:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
 from rlinf_async._client import registry
+from rlinf_async._core import operations
 from rlinf_async._group.each import each
 from rlinf_async._worker import context
 from rlinf_async._worker.accelerator_util import AcceleratorUtil
@@ -207,8 +208,8 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
         if group is None:
             raise ValueError(f"{worker_name!r} is no worker's name: those are group:rank")
         client = context.client or registry.only_taken()
-        facts = {"group": group.get_name(), "rank": address.rank}
-        return blocking(client.ask("is_alive", facts, node=0, what=f"whether worker {worker_name} lives"))
+        operation = operations.IsAlive(group.get_name(), address.rank)
+        return blocking(client.request(operation, node=0, what=f"whether worker {worker_name} lives"))
 
     def get_parent_rank(self) -> int:
         return self._worker_address.get_parent_rank()
@@ -235,7 +236,7 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
             ValueError: ``max_port_num`` is no port, or one below 1024.
             RuntimeError: none is free.
         """
-        return blocking(context.require_client().ask("lease_port", {"most": max_port_num}, what="a free port"))
+        return blocking(context.require_client().request(operations.LeasePort(max_port_num), what="a free port"))
 
     # -- time ---------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlinf_async import Cluster, LaunchError, NodePlacementStrategy, VersionMismatch
-from rlinf_async._core import codec, frames
+from rlinf_async._core import codec, frames, operations
 from rlinf_async._wire.local_socket import connect
 from tests._support.unauthenticated_clients import hello, node_directory, read_to_the_end
 from tests._support.workers import Plain
@@ -57,7 +57,7 @@ def test_a_frame_in_the_name_of_another_is_not_believed(cluster: Cluster) -> Non
         number, driver, daemon = group._members.endpoints[0], cluster._client.endpoint, frames.endpoint(0, 0)
         waiting = honest.sleep(60)
         assert honest.noted().wait() == [["sleeping"]]
-        lookup = cluster._client.ask("lookup", {"name": "not yet"}, node=0)
+        lookup = cluster._client.request(operations.FindGroup("not yet", None), node=0)
         forged = codec.encode("forged").to_bytes()
         route = frames.route_to([number])
         for kind in [
@@ -81,7 +81,7 @@ def test_a_frame_in_the_name_of_another_is_not_believed(cluster: Cluster) -> Non
         assert not waiting.done()
         assert not lookup.done()
         waiting.cancel()
-        cluster._client.ask("forget_lookup", {"name": "not yet"}, node=0).wait()
+        cluster._client.request(operations.CancelFindGroup(lookup.number), node=0).wait()
 
 
 def test_a_rank_answers_for_itself_only(cluster: Cluster) -> None:
@@ -118,7 +118,7 @@ plain_data = st.recursive(
 )
 numbers = st.sampled_from([0, 1, 2, 3, 7, 1 << 32, (1 << 32) + 1])
 routes = st.lists(st.tuples(st.sampled_from([0, 1, 7]), st.lists(numbers, max_size=6)), max_size=3)
-words = st.sampled_from(["hello", "echo", "spawn", "publish", "lookup", "close", "status", "__init__"])
+words = st.sampled_from(["hello", "echo", "Spawn", "PublishGroup", "FindGroup", "CloseGroup", "NodeStatus", "__init__"])
 field = numbers | routes | words | plain_data
 
 
@@ -178,10 +178,10 @@ def test_a_question_that_cannot_be_answered_harms_nobody(ask: Callable[[], None]
     number = b"\x91" * depth + b"\0"  # nested deeper than a packer would make it
     with connect(os.path.join(node_directory(cluster), "node.sock")) as sock:
         payload = hello()
-        for operation in ("status", "nonsense", ""):
+        for operation in ("NodeStatus", "nonsense", ""):
             for node in (0, 1):
                 start = b"\x97" + frames.pack(frames.ASK) + b"\0\0" + frames.pack(node)
-                payload += start + number + frames.pack(operation) + frames.pack(None)
+                payload += start + number + frames.pack(operation) + frames.pack({})
         sock.sendall(payload)
         sock.shutdown(socket.SHUT_WR)
         read_to_the_end(sock)
@@ -210,7 +210,7 @@ def test_a_descriptor_that_holds_no_body_ends_its_connection_only(
 
 def test_whoever_does_not_say_hello_first_is_not_heard(ask: Callable[[], None], cluster: Cluster) -> None:
     with connect(os.path.join(node_directory(cluster), "node.sock")) as sock:
-        sock.sendall(frames.pack((frames.ASK, 0, 0, 0, 1, "status", None)))
+        sock.sendall(frames.pack((frames.ASK, 0, 0, 0, 1, "NodeStatus", {})))
         assert read_to_the_end(sock) == b""
     ask()
 
@@ -231,7 +231,7 @@ def test_a_driver_of_another_protocol_is_told_both_versions(monkeypatch: pytest.
 
 def test_a_driver_of_another_protocol_is_not_heard(ask: Callable[[], None], cluster: Cluster) -> None:
     with connect(os.path.join(node_directory(cluster), "node.sock")) as sock:
-        sock.sendall(hello(protocol=99) + frames.pack((frames.ASK, 0, 0, 0, 1, "status", None)))
+        sock.sendall(hello(protocol=99) + frames.pack((frames.ASK, 0, 0, 0, 1, "NodeStatus", {})))
         (refusal,) = frames.FrameReader().feed(read_to_the_end(sock))
     assert refusal[4] == "refused"
     assert refusal[5]["error"][0] == "VersionMismatch"

@@ -31,7 +31,7 @@ class Seat:
         self.asked: list[Work[Any]] = []
         self._timers: list[tuple[float, Callable[[], None]]] = []
 
-    def ask(self, operation: str, arguments: Any, **place: Any) -> Work[Any]:
+    def request(self, operation: Any, **place: Any) -> Work[Any]:
         self.asked.append(Work())
         return self.asked[-1]
 

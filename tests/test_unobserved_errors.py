@@ -279,7 +279,8 @@ def told() -> list[tuple[str, str]]:
 @pytest.fixture
 def account(told: list[tuple[str, str]]) -> Iterator[UnobservedErrors]:
     account = UnobservedErrors(
-        lambda operation, arguments: told.append((operation, arguments["key"])), lambda seconds, callback: None
+        lambda operation: told.append((type(operation).__name__, vars(operation)["key"])),
+        lambda seconds, callback: None,
     )
     yield account
     account.forget()
@@ -290,7 +291,7 @@ def test_an_error_is_told_and_taken_back_once_it_is_heard(
 ) -> None:
     account.arrived(an_error())
     account.heard("cause")
-    assert told == [("failed", "cause of a.f()"), ("heard", "cause of a.f()")]
+    assert told == [("ReportError", "cause of a.f()"), ("WithdrawError", "cause of a.f()")]
 
 
 def test_what_was_heard_first_is_never_told(account: UnobservedErrors, told: list[tuple[str, str]]) -> None:

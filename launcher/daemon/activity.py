@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from rlinf_async._core import operations
 from rlinf_async._core.resource_locks import Ticket
 
 from .channel_names import ChannelNames
@@ -13,6 +14,7 @@ from .channels import Channels
 from .device_locks import Locks
 from .endpoint import Endpoint
 from .group_names import Names
+from .handlers import Requester
 from .process_state import state_of
 from .router import Router
 from .templates import Templates
@@ -36,27 +38,27 @@ class Activity:
         self._router = router
         self._channels = channels
         groups, table = names.directory, channel_names.table
-        self._progress: dict[str, Callable[[int, int, Any], str]] = {
-            "lookup": lambda source, ask, arguments: (
-                f"group '{arguments['name']}' is being started"
-                if arguments["name"] in groups.entries
-                else _absent("group", arguments["name"], groups.names())
+        self._progress: dict[type[operations.Operation[Any]], Callable[[Ticket, Any], str]] = {
+            operations.FindGroup: lambda ticket, op: (
+                f"group '{op.name}' is being started"
+                if op.name in groups.entries
+                else _absent("group", op.name, groups.names())
             ),
-            "find_channel": lambda source, ask, arguments: _absent("channel", arguments["name"], table.names()),
-            "redeem_promise": lambda source, ask, arguments: "the process that has passed it on is still making it",
-            "lock_devices": lambda source, ask, arguments: _holders(locks.in_the_way(Ticket(source, ask))),
-            "spawn": lambda source, ask, arguments: templates.describe(),
-            "close": lambda source, ask, arguments: self._group(arguments["group"]),
+            operations.FindChannel: lambda ticket, op: _absent("channel", op.name, table.names()),
+            operations.RedeemPromise: lambda ticket, op: "the process that has passed it on is still making it",
+            operations.LockDevices: lambda ticket, op: _holders(locks.in_the_way(ticket)),
+            operations.Spawn: lambda ticket, op: templates.describe(),
+            operations.CloseGroup: lambda ticket, op: self._group(op.group),
         }
 
-    async def do_activity(self, source: int, ask: int, arguments: Any) -> list[Any]:
+    async def worker_activity(self, requester: Requester, op: operations.WorkerActivity) -> list[Any]:
         """``[state, calls, count]`` of each worker of the ``numbers``; None of one that is not there any more.
 
         The state is what is unusual about its process, the calls are ``[method, seconds]`` of the oldest ones of so
         many that are open.
         """
         now = time.monotonic()
-        found = [self._router.endpoints.get(number) for number in arguments["numbers"]]
+        found = [self._router.endpoints.get(number) for number in op.numbers]
         return [
             [_state(worker), worker.debts.ages(now, MAX_CALLS), len(worker.debts)]
             if worker is not None and worker.obituary is None
@@ -64,14 +66,15 @@ class Activity:
             for worker in found
         ]
 
-    async def do_progress(self, source: int, ask: int, arguments: Any) -> str:
-        """What an open request of the asker waits for here, in words: ``operation``, its ``arguments``, its ``ask``."""
-        tell = self._progress.get(arguments["operation"])
-        return "" if tell is None else tell(source, arguments["ask"], arguments["arguments"])
+    async def request_progress(self, requester: Requester, op: operations.RequestProgress) -> str:
+        """What an open request of this process waits for here, in words."""
+        waiting = operations.read(op.operation, op.fields)
+        tell = self._progress.get(type(waiting))
+        return "" if tell is None else tell(Ticket(requester.endpoint, op.number), waiting)
 
-    async def do_queue(self, source: int, ask: int, arguments: Any) -> str:
+    async def queue_state(self, requester: Requester, op: operations.QueueState) -> str:
         """What is in the channel with this ``number``, under a ``key``, and who waits there."""
-        return self._channels.describe(arguments["number"], arguments["key"])
+        return self._channels.describe(op.number, op.key)
 
     def _group(self, name: str) -> str:
         """The processes of a group that have not ended."""

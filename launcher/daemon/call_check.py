@@ -15,12 +15,12 @@ import asyncio
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from rlinf_async import settings
-from rlinf_async._core import frames
+from rlinf_async._core import frames, operations
 
 from .endpoint import Endpoint
+from .handlers import Requester
 from .router import Router
 
 
@@ -63,15 +63,14 @@ class CallCheck:
         caller = self._router.endpoints.get(frames.number_of(source))
         return frames.node_of(source) == self._router.node and caller is not None and caller.obituary is None
 
-    async def do_calls_checked(self, source: int, ask: int, arguments: Any) -> bool:
-        for number, call in arguments["finished"]:
-            self._router.settle(number, source, call)
-        check = self._checks.get(arguments["check"])
+    async def calls_checked(self, requester: Requester, op: operations.CallsChecked) -> None:
+        for number, call in op.finished:
+            self._router.settle(number, requester.endpoint, call)
+        check = self._checks.get(op.check)
         if check is not None:
-            check.silent.discard(source)
+            check.silent.discard(requester.endpoint)
             if not check.silent:
-                self._end(arguments["check"])
-        return True
+                self._end(op.check)
 
     def _end(self, number: int) -> None:
         check = self._checks.pop(number)

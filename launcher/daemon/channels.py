@@ -26,18 +26,16 @@ from rlinf_async._channels.state.credit import OVERHEAD, Recall, cost
 from rlinf_async._channels.state.key_queue import Item, Question
 from rlinf_async._channels.state.queue import Queue
 from rlinf_async._channels.state.refusals import refusal
-from rlinf_async._core import frames
+from rlinf_async._core import frames, operations
 from rlinf_async._core.segment import close_fds
 
 from .channel_replies import ChannelReplies
 from .cleanup import run_all
+from .handlers import LATER, Requester
 from .hosted_channel import HostedChannel, Segment
 from .router import Router
 
 logger = logging.getLogger(__name__)
-
-LATER: Final = object()
-"""What an operation returns that will be answered when it is time."""
 
 PATIENCE: Final = 2.0
 """Seconds for a process to return credit, or what it has sent ahead; then it is taken from it."""
@@ -282,39 +280,36 @@ class Channels:
 
     # -- operations ---------------------------------------------------------------------------------------------
 
-    async def do_host_channel(self, source: int, ask: int, arguments: Any) -> bool:
+    async def host_channel(self, requester: Requester, op: operations.HostChannel) -> None:
         """Makes the queue of a channel on this node."""
-        max_bytes = arguments["max_bytes"] or self._budget
-        queue = Queue(arguments["maxsize"], max_bytes, self._gone, lends_to=self._lends_to)
-        number = arguments["number"]
-        if type(number) is not int or number in self._hosted:
-            raise ValueError(f"a new channel's number is an integer that no other one has, got {number!r}")
-        self._hosted[number] = HostedChannel(number, arguments["name"], source, queue)
-        return True
+        max_bytes = op.max_bytes or self._budget
+        queue = Queue(op.maxsize, max_bytes, self._gone, lends_to=self._lends_to)
+        if op.number in self._hosted:
+            raise ValueError(f"a new channel has a number that no other one has, got {op.number}")
+        self._hosted[op.number] = HostedChannel(op.number, op.name, requester.endpoint, queue)
 
     def _lends_to(self, party: int) -> bool:
         """What a process of this node has said comes in even if it dies; from another one it may be lost on the way."""
         return frames.node_of(party) == self._router.node
 
-    async def do_close_channel(self, source: int, ask: int, arguments: Any) -> Any:
+    async def close_channel(self, requester: Requester, op: operations.CloseChannel) -> Any:
         """No more puts; the queue is gone once what is in it has been taken.  False if there is no such queue.
 
         Answered when all that was put before has come in; who does not say within ``PATIENCE`` what it has put is not
         waited for.  Where what is in it is to be discarded, the queue is gone at once.
         """
-        hosted = self._hosted.get(arguments["number"])
+        hosted = self._hosted.get(op.number)
         if hosted is None:
             return False
-        discard = bool(arguments.get("discard"))
-        if discard and hosted.queue.ledger.outstanding:
+        if op.discard and hosted.queue.ledger.outstanding:
             self._discarded.add(hosted.number)
             self._loop.call_later(PATIENCE, self._discarded.discard, hosted.number)
-        steps = hosted.queue.close(discard=discard)
+        steps = hosted.queue.close(discard=op.discard)
         if hosted.queue.closed:
             self._follow(hosted, steps)
             return True
-        if source not in self._gone:
-            hosted.closers.append((source, ask))
+        if requester.endpoint not in self._gone:
+            hosted.closers.append(requester)
         self._follow(hosted, steps)
         return LATER
 
@@ -348,7 +343,7 @@ class Channels:
         self._answer_closers(hosted)
         for party in hosted.queue.parties:
             self._teller.say(party, hosted.number, "gone", why)
-        self._router.ask_daemon(0, "queue_ended", {"number": hosted.number})
+        self._router.ask_daemon(0, operations.QueueEnded(hosted.number))
 
     def describe(self, number: int, key: bytes) -> str:
         """What is queued under a key of a channel, and who waits there, in words."""

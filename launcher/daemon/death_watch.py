@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlinf_async._core import frames
+from rlinf_async._core import frames, operations
 
+from .handlers import Requester
 from .router import Router
 
 
@@ -21,20 +22,18 @@ class DeathWatch:
         self._watchers: dict[int, set[int]] = {}
         """By endpoint id of the watched."""
 
-    async def do_watch(self, source: int, ask: int, arguments: Any) -> bool:
+    async def watch(self, requester: Requester, op: operations.Watch) -> None:
         """Tells the asker of the end of these workers of this node, also if that has been already."""
-        for number in arguments["numbers"]:
-            self._watch(source, number)
-        return True
+        for number in op.numbers:
+            self._watch(requester.endpoint, number)
 
-    async def do_watched_by(self, source: int, ask: int, arguments: Any) -> bool:
+    async def watched_by(self, requester: Requester, op: operations.WatchedBy) -> None:
         """The asker is a worker of this node: its end is told to these endpoints, which it is about to write to.
 
         So whoever hears from a worker hears of its end as well, and before anything that its end has made possible.
         """
-        for watcher in arguments["endpoints"]:
-            self._watch(watcher, frames.number_of(source))
-        return True
+        for watcher in op.endpoints:
+            self._watch(watcher, frames.number_of(requester.endpoint))
 
     def _watch(self, watcher: int, number: int) -> None:
         endpoint = self._router.endpoints.get(number)

@@ -5,30 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from rlinf_async._core import operations
 from rlinf_async._core.resource_locks import DeviceLocks, Ticket
 
-from .channels import LATER
+from .handlers import LATER, Requester
 
 
 class Locks:
-    """The run's device locks.  An acquisition is known by its asker and by the number of its ask.
+    """The run's device locks.  An acquisition is known by its requester.
 
     Args:
-        answer: tells an asker, by its ask, that it has what it waited for.
+        answer: answers a request that has waited.
     """
 
-    def __init__(self, answer: Callable[[int, int, bool, Any], None]) -> None:
+    def __init__(self, answer: Callable[[Ticket, Any], None]) -> None:
         self._answer = answer
         self._devices = DeviceLocks()
 
-    async def do_lock_devices(self, source: int, ask: int, arguments: Any) -> Any:
-        """Answered once the devices, ids of the whole cluster, are the asker's."""
-        granted = self._devices.take(Ticket(source, ask), arguments["name"], arguments["devices"])
-        return True if granted else LATER
+    async def lock_devices(self, requester: Requester, op: operations.LockDevices) -> Any:
+        """Answered once the devices, ids of the whole cluster, are the requester's."""
+        granted = self._devices.take(Ticket(*requester), op.name, op.devices)
+        return None if granted else LATER
 
-    async def do_unlock_devices(self, source: int, ask: int, arguments: Any) -> list[str]:
-        """Undoes the ask of that number, answered or not; who has stood in its way."""
-        ticket = Ticket(source, arguments["ask"])
+    async def unlock_devices(self, requester: Requester, op: operations.UnlockDevices) -> list[str]:
+        """Undoes the request of that number, answered or not; the names of those that it has waited for."""
+        ticket = Ticket(requester.endpoint, op.number)
         in_the_way = self._devices.names(ticket)
         self._tell(self._devices.give_back(ticket))
         return in_the_way
@@ -54,4 +55,4 @@ class Locks:
 
     def _tell(self, granted: Iterable[Ticket]) -> None:
         for ticket in granted:
-            self._answer(ticket.holder, ticket.number, True, True)
+            self._answer(ticket, None)

@@ -5,73 +5,63 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from typing import Any
 
-from rlinf_async._core import frames
+from rlinf_async._core import frames, operations
 from rlinf_async._core.directory import Directory
 
-from .channels import LATER
+from .handlers import LATER, Requester
 
 
 class Names:
     """Which group is called what, and who waits to hear of it.
 
     Args:
-        answer: tells an asker, by its ask, what it waited for.
+        answer: answers a request that has waited.
         gone: processes that are no more; nothing is done for them.
         lost: the nodes that are lost.
     """
 
     def __init__(
-        self, answer: Callable[[int, int, bool, Any], None], gone: Set[int], lost: Sequence[dict[str, Any]]
+        self, answer: Callable[[Requester, Any], None], gone: Set[int], lost: Sequence[dict[str, Any]]
     ) -> None:
         self._answer = answer
         self._gone = gone
         self._lost = lost
         self.directory = Directory()
 
-    async def do_reserve(self, source: int, ask: int, arguments: Any) -> bool:
+    async def reserve_group(self, requester: Requester, op: operations.ReserveGroup) -> None:
         """Takes a name for a group that is about to be launched."""
-        name = arguments["name"]
-        if not self.directory.reserve(name, source):
+        if not self.directory.reserve(op.name, requester.endpoint):
             raise ValueError(
-                f"a group named '{name}' exists already: close it first, or give this one another name= in launch()"
+                f"a group named '{op.name}' exists already: close it first, or give this one another name= in launch()"
             )
-        return True
 
-    async def do_publish(self, source: int, ask: int, arguments: Any) -> bool:
+    async def publish_group(self, requester: Requester, op: operations.PublishGroup) -> None:
         """Makes a roster known under its name."""
-        for waiter, waiting_ask in self.directory.publish(arguments["name"], source, arguments["roster"]):
-            self._answer(waiter, waiting_ask, True, arguments["roster"])
-        return True
+        for waiter in self.directory.publish(op.name, requester.endpoint, op.roster):
+            self._answer(waiter, op.roster)
 
-    async def do_join(self, source: int, ask: int, arguments: Any) -> bool:
+    async def join_group(self, requester: Requester, op: operations.JoinGroup) -> None:
         """Makes a worker known that was not launched; the others of its name may come later."""
-        name, entry = arguments["name"], arguments["entry"]
-        for waiter, waiting_ask in self.directory.join(name, arguments["rank"], arguments["size"], source, entry):
-            self._answer(waiter, waiting_ask, True, self.directory.entries[name].roster_with(arguments["rank"]))
-        return True
+        for waiter in self.directory.join(op.name, op.rank, op.size, requester.endpoint, op.entry):
+            self._answer(waiter, self.directory.entries[op.name].roster_with(op.rank))
 
-    async def do_lookup(self, source: int, ask: int, arguments: Any) -> Any:
+    async def find_group(self, requester: Requester, op: operations.FindGroup) -> Any:
         """The roster of a name; answered when there is one, with ``rank`` when it has that."""
-        roster = self.directory.lookup(arguments["name"], (source, ask), arguments.get("rank"))
+        roster = self.directory.lookup(op.name, requester, op.rank)
         return LATER if roster is None else roster
 
-    async def do_forget_lookup(self, source: int, ask: int, arguments: Any) -> list[str]:
-        """Nobody waits any more for what the lookup ``ask`` was to find; the names that there are.
-
-        Without ``ask`` it is every lookup of that name by the same process.
-        """
-        of_ask = arguments.get("ask")
-        for waiter in list(self.directory.waiters.get(arguments["name"], ())):
-            if waiter[0] == source and of_ask in (None, waiter[1]):
-                self.directory.forget_waiter(arguments["name"], waiter)
+    async def cancel_find_group(self, requester: Requester, op: operations.CancelFindGroup) -> list[str]:
+        """Ends the request of that number; the names that there are."""
+        for name in list(self.directory.waiters):
+            self.directory.forget_waiter(name, (requester.endpoint, op.number))
         return self.directory.names()
 
-    async def do_release(self, source: int, ask: int, arguments: Any) -> bool:
-        return self.directory.release(arguments["name"], source)
+    async def release_group(self, requester: Requester, op: operations.ReleaseGroup) -> bool:
+        return self.directory.release(op.name, requester.endpoint)
 
-    async def do_is_alive(self, source: int, ask: int, arguments: Any) -> bool:
+    async def is_alive(self, requester: Requester, op: operations.IsAlive) -> bool:
         """Whether there is a worker of that group and rank, and it has not ended."""
-        entry = self.directory.find(arguments["group"], arguments["rank"])
+        entry = self.directory.find(op.group, op.rank)
         if entry is None:
             return False
         endpoint = entry["endpoint"]

@@ -26,6 +26,7 @@ from rlinf_async.errors import AuthError, RLinfAsyncError
 from .admission import Admission
 from .endpoint import Endpoint
 from .guardian import remove
+from .handlers import Requester
 from .node_config import NodeConfig
 from .node_link import NodeLink
 from .router import Router
@@ -88,7 +89,7 @@ class Node:
             sync=birth.sync,
             tee=birth.tee,
         )
-        self._router = Router(loop, birth.node, self._on_ask)
+        self._router = Router(loop, birth.node, self._on_request)
         self._admission = Admission(loop, birth.worker_environment, self._begin, self._driver_gone)
         self._desk = DaemonService(loop, site, templates, self._router, self._abandon)
 
@@ -371,8 +372,8 @@ class Node:
             if endpoint.is_known:  # else nothing was done for it, and nobody has heard of it
                 self._desk.forget_endpoint(endpoint.id)
 
-    def _on_ask(self, source: int, ask: int, operation: str, arguments: Any) -> None:
-        self._start(self._desk.answer(source, ask, operation, arguments), operation)
+    def _on_request(self, source: int, number: int, operation: str, fields: Any) -> None:
+        self._start(self._desk.handlers.handle(Requester(source, number), operation, fields), operation)
 
     def _abandon(self, group: Group) -> None:
         self._start(self._desk.close_group(group, GRACE), f"closing group '{group.name}'")

@@ -7,9 +7,12 @@ import ipaddress
 import random
 import socket
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from rlinf_async._core import operations
 from rlinf_async._core.resource_locks import PortLeases, port_range
+
+from .handlers import Requester
 
 TRIES: Final = 10_000
 
@@ -27,7 +30,7 @@ class Ports:
         self._address = address
         self._leases = PortLeases()
 
-    async def do_free_port(self, source: int, ask: int, arguments: Any) -> int:
+    async def free_port(self, requester: Requester, op: operations.FreePort) -> int:
         """A port that was free on this node's address a moment ago, and is promised to nobody."""
         while True:
             with contextlib.closing(socket.socket(_family(self._address))) as probe:
@@ -36,18 +39,18 @@ class Ports:
             if port not in self._leases.owners:
                 return port
 
-    async def do_lease_port(self, source: int, ask: int, arguments: Any) -> int:
-        """A port that nobody uses now, promised to the asker for as long as it lives.
+    async def lease_port(self, requester: Requester, op: operations.LeasePort) -> int:
+        """A port that nobody uses now, promised to the requester for as long as it lives.
 
         Raises:
             RuntimeError: there is none; ValueError: there can be none.
         """
-        ports = port_range(_ephemeral(), arguments["most"])
+        ports = port_range(_ephemeral(), op.max_port)
         first = random.randrange(len(ports))  # not where the last run had its own, whose connections may still linger
         for index in range(min(TRIES, len(ports))):
             port = ports[(first + index) % len(ports)]
             if port not in self._leases.owners and self._is_free(port):
-                self._leases.lease(port, source)
+                self._leases.lease(port, requester.endpoint)
                 return port
         raise RuntimeError(
             f"no port of {ports[0]}-{ports[-1]} is free on {self._address} ({len(self._leases.owners)} are promised to "

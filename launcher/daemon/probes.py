@@ -9,9 +9,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from rlinf_async._core import operations
 from rlinf_async.errors import ConfigError, LaunchError
 from rlinf_async.hardware import EXTENSION
 
+from .handlers import Requester
 from .probe_process import ProbeProcess
 
 logger = logging.getLogger(__name__)
@@ -74,13 +76,10 @@ class Probes:
             changed |= {"MUJOCO_EGL_DEVICE_ID": str(number), "EGL_DEVICE_ID": str(number)}
         return changed
 
-    async def do_inventory(self, source: int, ask: int, arguments: Any) -> list[str]:
-        """What the node has besides accelerators: a pickle, in hex, and a warning (or nothing) for the user.
-
-        ``arguments``: ``node_rank``, ``sections``, ``sys_path``, ``extension``, ``python``.
-        """
-        question = {key: arguments[key] for key in ("node_rank", "sections", "sys_path")}
-        told = await self._ask("node_inventory", [], question, {EXTENSION: arguments["extension"]}, arguments["python"])
+    async def inventory(self, requester: Requester, op: operations.Inventory) -> list[str]:
+        """What the node has besides accelerators: a pickle, in hex, and a warning (or nothing) for the user."""
+        question = {"node_rank": op.node_rank, "sections": op.sections, "sys_path": op.sys_path}
+        told = await self._ask("node_inventory", [], question, {EXTENSION: op.extension}, op.python)
         if told["error"]:
             raise ConfigError(f"on {self._node}: {told['error']}")
         return [told["resources"], f"on {self._node}: {told['warning']}" if told["warning"] else ""]

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from rlinf_async._core import frames
 from rlinf_async._core.frames import FrameError, Status
+from rlinf_async._core.operations import Operation
 from rlinf_async._core.segment import close_fds, write_segment
 from rlinf_async.errors import NodeLost
 
@@ -185,13 +186,13 @@ class Router:
         else:
             endpoint.send(frame, fds)
 
-    def ask_daemon(self, node: int, operation: str, arguments: Any) -> None:
+    def ask_daemon(self, node: int, operation: Operation[Any]) -> None:
         """Has a daemon, which may be this one, do something; nobody waits for its answer."""
         me = frames.endpoint(self.node, 0)
         if node == self.node:
-            self._on_ask(me, 0, operation, arguments)
+            self._on_ask(me, 0, type(operation).__name__, vars(operation))
         else:
-            self._to_neighbour(node, (frames.ASK, 0, me, node, 0, operation, arguments), ())
+            self._to_neighbour(node, (frames.ASK, 0, me, node, 0, type(operation).__name__, vars(operation)), ())
 
     def _gather(self, frame: list[Any], fds: list[int]) -> None:
         answers = self._gathering.answer(frame, fds)

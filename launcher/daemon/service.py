@@ -1,8 +1,4 @@
-"""Handlers of a daemon's operations: names, groups, stores, status.
-
-Each operation is a method; its argument and result are plain data.  What it raises arrives at the asker as an error of
-the same name.
-"""
+"""A daemon's operations: all handlers, and those for groups, stores and status."""
 
 from __future__ import annotations
 
@@ -17,21 +13,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from rlinf_async._core import frames
+from rlinf_async._core import frames, operations
 from rlinf_async._core.descriptors import explained_shortage
 from rlinf_async._wire.unix import Connection
-from rlinf_async.errors import ClosedError, LaunchError
+from rlinf_async.errors import LaunchError
 
 from .activity import Activity
 from .call_check import CallCheck
 from .channel_names import ChannelNames
-from .channels import LATER, Channels
+from .channels import Channels
 from .cleanup import run_all
 from .death_watch import DeathWatch
 from .device_locks import Locks
 from .emulated_lines import EmulatedLines
 from .endpoint import Endpoint
 from .group_names import Names
+from .handlers import Handlers, Requester
 from .ports import Ports
 from .probes import Probes
 from .profiled_worker import ProfiledBirth
@@ -48,15 +45,6 @@ logger = logging.getLogger(__name__)
 
 GRACE: Final = 2.0
 """Seconds that workers have for an orderly end when nobody says otherwise."""
-
-_KEPT: Final = frozenset({
-    "await_spans", "find_channel", "host_channel", "join", "lease_port", "lock_devices", "lookup", "name_channel",
-    "open_store", "promise_channel", "redeem_promise", "reserve", "spawn", "watch", "watched_by",
-})  # fmt: skip
-"""Operations that keep something for the asker: those of a process that is gone come too late.
-
-A frame is read before its connection ends, but its operation begins in a task of its own, maybe after the cleanup.
-"""
 
 MAX_UNOBSERVED: Final = 1000
 """Errors that a daemon keeps for the launcher: one is enough for the exit code, and people read the first ones."""
@@ -88,7 +76,7 @@ class Site:
 
 
 class DaemonService:
-    """Answers the asks that come to one daemon.
+    """Does what the processes of a run request of one daemon.
 
     Attributes:
         welcome: what every process of this node is told of the run when it attaches.
@@ -116,53 +104,76 @@ class DaemonService:
         self.groups: dict[tuple[int, str], Group] = {}
         self._stores: dict[tuple[int, str], socket.socket] = {}
         self.gone: set[int] = set()
+        self.handlers = Handlers(router, self.gone)
+        answer = self.handlers.answer
         self.channels = Channels(loop, router, self.gone, count_memory() // 2)
-        self.channel_names = ChannelNames(self._answer, self.gone, self.lost)
+        self.channel_names = ChannelNames(answer, self.gone, self.lost)
         self.obituaries = DeathWatch(router)
-        self.names = Names(self._answer, self.gone, self.lost)
-        self.locks = Locks(self._answer)
+        self.names = Names(answer, self.gone, self.lost)
+        self.locks = Locks(answer)
         self.ports = Ports(site.address)
         self.sub_workers = SubWorkers(router, site.name)
         self.questions = Probes(site.name, site.environment)
         self.lines = EmulatedLines()
         self.stuck_ranks = StuckRanks(router)
         self.call_check = CallCheck(loop, router)
-        self.traces = Traces(router, site.name, site.run, site.log_dir, lambda: self.welcome, self._answer, self.gone)
+        self.traces = Traces(router, site.name, site.run, site.log_dir, lambda: self.welcome, answer, self.gone)
         self.activity = Activity(router, templates, self.names, self.channels, self.channel_names, self.locks)
         self.unobserved: dict[tuple[int, str], str] = {}
         """Errors that the script has not got; what is left of them at the end is told to the launcher."""
+        self._register()
 
-    async def answer(self, source: int, ask: int, operation: str, arguments: Any) -> None:
-        """Does what is asked and sends the ANSWER."""
-        ok, value = True, None
-        try:
-            owners = (
-                self, self.names, self.channels, self.channel_names, self.obituaries, self.locks, self.ports,
-                self.questions, self.traces, self.lines, self.stuck_ranks, self.activity, self.call_check,
-            )  # fmt: skip
-            method = next(filter(None, (getattr(owner, f"do_{operation}", None) for owner in owners)), None)
-            if method is None:
-                raise ValueError(f"a daemon knows no operation {operation!r}")
-            _check_names(operation, arguments)
-            if source in self.gone and operation in _KEPT:
-                raise LaunchError(f"{operation}: the process that asked for this is gone")
-            value = await method(source, ask, arguments)
-        except asyncio.CancelledError:
-            raise
-        except Exception as caught:
-            error = _first(caught)
-            ok, value = False, [type(error).__name__, str(error)]
-            if not isinstance(error, (ValueError, LaunchError, KeyError, ClosedError)):
-                logger.exception("%s failed", operation)
-        if value is not LATER:
-            self._answer(source, ask, ok, value)
-
-    def _answer(self, target: int, ask: int, ok: bool, value: Any) -> None:
-        me = frames.endpoint(self._site.node, 0)
-        try:
-            self.router.deliver((frames.ANSWER, 0, me, target, ask, ok, value))
-        except (ValueError, TypeError) as error:  # it cannot travel
-            self.router.deliver((frames.ANSWER, 0, me, target, ask, False, ["LaunchError", str(error)]))
+    def _register(self) -> None:
+        on = self.handlers.register
+        on(operations.ReserveGroup, self.names.reserve_group)
+        on(operations.PublishGroup, self.names.publish_group)
+        on(operations.JoinGroup, self.names.join_group)
+        on(operations.FindGroup, self.names.find_group)
+        on(operations.CancelFindGroup, self.names.cancel_find_group)
+        on(operations.ReleaseGroup, self.names.release_group)
+        on(operations.IsAlive, self.names.is_alive)
+        on(operations.NumberChannel, self.channel_names.number_channel)
+        on(operations.NameChannel, self.channel_names.name_channel)
+        on(operations.UnnameChannel, self.channel_names.unname_channel)
+        on(operations.QueueEnded, self.channel_names.queue_ended)
+        on(operations.FindChannel, self.channel_names.find_channel)
+        on(operations.CancelFindChannel, self.channel_names.cancel_find_channel)
+        on(operations.PinKey, self.channel_names.pin_key)
+        on(operations.PromiseChannel, self.channel_names.promise_channel)
+        on(operations.KeepPromise, self.channel_names.keep_promise)
+        on(operations.RedeemPromise, self.channel_names.redeem_promise)
+        on(operations.HostChannel, self.channels.host_channel)
+        on(operations.CloseChannel, self.channels.close_channel)
+        on(operations.OpenStore, self.open_store)
+        on(operations.Spawn, self.spawn)
+        on(operations.CloseGroup, self.close)
+        on(operations.Watch, self.obituaries.watch)
+        on(operations.WatchedBy, self.obituaries.watched_by)
+        on(operations.CallsChecked, self.call_check.calls_checked)
+        on(operations.OwesCall, self.stuck_ranks.owes_call)
+        on(operations.KillStuck, self.stuck_ranks.kill_stuck)
+        on(operations.FindStopped, self.stuck_ranks.find_stopped)
+        on(operations.FreePort, self.ports.free_port)
+        on(operations.LeasePort, self.ports.lease_port)
+        on(operations.LockDevices, self.locks.lock_devices)
+        on(operations.UnlockDevices, self.locks.unlock_devices)
+        on(operations.ReserveLines, self.lines.reserve_lines)
+        on(operations.Inventory, self.questions.inventory)
+        on(operations.NodeStatus, self.node_status)
+        on(operations.WorkerActivity, self.activity.worker_activity)
+        on(operations.RequestProgress, self.activity.request_progress)
+        on(operations.QueueState, self.activity.queue_state)
+        on(operations.ReportError, self.report_error)
+        on(operations.WithdrawError, self.withdraw_error)
+        on(operations.OpenTrace, self.traces.open_trace)
+        on(operations.StartTrace, self.traces.start_trace)
+        on(operations.WriteSpans, self.traces.write_spans)
+        on(operations.FlushSpans, self.traces.flush_spans)
+        on(operations.ReadClock, self.traces.read_clock)
+        on(operations.CollectSpans, self.traces.collect_spans)
+        on(operations.SpansCollected, self.traces.spans_collected)
+        on(operations.AwaitSpans, self.traces.await_spans)
+        on(operations.ForgetSpans, self.traces.forget_spans)
 
     def greet(self, endpoint: Endpoint, parent: dict[str, Any] | None = None) -> None:
         """The first that a process hears; a subprocess of a worker also hears of that."""
@@ -171,14 +182,14 @@ class DaemonService:
 
     # -- groups -------------------------------------------------------------------------------------------------
 
-    async def do_open_store(self, source: int, ask: int, arguments: Any) -> int:
+    async def open_store(self, requester: Requester, op: operations.OpenStore) -> int:
         """A listening socket on this node's own address for the group's first rank; its port."""
-        with explained_shortage(self._site.name, f"the store of group '{arguments['group']}'", 1):
+        with explained_shortage(self._site.name, f"the store of group '{op.group}'", 1):
             listener = self._listen()
-        earlier = self._stores.pop((source, arguments["group"]), None)
+        earlier = self._stores.pop((requester.endpoint, op.group), None)
         if earlier is not None:
             earlier.close()
-        self._stores[source, arguments["group"]] = listener
+        self._stores[requester.endpoint, op.group] = listener
         return int(listener.getsockname()[1])
 
     def _listen(self) -> socket.socket:
@@ -192,21 +203,21 @@ class DaemonService:
             raise
         return listener
 
-    async def do_spawn(self, source: int, ask: int, arguments: Any) -> list[list[Any]]:
+    async def spawn(self, requester: Requester, op: operations.Spawn) -> list[list[Any]]:
         """Starts workers on this node; ``[number, pid, log path]`` of each, in the order of the request."""
-        count = len(arguments["workers"])
-        what = f"{count} worker{'s' * (count != 1)} of group '{arguments['group']}'"
+        count = len(op.workers)
+        what = f"{count} worker{'s' * (count != 1)} of group '{op.group}'"
         with explained_shortage(self._site.name, what, count * DESCRIPTORS):
-            return await self._spawn(source, arguments)
+            return await self._spawn(requester.endpoint, op)
 
-    async def _spawn(self, source: int, arguments: Any) -> list[list[Any]]:
-        name = arguments["group"]
-        while (group := self.groups.setdefault((source, name), Group(name, source))).closed is not None:
+    async def _spawn(self, owner: int, op: operations.Spawn) -> list[list[Any]]:
+        name = op.group
+        while (group := self.groups.setdefault((owner, name), Group(name, owner))).closed is not None:
             await asyncio.shield(group.closed)  # an earlier one of this name, on its way out
-        place = prepare(self._site.environment, arguments, self._site.name)
+        place = prepare(self._site.environment, op.env, op.node_env, op.python, self._site.name)
         template = self._templates.get(place.special, place.python)
         births = await asyncio.gather(
-            *(self._start_worker(group, template, place, arguments, worker) for worker in arguments["workers"]),
+            *(self._start_worker(group, template, place, op, worker) for worker in op.workers),
             return_exceptions=True,
         )
         born = [birth for birth in births if isinstance(birth, Endpoint)]
@@ -214,7 +225,7 @@ class DaemonService:
             if isinstance(birth, BaseException):
                 await asyncio.gather(*(self._undo(group, endpoint) for endpoint in born))
                 if not group.workers and group.closed is None:
-                    self.groups.pop((source, name), None)
+                    self.groups.pop((owner, name), None)
                 raise birth
         return [[endpoint.number, endpoint.process.pid, endpoint.process.log_path] for endpoint in born]  # type: ignore[union-attr]
 
@@ -229,11 +240,11 @@ class DaemonService:
             group.workers.remove(endpoint)
 
     async def _start_worker(
-        self, group: Group, template: Template, place: WorkerEnv, arguments: Any, worker: Any
+        self, group: Group, template: Template, place: WorkerEnv, op: operations.Spawn, worker: dict[str, Any]
     ) -> Endpoint:
         site = self._site
         environment = place.variables(await self.questions.rendering(worker["env"], place.variables(worker["env"])))
-        threads = _first_number(environment.get("OMP_NUM_THREADS")) or max(1, site.cpus // len(arguments["workers"]))
+        threads = _first_number(environment.get("OMP_NUM_THREADS")) or max(1, site.cpus // len(op.workers))
         environment |= {"RLINF_RUN_ID": site.run, "RLINF_NODE_RANK": str(site.node)}
         environment.setdefault("OMP_NUM_THREADS", str(threads))
         endpoint = self.router.new_endpoint("worker")
@@ -242,21 +253,21 @@ class DaemonService:
         spec = {
             "env": environment,
             "token": token,
-            "cwd": self._here(arguments["cwd"]),
-            "sys_path": [*place.paths, *(self._here(entry) for entry in arguments["sys_path"])],
-            "script": self._here(arguments["script"]) if arguments["script"] else None,
-            "seed": None if arguments["seed"] is None else arguments["seed"] + worker["rank"],
+            "cwd": self._here(op.cwd),
+            "sys_path": [*place.paths, *(self._here(entry) for entry in op.sys_path)],
+            "script": self._here(op.script) if op.script else None,
+            "seed": None if op.seed is None else op.seed + worker["rank"],
             "threads": threads,
-            "max_concurrency": arguments["max_concurrency"],
+            "max_concurrency": op.max_concurrency,
             "shortcuts": self.router.grant_shortcuts(endpoint),
             "info": {**worker["info"], "node_name": site.name},
-            "world_size": arguments["world_size"],
+            "world_size": op.world_size,
             "group": group.name,
-            "config": arguments.get("config", ""),
+            "config": op.config,
         }
         store = self._stores.pop((group.owner, group.name), None) if worker["rank"] == 0 else None
         on_lines = None
-        if not arguments["quiet"] and site.tee != "none" and _teed(site.tee, worker["rank"]):
+        if not op.quiet and site.tee != "none" and _teed(site.tee, worker["rank"]):
             prefix = f"{group.name}:{worker['rank']}@{site.name}"
 
             def on_lines(stream: str, lines: list[str]) -> None:
@@ -330,12 +341,11 @@ class DaemonService:
             parts.append(lambda: self.router.tell(group.owner, "died", {**story, "endpoint": endpoint.id}))
         run_all(f"worker {process.birth.name}", parts)
 
-    async def do_close(self, source: int, ask: int, arguments: Any) -> bool:
+    async def close(self, requester: Requester, op: operations.CloseGroup) -> None:
         """Ends the workers of a group on this node, in order if they can within ``grace`` seconds."""
-        group = self.groups.get((source, arguments["group"]))
+        group = self.groups.get((requester.endpoint, op.group))
         if group is not None:
-            await self.close_group(group, arguments["grace"])
-        return True
+            await self.close_group(group, op.grace)
 
     async def close_group(self, group: Group, grace: float) -> None:
         """Returns once every worker of the group, and what it left behind, is gone."""
@@ -423,18 +433,16 @@ class DaemonService:
 
     # -- errors that the script has not got -------------------------------------------------------------------------
 
-    async def do_failed(self, source: int, ask: int, arguments: Any) -> bool:
+    async def report_error(self, requester: Requester, op: operations.ReportError) -> None:
         if len(self.unobserved) < MAX_UNOBSERVED:
-            self.unobserved[source, arguments["key"]] = arguments["text"]
-        return True
+            self.unobserved[requester.endpoint, op.key] = op.text
 
-    async def do_heard(self, source: int, ask: int, arguments: Any) -> bool:
-        self.unobserved.pop((source, arguments["key"]), None)
-        return True
+    async def withdraw_error(self, requester: Requester, op: operations.WithdrawError) -> None:
+        self.unobserved.pop((requester.endpoint, op.key), None)
 
     # -- questions ----------------------------------------------------------------------------------------------
 
-    async def do_status(self, source: int, ask: int, arguments: Any) -> dict[str, Any]:
+    async def node_status(self, requester: Requester, op: operations.NodeStatus) -> dict[str, Any]:
         """What this daemon has: for people and for tests."""
         checked = asyncio.Event()
         self.call_check.begin(self.router.endpoints.values(), checked.set)
@@ -463,20 +471,6 @@ class DaemonService:
         for store in self._stores.values():
             store.close()
         self._stores.clear()
-
-
-def _first(error: Exception) -> Exception:
-    """The first of what a task group gathered: that is what went wrong."""
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
-def _check_names(operation: str, arguments: Any) -> None:
-    """Names are texts: they are sorted and compared with those of others."""
-    for key in ("name", "group"):
-        if isinstance(arguments, dict) and type(arguments.get(key, "")) is not str:
-            raise ValueError(f"{operation}: {key} must be a text, got {arguments[key]!r}")
 
 
 def _first_number(text: str | None) -> int | None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from rlinf_async._core import frames, operations
 
-from rlinf_async._core import frames
-
+from .handlers import Requester
 from .process_state import is_stopped
 from .router import Router
 
@@ -16,26 +15,24 @@ class StuckRanks:
     def __init__(self, router: Router) -> None:
         self._router = router
 
-    async def do_may_come(self, source: int, ask: int, arguments: Any) -> bool:
-        """Whether a worker owes a call of this source, or one that was made ``after`` another."""
-        endpoint = self._router.endpoints.get(arguments["number"])
+    async def owes_call(self, requester: Requester, op: operations.OwesCall) -> bool:
+        """Whether a worker owes a call of this ``source``, or one that was made ``after`` another."""
+        endpoint = self._router.endpoints.get(op.number)
         if endpoint is None or endpoint.obituary is not None:
             return False
-        caller, debts = arguments["source"], endpoint.debts
-        return debts.owes(caller, arguments["call"]) or debts.owes_after(caller, arguments["after"])
+        return endpoint.debts.owes(op.source, op.call) or endpoint.debts.owes_after(op.source, op.after)
 
-    async def do_end_stuck(self, source: int, ask: int, arguments: Any) -> bool:
-        """Kills the asker, whose main thread cannot be freed."""
-        endpoint = self._router.endpoints.get(frames.number_of(source))
-        if frames.node_of(source) != self._router.node or endpoint is None or endpoint.process is None:
+    async def kill_stuck(self, requester: Requester, op: operations.KillStuck) -> None:
+        """Kills the requester, whose main thread cannot be freed."""
+        endpoint = self._router.endpoints.get(frames.number_of(requester.endpoint))
+        if frames.node_of(requester.endpoint) != self._router.node or endpoint is None or endpoint.process is None:
             raise ValueError("only a worker of this node can ask for its end")
-        endpoint.process.kill(str(arguments["verdict"]))
-        return True
+        endpoint.process.kill(op.verdict)
 
-    async def do_stopped(self, source: int, ask: int, arguments: Any) -> list[int]:
+    async def find_stopped(self, requester: Requester, op: operations.FindStopped) -> list[int]:
         """Which of these workers of this node are stopped (SIGSTOP, a debugger)."""
         stopped: list[int] = []
-        for number in arguments["numbers"]:
+        for number in op.numbers:
             endpoint = self._router.endpoints.get(number)
             if endpoint is not None and endpoint.process is not None and is_stopped(endpoint.process.pid):
                 stopped.append(number)

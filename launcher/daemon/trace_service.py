@@ -18,12 +18,12 @@ from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any, Final
 
-from rlinf_async._core import frames
+from rlinf_async._core import frames, operations
 from rlinf_async._trace.state.clocks import ClockOffset
 from rlinf_async._trace.state.trace_file import Process, TraceFile
 from rlinf_async.errors import ConfigError
 
-from .channels import LATER
+from .handlers import LATER, Requester
 from .node_link import NodeLink
 from .router import Router
 
@@ -52,7 +52,7 @@ class Traces:
         name: of this node.
         log_dir: where the file is, unless somebody names another place.
         welcome: what every process of this node is told when it attaches.
-        answer: tells an asker, by its ask, what it waited for.
+        answer: answers a request that has waited.
         gone: processes that are no more.
     """
 
@@ -63,7 +63,7 @@ class Traces:
         run: str,
         log_dir: Path,
         welcome: Callable[[], dict[str, Any]],
-        answer: Callable[[int, int, bool, Any], None],
+        answer: Callable[[Requester, Any], None],
         gone: Set[int],
     ) -> None:
         self._router = router
@@ -82,20 +82,20 @@ class Traces:
         """Questions of the present row that are still to be asked, by node."""
         self._compared: dict[int, asyncio.Future[None]] = {}
         self._rounds: dict[str, set[int]] = {}
-        self._waiting: dict[str, tuple[int, int, set[int]]] = {}
+        self._waiting: dict[str, tuple[Requester, set[int]]] = {}
 
     # -- the file -----------------------------------------------------------------------------------------------
 
-    async def do_open_trace(self, source: int, ask: int, arguments: Any) -> dict[str, Any]:
+    async def open_trace(self, requester: Requester, op: operations.OpenTrace) -> dict[str, Any]:
         """Makes this daemon the one that writes; returns what others have to know of that.
 
         Raises:
             ConfigError: the file cannot be written, or the run is traced already.
         """
-        path = Path(arguments["path"] or self._log_dir / "trace.json")
+        path = Path(op.path or self._log_dir / "trace.json")
         known = self._welcome().get("trace")
         if known is not None:
-            if arguments["path"] and (known["node"], known["path"]) != (self._router.node, str(path)):
+            if op.path and (known["node"], known["path"]) != (self._router.node, str(path)):
                 raise ConfigError(f"this run is traced already, into {known['path']}: it cannot be into {path} as well")
             return dict(known)
         if self._file is None:
@@ -107,25 +107,24 @@ class Traces:
             await self._compare_clocks()
         return {"node": self._router.node, "path": str(self._file.path)}
 
-    async def do_trace(self, source: int, ask: int, arguments: Any) -> bool:
+    async def start_trace(self, requester: Requester, op: operations.StartTrace) -> None:
         """The run is traced: every process of this node hears of it, now and later."""
         if "trace" not in self._welcome():
-            self._welcome()["trace"] = arguments
-            self._router.tell_all("traced", arguments)
-        return True
+            self._welcome()["trace"] = facts = {"node": op.node, "path": op.path}
+            self._router.tell_all("traced", facts)
 
-    async def do_spans(self, source: int, ask: int, arguments: Any) -> bool:
+    async def write_spans(self, requester: Requester, op: operations.WriteSpans) -> None:
         """A batch of what a process has recorded; it is in the file when this is answered."""
         if self._file is None or self._broken:
-            return False
-        node = frames.node_of(source)
+            return
+        node = frames.node_of(requester.endpoint)
         clock = self._clocks.get(node)
         if clock is not None and time.monotonic_ns() - clock.heard_at > AGAIN * 1e9 and not self._left.get(node):
             self._ask_clock(node, QUESTIONS)
         at = self._name if node == self._router.node else self._router.neighbours[node].name
         try:
-            name, pid, shift, tracks, dropped, spans = frames.unpack(arguments)
-            process = Process(source, str(name), at, int(pid))
+            name, pid, shift, tracks, dropped, spans = frames.unpack(op.batch)
+            process = Process(requester.endpoint, str(name), at, int(pid))
             async with self._turns:
                 for first in range(0, len(spans), SLICE):
                     part = spans[first : first + SLICE]
@@ -135,16 +134,13 @@ class Traces:
         except OSError as error:
             self._broken = True
             logger.error("the trace ends here: %s", error)
-            return False
         except (TypeError, ValueError, IndexError, AttributeError, frames.FrameError):
-            logger.warning("endpoint %d sent spans that make no sense", source)
-            return False
-        return True
+            logger.warning("endpoint %d sent spans that make no sense", requester.endpoint)
 
-    async def do_written(self, source: int, ask: int, arguments: Any) -> bool:
+    async def flush_spans(self, requester: Requester, op: operations.FlushSpans) -> None:
         """Answered when everything is in the file that has come so far."""
         async with self._turns:
-            return True
+            pass
 
     def close(self) -> None:
         if self._file is not None:
@@ -152,7 +148,7 @@ class Traces:
 
     # -- clocks -------------------------------------------------------------------------------------------------
 
-    async def do_clock(self, source: int, ask: int, arguments: Any) -> int:
+    async def read_clock(self, requester: Requester, op: operations.ReadClock) -> int:
         """The time, in nanoseconds of this daemon's monotonic clock."""
         return time.monotonic_ns()
 
@@ -194,42 +190,38 @@ class Traces:
 
     # -- everything, now ----------------------------------------------------------------------------------------
 
-    async def do_collect_spans(self, source: int, ask: int, arguments: Any) -> list[int]:
+    async def collect_spans(self, requester: Requester, op: operations.CollectSpans) -> list[int]:
         """Has every process of this node send what it has; those who will answer to the node that writes."""
-        self._router.tell_all("collect_spans", arguments)
+        self._router.tell_all("collect_spans", {"round": op.round, "node": op.node})
         attached = [each for each in self._router.endpoints.values() if each.connection and each.obituary is None]
         return [endpoint.id for endpoint in attached if endpoint.process or endpoint.is_known]
 
-    async def do_collected(self, source: int, ask: int, arguments: Any) -> bool:
+    async def spans_collected(self, requester: Requester, op: operations.SpansCollected) -> None:
         """A process has sent everything."""
-        await self.do_written(source, ask, arguments)
-        if source in self._gone:
-            return False
-        self._rounds.setdefault(arguments, set()).add(source)
+        async with self._turns:  # its last batch is in the file
+            pass
+        if requester.endpoint in self._gone:
+            return
+        self._rounds.setdefault(op.round, set()).add(requester.endpoint)
         while len(self._rounds) > MOST_ROUNDS:  # of those that nobody waited for to the end
             del self._rounds[next(iter(self._rounds))]
-        self._look(arguments)
-        return True
+        self._look(op.round)
 
-    async def do_await_spans(self, source: int, ask: int, arguments: Any) -> Any:
+    async def await_spans(self, requester: Requester, op: operations.AwaitSpans) -> Any:
         """Answered once these processes have sent everything, or are gone."""
-        processes = arguments["processes"]
-        if not all(type(process) is int for process in processes):
-            raise ValueError(f"processes must be numbers of endpoints, got {processes!r}")
-        self._waiting[arguments["round"]] = (source, ask, set(processes))
-        self._look(arguments["round"])
+        self._waiting[op.round] = (requester, set(op.processes))
+        self._look(op.round)
         return LATER
 
-    async def do_forget_spans(self, source: int, ask: int, arguments: Any) -> bool:
+    async def forget_spans(self, requester: Requester, op: operations.ForgetSpans) -> None:
         """Nobody waits for them any longer."""
-        self._waiting.pop(arguments["round"], None)
-        self._rounds.pop(arguments["round"], None)
-        return True
+        self._waiting.pop(op.round, None)
+        self._rounds.pop(op.round, None)
 
     def drop(self, gone: int) -> None:
         """A process is no more: nobody waits for its spans, nor it for those of others."""
-        for turn, (source, *_) in list(self._waiting.items()):
-            if source == gone:
+        for turn, (requester, _) in list(self._waiting.items()):
+            if requester.endpoint == gone:
                 del self._waiting[turn]
         self.look_again()
         for turn, sent in list(self._rounds.items()):
@@ -245,11 +237,11 @@ class Traces:
     def _look(self, turn: str) -> None:
         if turn not in self._waiting:
             return
-        source, ask, processes = self._waiting[turn]
+        requester, processes = self._waiting[turn]
         missing = processes - self._rounds.get(turn, set()) - self._gone
         neighbours = self._router.neighbours
         lost = {node for node, neighbour in neighbours.items() if neighbour.lost is not None}
         if lost.issuperset(map(frames.node_of, missing)):
             del self._waiting[turn]
             self._rounds.pop(turn, None)
-            self._answer(source, ask, True, True)
+            self._answer(requester, None)

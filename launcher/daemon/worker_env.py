@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rlinf_async.configuration.env_merge import get_path_env_merge_mode, merge_worker_env_vars
 from rlinf_async.errors import LaunchError
@@ -43,24 +43,25 @@ class WorkerEnv:
         return found
 
 
-def prepare(own: Mapping[str, str], request: Mapping[str, Any], node: str) -> WorkerEnv:
-    """The workplace that a request describes: ``env`` (its word is final), ``node_env`` (of the configuration, lists
-    of paths are added to the node's) and ``python``.
+def prepare(
+    own: Mapping[str, str], env: Mapping[str, str], node_env: Mapping[str, str], python: str | None, node: str
+) -> WorkerEnv:
+    """The environment of the workers of one request.
 
     Args:
         own: the node's variables.
+        env: the group's own, which win over all others.
+        node_env: those of the configuration; lists of paths are added to the node's.
+        python: an interpreter of the group's own.
         node: its name, for errors.
 
     Raises:
         LaunchError: there is no such interpreter here.
     """
-    said: dict[str, str] = request.get("node_env") or {}
-    everything = merge_worker_env_vars(own, said, get_path_env_merge_mode({**own, **said}))
-    special = {name: everything[name] for name in said} | request["env"]
-    first = request["env"].get("PYTHONPATH", said.get("PYTHONPATH", ""))
-    return WorkerEnv(
-        own, special, _interpreter(request.get("python"), node), tuple(filter(None, first.split(os.pathsep)))
-    )
+    everything = merge_worker_env_vars(own, node_env, get_path_env_merge_mode({**own, **node_env}))
+    special = {name: everything[name] for name in node_env} | dict(env)
+    first = env.get("PYTHONPATH", node_env.get("PYTHONPATH", ""))
+    return WorkerEnv(own, special, _interpreter(python, node), tuple(filter(None, first.split(os.pathsep))))
 
 
 def _interpreter(python: str | None, node: str) -> str | None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.name_lookup import find_name
+from rlinf_async._core import operations
 from rlinf_async.errors import ClosedError, ConfigError, NodeLost, RLinfAsyncError
 
 logger = logging.getLogger(__name__)
@@ -37,18 +38,18 @@ async def create(
         raise ConfigError(f"channel '{name}': there is no node {node_rank}, the run has nodes {sorted(peers)}")
     roster: Roster = {
         "name": name,
-        "number": await client.ask("number_channel", node=0, what=f"a number for channel '{name}'"),
+        "number": await client.request(operations.NumberChannel(), node=0, what=f"a number for channel '{name}'"),
         "nodes": sorted(peers) if distributed else [node_rank],
         "maxsize": maxsize,
         "max_bytes": max_bytes,
         "run": welcome["run"],
     }
-    facts = {"name": name, "number": roster["number"], "maxsize": maxsize, "max_bytes": max_bytes}
-    asks = [client.ask("host_channel", facts, node=node) for node in roster["nodes"]]
+    host = operations.HostChannel(roster["number"], name, maxsize, max_bytes)
+    requests = [client.request(host, node=node) for node in roster["nodes"]]
     try:
-        for ask in asks:
-            await ask.async_wait()
-        known: Roster = await client.ask("name_channel", {"name": name, "roster": roster}, node=0)
+        for request in requests:
+            await request.async_wait()
+        known = await client.request(operations.NameChannel(name, roster), node=0)
     except RLinfAsyncError:
         await close(client, roster)  # nobody will ever hear of what has been made
         raise
@@ -75,7 +76,7 @@ def promise(client: NodeClient) -> Promise:
     if not client.endpoint:
         raise RuntimeError("the cluster is still starting: `await cluster` before a channel is passed on")
     made = _made[client] = _made.get(client, 0) + 1
-    client.ask("promise_channel", {"promise": made}, node=0)
+    client.request(operations.PromiseChannel(made), node=0)
     return {"run": client.welcome["run"], "maker": client.endpoint, "promise": made}
 
 
@@ -86,21 +87,21 @@ _made: Final[weakref.WeakKeyDictionary[NodeClient, int]] = weakref.WeakKeyDictio
 def keep(client: NodeClient, promise: Promise, roster: Roster | None) -> None:
     """It is this channel, or it will be none."""
     number = None if roster is None else roster["number"]
-    client.ask("keep_promise", {"promise": promise["promise"], "number": number}, node=0)
+    client.request(operations.KeepPromise(promise["promise"], number), node=0)
 
 
 async def redeem(client: NodeClient, promise: Promise, name: str) -> Roster | None:
     """The channel that was passed on before it had a number; None if it is closed, or never came to be."""
-    found: Roster | None = await client.ask("redeem_promise", promise, node=0, what=f"channel '{name}', being made")
-    return found
+    operation = operations.RedeemPromise(promise["maker"], promise["promise"])
+    return await client.request(operation, node=0, what=f"channel '{name}', being made")
 
 
 async def close(client: NodeClient, roster: Roster, *, discard: bool = False) -> None:
     """Closes the queues and frees the name; what is lost or gone is closed already."""
-    number = {"number": roster["number"]}
-    asks = [client.ask("close_channel", {**number, "discard": discard}, node=node) for node in roster["nodes"]]
-    for ask in (*asks, client.ask("unname_channel", number, node=0)):
+    close_queue = operations.CloseChannel(roster["number"], discard)
+    requests = [client.request(close_queue, node=node) for node in roster["nodes"]]
+    for request in (*requests, client.request(operations.UnnameChannel(roster["number"]), node=0)):
         try:
-            await ask.async_wait()
+            await request.async_wait()
         except (NodeLost, ClosedError):
             continue

@@ -11,6 +11,7 @@ from rlinf_async._channels.queue_table import Queues
 from rlinf_async._channels.remote_queue import RemoteQueue
 from rlinf_async._channels.request import QueueRequest
 from rlinf_async._client.client import NodeClient
+from rlinf_async._core import operations
 from rlinf_async.work import Work
 
 
@@ -91,10 +92,10 @@ class Replicas:
         nodes = self._roster["nodes"]
         if len(nodes) > 1:
             here = self._client.node
-            arguments = {"number": self._roster["number"], "key": key, "node": here if here in nodes else nodes[0]}
+            operation = operations.PinKey(self._roster["number"], key, here if here in nodes else nodes[0])
             self._pinning[key] = Work()
-            ask = self._client.ask("pin_key", arguments, node=0, what="the node of a key")
-            ask._follow(functools.partial(self._pin, key, ask))
+            request = self._client.request(operation, node=0, what="the node of a key")
+            request._follow(functools.partial(self._pin, key, request))
             return
         only = self._queue(nodes[0])
         for wish in self._held.pop(key):
@@ -102,11 +103,11 @@ class Replicas:
         if not self._held:
             self._only = only  # last: nothing overtakes what was held
 
-    def _pin(self, key: bytes, ask: Work[int | None]) -> None:
+    def _pin(self, key: bytes, request: Work[int | None]) -> None:
         """Node 0 has said which replica has a key: the one on the node of whoever touched it first."""
         with self._lock:
             try:
-                node = ask._result()
+                node = request._result()
             except Exception as error:
                 end = QueueEnd.of_lost(error)
             else:

@@ -6,7 +6,7 @@ and hear of events.  A worker also receives calls, which it hands to its runtime
 Everything that arrives is handled on the client's own loop: in a driver inside asyncio the user's loop, in a plain
 script a background thread's, in a worker the socket thread's.  While a worker's main thread is idle it handles what
 arrives itself, which saves a change of threads; one frame after the other all the same, under a lock.  So a handler
-reaches a loop by ``call_soon_threadsafe`` only.  ``call``, ``cancel``, ``credit`` and ``ask`` may be used from any
+reaches a loop by ``call_soon_threadsafe`` only.  ``call``, ``cancel``, ``credit`` and ``request`` may be used from any
 thread.
 """
 
@@ -28,8 +28,9 @@ from rlinf_async._client.loop_thread import LoopThread
 from rlinf_async._client.reply_handler import Inbox, Receiver, ReplyHandler
 from rlinf_async._client.requests import HERE, Request, Requests, error_of
 from rlinf_async._client.tasks import Task, Tasks
-from rlinf_async._core import codec, failures, frames, process
+from rlinf_async._core import codec, failures, frames, operations, process
 from rlinf_async._core.frames import Status
+from rlinf_async._core.operations import Answer, Operation
 from rlinf_async._core.payload import Body, open_body
 from rlinf_async._core.pool import pool
 from rlinf_async._core.segment import close_fds, copy_fds
@@ -78,7 +79,7 @@ class NodeClient:
         self._inbox = inbox
         self._ids = itertools.count(1)
         self._calls: dict[int, ReplyHandler] = {}
-        self._asks = Requests()
+        self._requests = Requests()
         self._connection: Connection | None = None
         self.shortcut: Callable[[int], Connection | None] = lambda endpoint: None
         """A socket of this worker's own to a process of its node, where it has one."""
@@ -98,7 +99,7 @@ class NodeClient:
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"
-        return f"<NodeClient node {self.node} {state} [{len(self._calls)} calls, {len(self._asks)} asks open]>"
+        return f"<NodeClient node {self.node} {state} [{len(self._calls)} calls, {len(self._requests)} requests open]>"
 
     def attach(self, sock: socket.socket, facts: dict[str, Any]) -> None:
         """Takes the socket and says hello; on the loop's own thread."""
@@ -249,24 +250,27 @@ class NodeClient:
         if relayed:
             self.send((frames.CREDIT, 0, self.endpoint, frames.route_to(relayed), call, count), later=True)
 
-    # -- asks ---------------------------------------------------------------------------------------------------
+    # -- requests -----------------------------------------------------------------------------------------------
 
-    def ask(self, operation: str, arguments: Any = None, *, node: int = HERE, what: str = "") -> Request:
-        """Asks a node's daemon for something that it does itself; plain data both ways."""
+    def request(self, operation: Operation[Answer], *, node: int = HERE, what: str = "") -> Request[Answer]:
+        """Requests something of a node's daemon; ``what`` it is, for deadlines."""
         target = self.node if node == HERE else node
-        asked = self._asks.begin(Request(self, next(self._ids), operation, arguments, target, what))
+        request = self._requests.begin(Request(self, next(self._ids), operation, target, what))
         error = self._closed or self.lost_nodes.get(target)
         if error is None and self.loop.is_closed():
-            error = loop_watch.closed(self.loop, what or operation)
+            error = loop_watch.closed(self.loop, request._describe())
         if error is not None:
-            self._asks.refuse(asked, error)
+            self._requests.refuse(request, error)
         else:
-            self.send((frames.ASK, 0, self.endpoint, target, asked.number, operation, arguments))
-        return asked
+            self._send_request(target, request.number, operation)
+        return request
 
-    def _tell(self, operation: str, arguments: Any) -> None:
-        """An ask whose answer nobody waits for."""
-        self.send((frames.ASK, 0, self.endpoint, self.node, next(self._ids), operation, arguments))
+    def _send_request(self, node: int, number: int, operation: Operation[Any]) -> None:
+        self.send((frames.ASK, 0, self.endpoint, node, number, type(operation).__name__, vars(operation)))
+
+    def _tell(self, operation: Operation[Any]) -> None:
+        """A request of this node's daemon whose answer is ignored."""
+        self._send_request(self.node, next(self._ids), operation)
 
     # -- tasks --------------------------------------------------------------------------------------------------
 
@@ -352,7 +356,7 @@ class NodeClient:
             if table is not None:
                 table.resume(frame[2], frame[5])
         elif kind == frames.ANSWER:
-            self._asks.answer(frame[4], frame[5], frame[6])
+            self._requests.answer(frame[4], frame[5], frame[6])
         elif kind == frames.EVENT:
             if frame[4] == "node_lost":
                 self._on_node_lost(frame[5])
@@ -453,7 +457,7 @@ class NodeClient:
             sink = self._calls.get(call)
             open_on[call] = set() if sink is None else {sink._targets[slot] for slot in sink._unanswered()}
         finished = [pair for pair in facts["calls"] if frames.endpoint(self.node, pair[0]) not in open_on[pair[1]]]
-        self._tell("calls_checked", {"check": facts["check"], "finished": finished})
+        self._tell(operations.CallsChecked(facts["check"], finished))
 
     def _on_node_lost(self, facts: dict[str, Any]) -> None:
         node = facts["node"]
@@ -461,7 +465,7 @@ class NodeClient:
         self.lost_nodes[node] = error
         for call, sink in list(self._calls.items()):
             self._lose(call, sink, str(error), node)
-        self._asks.fail(error, node=node)
+        self._requests.fail(error, node=node)
 
     def _on_closed(self, reason: str) -> None:
         self._end(NodeLost.from_facts("this machine", self.node, f"its daemon is gone ({reason})"))
@@ -478,7 +482,7 @@ class NodeClient:
             self._lose(call, sink, str(error))
             self._calls.pop(call, None)
             self._direct_calls.ended(call)
-        self._asks.fail(error)
+        self._requests.fail(error)
         if _all_closed():
             pool.close()
         self.events.announce("closed", {"reason": str(error)})
@@ -517,7 +521,7 @@ class NodeClient:
         """In a forked child: the socket and everything on it are the parent's."""
         self._closed = process.forked("this cluster", self.pid)
         self._calls.clear()
-        self._asks.forget()
+        self._requests.forget()
         self.unobserved.forget()
         self.directs.forget()
         if self._connection is not None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final
 
 from rlinf_async._client.client import NodeClient
+from rlinf_async._core import operations
 from rlinf_async._messaging.state.emulated_delay import Crossing, NetEmulation
 from rlinf_async.configuration import worker_key
 from rlinf_async.work import Work
@@ -84,12 +85,12 @@ class FarLinks:
         return done
 
     def _reserve(self, link: Hashable, parcel: _Parcel, crossing: Crossing, nbytes: int, now: float) -> None:
-        arguments = {"lines": [[line.name, line.rate] for line in crossing.lines], "bytes": nbytes}
-        ask = self._client.ask("reserve_lines", arguments, node=0, what="room on an emulated line")
+        operation = operations.ReserveLines([[line.name, line.rate] for line in crossing.lines], nbytes)
+        request = self._client.request(operation, node=0, what="room on an emulated line")
 
         def reserved() -> None:
             try:
-                through = ask._result()
+                through = request._result()
             except Exception:  # node 0 is lost: nobody keeps the book of the lines
                 through = 0.0
             alone = max(nbytes / line.rate for line in crossing.lines)
@@ -97,7 +98,7 @@ class FarLinks:
             parcel.due = since + through + crossing.delay
             self._client.later(max(0.0, parcel.due - time.monotonic()), lambda: self._release(link))
 
-        ask._follow(reserved)
+        request._follow(reserved)
 
     def _release(self, link: Hashable) -> None:
         """On the client's loop: sends what is due."""

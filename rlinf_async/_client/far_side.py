@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from rlinf_async import settings
-from rlinf_async._core import frames
+from rlinf_async._core import frames, operations
+from rlinf_async._core.operations import Answer, Operation
 from rlinf_async._core.root_cause import fold_ranks
 from rlinf_async._waits import slow_waits
 from rlinf_async.work import Work
@@ -27,11 +28,11 @@ _Facts = tuple[str, list[tuple[str, float]], int]
 
 
 class Client(Protocol):
-    """The part of a ``NodeClient`` that asks daemons."""
+    """The part of a ``NodeClient`` that makes requests of daemons."""
 
     user_loop: asyncio.AbstractEventLoop | None
 
-    def ask(self, operation: str, arguments: Any = None, *, node: int) -> Work[Any]: ...
+    def request(self, operation: Operation[Answer], *, node: int) -> Work[Answer]: ...
 
     def later(self, seconds: float, callback: Callable[[], None]) -> None: ...
 
@@ -42,7 +43,7 @@ def workers(client: Client, who: Mapping[int, Who]) -> Work[str]:
     for endpoint in who:
         by_node.setdefault(frames.node_of(endpoint), []).append(endpoint)
     asks = {
-        node: client.ask("activity", {"numbers": list(map(frames.number_of, endpoints))}, node=node)
+        node: client.request(operations.WorkerActivity(list(map(frames.number_of, endpoints))), node=node)
         for node, endpoints in by_node.items()
     }
 
@@ -58,19 +59,19 @@ def workers(client: Client, who: Mapping[int, Who]) -> Work[str]:
     return _when_all(list(asks.values()), tell, client)
 
 
-def request(client: Client, operation: str, arguments: Any, number: int, node: int) -> Work[str]:
+def request(client: Client, operation: Operation[Any], number: int, node: int) -> Work[str]:
     """What a daemon needs for an open request of this process."""
-    return _one(client, "progress", {"operation": operation, "arguments": arguments, "ask": number}, node)
+    return _one(client, operations.RequestProgress(type(operation).__name__, vars(operation), number), node)
 
 
 def name(client: Client, group: str) -> Work[str]:
     """Whether there is a group of that name, and which there are."""
-    return request(client, "lookup", {"name": group}, -1, 0)
+    return request(client, operations.FindGroup(group, None), -1, 0)
 
 
 def queue(client: Client, node: int, number: int, key: bytes) -> Work[str]:
     """What is queued under a key of a channel, and how many wait there."""
-    return _one(client, "queue", {"number": number, "key": key}, node)
+    return _one(client, operations.QueueState(number, key), node)
 
 
 def through(inner: Sequence[slow_waits.Waitable]) -> Work[str]:
@@ -87,14 +88,14 @@ def through(inner: Sequence[slow_waits.Waitable]) -> Work[str]:
     return _when_all([far_side for _, far_side in far_sides if far_side is not None], tell)
 
 
-def _one(client: Client, operation: str, arguments: Any, node: int) -> Work[str]:
-    ask = client.ask(operation, arguments, node=node)
+def _one(client: Client, operation: Operation[str], node: int) -> Work[str]:
+    asked = client.request(operation, node=node)
 
     def tell() -> str:
-        answer, excuse = _answer_of(ask, node)
+        answer, excuse = _answer_of(asked, node)
         return excuse or str(answer)
 
-    return _when_all([ask], tell, client)
+    return _when_all([asked], tell, client)
 
 
 def _when_all(asked: Sequence[slow_waits.FarSide], tell: Callable[[], str], client: Client | None = None) -> Work[str]:

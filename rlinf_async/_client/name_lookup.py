@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final
 
 from rlinf_async import settings
 from rlinf_async._client.client import NodeClient
+from rlinf_async._core import operations
+from rlinf_async._core.operations import Operation
 from rlinf_async.errors import DeadlineExceeded
 
-_OPERATIONS: Final = {"group": ("lookup", "forget_lookup"), "channel": ("find_channel", "forget_find")}
-"""What finds a name of each kind, and what gives that up and tells the names that there are."""
+_FIND: Final[dict[str, Callable[[str], Operation[Any]]]] = {
+    "group": lambda name: operations.FindGroup(name, None),
+    "channel": operations.FindChannel,
+}
+_CANCEL: Final[dict[str, Callable[[int], Operation[list[str]]]]] = {
+    "group": operations.CancelFindGroup,
+    "channel": operations.CancelFindChannel,
+}
+"""By kind of name."""
 
 
 async def find_name(client: NodeClient, kind: str, name: str, timeout: float | None) -> Any:
@@ -28,18 +38,17 @@ async def find_name(client: NodeClient, kind: str, name: str, timeout: float | N
         timeout = settings.NAME_TIMEOUT_S()
         limit = f" ({settings.NAME_TIMEOUT_S.variable})"
     await client.ready.async_wait()
-    find, forget = _OPERATIONS[kind]
-    lookup = client.ask(find, {"name": name}, node=0, what=f"a {kind} named '{name}'")
+    lookup = client.request(_FIND[kind](name), node=0, what=f"a {kind} named '{name}'")
     try:
         return await lookup.async_wait(timeout)
     except asyncio.CancelledError:
-        client.ask(forget, {"name": name, "ask": lookup.number}, node=0)
+        client.request(_CANCEL[kind](lookup.number), node=0)
         raise
     except DeadlineExceeded:
         late = f"there was no {kind} named '{name}' within {timeout:g} s{limit}"
         patience = settings.WAIT_ANSWER_S()
         try:
-            names = await client.ask(forget, {"name": name, "ask": lookup.number}, node=0).async_wait(patience)
+            names = await client.request(_CANCEL[kind](lookup.number), node=0).async_wait(patience)
         except DeadlineExceeded:
             raise DeadlineExceeded(
                 f"{late}, and for {patience:g} s more node 0 has not said which there are: its daemon does not answer"

@@ -6,32 +6,32 @@ import asyncio
 import builtins
 import contextlib
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, Generic
 
 from rlinf_async import errors
 from rlinf_async._client import far_side
+from rlinf_async._core.operations import Answer, Operation
 from rlinf_async.work import Work
 
 HERE: Final = -1
-"""``client.ask(..., node=HERE)``: this process's own node."""
+"""``client.request(..., node=HERE)``: this process's own node."""
 
 
-class Request(Work[Any]):
-    """A question to a daemon; ``number`` is what the daemon knows it by."""
+class Request(Work[Answer], Generic[Answer]):
+    """An operation that was requested of a daemon, which knows it by its ``number``."""
 
     _ends_with_others = False
     _kind = "request"
 
     def __init__(
-        self, client: far_side.Client, number: int, operation: str, arguments: Any, node: int, what: str = ""
+        self, client: far_side.Client, number: int, operation: Operation[Answer], node: int, what: str = ""
     ) -> None:
         super().__init__()
         self.number = number
         self.operation = operation
-        self.arguments = arguments
         self.node = node
         self._client = client
-        self._what = what or operation
+        self._what = what or type(operation).__name__
 
     def _describe(self) -> str:
         return self._what
@@ -43,42 +43,42 @@ class Request(Work[Any]):
         return f"the daemon of node {self.node}"
 
     def _far_side(self) -> Work[str]:
-        return far_side.request(self._client, self.operation, self.arguments, self.number, self.node)
+        return far_side.request(self._client, self.operation, self.number, self.node)
 
 
 class Requests:
     """The open ones of a client, by number."""
 
     def __init__(self) -> None:
-        self._open: dict[int, Request] = {}
+        self._open: dict[int, Request[Any]] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def begin(self, ask: Request) -> Request:
-        self._open[ask.number] = ask
-        return ask
+    def begin(self, request: Request[Answer]) -> Request[Answer]:
+        self._open[request.number] = request
+        return request
 
     def answer(self, number: int, ok: bool, value: Any) -> None:
-        ask = self._open.pop(number, None)
-        if ask is None:
+        request = self._open.pop(number, None)
+        if request is None:
             return
         if ok:
-            ask._settle(value)
+            request._settle(value)
         else:
-            ask._settle(error=error_of(value))
+            request._settle(error=error_of(value))
 
     def fail(self, error: Exception, *, node: int | None = None) -> None:
         """Ends all of them, or those to one node."""
-        for number, ask in list(self._open.items()):
-            if node is None or ask.node == node:
+        for number, request in list(self._open.items()):
+            if node is None or request.node == node:
                 del self._open[number]
-                ask._settle(error=error)
+                request._settle(error=error)
 
-    def refuse(self, ask: Request, error: Exception) -> None:
+    def refuse(self, request: Request[Any], error: Exception) -> None:
         """This one cannot even be sent."""
-        self._open.pop(ask.number, None)
-        ask._settle(error=error)
+        self._open.pop(request.number, None)
+        request._settle(error=error)
 
     def forget(self) -> None:
         """In a forked child: they are the parent's."""

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlinf_async._client.client import NodeClient
+from rlinf_async._client.requests import Request
 from rlinf_async._cluster.launch_config import LaunchConfig
-from rlinf_async._core import frames
+from rlinf_async._core import frames, operations
 from rlinf_async._core.worker_facts import pack_hardware
 from rlinf_async._group.members import Members
 from rlinf_async.address import NodeInfo, WorkerAddress
@@ -71,10 +72,10 @@ async def launch(client: NodeClient, members: Members, plan: Plan, *, reserved: 
     named = reserved
     try:
         if not reserved:
-            await client.ask("reserve", {"name": plan.name}, node=0)
+            await client.request(operations.ReserveGroup(plan.name), node=0)
             named = True
         roster = await _spawn(client, plan)
-        await client.ask("publish", {"name": plan.name, "roster": roster}, node=0)
+        await client.request(operations.PublishGroup(plan.name, roster), node=0)
         infos = [info_from(entry["info"], entry["pid"]) for entry in roster]
         if members.closed:
             raise asyncio.CancelledError
@@ -95,23 +96,22 @@ async def _spawn(client: NodeClient, plan: Plan) -> list[dict[str, Any]]:
     for placement, setting in zip(plan.placements, plan.settings, strict=True):
         alike.setdefault((placement.cluster_node_rank, setting), []).append(placement)
     first = plan.nodes[plan.placements[0].cluster_node_rank]
-    port = await client.ask("open_store", {"group": plan.name}, node=first.node_rank)
+    port = await client.request(operations.OpenStore(plan.name), node=first.node_rank)
     requests = {
-        (node, setting): client.ask(
-            "spawn",
-            {
-                "group": plan.name,
-                "workers": [_worker(plan, placement, first.node_ip, port) for placement in placements],
-                "env": plan.environment,
-                "node_env": dict(setting.env),
-                "python": setting.python,
-                "config": plan.config,
-                "seed": plan.seed,
-                "world_size": len(plan.placements),
-                "max_concurrency": plan.max_concurrency,
-                "quiet": plan.quiet,
+        (node, setting): client.request(
+            operations.Spawn(
+                group=plan.name,
+                workers=[_worker(plan, placement, first.node_ip, port) for placement in placements],
+                env=plan.environment,
+                node_env=dict(setting.env),
+                python=setting.python,
+                config=plan.config,
+                seed=plan.seed,
+                world_size=len(plan.placements),
+                max_concurrency=plan.max_concurrency,
+                quiet=plan.quiet,
                 **_surroundings(setting.python),
-            },
+            ),
             node=node,
             what=f"{len(placements)} workers of '{plan.name}' on node {node}",
         )
@@ -200,12 +200,13 @@ async def _undo(client: NodeClient, plan: Plan, named: bool) -> None:
     if client.closed is not None:
         return
     nodes = {placement.cluster_node_rank for placement in plan.placements} - set(client.lost_nodes)
-    asks = [client.ask("close", {"group": plan.name, "grace": CLOSE_GRACE}, node=node) for node in nodes]
+    close = operations.CloseGroup(plan.name, CLOSE_GRACE)
+    requests: list[Request[Any]] = [client.request(close, node=node) for node in nodes]
     if named:
-        asks.append(client.ask("release", {"name": plan.name}, node=0))
-    for ask in asks:
+        requests.append(client.request(operations.ReleaseGroup(plan.name), node=0))
+    for request in requests:
         try:
-            await ask.async_wait()
+            await request.async_wait()
         except (NodeLost, ClosedError):
             continue
 

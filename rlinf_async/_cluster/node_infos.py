@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlinf_async._client.client import NodeClient
-from rlinf_async._core import codec
+from rlinf_async._core import codec, operations
 from rlinf_async.address import NodeInfo
 from rlinf_async.configuration import ClusterConfig
 from rlinf_async.errors import ConfigError
@@ -86,14 +86,13 @@ async def described(
 async def _inventories(
     client: NodeClient, nodes: Sequence[NodeInfo], sections: Sequence[dict[str, Any]], extension: str
 ) -> dict[int, tuple[Any, ...]]:
-    question = {"sections": sections, "sys_path": sys.path, "extension": extension, "python": None}
     asked = {
-        node.node_rank: client.ask("inventory", {**question, "node_rank": node.node_rank}, node=node.node_rank)
-        for node in nodes
+        rank: client.request(operations.Inventory(rank, list(sections), sys.path, extension, None), node=rank)
+        for rank in (node.node_rank for node in nodes)
     }
     found = {}
-    for rank, ask in asked.items():
-        pickled, warning = await ask.async_wait()
+    for rank, request in asked.items():
+        pickled, warning = await request.async_wait()
         if warning:
             logger.warning(warning)
         # As a body of its own: one pickle and nothing besides.

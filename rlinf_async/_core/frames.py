@@ -8,8 +8,8 @@ never its body::
     REPLY   kind fds source target  call slot status body       worker -> daemons -> caller
     CANCEL  kind 0   source route   call                        caller -> daemons -> worker
     CREDIT  kind 0   source route   call count                  caller -> daemons -> worker (streams)
-    ASK     kind fds source node    ask operation arguments     any endpoint -> a daemon
-    ANSWER  kind fds source target  ask ok value                daemon -> endpoint
+    ASK     kind fds source node    number operation fields     any endpoint -> a daemon (``_core/operations.py``)
+    ANSWER  kind fds source target  number ok value             daemon -> endpoint
     EVENT   kind 0   source target  what facts                  daemon -> endpoint
     HELLO   kind 0   source facts                               first frame in each direction
     FAILED  kind 0   source route   call facts                  caller -> daemons -> worker: another rank has failed

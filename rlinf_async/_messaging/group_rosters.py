@@ -9,6 +9,8 @@ from typing import Any
 
 from rlinf_async import settings
 from rlinf_async._client.client import NodeClient
+from rlinf_async._client.requests import Request
+from rlinf_async._core import operations
 from rlinf_async._core.root_cause import fold_ranks
 from rlinf_async.errors import DeadlineExceeded
 
@@ -99,10 +101,10 @@ class Names:
             then(roster, None)
             return True
         if is_new:
-            arguments = {"name": group} if key[1] is None else {"name": group, "rank": rank}
-            ask = self._client.ask("lookup", arguments, node=0, what=f"a group named '{group}'")
-            lookup.number = ask.number
-            ask._follow(lambda: self._found(key, lookup, ask))
+            operation = operations.FindGroup(group, None if key[1] is None else rank)
+            request = self._client.request(operation, node=0, what=f"a group named '{group}'")
+            lookup.number = request.number
+            request._follow(lambda: self._found(key, lookup, request))
             self._client.later(self._patience, lambda: self._give_up(key, lookup))
         return False
 
@@ -119,22 +121,22 @@ class Names:
         """Calls back with an error that says that there was no such group, and which there are.
 
         Args:
-            lookup: the number of the ask that nobody waits for any more.
+            lookup: the number of the request, which ends.
         """
-        ask = self._client.ask("forget_lookup", {"name": group, "ask": lookup}, node=0, what="the names of all groups")
+        request = self._client.request(operations.CancelFindGroup(lookup), node=0, what="the names of all groups")
 
         def answered() -> None:
             try:
-                there = "; there are: " + (", ".join(ask._result()) or "none")
+                there = "; there are: " + (", ".join(request._result()) or "none")
             except Exception as error:
                 there = f" ({error})"
             then(DeadlineExceeded(f"there was no group named '{group}' within {seconds:g} s{there}"))
 
-        ask._follow(answered)
+        request._follow(answered)
 
-    def _found(self, key: _Key, lookup: _Lookup, ask: Any) -> None:
+    def _found(self, key: _Key, lookup: _Lookup, request: Request[list[Any]]) -> None:
         try:
-            roster, error = Roster(key[0], ask._result()), None
+            roster, error = Roster(key[0], request._result()), None
         except Exception as failure:
             roster, error = None, failure
         self._answer(key, lookup, roster, error)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rlinf_async._client.client import NodeClient
-from rlinf_async._core import frames
+from rlinf_async._client.requests import Request
+from rlinf_async._core import frames, operations
 from rlinf_async._messaging.peer import Peer
 from rlinf_async._messaging.peer_devices import Devices
 from rlinf_async._messaging.state import message_facts
@@ -102,7 +104,7 @@ class Peers:
             peer.is_met = True
         if strangers:
             endpoints = [peer.endpoint for peer in strangers]
-            self._client.ask("watched_by", {"endpoints": endpoints}, what="this worker's end told to others")
+            self._client.request(operations.WatchedBy(endpoints), what="this worker's end told to others")
         for peer in strangers:
             self._send_to(peer, (message_facts.INTRODUCE, *self._introduction))
 
@@ -164,12 +166,12 @@ class Peers:
                 nodes.setdefault(peer.node, []).append(peer)
         for node, watched in nodes.items():
             numbers = [frames.number_of(peer.endpoint) for peer in watched]
-            ask = self._client.ask("watch", {"numbers": numbers}, node=node, what="an eye on other workers")
-            ask._follow(lambda ask=ask, watched=watched: self._watching(ask, watched))  # type: ignore[misc]
+            request = self._client.request(operations.Watch(numbers), node=node, what="an eye on other workers")
+            request._follow(functools.partial(self._watching, request, watched))
 
-    def _watching(self, ask: Any, watched: list[Peer]) -> None:
+    def _watching(self, request: Request[None], watched: list[Peer]) -> None:
         try:
-            ask._result()
+            request._result()
         except Exception as error:  # their node is lost, or this one
             for peer in watched:
                 self._end(peer, error)

@@ -20,6 +20,7 @@ import time
 from typing import Any, Final, Protocol
 
 from rlinf_async._client.client import NodeClient
+from rlinf_async._core import operations
 from rlinf_async._trace.state.spans import Recorder, Span
 from rlinf_async._trace.trace import Trace
 from rlinf_async.errors import DeadlineExceeded, NodeLost, RLinfAsyncError
@@ -83,9 +84,10 @@ async def open_trace(client: NodeClient, name: str, path: str | None) -> None:
     Raises:
         ConfigError: the file cannot be written, or the run is traced into another one.
     """
-    facts = await client.ask("open_trace", {"path": path}, what="a file for the trace")
-    for ask in [client.ask("trace", facts, node=peer["node"]) for peer in client.welcome["nodes"]]:
-        await ask
+    facts = await client.request(operations.OpenTrace(path), what="a file for the trace")
+    start = operations.StartTrace(facts["node"], facts["path"])
+    for request in [client.request(start, node=peer["node"]) for peer in client.welcome["nodes"]]:
+        await request
     await _join(client, name, facts)
 
 
@@ -96,8 +98,8 @@ async def close_trace(client: NodeClient) -> None:
         return
     _turn_off(client)
     with contextlib.suppress(RLinfAsyncError):  # the run has ended by itself: what has arrived is in the file
-        for ask in (*trace.send_all(), client.ask("written", node=trace.home)):
-            await ask.async_wait()
+        for request in (*trace.send_all(), client.request(operations.FlushSpans(), node=trace.home)):
+            await request.async_wait()
 
 
 async def collect(client: NodeClient) -> str | None:
@@ -108,19 +110,19 @@ async def collect(client: NodeClient) -> str | None:
     trace = _trace
     if trace is None or not trace.is_of(client):
         return None
-    turn = {"round": secrets.token_hex(8), "node": trace.home}
-    asks = [client.ask("collect_spans", turn, node=peer["node"]) for peer in client.welcome["nodes"]]
+    turn = secrets.token_hex(8)
+    collect_spans = operations.CollectSpans(turn, trace.home)
+    requests = [client.request(collect_spans, node=peer["node"]) for peer in client.welcome["nodes"]]
     processes: list[int] = []
-    for ask in asks:
+    for request in requests:
         with contextlib.suppress(NodeLost):
-            processes += await ask
-    asked = {"round": turn["round"], "processes": processes}
-    collected = client.ask("await_spans", asked, node=trace.home, what="the spans of the run")
+            processes += await request
+    collected = client.request(operations.AwaitSpans(turn, processes), node=trace.home, what="the spans of the run")
     try:
         await collected.async_wait(PATIENCE)
     except DeadlineExceeded:
         logger.warning("not every process has sent its spans within %g s; the trace goes on without them", PATIENCE)
-        await client.ask("forget_spans", asked, node=trace.home)
+        await client.request(operations.ForgetSpans(turn), node=trace.home)
     return trace.path
 
 
@@ -139,7 +141,7 @@ async def _shift(client: NodeClient) -> int:
     shortest, shift = None, 0
     for _ in range(QUESTIONS):
         asked = time.monotonic_ns()
-        theirs = await client.ask("clock", what="the time")
+        theirs = await client.request(operations.ReadClock(), what="the time")
         heard = time.monotonic_ns()
         if shortest is None or heard - asked < shortest:
             shortest, shift = heard - asked, theirs - (asked + heard) // 2
@@ -170,7 +172,7 @@ os.register_at_fork(after_in_child=_forget)
 def _collect(client: NodeClient, facts: dict[str, Any]) -> None:
     if _trace is not None and _trace.is_of(client):
         _trace.send_all()
-    client.ask("collected", facts["round"], node=facts["node"])
+    client.request(operations.SpansCollected(facts["round"]), node=facts["node"])
 
 
 # -- what others have to say ------------------------------------------------------------------------------------

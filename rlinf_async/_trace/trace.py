@@ -10,7 +10,7 @@ from asyncio.events import _get_running_loop
 from typing import Any, Final
 
 from rlinf_async._client.client import NodeClient
-from rlinf_async._core import frames
+from rlinf_async._core import frames, operations
 from rlinf_async._trace.state.spans import ENOUGH, Recorder
 from rlinf_async.work import Work
 
@@ -82,7 +82,7 @@ class Trace:
         if batch is None:
             return None
         body = frames.pack([self._name, os.getpid(), self._shift, *batch])
-        return self._client.ask("spans", body, node=self.home, what="the writing of the trace")
+        return self._client.request(operations.WriteSpans(body), node=self.home, what="the writing of the trace")
 
     def send_all(self) -> list[Work[Any]]:
         """Sends everything now; what tells that it is there."""

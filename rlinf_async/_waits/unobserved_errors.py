@@ -26,7 +26,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rlinf_async import settings
+from rlinf_async._core import operations
 from rlinf_async._core.failure_counts import FailureCounts
+from rlinf_async._core.operations import Operation
 
 logger = logging.getLogger(__name__)
 
@@ -81,15 +83,15 @@ class UnobservedErrors:
     arrived is never reported.
 
     Args:
-        tell: sends an operation and its arguments to the daemon, which keeps the account for the launcher; None in a
+        tell: requests an operation of the daemon, which keeps the account for the launcher; None in a
             worker, whose errors are no matter of the run's exit code.
         later: calls back after so many seconds.
     """
 
     def __init__(
-        self, tell: Callable[[str, Any], None] | None, later: Callable[[float, Callable[[], None]], None]
+        self, tell: Callable[[Operation[Any]], None] | None, later: Callable[[float, Callable[[], None]], None]
     ) -> None:
-        self._tell = tell or (lambda operation, arguments: None)
+        self._tell = tell or (lambda operation: None)
         self._later = later
         self._lock = threading.Lock()
         self._errors: dict[str, UnobservedError] = {}
@@ -113,10 +115,10 @@ class UnobservedErrors:
             sets_timer = not (known.awaited or known.is_due or self._timer_is_set)
             self._timer_is_set = self._timer_is_set or sets_timer
         if known is error:
-            self._tell("failed", {"key": error.key, "text": error.text})
+            self._tell(operations.ReportError(error.key, error.text))
             # Not under the lock, which must not be held while something is sent: it may have been heard meanwhile.
             if error.cause in self._observed:
-                self._tell("heard", {"key": error.key})
+                self._tell(operations.WithdrawError(error.key))
         if left is not None and not left.is_due:
             self._log([left], "is not awaited yet")
         if sets_timer:
@@ -133,7 +135,7 @@ class UnobservedErrors:
             for key in keys:
                 self._counts.forget(self._errors.pop(key).text)
         for key in keys:
-            self._tell("heard", {"key": key})
+            self._tell(operations.WithdrawError(key))
 
     def left(self, cause: str) -> None:
         """The wait that was to get the error has ended without it; in any thread."""

@@ -23,7 +23,7 @@ from typing import Any, Final
 from rlinf_async import settings
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.requests import Request
-from rlinf_async._core import frames
+from rlinf_async._core import frames, operations
 from rlinf_async._transports import process_groups
 from rlinf_async._transports.process_groups import Collectives, Pending, PythonProbe
 from rlinf_async._worker.running_call import Call, State
@@ -147,21 +147,14 @@ class CollectiveWatch:
         return [(watched, operation) for watched in concerned for operation in pending]
 
     def _ask_whether_it_may_come(self, watched: Watched) -> None:
-        ask = self._client.ask(
-            "may_come",
-            {
-                "number": frames.number_of(watched.endpoint),
-                "source": watched.call.source,
-                "call": watched.call.call,
-                "after": watched.failed_call,
-            },
-            node=frames.node_of(watched.endpoint),
-        )
-        ask._follow(lambda: self._client.later(0, lambda: self._decide(watched, ask)))
+        number, call = frames.number_of(watched.endpoint), watched.call
+        operation = operations.OwesCall(number, call.source, call.call, after=watched.failed_call)
+        request = self._client.request(operation, node=frames.node_of(watched.endpoint))
+        request._follow(lambda: self._client.later(0, lambda: self._decide(watched, request)))
 
-    def _decide(self, watched: Watched, ask: Request) -> None:
+    def _decide(self, watched: Watched, request: Request[bool]) -> None:
         try:
-            may_come = bool(ask.wait())
+            may_come = request.wait()
         except Exception as error:  # its node is lost
             logger.debug("where rank %d was, none answers: %s", watched.rank, error)
             may_come = False
@@ -214,7 +207,7 @@ class CollectiveWatch:
             f"was killed because it was still inside {watched.call.method}(), in {sitting[0].name}(), {seconds:.1f} s "
             f"after {watched.text}; the aborting of its process groups had not freed it"
         )
-        self._client.ask("end_stuck", {"verdict": text})
+        self._client.request(operations.KillStuck(text))
 
 
 def advice(text: str) -> str:

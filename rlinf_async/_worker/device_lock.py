@@ -9,6 +9,7 @@ from typing import Any
 
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.requests import Request
+from rlinf_async._core import operations
 from rlinf_async.errors import ClosedError, DeadlineExceeded
 from rlinf_async.work import Work, blocking
 
@@ -101,13 +102,13 @@ class Acquisition(Work[None]):
         super().__init__()
         self._of = lock
         self._undone = False
-        self._ask: Request | None = None
+        self._request: Request[None] | None = None
         if not lock._devices:
             self._grant()
             return
-        facts = {"name": lock._name, "devices": lock._devices}
-        self._ask = lock._client.ask("lock_devices", facts, node=0, what=self._describe())
-        self._ask._follow(self._answered)
+        operation = operations.LockDevices(lock._name, lock._devices)
+        self._request = lock._client.request(operation, node=0, what=self._describe())
+        self._request._follow(self._answered)
         if timeout is not None:
             lock._client.later(timeout, lambda: self._expire(timeout))
 
@@ -115,7 +116,7 @@ class Acquisition(Work[None]):
         return f"the device_lock of {self._of._name} (devices {', '.join(map(str, self._of._devices))})"
 
     def _far_side(self) -> Work[str] | None:
-        return None if self._ask is None else self._ask._far_side()
+        return None if self._request is None else self._request._far_side()
 
     def undo(self) -> bool:
         """Gives the devices, or the place in the line, back; False if that has been done."""
@@ -125,12 +126,12 @@ class Acquisition(Work[None]):
             self._undone = True
             if self in self._of._held:
                 self._of._held.remove(self)
-        if self._ask is not None:
-            self._give_back(self._ask)
+        if self._request is not None:
+            self._give_back(self._request)
         return True
 
-    def _give_back(self, ask: Request) -> Request:
-        return self._of._client.ask("unlock_devices", {"ask": ask.number}, node=0)
+    def _give_back(self, request: Request[None]) -> Request[list[str]]:
+        return self._of._client.request(operations.UnlockDevices(request.number), node=0)
 
     def _grant(self) -> None:
         with self._of._guard:
@@ -140,9 +141,9 @@ class Acquisition(Work[None]):
         self._settle()
 
     def _answered(self) -> None:
-        assert self._ask is not None
+        assert self._request is not None
         try:
-            self._ask._result()
+            self._request._result()
         except Exception as error:
             self._settle(error=error)
         else:
@@ -157,8 +158,8 @@ class Acquisition(Work[None]):
             if self._undone or self in self._of._held:
                 return
             self._undone = True
-        assert self._ask is not None
-        giving_back = self._give_back(self._ask)
+        assert self._request is not None
+        giving_back = self._give_back(self._request)
 
         def explain() -> None:
             try:

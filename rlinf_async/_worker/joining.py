@@ -16,6 +16,7 @@ from typing import Any, Final
 from rlinf_async._client import registry
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.loop_thread import LoopThread
+from rlinf_async._core import operations
 from rlinf_async._core.frames import PROTOCOL
 from rlinf_async._core.worker_facts import read_worker
 from rlinf_async._messaging.exchange import Exchange
@@ -82,8 +83,8 @@ def join(parent: WorkerAddress, world_size: int, rank: int) -> context.Identity:
                 entry = _entry(welcome["parent"], address, world_size, client.endpoint)
                 info = read_worker(entry["info"])
                 exchange = Exchange(client, info, parent.get_name())  # before others know of it, and send
-                request = {"name": parent.get_name(), "rank": rank, "size": world_size, "entry": entry}
-                await client.ask("join", request, node=0).async_wait()
+                join = operations.JoinGroup(parent.get_name(), rank, world_size, entry)
+                await client.request(join, node=0).async_wait()
         except TimeoutError as error:
             client.close()
             raise LaunchError(f"worker {address} cannot join: no answer within {PATIENCE:g} s") from error

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from rlinf_async._core import operations
 from rlinf_async._messaging import exchange, peers
 from rlinf_async._messaging.message_content import Payload
 from rlinf_async._messaging.operation import Sending
@@ -67,14 +68,15 @@ def test_a_peer_is_looked_up_introduced_to_and_watched_once(network: Network) ->
     for value in range(3):
         send(network, value)
     network.deliver()
-    assert [asked for asked in network.client("a").asked if asked[0] != "forget_lookup"] == [
-        ("lookup", {"name": "b"}, 0),
-        ("watch", {"numbers": [6]}, 1),
-        ("watched_by", {"endpoints": [network.endpoints["b"]]}, -1),
+    requests = network.client("a").requests
+    assert [request for request in requests if not isinstance(request[0], operations.CancelFindGroup)] == [
+        (operations.FindGroup("b", None), 0),
+        (operations.Watch([6]), 1),
+        (operations.WatchedBy([network.endpoints["b"]]), -1),
     ]
     assert network.words() == [message_facts.INTRODUCE, *[message_facts.DATA] * 3]
     assert [recv(network).wait(0) for _ in range(3)] == [0, 1, 2]
-    assert not network.client("b").asked  # it has been introduced, and the other daemon tells of that one's end
+    assert not network.client("b").requests  # it has been introduced, and the other daemon tells of that one's end
 
 
 def test_those_who_wait_for_a_name_keep_their_order(network: Network) -> None:
@@ -86,7 +88,8 @@ def test_those_who_wait_for_a_name_keep_their_order(network: Network) -> None:
     network.deliver()
     assert all(work.done() for work in works)
     assert [recv(network).wait(0) for _ in range(4)] == [0, 1, 2, 3]
-    assert [asked[0] for asked in network.client("a").asked] == ["lookup", "watch", "watched_by"]
+    kinds = [type(operation) for operation, _ in network.client("a").requests]
+    assert kinds == [operations.FindGroup, operations.Watch, operations.WatchedBy]
 
 
 def test_nobody_overtakes_those_who_wait_for_a_name_by_having_met_the_peer_meanwhile(network: Network) -> None:

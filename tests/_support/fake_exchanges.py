@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlinf_async._core import frames
+from rlinf_async._core.operations import CancelFindGroup, FindGroup, Operation
 from rlinf_async._core.pool import pool
 from rlinf_async._core.segment import close_fds
 from rlinf_async._messaging.exchange import Exchange
@@ -26,7 +27,7 @@ class Client:
         self.receivers: dict[int, Any] = {}
         self.listeners: dict[str, list[Callable[[Any], None]]] = {}
         self.lost_nodes: dict[int, Exception] = {}
-        self.asked: list[tuple[str, Any, int]] = []
+        self.requests: list[tuple[Operation[Any], int]] = []
         self.timers: list[tuple[float, Callable[[], None]]] = []
         self.loop = self
 
@@ -52,11 +53,11 @@ class Client:
     def send(self, frame: Any, fds: Sequence[int] = ()) -> None:
         self.network.frames.append((list(frame), list(fds)))
 
-    def ask(self, operation: str, arguments: Any = None, *, node: int = -1, what: str = "") -> Any:
-        self.asked.append((operation, arguments, node))
+    def request(self, operation: Operation[Any], *, node: int = -1, what: str = "") -> Any:
+        self.requests.append((operation, node))
         work: Any = Work()
-        work.number = len(self.asked)
-        self.network.answer(work, operation, arguments)
+        work.number = len(self.requests)
+        self.network.answer(work, operation)
         return work
 
 
@@ -88,12 +89,12 @@ class Network:
     def client(self, group: str) -> Client:
         return self.clients[self.endpoints[group]]
 
-    def answer(self, work: Any, operation: str, arguments: Any) -> None:
-        if operation == "lookup" and arguments["name"] not in self.names:
-            self.lookups.setdefault(arguments["name"], []).append(work)
-        elif operation == "lookup":
-            work._settle(self.roster(arguments["name"]))
-        elif operation == "forget_lookup":
+    def answer(self, work: Any, operation: Operation[Any]) -> None:
+        if isinstance(operation, FindGroup) and operation.name not in self.names:
+            self.lookups.setdefault(operation.name, []).append(work)
+        elif isinstance(operation, FindGroup):
+            work._settle(self.roster(operation.name))
+        elif isinstance(operation, CancelFindGroup):
             work._settle(sorted(self.names))
         else:
             work._settle(True)

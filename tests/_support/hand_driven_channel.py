@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from rlinf_launcher.daemon.channels import Channels
 from rlinf_launcher.daemon.endpoint import Endpoint
+from rlinf_launcher.daemon.handlers import Requester
 from rlinf_launcher.daemon.router import Router
 
 from rlinf_async._channels.remote_queue import RemoteQueue
 from rlinf_async._channels.request import Get, Put, Question
 from rlinf_async._channels.state import prefetch
-from rlinf_async._core import codec, frames
+from rlinf_async._core import codec, frames, operations
 
 NUMBER = 5
 """Of the one channel."""
@@ -142,14 +143,14 @@ class Daemon:
         self.loop = Loop()
         self.router = Router(self.loop, 0, lambda *_: None)  # type: ignore[arg-type]
         self.channels = Channels(self.loop, self.router, self.gone, budget=1 << 30)  # type: ignore[arg-type]
-        hosting = self.channels.do_host_channel(0, 1, {"number": NUMBER, "name": "obs", "maxsize": 0, "max_bytes": 0})
+        hosting = self.channels.host_channel(Requester(0, 1), operations.HostChannel(NUMBER, "obs", 0, 0))
         with pytest.raises(StopIteration):
             hosting.send(None)
         self.queue = self.channels._hosted[NUMBER].queue
 
     def close(self, *, discard: bool = False) -> None:
         with pytest.raises(StopIteration):
-            self.channels.do_close_channel(0, 1, {"number": NUMBER, "discard": discard}).send(None)
+            self.channels.close_channel(Requester(0, 1), operations.CloseChannel(NUMBER, discard)).send(None)
 
 
 def settle(daemon: Daemon) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from rlinf_launcher.daemon.channel_names import ChannelNames
-from rlinf_launcher.daemon.channels import LATER
+from rlinf_launcher.daemon.handlers import LATER, Requester
 
-from rlinf_async._core import frames
+from rlinf_async._core import frames, operations
 
 A, B = frames.endpoint(0, 1), frames.endpoint(1, 1)
 DAEMON = frames.endpoint(1, 0)
@@ -19,10 +19,11 @@ class Node0:
         self.gone: set[int] = set()
         self.lost: list[dict[str, Any]] = []
         self.told: list[tuple[int, int, Any]] = []
-        self.names = ChannelNames(lambda who, ask, ok, value: self.told.append((who, ask, value)), self.gone, self.lost)
+        self.names = ChannelNames(lambda who, value: self.told.append((*who, value)), self.gone, self.lost)
 
-    async def ask(self, operation: str, source: int = A, ask: int = 1, /, **arguments: Any) -> Any:
-        return await getattr(self.names, f"do_{operation}")(source, ask, arguments)
+    async def ask(self, operation: str, source: int = A, number: int = 1, /, **fields: Any) -> Any:
+        kind = "".join(map(str.capitalize, operation.split("_")))
+        return await getattr(self.names, operation)(Requester(source, number), operations.read(kind, fields))
 
     async def make(self, name: str, *nodes: int, owner: int = A) -> dict[str, Any]:
         """A channel; what is known by its name."""
@@ -66,7 +67,7 @@ async def test_a_name_is_the_firsts_and_is_freed_by_its_number_only(node0: Node0
 async def test_whoever_looks_for_a_name_is_answered_when_it_comes(node0: Node0) -> None:
     for process, ask in ((A, 7), (B, 8)):
         assert await node0.ask("find_channel", process, ask, name="obs") is LATER
-    assert await node0.ask("forget_find", B, 9, name="obs", ask=8) == []
+    assert await node0.ask("cancel_find_channel", B, 9, number=8) == []
     known = await node0.make("obs")
     assert node0.told == [(A, 7, known)]
 

@@ -13,10 +13,11 @@ from unittest.mock import Mock
 import pytest
 from rlinf_launcher.daemon.channels import LATER, Channels
 from rlinf_launcher.daemon.endpoint import Endpoint
+from rlinf_launcher.daemon.handlers import Requester
 from rlinf_launcher.daemon.router import Router
 
 from rlinf_async._channels.state.credit import OVERHEAD, cost
-from rlinf_async._core import frames
+from rlinf_async._core import frames, operations
 from rlinf_async._core.frames import FrameError
 from rlinf_async._core.segment import write_segment
 
@@ -103,12 +104,11 @@ class Daemon:
         self.channels = Channels(loop, self.router, self.gone, budget=1 << 30)
 
     async def host(self, owner: int, *, maxsize: int = 0, max_bytes: int = 0) -> None:
-        facts = {"number": NUMBER, "name": "obs", "maxsize": maxsize, "max_bytes": max_bytes}
-        assert await self.channels.do_host_channel(owner, 1, facts)
+        await self.channels.host_channel(Requester(owner, 1), operations.HostChannel(NUMBER, "obs", maxsize, max_bytes))
 
     async def close(self, closer: Process, *, discard: bool = False) -> Any:
         """True, or LATER."""
-        return await self.channels.do_close_channel(closer.id, 9, {"number": NUMBER, "discard": discard})
+        return await self.channels.close_channel(Requester(closer.id, 9), operations.CloseChannel(NUMBER, discard))
 
     def die(self, process: Process, *, ended: bool = False) -> None:
         self.gone.add(process.id)
@@ -387,7 +387,7 @@ async def test_a_drivers_channels_end_with_it_and_a_workers_with_its_group(daemo
     ((word, why),) = user.heard()
     assert word == "gone"
     assert "its group is closed" in why
-    assert daemon.asked == [("queue_ended", {"number": NUMBER})]
+    assert daemon.asked == [("QueueEnded", {"number": NUMBER})]
 
 
 async def test_a_discarded_channel_is_gone_for_all_who_use_it_at_once(daemon: Daemon) -> None:
@@ -407,7 +407,7 @@ async def test_a_discarded_channel_is_gone_for_all_who_use_it_at_once(daemon: Da
     assert producer.heard() == [("gone", "")], "and nothing is told as lost"
     consumer.tell("taken", [got])
     assert daemon.channels.status() == {}
-    assert daemon.asked == [("queue_ended", {"number": NUMBER})]
+    assert daemon.asked == [("QueueEnded", {"number": NUMBER})]
 
 
 async def test_who_has_only_asked_what_is_there_hears_of_the_end(daemon: Daemon) -> None:

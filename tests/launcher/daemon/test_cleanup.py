@@ -15,11 +15,13 @@ import pytest
 from rlinf_launcher.daemon import sub_workers
 from rlinf_launcher.daemon.cleanup import run_all
 from rlinf_launcher.daemon.endpoint import Endpoint
+from rlinf_launcher.daemon.handlers import Requester
 from rlinf_launcher.daemon.router import Router
 from rlinf_launcher.daemon.service import DaemonService, Site
 
-from rlinf_async._core import frames
+from rlinf_async._core import frames, operations
 from rlinf_async._core.frames import FrameError
+from rlinf_async._core.operations import OPERATIONS, Operation
 from rlinf_async.errors import AuthError
 
 NODE = 3
@@ -28,12 +30,9 @@ NODE = 3
 CHANNEL = 5
 HERE = NODE << 32
 NONSENSE = [b"k", b"", "obs", "", 0, 1, 2, 5, 1.5, -1, None, True, [], [1], [[1]], {}, {"a": 1}, 1 << 40]
-OPERATIONS = [
-    "reserve", "publish", "join", "lookup", "forget_lookup", "release", "is_alive", "host_channel", "close_channel",
-    "name_channel", "unname_channel", "find_channel", "forget_find", "pin_key", "number_channel",
-    "queue_ended", "promise_channel", "keep_promise", "redeem_promise", "watch", "watched_by", "lock_devices",
-    "unlock_devices", "lease_port", "open_store", "collected", "await_spans", "forget_spans", "status", "collect_spans",
-]  # fmt: skip
+HARMLESS = sorted(
+    OPERATIONS.keys() - {"Spawn", "Inventory", "OpenTrace"}  # these start processes, and write files
+)
 SEEDS = int(os.environ.get("SEEDS", "300"))
 """More of them take longer, and find more."""
 
@@ -71,8 +70,8 @@ class Client:
             logging.getLogger(__name__).exception("a frame could not be handled")  # and the connection goes on
         return True
 
-    def ask(self, ask: int, operation: str, /, **arguments: Any) -> bool:
-        return self.say([frames.ASK, 0, 0, NODE, ask, operation, arguments])
+    def request(self, number: int, operation: Operation[Any]) -> bool:
+        return self.say([frames.ASK, 0, 0, NODE, number, type(operation).__name__, vars(operation)])
 
 
 class Daemon:
@@ -80,20 +79,21 @@ class Daemon:
 
     def __init__(self, folder: Path) -> None:
         loop = asyncio.get_running_loop()
-        self.asks: set[asyncio.Task[None]] = set()
-        self.router = Router(loop, NODE, self._on_ask)
+        self.requests: set[asyncio.Task[None]] = set()
+        self.router = Router(loop, NODE, self._on_request)
         site = Site("cafecafe", NODE, "here", "127.0.0.1", folder, {}, 4)
         templates: Any = None
         self.desk = DaemonService(loop, site, templates, self.router, lambda group: None)
 
-    def _on_ask(self, source: int, ask: int, operation: str, arguments: Any) -> None:
-        self.asks.add(asyncio.ensure_future(self.desk.answer(source, ask, operation, arguments)))
+    def _on_request(self, source: int, number: int, operation: str, fields: Any) -> None:
+        handling = self.desk.handlers.handle(Requester(source, number), operation, fields)
+        self.requests.add(asyncio.ensure_future(handling))
 
     async def settle(self) -> None:
         """Returns when everything that was asked has been done, or waits."""
-        while self.asks:
-            asks, self.asks = self.asks, set()
-            await asyncio.wait(asks)
+        while self.requests:
+            requests, self.requests = self.requests, set()
+            await asyncio.wait(requests)
         await asyncio.sleep(0)
 
     async def end(self, client: Client) -> None:
@@ -150,9 +150,8 @@ async def daemon(tmp_path: Path) -> AsyncIterator[Daemon]:
 async def with_channel(daemon: Daemon) -> Client:
     """An honest process that has made a channel."""
     honest = Client(daemon)
-    honest.ask(1, "host_channel", number=CHANNEL, name="obs", maxsize=0, max_bytes=1 << 30)
-    roster = {"number": CHANNEL, "nodes": [NODE]}
-    honest.ask(2, "name_channel", name="obs", roster=roster)
+    honest.request(1, operations.HostChannel(CHANNEL, "obs", 0, 1 << 30))
+    honest.request(2, operations.NameChannel("obs", {"number": CHANNEL, "nodes": [NODE]}))
     await daemon.settle()
     assert [frame[5] for frame in honest.sent] == [True, True]
     honest.sent.clear()
@@ -205,7 +204,7 @@ async def test_of_several_queues_one_that_raises_keeps_the_others_from_nothing(
 ) -> None:
     client, other = Client(daemon), Client(daemon)
     for number in range(3):
-        client.ask(number, "host_channel", number=number, name=f"c{number}", maxsize=1, max_bytes=0)
+        client.request(number, operations.HostChannel(number, f"c{number}", 1, 0))
     await daemon.settle()
     for number in range(3):
         other.say([frames.GET, 0, 0, HERE, number, 1, b"k", None, None])
@@ -237,25 +236,25 @@ async def test_credit_that_a_producer_never_had_loses_its_item_and_nothing_of_ot
     assert daemon.left_of(liar) == []
 
 
-ODD_ASKS: dict[str, list[tuple[str, dict[str, Any]]]] = {
-    "spans of processes that are none": [("await_spans", {"round": "r", "processes": ["x"]})],
-    "a channel without a number": [("name_channel", {"name": "a", "roster": {}})],
-    "a watch": [("watch", {"numbers": [1]})],
-    "a lookup of a channel": [("find_channel", {"name": "never"})],
-    "two stores for one group": [("open_store", {"group": "g"}), ("open_store", {"group": "g"})],
+ODD_REQUESTS: dict[str, list[Operation[Any]]] = {
+    "spans of processes that are none": [operations.AwaitSpans("r", ["x"])],  # type: ignore[list-item]
+    "a channel without a number": [operations.NameChannel("a", {})],
+    "a watch": [operations.Watch([1])],
+    "a lookup of a channel": [operations.FindChannel("never")],
+    "two stores for one group": [operations.OpenStore("g"), operations.OpenStore("g")],
 }
 
 
-@pytest.mark.parametrize("asks", ODD_ASKS.values(), ids=ODD_ASKS)
+@pytest.mark.parametrize("requests", ODD_REQUESTS.values(), ids=ODD_REQUESTS)
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_what_a_process_asks_before_or_after_its_end_leaves_nothing(
-    daemon: Daemon, caplog: pytest.LogCaptureFixture, when: str, asks: list[tuple[str, dict[str, Any]]]
+async def test_what_a_process_requests_before_or_after_its_end_leaves_nothing(
+    daemon: Daemon, caplog: pytest.LogCaptureFixture, when: str, requests: list[Operation[Any]]
 ) -> None:
     """A frame is read before its connection ends; what it asks for begins in a task of its own, maybe later."""
     client = Client(daemon)
     client.endpoint.is_known = True
-    for number, (operation, arguments) in enumerate(asks):
-        client.ask(number, operation, **arguments)
+    for number, operation in enumerate(requests):
+        client.request(number, operation)
     if when == "before":
         await daemon.settle()
     await daemon.end(client)
@@ -264,18 +263,18 @@ async def test_what_a_process_asks_before_or_after_its_end_leaves_nothing(
 
 
 @pytest.mark.parametrize("number", [[], {}, "1", None, 1.5], ids=repr)
-async def test_an_ask_has_a_number(daemon: Daemon, number: Any) -> None:
+async def test_a_request_has_a_number(daemon: Daemon, number: Any) -> None:
     client = Client(daemon)
-    assert not client.say([frames.ASK, 0, 0, NODE, number, "lookup", {"name": "a", "rank": 0}])
+    assert not client.say([frames.ASK, 0, 0, NODE, number, "FindGroup", {"name": "a", "rank": 0}])
 
 
 @pytest.mark.parametrize("name", [5, ["a"], b"a"], ids=repr)
 async def test_names_are_texts(daemon: Daemon, name: Any) -> None:
     """Others that ask which names there are would have theirs sorted among them."""
     client = Client(daemon)
-    client.ask(1, "reserve", name=name)
+    client.request(1, operations.ReserveGroup(name))
     await daemon.settle()
-    assert client.sent[0][5:] == [False, ["ValueError", f"reserve: name must be a text, got {name!r}"]]
+    assert client.sent[0][5:] == [False, ["ValueError", f"ReserveGroup: field 'name' must be str, got {name!r}"]]
 
 
 @pytest.mark.parametrize("address", ["w:0:x", "w:0:", "w:0:1:", "w:0", "w:01", "w:0:-1", 7], ids=repr)
@@ -300,7 +299,7 @@ class Liar:
         return self._random.choice(usual if self._random.random() < 0.85 else NONSENSE)
 
     def frame(self) -> list[Any]:
-        return self._random.choice([self._put, self._get, self._word, self._ask])()
+        return self._random.choice([self._put, self._get, self._word, self._request])()
 
     def _put(self) -> list[Any]:
         mode = self.pick(frames.WAIT, frames.CREDITED, frames.NOWAIT, frames.SUPPLY)
@@ -326,20 +325,21 @@ class Liar:
         what = self._random.choice(list(facts))
         return [frames.QUEUE, 0, 0, HERE, CHANNEL, what, self.pick(facts[what])]
 
-    def _ask(self) -> list[Any]:
-        arguments = {
+    def _request(self) -> list[Any]:
+        values = {
             "name": self.pick("a", "b", "obs"), "group": self.pick("a", "b"), "rank": self.pick(0, 1, None),
             "size": self.pick(1, 2), "entry": self.pick({"endpoint": 7}), "number": self.pick(9, CHANNEL, 10),
             "roster": self.pick(*({"number": number, "nodes": [NODE]} for number in (9, CHANNEL)), [{"endpoint": 3}]),
-            "ask": self.pick(3, 4),
+            "finished": self.pick([[1, 2]]), "check": self.pick(1), "text": self.pick("t"), "verdict": self.pick("v"),
             "maxsize": self.pick(0), "max_bytes": self.pick(0), "key": self.pick(b"k"), "node": self.pick(NODE),
             "numbers": self.pick([1, 2, 3]), "endpoints": self.pick([HERE + 1, 9]), "devices": self.pick([0, 1], [1]),
             "maker": self.pick(HERE + 1, HERE + 2, HERE + 3), "promise": self.pick(1, 2),
-            "most": self.pick(None), "round": self.pick("r"), "processes": self.pick([1, HERE + 1]),
+            "max_port": self.pick(None), "discard": self.pick(True, False),
+            "round": self.pick("r"), "processes": self.pick([1, HERE + 1]),
         }  # fmt: skip
-        operation = self._random.choice(OPERATIONS)
-        facts = self.pick("r") if operation == "collected" else arguments
-        return [frames.ASK, 0, 0, NODE, self.pick(*range(3, 20)), operation, facts]
+        operation = self._random.choice(HARMLESS)
+        fields = {field: values.get(field) for field in OPERATIONS[operation].checks}
+        return [frames.ASK, 0, 0, NODE, self.pick(*range(3, 20)), operation, self.pick(fields)]
 
 
 async def test_whatever_a_process_says_nothing_is_left_of_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -17,6 +17,7 @@ import psutil
 import pytest
 from rlinf_launcher.daemon import templates, worker_output
 from rlinf_launcher.daemon.endpoint import MOST_QUEUED, Endpoint
+from rlinf_launcher.daemon.handlers import Requester
 from rlinf_launcher.daemon.node import _logged
 from rlinf_launcher.daemon.node_link import NodeLink
 from rlinf_launcher.daemon.router import Router
@@ -25,7 +26,7 @@ from rlinf_launcher.daemon.templates import Template, Templates
 from rlinf_launcher.daemon.worker_output import Output
 
 from rlinf_async import Cluster, LaunchError, NodeLost, NodePlacementStrategy, WorkerDied
-from rlinf_async._core import frames
+from rlinf_async._core import frames, operations
 from rlinf_async._core.frames import Status
 from rlinf_async._core.segment import write_segment
 from tests._support.workers import Parent, Plain
@@ -129,7 +130,7 @@ async def test_a_lost_neighbour_answers_asks_and_calls() -> None:
     neighbour = NodeLink(1, "far", Link(), lambda *_: None, lambda *_: None)
     to.neighbours[1] = neighbour
     neighbour._gone("it burnt")
-    to.from_endpoint(source, [frames.ASK, 0, 0, 1, 3, "status", None], [])
+    to.from_endpoint(source, [frames.ASK, 0, 0, 1, 3, "NodeStatus", {}], [])
     assert client.sent.pop()[3:] == (source.id, 3, False, ["NodeLost", "node 1 (far) is lost: it burnt"])
     to.from_endpoint(source, call(source, [[1, [4, 0, 5, 2]]]), [])
     assert [(frame[5], frame[6]) for frame in client.sent] == [(0, Status.LOST), (2, Status.LOST)]
@@ -323,23 +324,23 @@ async def test_only_the_lookup_that_was_meant_is_forgotten_and_a_dead_endpoint_w
 ) -> None:
     desk = new_desk(tmp_path, new_router())
     for ask in (1, 2, 3):
-        await desk.names.do_lookup(9, ask, {"name": "x"})
-    await desk.names.do_forget_lookup(9, 10, {"name": "x", "ask": 2})
+        await desk.names.find_group(Requester(9, ask), operations.FindGroup("x", None))
+    await desk.names.cancel_find_group(Requester(9, 10), operations.CancelFindGroup(2))
     assert desk.names.directory.waiters == {"x": [(9, 1), (9, 3)]}
     desk.drop_owner(9)
     assert desk.names.directory.waiters == {}
-    await desk.answer(9, 4, "lookup", {"name": "x"})
+    await desk.handlers.handle(Requester(9, 4), "FindGroup", {"name": "x", "rank": None})
     assert desk.names.directory.waiters == {}
 
 
 async def test_the_stores_of_a_dead_owner_are_closed_and_its_groups_not_listed(tmp_path: Path) -> None:
     desk = new_desk(tmp_path, new_router())
-    port = await desk.do_open_store(9, 1, {"group": "g"})
+    port = await desk.open_store(Requester(9, 1), operations.OpenStore("g"))
     desk.groups[9, "g"] = Group("g", 9)
     desk.drop_node(0)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=5).close()
-    assert (await desk.do_status(1, 2, None))["groups"] == {}
+    assert (await desk.node_status(Requester(1, 2), operations.NodeStatus()))["groups"] == {}
 
 
 async def test_who_attaches_later_is_told_which_nodes_are_lost(tmp_path: Path) -> None:
@@ -367,11 +368,22 @@ class Forker:
         return self.pids[-1]
 
 
-def request(workers: int = 3) -> dict[str, Any]:
-    known: dict[str, Any] = {"env": {"OMP_NUM_THREADS": "4,2"}, "cwd": "/", "sys_path": [], "script": None}
-    known |= {"seed": None, "max_concurrency": 1, "world_size": workers, "group": "g", "quiet": True}
-    ranks = [{"rank": rank, "env": {}, "info": {}, "address": f"g:{rank}"} for rank in range(workers)]
-    return {**known, "workers": ranks}
+def request(workers: int = 3) -> operations.Spawn:
+    return operations.Spawn(
+        group="g",
+        workers=[{"rank": rank, "env": {}, "info": {}, "address": f"g:{rank}"} for rank in range(workers)],
+        env={"OMP_NUM_THREADS": "4,2"},
+        node_env={},
+        python=None,
+        config="",
+        seed=None,
+        world_size=workers,
+        max_concurrency=1,
+        quiet=True,
+        cwd="/",
+        sys_path=[],
+        script=None,
+    )
 
 
 @pytest.mark.parametrize("end", ["close", "owner"])
@@ -379,10 +391,10 @@ async def test_workers_that_are_born_after_their_groups_end_are_killed_and_reape
     to, forker = new_router(), Forker()
     desk = new_desk(tmp_path, to, forker)
     owner, _ = attach(to)
-    birth = asyncio.ensure_future(desk.do_spawn(owner.id, 1, request()))
+    birth = asyncio.ensure_future(desk.spawn(Requester(owner.id, 1), request()))
     await asyncio.sleep(0)
     if end == "close":
-        await desk.do_close(owner.id, 2, {"group": "g", "grace": 0.0})
+        await desk.close(Requester(owner.id, 2), operations.CloseGroup("g", 0.0))
     else:
         desk.drop_owner(owner.id)
     forker.may.set()
@@ -399,7 +411,7 @@ async def test_of_a_failed_spawn_no_worker_is_left(tmp_path: Path) -> None:
     owner, _ = attach(to)
     forker.may.set()
     with pytest.raises(LaunchError, match="no more workers"):
-        await desk.do_spawn(owner.id, 1, request())
+        await desk.spawn(Requester(owner.id, 1), request())
     assert len(forker.pids) == 2
     assert not any(psutil.pid_exists(pid) for pid in forker.pids)
     assert desk.groups == {}

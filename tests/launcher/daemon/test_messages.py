@@ -11,9 +11,10 @@ import pytest
 from rlinf_launcher.daemon import router as routers
 from rlinf_launcher.daemon.death_watch import DeathWatch
 from rlinf_launcher.daemon.endpoint import Endpoint
+from rlinf_launcher.daemon.handlers import Requester
 from rlinf_launcher.daemon.router import Router
 
-from rlinf_async._core import frames
+from rlinf_async._core import frames, operations
 from rlinf_async._core.frames import FrameError
 from rlinf_async._core.segment import write_segment
 
@@ -159,7 +160,7 @@ async def test_who_watches_is_told_of_the_end_once_in_the_name_of_the_dead(house
     (watched, _), (_, _), (watcher, wire) = house.worker(), house.worker(), house.worker()
     far = frames.endpoint(1, 3)
     for source in (watcher.id, watcher.id, far):
-        assert await house.obituaries.do_watch(source, 1, {"numbers": [watched.number]})
+        await house.obituaries.watch(Requester(source, 1), operations.Watch([watched.number]))
     house.obituaries.ended(watched.id, {"rank": 3})
     facts = {"endpoint": watched.id, "story": {"rank": 3}}
     assert wire.sent == [[frames.EVENT, 0, watched.id, watcher.id, "ended", facts]]
@@ -172,7 +173,7 @@ async def test_an_end_that_has_been_is_told_at_once(house: House) -> None:
     (dead, _), (closed, _), (watcher, wire) = house.worker(), house.worker(), house.worker()
     dead.obituary = closed.obituary = frames.pack({"rank": 3})
     closed.process.closing = True  # type: ignore[union-attr]
-    await house.obituaries.do_watch(watcher.id, 1, {"numbers": [dead.number, closed.number, 999]})
+    await house.obituaries.watch(Requester(watcher.id, 1), operations.Watch([dead.number, closed.number, 999]))
     assert [frame[5] for frame in wire.sent] == [
         {"endpoint": dead.id, "story": {"rank": 3}},
         {"endpoint": closed.id, "story": None},
@@ -182,7 +183,7 @@ async def test_an_end_that_has_been_is_told_at_once(house: House) -> None:
 
 async def test_who_is_gone_is_not_told(house: House) -> None:
     (watched, _), (watcher, wire) = house.worker(), house.worker()
-    await house.obituaries.do_watch(watcher.id, 1, {"numbers": [watched.number]})
+    await house.obituaries.watch(Requester(watcher.id, 1), operations.Watch([watched.number]))
     house.obituaries.forget(watcher.id)
     house.obituaries.ended(watched.id, None)
     assert not wire.sent

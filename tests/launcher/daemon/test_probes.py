@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 from rlinf_launcher.daemon import probes
+from rlinf_launcher.daemon.handlers import Requester
 from rlinf_launcher.daemon.probes import Probes
 
-from rlinf_async._core import codec
+from rlinf_async._core import codec, operations
 from rlinf_async.errors import ConfigError, LaunchError
 
 GPUS = {"accelerator_type": "NV_GPU", "rehearsed": False, "gpus": [{"id": "0", "model": "H200"}]}
@@ -55,14 +56,14 @@ async def test_what_is_not_known_stays_as_it_was_guessed(tmp_path: Path, monkeyp
     assert await asked.rendering(GUESSED, GUESSED) == GUESSED
 
 
-def inventory(folder: Path, module: str = "", sections: Any = ()) -> dict[str, Any]:
-    return {"node_rank": 0, "sections": list(sections), "sys_path": [str(folder)], "extension": module, "python": None}
+def inventory(folder: Path, module: str = "", sections: Any = ()) -> operations.Inventory:
+    return operations.Inventory(0, list(sections), [str(folder)], module, None)
 
 
 async def test_an_inventory_brings_the_kinds_own_classes(tmp_path: Path) -> None:
     asked = Probes("node0", dict(os.environ))
     sections = [{"type": "Franka", "configs": [{"node_rank": 0, "robot_ip": "10.0.0.2"}]}]
-    pickled, warning = await asked.do_inventory(0, 0, inventory(tmp_path, "gone", sections))
+    pickled, warning = await asked.inventory(Requester(0, 0), inventory(tmp_path, "gone", sections))
     (resource,) = codec.decode(b"\0" + bytes.fromhex(pickled))
     assert (resource.type, resource.infos[0].config.robot_ip) == ("Franka", "10.0.0.2")
     assert warning.startswith("on node0: the extension module 'gone' (RLINF_EXT_MODULE) is not loaded: ModuleNotFound")
@@ -70,8 +71,8 @@ async def test_an_inventory_brings_the_kinds_own_classes(tmp_path: Path) -> None
 
 async def test_a_bad_section_is_an_error_that_names_the_node(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="on node0: Unsupported hardware type 'Frank' "):
-        await Probes("node0", dict(os.environ)).do_inventory(
-            0, 0, inventory(tmp_path, sections=[{"type": "Frank", "configs": []}])
+        await Probes("node0", dict(os.environ)).inventory(
+            Requester(0, 0), inventory(tmp_path, sections=[{"type": "Frank", "configs": []}])
         )
 
 
@@ -82,7 +83,7 @@ async def test_a_search_that_ends_its_process_or_never_ends_is_an_error(
     (tmp_path / "endless.py").write_text(dedent("import signal\nsignal.pause()"))
     asked = Probes("node0", dict(os.environ))
     with pytest.raises(LaunchError, match=r"no answer about the hardware of node0 \(exit code 9\): boom"):
-        await asked.do_inventory(0, 0, inventory(tmp_path, "abrupt"))
+        await asked.inventory(Requester(0, 0), inventory(tmp_path, "abrupt"))
     monkeypatch.setattr(probes, "PATIENCE", 0.5)
     with pytest.raises(LaunchError, match=r"no answer about the hardware of node0 within 0.5 s"):
-        await asked.do_inventory(0, 0, inventory(tmp_path, "endless"))
+        await asked.inventory(Requester(0, 0), inventory(tmp_path, "endless"))

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 from rlinf_launcher.daemon.endpoint import Endpoint
+from rlinf_launcher.daemon.handlers import Requester
 from rlinf_launcher.daemon.router import Router
 from rlinf_launcher.daemon.stuck_ranks import StuckRanks
 
-from rlinf_async._core import frames
+from rlinf_async._core import frames, operations
 
 CALLER = frames.endpoint(0, 99)
 
@@ -28,8 +29,8 @@ def worker(router: Router) -> Endpoint:
 
 
 async def may_come(router: Router, worker: Endpoint) -> bool:
-    arguments = {"number": worker.number, "source": CALLER, "call": 5, "after": 7}
-    return await StuckRanks(router).do_may_come(frames.endpoint(0, 1), 1, arguments)
+    operation = operations.OwesCall(worker.number, CALLER, 5, 7)
+    return await StuckRanks(router).owes_call(Requester(frames.endpoint(0, 1), 1), operation)
 
 
 async def test_a_rank_may_come_by_the_call_itself_or_by_one_after_its_failure(router: Router, worker: Endpoint) -> None:
@@ -51,5 +52,6 @@ async def test_a_rank_that_is_dead_or_gone_does_not_come(router: Router, worker:
 
 @pytest.mark.parametrize("node", [0, 1])
 async def test_nobody_has_another_process_killed(router: Router, worker: Endpoint, node: int) -> None:
+    requester = Requester(frames.endpoint(node, worker.number), 1)
     with pytest.raises(ValueError, match="only a worker"):
-        await StuckRanks(router).do_end_stuck(frames.endpoint(node, worker.number), 1, {"verdict": "was killed"})
+        await StuckRanks(router).kill_stuck(requester, operations.KillStuck("was killed"))

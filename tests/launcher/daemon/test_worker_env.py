@@ -12,7 +12,7 @@ NODE = {"PATH": "/bin", "HOME": "/root", "LD_LIBRARY_PATH": "/lib"}
 
 
 def test_the_group_comes_over_the_worker_and_the_worker_over_the_node() -> None:
-    place = prepare(NODE, {"env": {"B": "group", "C": "group"}, "node_env": {"B": "node", "HOME": "/home"}}, "node0")
+    place = prepare(NODE, {"B": "group", "C": "group"}, {"B": "node", "HOME": "/home"}, None, "node0")
     assert place.variables({"C": "worker", "RANK": "1"}) == {
         **NODE,
         "HOME": "/home",
@@ -24,30 +24,30 @@ def test_the_group_comes_over_the_worker_and_the_worker_over_the_node() -> None:
 
 def test_a_configurations_lists_of_paths_are_put_before_the_nodes_and_a_groups_own_replace_them() -> None:
     said = {"PATH": "/opt/bin", "LD_LIBRARY_PATH": "/opt/lib"}
-    place = prepare(NODE, {"env": {"LD_LIBRARY_PATH": "/mine"}, "node_env": said}, "node0")
+    place = prepare(NODE, {"LD_LIBRARY_PATH": "/mine"}, said, None, "node0")
     found = place.variables({})
     assert (found["PATH"], found["LD_LIBRARY_PATH"]) == ("/opt/bin:/bin", "/mine")
     assert place.special == {"PATH": "/opt/bin:/bin", "LD_LIBRARY_PATH": "/mine"}
     mode = {"RLINF_PATH_ENV_MERGE_MODE": "override"}
-    assert prepare({**NODE, **mode}, {"env": {}, "node_env": said}, "").variables({})["PATH"] == "/opt/bin"
+    assert prepare({**NODE, **mode}, {}, said, None, "").variables({})["PATH"] == "/opt/bin"
 
 
 def test_a_groups_own_folders_come_before_the_scripts() -> None:
-    assert prepare(NODE, {"env": {}, "node_env": {"PYTHONPATH": "/a:/b"}}, "").paths == ("/a", "/b")
-    assert prepare(NODE, {"env": {"PYTHONPATH": "/c"}, "node_env": {"PYTHONPATH": "/a"}}, "").paths == ("/c",)
-    assert prepare({**NODE, "PYTHONPATH": "/n"}, {"env": {}}, "").paths == ()
+    assert prepare(NODE, {}, {"PYTHONPATH": "/a:/b"}, None, "").paths == ("/a", "/b")
+    assert prepare(NODE, {"PYTHONPATH": "/c"}, {"PYTHONPATH": "/a"}, None, "").paths == ("/c",)
+    assert prepare({**NODE, "PYTHONPATH": "/n"}, {}, {}, None, "").paths == ()
 
 
 def test_an_interpreter_must_be_there(tmp_path: Path) -> None:
-    assert prepare(NODE, {"env": {}, "python": sys.executable}, "node0").python == sys.executable
-    assert prepare(NODE, {"env": {}, "python": None}, "node0").python is None
+    assert prepare(NODE, {}, {}, sys.executable, "node0").python == sys.executable
+    assert prepare(NODE, {}, {}, None, "node0").python is None
     for missing in (tmp_path / "python", tmp_path):
         with pytest.raises(LaunchError, match=rf"python_interpreter_path '{missing}' is no program on node0"):
-            prepare(NODE, {"env": {}, "python": str(missing)}, "node0")
+            prepare(NODE, {}, {}, str(missing), "node0")
 
 
 def test_the_interface_for_communication_is_told_to_each_library_that_was_not_told_already() -> None:
-    place = prepare({**NODE, "RLINF_COMM_NET_DEVICES": "ib0"}, {"env": {"GLOO_SOCKET_IFNAME": "eth1"}}, "")
+    place = prepare({**NODE, "RLINF_COMM_NET_DEVICES": "ib0"}, {"GLOO_SOCKET_IFNAME": "eth1"}, {}, None, "")
     found = place.variables({"ACCELERATOR_TYPE": "NPU"})
     assert (found["GLOO_SOCKET_IFNAME"], found["HCCL_SOCKET_IFNAME"]) == ("eth1", "ib0")
     assert "NCCL_SOCKET_IFNAME" not in place.variables({"ACCELERATOR_TYPE": "NO_ACCEL"})

@@ -1,0 +1,75 @@
+"""Table of a daemon's handlers, by operation, and the answers to requests."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Set
+from typing import Any, Final, NamedTuple, TypeVar
+
+from rlinf_async._core import frames
+from rlinf_async._core.operations import Lasting, Operation, read
+from rlinf_async.errors import ClosedError, LaunchError
+
+from .router import Router
+
+logger = logging.getLogger(__name__)
+
+LATER: Final = object()
+"""The result of a handler whose request will be answered when it is time."""
+
+
+class Requester(NamedTuple):
+    """An endpoint, and the number of its request."""
+
+    endpoint: int
+    number: int
+
+
+Op = TypeVar("Op", bound=Operation[Any])
+
+
+class Handlers:
+    """What a daemon does for each operation.
+
+    Args:
+        gone: endpoints that are no more; nothing is kept for them.
+    """
+
+    def __init__(self, router: Router, gone: Set[int]) -> None:
+        self._router = router
+        self._gone = gone
+        self.table: dict[type[Operation[Any]], Callable[[Requester, Any], Awaitable[Any]]] = {}
+
+    def register(self, kind: type[Op], handler: Callable[[Requester, Op], Awaitable[Any]]) -> None:
+        self.table[kind] = handler
+
+    async def handle(self, requester: Requester, name: str, fields: Any) -> None:
+        """Does what is requested and sends the ANSWER; what the handler raises arrives as an error of the same name."""
+        ok, value = True, None
+        try:
+            operation = read(name, fields)
+            if isinstance(operation, Lasting) and requester.endpoint in self._gone:
+                raise LaunchError(f"{name}: the process that requested this is gone")
+            value = await self.table[type(operation)](requester, operation)
+        except Exception as caught:
+            error = _first(caught)
+            ok, value = False, [type(error).__name__, str(error)]
+            if not isinstance(error, (ValueError, LaunchError, KeyError, ClosedError)):
+                logger.exception("%s failed", name)
+        if value is not LATER:
+            self.answer(requester, value, ok=ok)
+
+    def answer(self, requester: tuple[int, int], value: Any, *, ok: bool = True) -> None:
+        me = frames.endpoint(self._router.node, 0)
+        target, number = requester
+        try:
+            self._router.deliver((frames.ANSWER, 0, me, target, number, ok, value))
+        except (ValueError, TypeError) as error:  # it cannot travel
+            self._router.deliver((frames.ANSWER, 0, me, target, number, False, ["LaunchError", str(error)]))
+
+
+def _first(error: Exception) -> Exception:
+    """The first of what a task group gathered: that is what went wrong."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,212 @@
+"""Operations of a node's daemon: what processes may request of it, and the answers.
+
+A request is an ASK frame with the operation's name and a map of its fields, all plain data; its answer comes as an
+ANSWER frame, at once or when there is one.  A star: the operation keeps something for its requester (``Lasting``)::
+
+    operation           fields                                      answer          asked by, for
+    -- group names, at node 0
+    ReserveGroup *      name                                        None            a launch, before it starts
+    PublishGroup        name roster                                 None            a launch whose workers exist
+    JoinGroup *         name rank size entry                        None            a worker's subprocess
+    FindGroup *         name rank                                   list[Any]       from_group_name(), the first send
+    CancelFindGroup     number                                      list[str]       a lookup that was too late
+    ReleaseGroup        name                                        bool            close() of a group
+    IsAlive             group rank                                  bool            is_worker_alive()
+    -- channel names, at node 0
+    NumberChannel                                                   int             Channel.create()
+    NameChannel *       name roster                                 dict[str, Any]  Channel.create()
+    UnnameChannel       number                                      bool            close() of a channel
+    QueueEnded          number                                      None            the daemon whose queue has ended
+    FindChannel *       name                                        dict[str, Any]  Channel.connect()
+    CancelFindChannel   number                                      list[str]       a lookup that was too late
+    PinKey              number key node                             int | None      the first put or get of a key
+    PromiseChannel *    promise                                     None            a channel passed on unnumbered
+    KeepPromise         promise number                              None            the same, when it has one
+    RedeemPromise *     maker promise                               Any             the process that it was passed to
+    -- queues, at the nodes of a channel
+    HostChannel *       number name maxsize max_bytes               None            Channel.create()
+    CloseChannel        number discard                              bool            close() of a channel
+    -- workers, at their nodes
+    OpenStore *         group                                       int             a launch, at the node of rank 0
+    Spawn *             group workers env node_env python config    list[list[Any]] a launch
+                        seed world_size max_concurrency quiet
+                        cwd sys_path script
+    CloseGroup          group grace                                 None            close() of a group
+    Watch *             numbers                                     None            messages: peers that are waited for
+    WatchedBy *         endpoints                                   None            messages: peers that are written to
+    CallsChecked        check finished                              None            the answer to ``check_calls``
+    OwesCall            number source call after                    bool            a collective that a rank has left
+    KillStuck           verdict                                     None            a worker inside such a collective
+    FindStopped         numbers                                     list[int]       words about ranks that do not answer
+    -- what a node has
+    FreePort                                                        int             find_free_port()
+    LeasePort *         max_port                                    int             acquire_free_port()
+    LockDevices *       name devices                                None            device_lock; at node 0
+    UnlockDevices       number                                      list[str]       device_lock; at node 0
+    ReserveLines        lines nbytes                                float           emulated networks; at node 0
+    Inventory           node_rank sections sys_path extension       list[str]       Cluster(), where there is hardware
+                        python
+    -- for people
+    NodeStatus                                                      dict[str, Any]  status()
+    WorkerActivity      numbers                                     list[Any]       words about a long wait
+    RequestProgress     operation fields number                     str             words about a long wait
+    QueueState          number key                                  str             words about a long wait
+    ReportError         key text                                    None            an error that nobody has awaited
+    WithdrawError       key                                         None            the same, awaited after all
+    -- the trace; home is the daemon that writes it
+    OpenTrace           path                                        dict[str, Any]  a driver, of its daemon: home
+    StartTrace          node path                                   None            the same, of every daemon
+    WriteSpans          batch                                       None            every process, of home
+    FlushSpans                                                      None            a process that records no more
+    ReadClock                                                       int             a process that joins the trace
+    CollectSpans        round node                                  list[int]       collect(), of every daemon
+    SpansCollected      round                                       None            every process, of home
+    AwaitSpans *        round processes                             None            collect(), of home
+    ForgetSpans         round                                       None            collect(), too late
+"""
+
+# Without ``from __future__ import annotations``: ``read`` checks values against the annotations themselves.
+
+import inspect
+import reprlib
+import types
+from collections.abc import Callable
+from typing import Any, ClassVar, Final, Generic, TypeVar, dataclass_transform, get_args, get_origin
+
+Answer = TypeVar("Answer")
+
+
+def _check_of(kind: Any) -> Callable[[Any], bool]:
+    """Whether a value is of an annotated type, as msgpack brings it."""
+    origin, inner = get_origin(kind), [_check_of(each) for each in get_args(kind)]
+    if origin is types.UnionType:
+        return lambda value: any(fits(value) for fits in inner)
+    if origin is list:
+        return lambda value: type(value) is list and all(map(inner[0], value))
+    if kind is Any:
+        return lambda value: True
+    allowed = (int, float) if kind is float else (origin or kind,)
+    return lambda value: type(value) in allowed
+
+
+@dataclass_transform(frozen_default=True)
+class Operation(Generic[Answer]):
+    """A request for something that a daemon does itself; subclasses are frozen dataclasses of plain data.
+
+    Their methods stand here once: those that ``dataclass`` would make for each take 25 ms of every process's start.
+    """
+
+    checks: ClassVar[dict[str, Callable[[Any], bool]]]
+
+    def __init_subclass__(cls) -> None:
+        cls.checks = {field: _check_of(kind) for field, kind in inspect.get_annotations(cls).items()}
+
+    def __init__(self, *values: Any, **fields: Any) -> None:
+        self.__dict__.update(zip(self.checks, values, strict=False) if values else fields, **fields)
+
+    def __setattr__(self, field: str, value: Any) -> None:
+        raise AttributeError(f"{self!r} is frozen")
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{field}={value!r}' for field, value in vars(self).items())})"
+
+
+class Lasting(Operation[Answer]):
+    """Keeps something for the requester: one whose process is gone comes too late, and is refused.
+
+    A frame is read before its connection ends, but its handler begins in a task of its own, maybe after the cleanup.
+    """
+
+
+# fmt: off
+class ReserveGroup(Lasting[None]): name: str
+class PublishGroup(Operation[None]): name: str; roster: list[Any]
+class JoinGroup(Lasting[None]): name: str; rank: int; size: int; entry: dict[str, Any]
+class FindGroup(Lasting[list[Any]]): name: str; rank: int | None
+class CancelFindGroup(Operation[list[str]]): number: int
+class ReleaseGroup(Operation[bool]): name: str
+class IsAlive(Operation[bool]): group: str; rank: int
+
+class NumberChannel(Operation[int]): pass
+class NameChannel(Lasting[dict[str, Any]]): name: str; roster: dict[str, Any]
+class UnnameChannel(Operation[bool]): number: int
+class QueueEnded(Operation[None]): number: int
+class FindChannel(Lasting[dict[str, Any]]): name: str
+class CancelFindChannel(Operation[list[str]]): number: int
+class PinKey(Operation[int | None]): number: int; key: bytes; node: int
+class PromiseChannel(Lasting[None]): promise: int
+class KeepPromise(Operation[None]): promise: int; number: int | None
+class RedeemPromise(Lasting[Any]): maker: int; promise: int
+
+class HostChannel(Lasting[None]): number: int; name: str; maxsize: int; max_bytes: int
+class CloseChannel(Operation[bool]): number: int; discard: bool
+
+class OpenStore(Lasting[int]): group: str
+class Spawn(Lasting[list[list[Any]]]):
+    group: str; workers: list[dict[str, Any]]; env: dict[str, str]; node_env: dict[str, str]; python: str | None
+    config: str; seed: int | None; world_size: int; max_concurrency: int | None; quiet: bool
+    cwd: str; sys_path: list[str]; script: str | None
+class CloseGroup(Operation[None]): group: str; grace: float
+class Watch(Lasting[None]): numbers: list[int]
+class WatchedBy(Lasting[None]): endpoints: list[int]
+class CallsChecked(Operation[None]): check: int; finished: list[list[int]]
+class OwesCall(Operation[bool]): number: int; source: int; call: int; after: int
+class KillStuck(Operation[None]): verdict: str
+class FindStopped(Operation[list[int]]): numbers: list[int]
+
+class FreePort(Operation[int]): pass
+class LeasePort(Lasting[int]): max_port: int | None
+class LockDevices(Lasting[None]): name: str; devices: list[int]
+class UnlockDevices(Operation[list[str]]): number: int
+class ReserveLines(Operation[float]): lines: list[list[Any]]; nbytes: int
+class Inventory(Operation[list[str]]):
+    node_rank: int; sections: list[Any]; sys_path: list[str]; extension: str; python: str | None
+
+class NodeStatus(Operation[dict[str, Any]]): pass
+class WorkerActivity(Operation[list[Any]]): numbers: list[int]
+class RequestProgress(Operation[str]): operation: str; fields: dict[str, Any]; number: int
+class QueueState(Operation[str]): number: int; key: bytes
+class ReportError(Operation[None]): key: str; text: str
+class WithdrawError(Operation[None]): key: str
+
+class OpenTrace(Operation[dict[str, Any]]): path: str | None
+class StartTrace(Operation[None]): node: int; path: str
+class WriteSpans(Operation[None]): batch: bytes
+class FlushSpans(Operation[None]): pass
+class ReadClock(Operation[int]): pass
+class CollectSpans(Operation[list[int]]): round: str; node: int
+class SpansCollected(Operation[None]): round: str
+class AwaitSpans(Lasting[None]): round: str; processes: list[int]
+class ForgetSpans(Operation[None]): round: str
+# fmt: on
+
+
+_KINDS: Final[list[type[Operation[Any]]]] = [*Operation.__subclasses__(), *Lasting.__subclasses__()]
+OPERATIONS: Final = {kind.__name__: kind for kind in _KINDS if kind is not Lasting}
+
+
+def read(name: str, fields: Any) -> Operation[Any]:
+    """The operation that a request names, with its fields.
+
+    Raises:
+        ValueError: there is no such operation, or its fields are others; names the operation and the field.
+    """
+    kind = OPERATIONS.get(name)
+    if kind is None:
+        raise ValueError(f"a daemon knows no operation {name!r}")
+    checks = kind.checks
+    if type(fields) is not dict:
+        raise ValueError(f"{name}: its fields must come as a map, got {reprlib.repr(fields)}")
+    if fields.keys() != checks.keys():
+        for field in checks.keys() - fields.keys():
+            raise ValueError(f"{name}: field {field!r} is missing")
+        for field in fields.keys() - checks.keys():
+            raise ValueError(f"{name}: there is no field {field!r}; its fields are: {', '.join(checks) or 'none'}")
+    for field, fits in checks.items():
+        if not fits(fields[field]):
+            wanted = inspect.formatannotation(kind.__annotations__[field])
+            raise ValueError(f"{name}: field {field!r} must be {wanted}, got {reprlib.repr(fields[field])}")
+    return kind(**fields)
