@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -17,15 +18,16 @@ from rlinf_async import settings
 from rlinf_async._client import emulated_links, registry
 from rlinf_async._client.client import NodeClient
 from rlinf_async._messaging.exchange import Exchange
+from rlinf_async._messaging.state.emulated_delay import NetEmulation
 from rlinf_async._trace import recorder
 from rlinf_async._waits.parking import LockGate, wait_at
 from rlinf_async._wire.reading.idle_reader import IdleReader
 from rlinf_async._wire.reading.shared_selector import SharedSelector
 from rlinf_async._worker import context
-from rlinf_async._worker.network_emulation import far_links_of
 from rlinf_async._worker.rendezvous_store import MasterStore
 from rlinf_async._worker.runtime import Runtime
 from rlinf_async._worker.shortcuts import Shortcuts
+from rlinf_async.configuration import NetEmulationConfig
 
 BROKEN: Final = 70
 """Exit code of a worker that cannot go on (sysexits.h: an internal error)."""
@@ -53,7 +55,7 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, 
     registry.take(client)
     client.events.on("closed", _cut_off)
     recorder.attach(client, identity.address.get_name())
-    emulated_links.use(far_links_of(client, identity))
+    emulated_links.use(_emulated_links(client, identity))
 
     client.attach_shared(sock, {"role": "worker", "pid": os.getpid()}, reader)
 
@@ -85,6 +87,16 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, 
     with contextlib.suppress(BaseException):
         runtime.shortcuts.last_words(0.5)
     _leave(client, code)
+
+
+def _emulated_links(client: NodeClient, identity: context.Identity) -> emulated_links.FarLinks | None:
+    """The links to far workers as the run's configuration emulates them; None where it does not."""
+    if not identity.config:
+        return None
+    config = NetEmulationConfig.from_cfg(json.loads(identity.config)["cluster"].get("net_emulation"))
+    if config is None:
+        return None
+    return emulated_links.FarLinks(client, NetEmulation(config), f"{identity.group_name}:{identity.info.rank}")
 
 
 _breaking: Final = threading.Lock()

@@ -2,7 +2,6 @@
 
 from rlinf_async.placement.chart import Chart, NodeChart, Spot, make_chart
 from rlinf_async.placement.component import ComponentPlacement, HybridComponentPlacement
-from rlinf_async.placement.default import default_strategy
 from rlinf_async.placement.flexible import FlexiblePlacementStrategy
 from rlinf_async.placement.model_parallel import (
     ModelParallelComponentPlacement,
@@ -13,7 +12,7 @@ from rlinf_async.placement.model_parallel import (
 from rlinf_async.placement.modes import PlacementMode, RolloutSyncMode, placement_mode_to_rollout_sync_mode
 from rlinf_async.placement.node_strategy import NodePlacementStrategy, NodeRankError
 from rlinf_async.placement.numbering import ClusterShape
-from rlinf_async.placement.packed import PackedPlacementStrategy
+from rlinf_async.placement.packed import PackedPlacementStrategy, default_strategy
 from rlinf_async.placement.placement import Placement
 from rlinf_async.placement.resolver import MultiNodeGroupResolver
 from rlinf_async.placement.sizes import ParallelSizes

@@ -1,4 +1,4 @@
-"""Processes side by side on a range of accelerators, or of other hardware."""
+"""Processes side by side on a range of accelerators, or of other hardware; the default strategy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rlinf_async.errors import ConfigError
-from rlinf_async.placement.numbering import ClusterShape
+from rlinf_async.placement.node_strategy import NodePlacementStrategy
+from rlinf_async.placement.numbering import ClusterShape, Inventory
 from rlinf_async.placement.placement import Placement
 from rlinf_async.placement.resolver import MultiNodeGroupResolver, find_groups
 from rlinf_async.placement.strategy import PlacementStrategy, build_placements, take_seat
@@ -83,3 +84,11 @@ class PackedPlacementStrategy(PlacementStrategy):
             )
         seats = [take_seat(resolver, rank, ranks) for rank, ranks in enumerate(self.get_hardware_ranks())]
         return build_placements(cluster, seats, isolate_accelerator=isolate_accelerator)
+
+
+def default_strategy(cluster: ClusterShape) -> PlacementStrategy:
+    """One process per accelerator of the cluster; without accelerators, one process on node 0."""
+    num_accelerators = Inventory(cluster).num_accelerators
+    if num_accelerators:
+        return PackedPlacementStrategy(0, num_accelerators - 1)
+    return NodePlacementStrategy([0])
