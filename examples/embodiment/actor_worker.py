@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from batch_sizes import BatchSizes
 from checkpoint import load_policy
-from data_parallel import DataParallel
-from devices import pick_device
+from common.data_parallel import DataParallel
+from common.devices import pick_device
 from omegaconf import DictConfig
 from pipeline import Layout, Queues
 from policy import GaussianPolicy
@@ -147,7 +147,7 @@ class EmbodiedFSDPActor(Worker):
             order = torch.randperm(self._sizes.rollout_per_rank, generator=generator).to(self._device)
             minibatches = order.split(self._sizes.minibatch_per_rank)
             epoch = torch.stack([self._update(batch, indices) for indices in minibatches]).sum(0)
-            epoch = self._ranks.sum(epoch) / self._ranks.world_size
+            epoch = self._ranks.mean(epoch)
             sums += epoch
             updates += len(minibatches)
             kl = epoch[_METRICS.index("approximate_kl")].item() / len(minibatches)

@@ -1,31 +1,21 @@
-"""What a job of this example can be told, and what of it makes sense."""
+"""Configuration of this example: its keys, and what of them makes sense."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import MISSING, DictConfig, OmegaConf
+from common.schema import Logger, RolloutModel, Schema, above_zero, at_least_one, not_negative
+from omegaconf import MISSING, DictConfig
 
-from rlinf_async.configuration import Claim, check_values, find_configuration, read_configuration
-
-CONFIG_FOLDER = Path(__file__).parent / "config"
-COMPONENTS = ("actor", "rollout", "env")
-DEVICES = ("auto", "cpu", "cuda")
-LR_SCHEDULES = ("constant", "linear")
+from rlinf_async.configuration import Claim
 
 
 @dataclass
 class Cluster:
     num_nodes: int = 1
     component_placement: dict[str, Any] = MISSING  # read by HybridComponentPlacement
-
-
-@dataclass
-class Logger:
-    log_path: str = MISSING  # TensorBoard files, checkpoints and the evaluation go here
 
 
 @dataclass
@@ -72,11 +62,6 @@ class Actor:
 
 
 @dataclass
-class RolloutModel:
-    model_path: str | None = None
-
-
-@dataclass
 class Rollout:
     device: str = "auto"
     overlap_weight_sync: bool = False  # begin a rollout before the new weights are there; see rollout/staleness
@@ -114,23 +99,6 @@ class Configuration:
     env: Environment = field(default_factory=Environment)
 
 
-def load_configuration(name: str, overrides: Sequence[str] = ()) -> DictConfig:
-    """Reads a configuration, checks it, and makes it read-only.
-
-    Args:
-        name: the name of a file in ``config/``, or a path to a YAML file.
-        overrides: ``key.of.it=value``, values in YAML.
-
-    Raises:
-        ConfigError: unknown, missing or ill-typed keys, values out of range; names the file or the override.
-    """
-    path = find_configuration(name, CONFIG_FOLDER)
-    cfg = read_configuration(Configuration, path, overrides, COMPONENTS)
-    check_values(cfg, _claims(cfg), path, overrides)
-    OmegaConf.set_readonly(cfg, True)
-    return cfg
-
-
 def last_step(cfg: DictConfig) -> int:
     """The number of training steps of a whole run: ``max_epochs``, or ``max_steps`` where that is less."""
     epochs, steps = cfg.runner.max_epochs, cfg.runner.max_steps
@@ -138,38 +106,14 @@ def last_step(cfg: DictConfig) -> int:
 
 
 def _claims(cfg: DictConfig) -> list[Claim]:
-    """What types cannot say."""
-    at_least_one = [
-        "cluster.num_nodes",
-        "runner.max_epochs",
-        "runner.eval.episodes",
-        "actor.global_batch_size",
-        "actor.micro_batch_size",
-        "rollout.pipeline_stage_num",
-        "algorithm.rollout_steps",
-        "algorithm.update_epochs",
-        "env.total_num_envs",
-    ]
-    not_negative = ["runner.seed", "runner.save_interval", "runner.eval.interval"]
-    above_zero = ["actor.optim.lr", "algorithm.clip_ratio", "algorithm.gamma"]
-    choices = {
-        "actor.device": DEVICES,
-        "rollout.device": DEVICES,
-        "actor.optim.lr_schedule": LR_SCHEDULES,
-    }
-    placed = {part.strip() for names in cfg.cluster.component_placement for part in str(names).split(",")}
-    has_policy = cfg.rollout.model.model_path is not None
+    sizes = ("rollout.pipeline_stage_num", "algorithm.rollout_steps", "algorithm.update_epochs", "env.total_num_envs")
     return [
-        *((key, OmegaConf.select(cfg, key) >= 1, "must be at least 1") for key in at_least_one),
-        *((key, OmegaConf.select(cfg, key) >= 0, "must not be negative") for key in not_negative),
-        *((key, OmegaConf.select(cfg, key) > 0, "must be above 0") for key in above_zero),
-        *((key, OmegaConf.select(cfg, key) in known, f"must be {_or(known)}") for key, known in choices.items()),
+        *at_least_one(cfg, "runner.eval.episodes", *sizes),
+        *not_negative(cfg, "runner.save_interval", "runner.eval.interval"),
+        *above_zero(cfg, "algorithm.gamma"),
         ("algorithm.gamma", cfg.algorithm.gamma <= 1, "must be at most 1"),
         ("algorithm.gae_lambda", 0 <= cfg.algorithm.gae_lambda <= 1, "must be from 0 to 1"),
-        ("cluster.component_placement", placed == set(COMPONENTS), f"must place {', '.join(COMPONENTS)}"),
-        ("runner.only_eval", has_policy or not cfg.runner.only_eval, "needs rollout.model.model_path"),
     ]
 
 
-def _or(known: Sequence[str]) -> str:
-    return f"{', '.join(known[:-1])} or {known[-1]}"
+SCHEMA = Schema(Configuration, Path(__file__).parent / "config", ("actor", "rollout", "env"), _claims)

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from batch_sizes import BatchSizes
 from checkpoint import load_checkpoint, save_checkpoint
+from common.metric_logger import mean_over_ranks
 from configuration import last_step
-from metrics import MetricLogger, mean_over_ranks, phase_seconds
+from metrics import EmbodiedLogger, phase_seconds
 from omegaconf import DictConfig, OmegaConf
 from pipeline import Layout, Queues
 from rollouts import Floats
@@ -90,7 +91,7 @@ class EmbodiedRunner:
         """
         self._log_path.mkdir(parents=True, exist_ok=True)
         with (
-            MetricLogger(self._log_path, self._last_step) as logger,
+            EmbodiedLogger(self._log_path, self._last_step) as logger,
             Channel.create("observations", distributed=True) as observations,
             Channel.create("actions", distributed=True) as actions,
             Channel.create("experience", distributed=True) as experience,
@@ -138,7 +139,7 @@ class EmbodiedRunner:
         )
         return np.concatenate(returns)
 
-    def _train(self, logger: MetricLogger) -> None:
+    def _train(self, logger: EmbodiedLogger) -> None:
         runner = self.cfg.runner
         while self.step < self._last_step:
             started = time.perf_counter()
@@ -163,7 +164,7 @@ class EmbodiedRunner:
                 break
         self._save()
 
-    def _is_solved(self, logger: MetricLogger) -> bool:
+    def _is_solved(self, logger: EmbodiedLogger) -> bool:
         """Evaluates on seeds that the final evaluation does not use."""
         self.update_rollout_weights()
         returns = self.evaluate(selection_seeds(self.cfg.runner.eval.episodes))

@@ -7,16 +7,19 @@
         cluster.component_placement.env=0-1 cluster.component_placement.actor=0-1
 
 Three groups of workers share the work: simulators (``env``), policy inference (``rollout``) and training
-(``actor``).  ``cluster.component_placement`` says where they run.
+(``actor``).  ``cluster.component_placement`` says where they run.  What the examples share lies in
+``common/`` beside this folder: ``--sync`` ships it with the checkout, or with ``--sync ..`` from here.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
+from pathlib import Path
+
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # for common/
 
 from actor_worker import EmbodiedFSDPActor
-from configuration import load_configuration
+from configuration import SCHEMA
 from embodied_runner import EmbodiedRunner
 from env_worker import EnvWorker
 from omegaconf import DictConfig
@@ -42,13 +45,7 @@ def main(cfg: DictConfig) -> None:
 
 
 def parse_arguments(arguments: list[str]) -> DictConfig:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("--config", default="inverted_pendulum_ppo", metavar="NAME|PATH", help="default: %(default)s")
-    parser.add_argument("overrides", nargs="*", metavar="key=value")
-    options = parser.parse_intermixed_args(arguments)
-    return load_configuration(options.config, options.overrides)
+    return SCHEMA.parse(arguments, about=__doc__, default="inverted_pendulum_ppo")
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from common.devices import pick_device
 from experience import ProblemBatch, Queues, Responses
-from language_model import make_policy, pick_device
+from language_model import make_policy
 from omegaconf import DictConfig
 from problems import Problem, ProblemSpace
 from solver import Solver

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import torch
 from batches import Batches
+from common.data_parallel import DataParallel
+from common.devices import pick_device
 from experience import Experience, Queues
 from grpo import clip_fraction, clipped_policy_loss, group_relative_advantages, mean_of_responses, reference_kl
-from language_model import make_policy, pick_device, response_log_probabilities, save_model
+from language_model import make_policy, response_log_probabilities, save_model
 from omegaconf import DictConfig
 from problems import ProblemSets, ProblemSpace
-from ranks import Ranks
 from solver import Solver
 from tokenizer import CharacterTokenizer
 from torch import Tensor
@@ -39,7 +40,7 @@ class GRPOActor(Worker):
         cfg = self._cfg
         self._sizes = sizes
         self._device = pick_device(cfg.actor.device)
-        self._ranks = Ranks(self._rank, self._world_size)
+        self._ranks = DataParallel(self._world_size, self._device)
         self._tokenizer = CharacterTokenizer.load(cfg.actor.tokenizer.tokenizer_model)
         self._model = make_policy(cfg.actor.model.model_path, cfg, self._tokenizer).to(self._device)
 

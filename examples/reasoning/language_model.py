@@ -79,18 +79,6 @@ def make_policy(model_path: str | None, cfg: DictConfig, tokenizer: CharacterTok
     return build_model(cfg.actor.model, tokenizer, cfg.runner.seed)
 
 
-def pick_device(wish: str) -> torch.device:
-    """``"cpu"``, ``"cuda"``, or ``"auto"``: a GPU if the worker was given one.
-
-    Raises:
-        ConfigError: ``"cuda"`` where the worker has no GPU.
-    """
-    has_gpu = torch.cuda.is_available()
-    if wish == "cuda" and not has_gpu:
-        raise ConfigError("device: cuda was asked for, and this worker sees no GPU; use auto or cpu")
-    return torch.device("cuda" if has_gpu and wish != "cpu" else "cpu")
-
-
 def positions_of(mask: Tensor) -> Tensor:
     """Where each token stands in its text, padding not counted: ``[batch, length]`` → the same."""
     return (mask.long().cumsum(dim=1) - 1).clamp(min=0)

@@ -7,18 +7,22 @@
         cluster.component_placement.actor=0-7 cluster.component_placement.rollout=8-15 rollout.batch_size=8
 
 Three groups of workers share the work: the model answers problems (``rollout``), a verifier judges the answers
-(``reward``), and the model learns (``actor``).  ``cluster.component_placement`` says where they run.
+(``reward``), and the model learns (``actor``).  ``cluster.component_placement`` says where they run.  What the
+examples share lies in ``common/`` beside this folder: ``--sync`` ships it with the checkout, or with ``--sync ..`` from
+here.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
+from pathlib import Path
+
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # for common/
 
 from generation_worker import GenerationWorker
 from grpo_actor import GRPOActor
 from omegaconf import DictConfig
-from reasoning_config import load_configuration
+from reasoning_config import SCHEMA
 from reasoning_runner import ReasoningRunner
 from reward_worker import RewardWorker
 
@@ -49,13 +53,7 @@ def main(cfg: DictConfig) -> None:
 
 
 def parse_arguments(arguments: list[str]) -> DictConfig:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("--config", default="two_terms_disaggregated", metavar="NAME|PATH", help="default: %(default)s")
-    parser.add_argument("overrides", nargs="*", metavar="key=value")
-    options = parser.parse_intermixed_args(arguments)
-    return load_configuration(options.config, options.overrides)
+    return SCHEMA.parse(arguments, about=__doc__, default="two_terms_disaggregated")
 
 
 if __name__ == "__main__":

@@ -1,20 +1,15 @@
-"""What a job of this example can be told, and what of it makes sense."""
+"""Configuration of this example: its keys, and what of them makes sense."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import MISSING, DictConfig, OmegaConf
+from common.schema import Logger, RolloutModel, Schema, above_zero, at_least_one, not_negative
+from omegaconf import MISSING, DictConfig
 
-from rlinf_async.configuration import Claim, check_values, find_configuration, read_configuration
-
-CONFIG_FOLDER = Path(__file__).parent / "config" / "math"
-COMPONENTS = ("actor", "rollout", "reward")
-DEVICES = ("auto", "cpu", "cuda")
-LR_SCHEDULES = ("constant", "linear")
+from rlinf_async.configuration import Claim
 
 
 @dataclass
@@ -22,11 +17,6 @@ class Cluster:
     num_nodes: int = 1
     fake_gpus: int | None = None  # GPUs to declare that are not there: everything computes on the CPU
     component_placement: dict[str, Any] = MISSING  # read by ModelParallelComponentPlacement
-
-
-@dataclass
-class Logger:
-    log_path: str = MISSING  # TensorBoard files, models and the evaluation go here
 
 
 @dataclass
@@ -96,11 +86,6 @@ class Actor:
 
 
 @dataclass
-class RolloutModel:
-    model_path: str | None = None
-
-
-@dataclass
 class Rollout:
     device: str = "auto"
     batch_size: int = MISSING  # problems that a rank works on at a time
@@ -126,23 +111,6 @@ class Configuration:
     algorithm: Algorithm = field(default_factory=Algorithm)
 
 
-def load_configuration(name: str, overrides: Sequence[str] = ()) -> DictConfig:
-    """Reads a configuration, checks it, and makes it read-only.
-
-    Args:
-        name: the name of a file in ``config/math/``, or a path to a YAML file.
-        overrides: ``key.of.it=value``, values in YAML.
-
-    Raises:
-        ConfigError: unknown, missing or ill-typed keys, values out of range; names the file or the override.
-    """
-    path = find_configuration(name, CONFIG_FOLDER)
-    cfg = read_configuration(Configuration, path, overrides, COMPONENTS)
-    check_values(cfg, _claims(cfg), path, overrides)
-    OmegaConf.set_readonly(cfg, True)
-    return cfg
-
-
 def steps_per_epoch(cfg: DictConfig) -> int:
     return int(cfg.data.train_size // cfg.data.rollout_batch_size)
 
@@ -154,43 +122,26 @@ def last_step(cfg: DictConfig) -> int:
 
 
 def _claims(cfg: DictConfig) -> list[Claim]:
-    """What types cannot say."""
-    at_least_one = [
-        "cluster.num_nodes",
-        "runner.max_epochs",
-        "data.largest",
-        "data.train_size",
-        "data.held_out_size",
-        "data.selection_size",
-        "data.rollout_batch_size",
-        "actor.global_batch_size",
-        "actor.micro_batch_size",
-        *(f"actor.model.{name}" for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")),
-        *(f"actor.warm_start.{name}" for name in ("max_steps", "check_interval", "cool_down_steps", "batch_size")),
-        "rollout.batch_size",
-    ]
-    not_negative = ["runner.seed", "runner.eval_interval", "algorithm.kl_beta"]
-    above_zero = ["actor.optim.lr", "actor.warm_start.lr", "algorithm.clip_ratio", "algorithm.temperature"]
-    placed = {part.strip() for names in cfg.cluster.component_placement for part in str(names).split(",")}
-    batch, devices = cfg.data.rollout_batch_size, "must be auto, cpu or cuda"
+    batch = cfg.data.rollout_batch_size
     width, heads = cfg.actor.model.hidden_size, cfg.actor.model.num_attention_heads
     return [
-        *((key, OmegaConf.select(cfg, key) >= 1, "must be at least 1") for key in at_least_one),
-        *((key, OmegaConf.select(cfg, key) >= 0, "must not be negative") for key in not_negative),
-        *((key, OmegaConf.select(cfg, key) > 0, "must be above 0") for key in above_zero),
-        ("actor.device", cfg.actor.device in DEVICES, devices),
-        ("rollout.device", cfg.rollout.device in DEVICES, devices),
-        ("actor.optim.lr_schedule", cfg.actor.optim.lr_schedule in LR_SCHEDULES, "must be constant or linear"),
+        *at_least_one(
+            cfg,
+            *(f"data.{name}" for name in ("largest", "train_size", "held_out_size", "selection_size")),
+            "data.rollout_batch_size",
+            *(f"actor.model.{name}" for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")),
+            *(f"actor.warm_start.{name}" for name in ("max_steps", "check_interval", "cool_down_steps", "batch_size")),
+            "rollout.batch_size",
+        ),
+        *not_negative(cfg, "runner.eval_interval", "algorithm.kl_beta"),
+        *above_zero(cfg, "actor.warm_start.lr", "algorithm.temperature"),
         ("data.terms", cfg.data.terms >= 2, "must be at least 2"),
         ("data.train_size", cfg.data.train_size >= batch, f"must be at least data.rollout_batch_size ({batch})"),
         ("actor.warm_start.target_accuracy", 0 <= cfg.actor.warm_start.target_accuracy <= 1, "must be from 0 to 1"),
         ("actor.model.hidden_size", width % (2 * heads) == 0, f"must be a multiple of twice the heads ({heads})"),
         ("algorithm.group_size", cfg.algorithm.group_size >= 2, "must be at least 2: a group is its own baseline"),
         ("rollout.max_staleness", cfg.rollout.max_staleness in (0, 1), "must be 0 or 1"),
-        ("cluster.component_placement", placed == set(COMPONENTS), f"must place {', '.join(COMPONENTS)}"),
-        (
-            "runner.only_eval",
-            cfg.rollout.model.model_path is not None or not cfg.runner.only_eval,
-            "needs rollout.model.model_path",
-        ),
     ]
+
+
+SCHEMA = Schema(Configuration, Path(__file__).parent / "config" / "math", ("actor", "rollout", "reward"), _claims)

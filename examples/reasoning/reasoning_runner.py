@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from batches import Batches
+from common.metric_logger import mean_over_ranks
 from experience import ProblemBatch, Queues
 from omegaconf import DictConfig
 from problems import Problem, ProblemSets, ProblemSpace
@@ -184,7 +185,7 @@ class ReasoningRunner:
         training = self.actor.run_training(self.step, 1.0 - self.step / self._last_step if is_linear else 1.0)
         results = await training
         durations: Durations = await training.consume_durations()
-        mean = {f"train/{name}": sum(rank[name] for rank in results) / len(results) for name in results[0]}
+        mean = {f"train/{name}": value for name, value in mean_over_ranks(results).items()}
         return mean, {tag: durations[tag] for tag in ("compute_advantages", "run_training")}
 
     async def _evaluate(self, progress: Progress) -> float:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from common.data_parallel import DataParallel
 from language_model import response_log_probabilities
 from omegaconf import DictConfig
 from problems import Problem, ProblemSets
-from ranks import Ranks
 from solver import Solver
 from verifier import is_correct
 
@@ -30,7 +30,7 @@ class WarmStartFailed(RuntimeError):
     """The model has not reached the accuracy that reinforcement learning is to begin with."""
 
 
-def warm_start(solver: Solver, sets: ProblemSets, cfg: DictConfig, ranks: Ranks) -> WarmStartReport:
+def warm_start(solver: Solver, sets: ProblemSets, cfg: DictConfig, ranks: DataParallel) -> WarmStartReport:
     """Trains ``solver.model`` on solutions of training problems, the batches shared out among the ranks.
 
     When the accuracy on the selection problems reaches ``target_accuracy``, the learning rate falls to nothing in
@@ -69,7 +69,9 @@ def _draw(problems: Sequence[Problem], cfg: DictConfig, step: int) -> list[Probl
     return [problems[index] for index in chosen.tolist()]
 
 
-def _imitate(solver: Solver, problems: Sequence[Problem], optimizer: torch.optim.Optimizer, ranks: Ranks) -> None:
+def _imitate(
+    solver: Solver, problems: Sequence[Problem], optimizer: torch.optim.Optimizer, ranks: DataParallel
+) -> None:
     tokenizer, model = solver.tokenizer, solver.model
     solutions = torch.tensor(tokenizer.pad_right([problem.solution for problem in problems])).to(solver.device)
     prompts = solver.prompts(problems).to(solver.device)

@@ -5,5 +5,5 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-for example in ("embodiment", "reasoning"):
+for example in ("", "embodiment", "reasoning"):
     sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / example))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 from batch_sizes import BatchSizes
-from configuration import load_configuration
+from configuration import SCHEMA
 
 from rlinf_async.errors import ConfigError
 
@@ -16,7 +16,7 @@ def sizes(*, env_ranks: int = 2, actor_ranks: int = 2, **overrides: int) -> Batc
         "stages": "rollout.pipeline_stage_num",
     }
     values = {"envs": 8, "steps": 16, "batch": 64, "micro": 16} | overrides
-    cfg = load_configuration("inverted_pendulum_ppo", [f"{keys[name]}={value}" for name, value in values.items()])
+    cfg = SCHEMA.load("inverted_pendulum_ppo", [f"{keys[name]}={value}" for name, value in values.items()])
     return BatchSizes.of(cfg, env_ranks=env_ranks, actor_ranks=actor_ranks)
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from configuration import CONFIG_FOLDER, last_step, load_configuration
+from configuration import SCHEMA, last_step
 from omegaconf.errors import ReadonlyConfigError
 
 from rlinf_async.errors import ConfigError
@@ -11,34 +11,34 @@ from rlinf_async.errors import ConfigError
 DEFAULT = "inverted_pendulum_ppo"
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIG_FOLDER.glob("*.yaml")))
+@pytest.mark.parametrize("name", sorted(path.stem for path in SCHEMA.folder.glob("*.yaml")))
 def test_every_shipped_configuration_is_valid(name: str) -> None:
-    cfg = load_configuration(name)
+    cfg = SCHEMA.load(name)
     assert cfg.rollout.model.model_path is None
     assert cfg.cluster.component_placement.actor == "0:0-1"
 
 
 def test_overrides_win_over_the_file() -> None:
-    cfg = load_configuration(DEFAULT, ["runner.seed=7", "actor.model.hidden_sizes=[32,16]", "runner.resume_dir=here"])
+    cfg = SCHEMA.load(DEFAULT, ["runner.seed=7", "actor.model.hidden_sizes=[32,16]", "runner.resume_dir=here"])
     assert cfg.runner.seed == 7
     assert cfg.actor.model.hidden_sizes == [32, 16]
     assert cfg.runner.resume_dir == "here"
 
 
 def test_rollout_starts_from_the_actors_model_unless_told_otherwise() -> None:
-    assert load_configuration(DEFAULT, ["actor.model.model_path=a.pt"]).rollout.model.model_path == "a.pt"
+    assert SCHEMA.load(DEFAULT, ["actor.model.model_path=a.pt"]).rollout.model.model_path == "a.pt"
 
 
 def test_a_placement_on_the_command_line_is_text_and_never_a_number_to_base_60() -> None:
-    cfg = load_configuration(DEFAULT, ["cluster.component_placement.rollout=1:0"])
+    cfg = SCHEMA.load(DEFAULT, ["cluster.component_placement.rollout=1:0"])
     assert cfg.cluster.component_placement.rollout == "1:0"
 
 
 def test_components_may_share_a_rule(tmp_path: Path) -> None:
-    text = (CONFIG_FOLDER / f"{DEFAULT}.yaml").read_text()
+    text = (SCHEMA.folder / f"{DEFAULT}.yaml").read_text()
     shared = tmp_path / "shared.yaml"
     shared.write_text(text.replace('    actor: "0:0-1"', '    actor,env: "0:0-1"').replace('    env: "0:0-1"\n', ""))
-    assert load_configuration(str(shared)).cluster.component_placement == {"actor,env": "0:0-1", "rollout": "0"}
+    assert SCHEMA.load(str(shared)).cluster.component_placement == {"actor,env": "0:0-1", "rollout": "0"}
 
 
 @pytest.mark.parametrize(
@@ -65,30 +65,30 @@ def test_components_may_share_a_rule(tmp_path: Path) -> None:
 )
 def test_a_bad_override_is_named_with_its_fix(override: str, complaint: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_configuration(DEFAULT, [override])
+        SCHEMA.load(DEFAULT, [override])
     assert complaint in str(caught.value)
     assert "command line" in str(caught.value)
 
 
 def test_an_unknown_key_in_a_file_is_named_with_the_file(tmp_path: Path) -> None:
     broken = tmp_path / "broken.yaml"
-    broken.write_text((CONFIG_FOLDER / f"{DEFAULT}.yaml").read_text().replace("clip_ratio:", "clip_ration:"))
+    broken.write_text((SCHEMA.folder / f"{DEFAULT}.yaml").read_text().replace("clip_ratio:", "clip_ration:"))
     with pytest.raises(ConfigError, match=r"broken\.yaml: unknown key .*clip_ration: did you mean .*clip_ratio\?"):
-        load_configuration(str(broken))
+        SCHEMA.load(str(broken))
 
 
 def test_missing_keys_are_all_named(tmp_path: Path) -> None:
     sparse = tmp_path / "sparse.yaml"
     sparse.write_text("runner: {max_epochs: 1}\n")
     with pytest.raises(ConfigError, match=r"missing actor\.global_batch_size, .*env\.id, .*runner\.logger\.log_path"):
-        load_configuration(str(sparse))
+        SCHEMA.load(str(sparse))
 
 
 def test_an_unplaced_component_is_an_error(tmp_path: Path) -> None:
     partial = tmp_path / "partial.yaml"
-    partial.write_text((CONFIG_FOLDER / f"{DEFAULT}.yaml").read_text().replace('    rollout: "0"\n', ""))
+    partial.write_text((SCHEMA.folder / f"{DEFAULT}.yaml").read_text().replace('    rollout: "0"\n', ""))
     with pytest.raises(ConfigError, match="must place actor, rollout, env"):
-        load_configuration(str(partial))
+        SCHEMA.load(str(partial))
 
 
 @pytest.mark.parametrize("text", ["", "- 1\n- 2\n", "runner: [unclosed", "runner: {seed: 1, seed: 2}"])
@@ -96,25 +96,25 @@ def test_a_file_that_is_no_configuration_is_named(tmp_path: Path, text: str) -> 
     odd = tmp_path / "odd.yaml"
     odd.write_text(text)
     with pytest.raises(ConfigError, match=r"odd\.yaml: "):
-        load_configuration(str(odd))
+        SCHEMA.load(str(odd))
 
 
 def test_an_unknown_name_suggests_one_that_exists() -> None:
     with pytest.raises(ConfigError, match=r"did you mean halfcheetah_ppo\?"):
-        load_configuration("halfcheeta_ppo")
+        SCHEMA.load("halfcheeta_ppo")
 
 
 def test_a_path_that_does_not_exist_is_named() -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
-        load_configuration("nowhere.yaml")
+        SCHEMA.load("nowhere.yaml")
 
 
 def test_the_configuration_cannot_be_changed_afterwards() -> None:
     with pytest.raises(ReadonlyConfigError):
-        load_configuration(DEFAULT).runner.seed = 1
+        SCHEMA.load(DEFAULT).runner.seed = 1
 
 
 @pytest.mark.parametrize(("max_steps", "expected"), [(-1, 150), (20, 20), (500, 150), (0, 0)])
 def test_max_steps_bounds_the_epochs(max_steps: int, expected: int) -> None:
-    cfg = load_configuration(DEFAULT, ["runner.max_epochs=150", f"runner.max_steps={max_steps}"])
+    cfg = SCHEMA.load(DEFAULT, ["runner.max_epochs=150", f"runner.max_steps={max_steps}"])
     assert last_step(cfg) == expected

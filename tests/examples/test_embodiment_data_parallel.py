@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from data_parallel import DataParallel
+from common.data_parallel import DataParallel
 from torch import nn
 from torch.distributed import TCPStore
 

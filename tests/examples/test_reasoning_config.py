@@ -5,24 +5,24 @@ from pathlib import Path
 import pytest
 from batches import Batches
 from omegaconf.errors import ReadonlyConfigError
-from reasoning_config import CONFIG_FOLDER, last_step, load_configuration
+from reasoning_config import SCHEMA, last_step
 
 from rlinf_async.errors import ConfigError
 
 DEFAULT = "two_terms_disaggregated"
-SHIPPED = sorted(path.stem for path in CONFIG_FOLDER.glob("*.yaml"))
+SHIPPED = sorted(path.stem for path in SCHEMA.folder.glob("*.yaml"))
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_configuration_is_valid_and_holds_512_problems_out(name: str) -> None:
-    cfg = load_configuration(name)
+    cfg = SCHEMA.load(name)
     assert cfg.data.held_out_size == 512
     assert cfg.rollout.model.model_path is None
     assert Batches.of(cfg, actor_ranks=2 if "collocated" in name else 1).responses == 512
 
 
 def test_rollout_starts_from_the_actors_model_unless_told_otherwise() -> None:
-    assert load_configuration(DEFAULT, ["actor.model.model_path=warm"]).rollout.model.model_path == "warm"
+    assert SCHEMA.load(DEFAULT, ["actor.model.model_path=warm"]).rollout.model.model_path == "warm"
 
 
 @pytest.mark.parametrize(
@@ -53,35 +53,35 @@ def test_rollout_starts_from_the_actors_model_unless_told_otherwise() -> None:
 )
 def test_a_bad_override_is_named_with_its_fix(override: str, complaint: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_configuration(DEFAULT, [override])
+        SCHEMA.load(DEFAULT, [override])
     assert complaint in str(caught.value)
     assert "command line" in str(caught.value)
 
 
 def test_an_unknown_key_in_a_file_is_named_with_the_file(tmp_path: Path) -> None:
     broken = tmp_path / "broken.yaml"
-    broken.write_text((CONFIG_FOLDER / f"{DEFAULT}.yaml").read_text().replace("clip_ratio:", "clip_ration:"))
+    broken.write_text((SCHEMA.folder / f"{DEFAULT}.yaml").read_text().replace("clip_ratio:", "clip_ration:"))
     with pytest.raises(
         ConfigError, match=r"broken\.yaml: unknown key algorithm.clip_ration: did you mean .*clip_ratio"
     ):
-        load_configuration(str(broken))
+        SCHEMA.load(str(broken))
 
 
 def test_an_unplaced_component_is_an_error(tmp_path: Path) -> None:
     partial = tmp_path / "partial.yaml"
-    partial.write_text((CONFIG_FOLDER / f"{DEFAULT}.yaml").read_text().replace("    reward: 1\n", ""))
+    partial.write_text((SCHEMA.folder / f"{DEFAULT}.yaml").read_text().replace("    reward: 1\n", ""))
     with pytest.raises(ConfigError, match="must place actor, rollout, reward"):
-        load_configuration(str(partial))
+        SCHEMA.load(str(partial))
 
 
 def test_the_configuration_cannot_be_changed_afterwards() -> None:
     with pytest.raises(ReadonlyConfigError):
-        load_configuration(DEFAULT).runner.seed = 1
+        SCHEMA.load(DEFAULT).runner.seed = 1
 
 
 @pytest.mark.parametrize(("max_steps", "expected"), [(-1, 128), (20, 20), (500, 128), (0, 0)])
 def test_max_steps_bounds_the_epochs(max_steps: int, expected: int) -> None:
-    cfg = load_configuration(DEFAULT, ["runner.max_epochs=1", f"runner.max_steps={max_steps}"])
+    cfg = SCHEMA.load(DEFAULT, ["runner.max_epochs=1", f"runner.max_steps={max_steps}"])
     assert last_step(cfg) == expected
 
 
@@ -96,4 +96,4 @@ def test_max_steps_bounds_the_epochs(max_steps: int, expected: int) -> None:
 )
 def test_sizes_that_do_not_divide_are_named(override: str, actor_ranks: int, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        Batches.of(load_configuration(DEFAULT, [override]), actor_ranks)
+        Batches.of(SCHEMA.load(DEFAULT, [override]), actor_ranks)

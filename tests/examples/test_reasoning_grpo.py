@@ -12,7 +12,7 @@ from generation import generate
 from grpo import clip_fraction, clipped_policy_loss, group_relative_advantages, mean_of_responses, reference_kl
 from language_model import build_model, load_model, response_log_probabilities, save_model
 from problems import Problem
-from reasoning_config import load_configuration
+from reasoning_config import SCHEMA
 from solver import Solver
 from tokenizer import CharacterTokenizer
 
@@ -24,7 +24,7 @@ ALL = torch.ones(2, 3, dtype=torch.bool)
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    size = load_configuration("two_terms_disaggregated", ["actor.model.hidden_size=16"]).actor.model
+    size = SCHEMA.load("two_terms_disaggregated", ["actor.model.hidden_size=16"]).actor.model
     return build_model(size, TOKENIZER, seed=0)
 
 

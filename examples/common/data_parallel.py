@@ -1,4 +1,4 @@
-"""What the ranks of a data-parallel group say to each other through torch.distributed.
+"""Collectives of a data-parallel group, through torch.distributed.
 
 Each function is a collective: every rank of the group calls it, in the same order.  A group of one rank
 needs no process group.
@@ -21,11 +21,12 @@ class DataParallel:
     """
 
     def __init__(self, world_size: int, device: torch.device) -> None:
-        self.world_size = world_size
+        self.rank, self.world_size = 0, world_size
         self._carrier = torch.device("cpu")
         if world_size == 1:
             return
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        self.rank = dist.get_rank()
         if device.type == "cuda":
             names: list[str | None] = [None] * world_size
             dist.all_gather_object(names, str(torch.cuda.get_device_properties(device).uuid))
@@ -46,7 +47,7 @@ class DataParallel:
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if self.world_size == 1 or not gradients:
             return
-        mean = self.sum(torch.cat([gradient.flatten() for gradient in gradients])) / self.world_size
+        mean = self.mean(torch.cat([gradient.flatten() for gradient in gradients]))
         for gradient, part in zip(gradients, mean.split([gradient.numel() for gradient in gradients]), strict=True):
             gradient.copy_(part.view_as(gradient))
 
@@ -57,6 +58,10 @@ class DataParallel:
         carried = values.detach().to(self._carrier, copy=True)
         dist.all_reduce(carried)
         return carried.to(values.device)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over the ranks of ``values``, of any shape."""
+        return self.sum(values) / self.world_size
 
     def moments(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of all the ranks' ``[count, ...]``: the total count, the mean and the biased variance, float64."""

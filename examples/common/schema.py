@@ -1,0 +1,103 @@
+"""Configuration of an example: sections and claims that all have, reading, the command line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from rlinf_async.configuration import Claim, check_values, find_configuration, read_configuration
+
+DEVICES = ("auto", "cpu", "cuda")
+LR_SCHEDULES = ("constant", "linear")
+
+
+@dataclass
+class Logger:
+    log_path: str = MISSING  # TensorBoard files, models and the evaluation go here
+
+
+@dataclass
+class RolloutModel:
+    model_path: str | None = None
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What the configuration of an example may contain.
+
+    Attributes:
+        sections: a dataclass.
+        folder: of the configurations that can be named without a path.
+        components: what ``cluster.component_placement`` places.
+        claims: what types cannot say, about keys of this example only.
+    """
+
+    sections: type
+    folder: Path
+    components: tuple[str, ...]
+    claims: Callable[[DictConfig], list[Claim]]
+
+    def load(self, name: str, overrides: Sequence[str] = ()) -> DictConfig:
+        """Reads a configuration, checks it, and makes it read-only.
+
+        Args:
+            name: the name of a file in ``folder``, or a path to a YAML file.
+            overrides: ``key.of.it=value``, values in YAML.
+
+        Raises:
+            ConfigError: unknown, missing or ill-typed keys, values out of range; names the file or the override.
+        """
+        path = find_configuration(name, self.folder)
+        cfg = read_configuration(self.sections, path, overrides, self.components)
+        check_values(cfg, [*self._common_claims(cfg), *self.claims(cfg)], path, overrides)
+        OmegaConf.set_readonly(cfg, True)
+        return cfg
+
+    def parse(self, arguments: Sequence[str], about: str | None, default: str) -> DictConfig:
+        """Loads the configuration that a command line means: ``--config NAME|PATH``, and overrides."""
+        parser = argparse.ArgumentParser(
+            description=about, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        )
+        parser.add_argument("--config", default=default, metavar="NAME|PATH", help="default: %(default)s")
+        parser.add_argument("overrides", nargs="*", metavar="key=value")
+        options = parser.parse_intermixed_args(arguments)
+        return self.load(options.config, options.overrides)
+
+    def _common_claims(self, cfg: DictConfig) -> list[Claim]:
+        sizes = ("cluster.num_nodes", "runner.max_epochs", "actor.global_batch_size", "actor.micro_batch_size")
+        placed = {part.strip() for names in cfg.cluster.component_placement for part in str(names).split(",")}
+        has_model = cfg.rollout.model.model_path is not None
+        return [
+            *at_least_one(cfg, *sizes),
+            *not_negative(cfg, "runner.seed"),
+            *above_zero(cfg, "actor.optim.lr", "algorithm.clip_ratio"),
+            *chosen(
+                cfg,
+                {"actor.device": DEVICES, "rollout.device": DEVICES, "actor.optim.lr_schedule": LR_SCHEDULES},
+            ),
+            ("cluster.component_placement", placed == set(self.components), f"must place {', '.join(self.components)}"),
+            ("runner.only_eval", has_model or not cfg.runner.only_eval, "needs rollout.model.model_path"),
+        ]
+
+
+def at_least_one(cfg: DictConfig, *keys: str) -> list[Claim]:
+    return [(key, OmegaConf.select(cfg, key) >= 1, "must be at least 1") for key in keys]
+
+
+def not_negative(cfg: DictConfig, *keys: str) -> list[Claim]:
+    return [(key, OmegaConf.select(cfg, key) >= 0, "must not be negative") for key in keys]
+
+
+def above_zero(cfg: DictConfig, *keys: str) -> list[Claim]:
+    return [(key, OmegaConf.select(cfg, key) > 0, "must be above 0") for key in keys]
+
+
+def chosen(cfg: DictConfig, choices: Mapping[str, Sequence[str]]) -> list[Claim]:
+    return [
+        (key, OmegaConf.select(cfg, key) in known, f"must be {', '.join(known[:-1])} or {known[-1]}")
+        for key, known in choices.items()
+    ]
