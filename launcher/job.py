@@ -13,7 +13,8 @@ from types import TracebackType
 from typing import Any, Final
 
 from rlinf_async._wire.lifeline import Lifeline
-from rlinf_async._wire.mesh import birth, launch_error, start_nodes
+from rlinf_async._wire.mesh import launch_error, start_nodes
+from rlinf_async._wire.node_config import NodeConfig
 from rlinf_async.errors import LaunchError
 
 from .driver import Driver, Orphans
@@ -164,7 +165,7 @@ class Job:
             hidden = [node.rank for node in self._nodes if node.hidden]
             raise launch_error([node.name for node in self._nodes], failures, hidden)
         began = time.monotonic()
-        births = self._births()
+        configs = self._configs()
         for node in self._nodes:
             self._going.add(node.rank)
             await self._go(node)
@@ -178,7 +179,7 @@ class Job:
 
         lifelines = [self._lifelines[node.rank] for node in self._nodes]
         left = None if deadline is None else max(1.0, deadline - loop.time())
-        self._peers = await start_nodes(lifelines, births, timeout=left, progress=progress)
+        self._peers = await start_nodes(lifelines, configs, timeout=left, progress=progress)
         for node, lifeline in zip(self._nodes, lifelines, strict=True):
             lifeline.on_stderr = self._report.output
             self._watchers[node.rank] = asyncio.create_task(self._watch(node.rank), name=f"watch {node.name}")
@@ -206,34 +207,30 @@ class Job:
         }
         await self._lifelines[node.rank].send(order)
 
-    def _births(self) -> list[dict[str, Any]]:
+    def _configs(self) -> list[NodeConfig]:
         options, binds = self._options, self._inspection.binds()
         authority = None
         if len(self._nodes) > 1:
             from rlinf_async._wire.credentials import RunAuthority  # a slow import, and a lone node needs none
 
             authority = RunAuthority(self.run_id)
-        births = []
+        configs = []
         for node in self._nodes:
             host, answer = node.host, self._inspection.answers[node.rank]
-            keys = authority.issue(node.rank) if authority is not None else None
             env = {name: value for name, value in self._exported.items() if name != "PYTHONPATH"}
-            births.append(
-                birth(
-                    self.run_id,
+            configs.append(
+                NodeConfig(
+                    run=self.run_id,
                     marker=self._lifelines[node.rank].marker,
                     node=node.rank,
                     num_nodes=sum(not each.hidden for each in self._nodes),
                     name=node.name,
                     hidden=node.hidden,
                     bind=binds[node.rank],
-                    ca=keys.ca if keys else None,
-                    cert=keys.cert if keys else None,
-                    key=keys.key if keys else None,
+                    credentials=authority.issue(node.rank) if authority is not None else None,
                     log_dir=str(options.log_dir) if options.log_dir else None,
                     env={**env, **host.env},
-                    slots=host.slots,
-                    max_slots=host.max_slots,
+                    max_gpus=host.max_slots if host.slots is None else host.slots,
                     gpus=host.gpus,
                     fake_gpus=host.fake_gpus,
                     labels=host.labels,
@@ -242,7 +239,7 @@ class Job:
                     tee=options.tee,
                 )
             )
-        return births
+        return configs
 
     def _shape(self) -> dict[str, int]:
         visible = [peer for peer in self._peers if not peer["hidden"]]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from .guardian import PR_SET_CHILD_SUBREAPER, guard, prctl
 
 if TYPE_CHECKING:
-    from .node_config import NodeConfig
+    from .boot import Boot
     from .templates import Templates
 
 
@@ -32,33 +32,33 @@ def daemon(data: bytes, leave_to_guardian: int) -> int:
     from rlinf_async import settings
     from rlinf_async.errors import RLinfAsyncError
 
+    from .boot import read_boot
     from .node import make_run_dir
-    from .node_config import read_birth
     from .templates import Templates
 
     try:
-        birth = read_birth(data, make_run_dir)
-    except (RLinfAsyncError, OSError, ValueError, KeyError) as error:
+        boot = read_boot(data, make_run_dir)
+    except (RLinfAsyncError, OSError, ValueError, KeyError, TypeError) as error:
         sys.stderr.write(f"rlinf daemon: {type(error).__name__}: {error}\n")
         return 1
-    os.write(leave_to_guardian, f"{birth.run_dir}\n".encode())
+    os.write(leave_to_guardian, f"{boot.run_dir}\n".encode())
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    _log_to(birth.log_dir, birth.node)
+    _log_to(boot.log_dir, boot.config.node)
     open_files = _raise_open_files()
-    templates = Templates(sys.executable, birth.worker_environment, open_files=open_files, log_dir=birth.log_dir)
+    templates = Templates(sys.executable, boot.worker_environment, open_files=open_files, log_dir=boot.log_dir)
     try:
-        if not birth.hidden:
+        if not boot.config.hidden:
             templates.get()
-        birth.logs.prune(int(settings.KEPT_RUNS()))  # beside the template's import of torch
-        _live(birth, templates)
+        boot.logs.prune(int(settings.KEPT_RUNS()))  # beside the template's import of torch
+        _live(boot, templates)
     except Exception as error:
         logging.getLogger(__name__).exception("the daemon failed")
         failed = {"event": "failed", "error": f"{type(error).__name__}: {error}"}
-        os.write(1, (birth.marker + json.dumps(failed) + "\n").encode())
+        os.write(1, (boot.config.marker + json.dumps(failed) + "\n").encode())
         return 1
     finally:
         templates.close()
-        birth.logs.close()
+        boot.logs.close()
     return 0
 
 
@@ -72,7 +72,7 @@ def _raise_open_files() -> int:
     return usual
 
 
-def _live(birth: NodeConfig, templates: Templates) -> None:
+def _live(boot: Boot, templates: Templates) -> None:
     import asyncio
 
     import uvloop
@@ -83,9 +83,9 @@ def _live(birth: NodeConfig, templates: Templates) -> None:
     async def life() -> None:
         loop = asyncio.get_running_loop()
         templates.watch(loop)
-        known = facts(birth.gpus, birth.fake_gpus, birth.worker_environment)
-        known["gpus"] = known["gpus"][: birth.most_gpus]
-        node = Node(loop, birth, templates, known)
+        known = facts(boot.config.gpus, boot.config.fake_gpus, boot.worker_environment)
+        known["gpus"] = known["gpus"][: boot.config.max_gpus]
+        node = Node(loop, boot, templates, known)
         gc.collect()
         gc.freeze()  # what is there now stays: no later collection needs to look at it
         await node.run()

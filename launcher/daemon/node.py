@@ -24,10 +24,10 @@ from rlinf_async._wire.unix import Connection
 from rlinf_async.errors import AuthError, RLinfAsyncError
 
 from .admission import Admission
+from .boot import Boot
 from .endpoint import Endpoint
 from .guardian import remove
 from .handlers import Requester
-from .node_config import NodeConfig
 from .node_link import NodeLink
 from .router import Router
 from .service import GRACE, DaemonService, Group, Site
@@ -61,10 +61,10 @@ class Node:
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, birth: NodeConfig, templates: Templates, facts: dict[str, Any]
+        self, loop: asyncio.AbstractEventLoop, boot: Boot, templates: Templates, facts: dict[str, Any]
     ) -> None:
         self._loop = loop
-        self._birth = birth
+        self._boot = boot
         self._templates = templates
         self._facts = facts
         self._stop = asyncio.Event()
@@ -72,32 +72,32 @@ class Node:
         self._closing: set[asyncio.Task[None]] = set()
         self._tasks: asyncio.TaskGroup
         self._expected_links: dict[int, asyncio.Future[Any]] = {}
-        self._names: dict[int, str] = {birth.node: birth.name}
+        self._names: dict[int, str] = {boot.config.node: boot.config.name}
         self._server: Any = None
         site = Site(
-            run=birth.run,
-            node=birth.node,
-            name=birth.name,
-            address=birth.bind or "127.0.0.1",
-            log_dir=birth.log_dir,
+            run=boot.config.run,
+            node=boot.config.node,
+            name=boot.config.name,
+            address=boot.config.bind or "127.0.0.1",
+            log_dir=boot.log_dir,
             environment={
-                **birth.worker_environment,
-                PARENT_SOCKET: str(birth.socket_path),
-                LOG_DIR: str(birth.log_dir),
+                **boot.worker_environment,
+                PARENT_SOCKET: str(boot.socket_path),
+                LOG_DIR: str(boot.log_dir),
             },
             cpus=int(facts.get("cpus") or 1),
-            sync=birth.sync,
-            tee=birth.tee,
+            sync=boot.config.sync,
+            tee=boot.config.tee,
         )
-        self._router = Router(loop, birth.node, self._on_request)
-        self._admission = Admission(loop, birth.worker_environment, self._begin, self._driver_gone)
+        self._router = Router(loop, boot.config.node, self._on_request)
+        self._admission = Admission(loop, boot.worker_environment, self._begin, self._driver_gone)
         self._desk = DaemonService(loop, site, templates, self._router, self._abandon)
 
     def __repr__(self) -> str:
-        return f"<Node {self._birth.node} {self._birth.name} {self._router!r}>"
+        return f"<Node {self._boot.config.node} {self._boot.config.name} {self._router!r}>"
 
     async def run(self) -> None:
-        listener = listen(str(self._birth.socket_path))
+        listener = listen(str(self._boot.socket_path))
         self._listen(listener)
         self._loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
         try:
@@ -115,12 +115,12 @@ class Node:
             listener.close()
             self._desk.close_stores()
             self._desk.traces.close()
-            remove([str(self._birth.run_dir)])
+            remove([str(self._boot.run_dir)])
 
     # -- the near side, over stdin and stdout ---------------------------------------------------------------------
 
     def _say(self, event: dict[str, Any]) -> None:
-        line = self._birth.marker + json.dumps(event) + "\n"
+        line = self._boot.config.marker + json.dumps(event) + "\n"
         with contextlib.suppress(OSError):
             os.write(1, line.encode())
 
@@ -130,13 +130,13 @@ class Node:
             {
                 "event": "up",
                 "address": address,
-                "socket": str(self._birth.socket_path),
+                "socket": str(self._boot.socket_path),
                 "pid": os.getpid(),
                 "facts": self._facts,
-                "note": self._birth.logs.note,
+                "note": self._boot.logs.note,
             }
         )
-        lines = self._birth.rest_of_stdin
+        lines = self._boot.rest_of_stdin
         reader = asyncio.Event()
         os.set_blocking(0, False)
         self._loop.add_reader(0, reader.set)
@@ -169,20 +169,20 @@ class Node:
     # -- other nodes --------------------------------------------------------------------------------------------
 
     async def _serve_neighbours(self) -> str | None:
-        birth = self._birth
-        if birth.bind is None:
+        config, environment = self._boot.config, self._boot.worker_environment
+        if config.bind is None:
             return None
         from rlinf_async._wire.peer_server import PeerServer
 
-        assert birth.credentials is not None
+        assert config.credentials is not None
         self._server = PeerServer(
-            birth.node,
-            birth.run,
-            birth.credentials,
-            birth.bind,
+            config.node,
+            config.run,
+            config.credentials,
+            config.bind,
             self._on_link,
-            greeting_timeout=settings.GREETING_TIMEOUT_S(birth.worker_environment),
-            most_connections=birth.num_nodes + 1 + int(settings.UNAUTHENTICATED_CONNECTIONS(birth.worker_environment)),
+            greeting_timeout=settings.GREETING_TIMEOUT_S(environment),
+            most_connections=config.num_nodes + 1 + int(settings.UNAUTHENTICATED_CONNECTIONS(environment)),
         )
         address: str = await self._server.start()
         return address
@@ -209,19 +209,19 @@ class Node:
             self._names[peer["node"]] = peer["name"]
         for node, neighbour in self._router.neighbours.items():
             neighbour.name = self._names.get(node, neighbour.name)
-        self._desk.welcome = {"run": self._birth.run, "nodes": peers, "log_dir": str(self._birth.log_dir)}
+        self._desk.welcome = {"run": self._boot.config.run, "nodes": peers, "log_dir": str(self._boot.log_dir)}
         event: dict[str, Any] = {"event": "ready"}
         try:
             async with asyncio.timeout(MESH_TIMEOUT), asyncio.TaskGroup() as tasks:
                 for peer in peers:
-                    if peer["node"] > self._birth.node:
+                    if peer["node"] > self._boot.config.node:
                         tasks.create_task(self._dial(peer))
-                    elif peer["node"] < self._birth.node:
+                    elif peer["node"] < self._boot.config.node:
                         tasks.create_task(self._await_link(peer["node"]))
         except* RLinfAsyncError as errors:
             event = {"event": "failed", "error": "; ".join(str(error) for error in _leaves(errors))}
         except* TimeoutError:
-            here = {*self._router.neighbours, self._birth.node}
+            here = {*self._router.neighbours, self._boot.config.node}
             missing = ", ".join(peer["name"] for peer in peers if peer["node"] not in here)
             text = f"no link to {missing} within {MESH_TIMEOUT:g} s (is a firewall between the nodes?)"
             event = {"event": "failed", "error": text}
@@ -233,14 +233,14 @@ class Node:
     async def _dial(self, peer: dict[str, Any]) -> None:
         from rlinf_async._wire.dial import dial
 
-        birth = self._birth
-        assert birth.credentials is not None
+        config = self._boot.config
+        assert config.credentials is not None
         link = await dial(
             peer["address"],
-            node=birth.node,
+            node=config.node,
             peer=peer["node"],
-            run=birth.run,
-            credentials=birth.credentials,
+            run=config.run,
+            credentials=config.credentials,
             timeout=MESH_TIMEOUT,
         )
         self._add_neighbour(link)

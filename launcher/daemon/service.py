@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -71,7 +71,7 @@ class Site:
     log_dir: Path
     environment: dict[str, str]
     cpus: int
-    sync: tuple[str, str] | None = None
+    sync: Sequence[str] | None = None
     tee: str = "all"
 
 

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from rlinf_async._wire.credentials import RunAuthority
 from rlinf_async._wire.lifeline import Lifeline
-from rlinf_async._wire.mesh import birth, start_nodes
+from rlinf_async._wire.mesh import start_nodes
+from rlinf_async._wire.node_config import NodeConfig
 from rlinf_async.errors import ConfigError, LaunchError
 
 FAKE_GPUS: Final = "RLINF_FAKE_GPUS"
@@ -43,28 +44,25 @@ async def start_own_nodes(
     authority = RunAuthority(run) if count > 1 else None
     command = [sys.executable, "-P", "-m", "rlinf_launcher.daemon"]
     environment = _environment(run)
-    births = []
+    configs = []
     for node in range(count):
         name = "localhost" if count == 1 else f"local-{node}"
         line = await Lifeline.start(command, name=name, env=environment)
         lifelines.append(line)
-        credentials = authority.issue(node) if authority is not None else None
-        births.append(
-            birth(
-                run,
+        configs.append(
+            NodeConfig(
+                run=run,
                 marker=line.marker,
                 node=node,
                 num_nodes=count,
                 name=name,
                 bind="127.0.0.1" if count > 1 else None,
-                ca=credentials.ca if credentials else None,
-                cert=credentials.cert if credentials else None,
-                key=credentials.key if credentials else None,
+                credentials=authority.issue(node) if authority is not None else None,
                 log_dir=log_dir,
                 fake_gpus=fake_gpus,
             )
         )
-    peers = await start_nodes(lifelines, births, timeout=timeout)
+    peers = await start_nodes(lifelines, configs, timeout=timeout)
     return str(peers[0]["socket"]), list(dict.fromkeys(peer["note"] for peer in peers if peer["note"]))
 
 

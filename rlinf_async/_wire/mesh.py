@@ -1,4 +1,4 @@
-"""Started daemons become one cluster: births out, addresses in, everyone told of everyone.
+"""Started daemons become one cluster: configurations out, addresses in, everyone told of everyone.
 
 The same few messages serve the one daemon of an embedded cluster and the hundred of a launched run.
 """
@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-from rlinf_async._core.frames import PROTOCOL
 from rlinf_async._wire.lifeline import Lifeline
+from rlinf_async._wire.node_config import NodeConfig
 from rlinf_async.errors import LaunchError, RLinfAsyncError
 
 _Result = TypeVar("_Result")
@@ -19,61 +19,14 @@ Progress = Callable[[int, str, Mapping[str, Any]], None]
 """``(index, state, told)``: ``"up"`` with ``address`` and ``facts``, ``"ready"``, ``"failed"`` with the ``error``."""
 
 
-def birth(
-    run: str,
-    *,
-    marker: str,
-    node: int = 0,
-    num_nodes: int = 1,
-    name: str = "localhost",
-    hidden: bool = False,
-    bind: str | None = None,
-    ca: str | None = None,
-    cert: str | None = None,
-    key: str | None = None,
-    log_dir: str | None = None,
-    env: Mapping[str, str] | None = None,
-    slots: int | None = None,
-    max_slots: int | None = None,
-    gpus: Sequence[str] | None = None,
-    fake_gpus: int | None = None,
-    labels: Sequence[str] = (),
-    sync: tuple[str, str] | None = None,
-    run_dir: str | None = None,
-    tee: str = "all",
-) -> dict[str, Any]:
-    """The first line that a daemon reads: who it is, and everything that it may not find out by itself.
-
-    Args:
-        run: 8 hex digits, the run's name on every machine.
-        marker: what the daemon puts before its answers; the ``marker`` of its lifeline.
-        node: rank of the node.  ``num_nodes`` counts the nodes that may hold workers.
-        hidden: the daemon only connects the driver's machine; no worker is placed on it.
-        bind: address for the other daemons to connect to; None where there are no others.
-        ca, cert, key: PEM text; all None where ``bind`` is.
-        env: variables for the workers.
-        slots, max_slots, gpus, fake_gpus, labels: what the user wrote for the host; None means: whatever is found.
-        sync: folder here, and where its copy is there.
-        run_dir: made already, mode 0700; None means that the daemon makes its own.
-        tee: whose output is shown to the user: ``"all"``, ``"none"``, or ranks.
-    """
-    return {
-        "run": run, "protocol": PROTOCOL, "marker": marker, "node": node, "num_nodes": num_nodes, "name": name,
-        "hidden": hidden, "bind": bind, "ca": ca, "cert": cert, "key": key, "log_dir": log_dir,
-        "env": dict(env or {}), "slots": slots, "max_slots": max_slots,
-        "gpus": None if gpus is None else list(gpus), "fake_gpus": fake_gpus, "labels": list(labels),
-        "sync": None if sync is None else list(sync), "run_dir": run_dir, "tee": tee,
-    }  # fmt: skip
-
-
 async def start_nodes(
     lifelines: Sequence[Lifeline],
-    births: Sequence[Mapping[str, Any]],
+    configs: Sequence[NodeConfig],
     *,
     timeout: float | None,
     progress: Progress | None = None,
 ) -> list[dict[str, Any]]:
-    """Makes one cluster of started daemons: births out, addresses in, everyone told of everyone.
+    """Makes one cluster of started daemons: configurations out, addresses in, everyone told of everyone.
 
     Returns the list of peers that every daemon was given: ``node``, ``name``, ``address``, ``hidden``, ``labels``,
     ``facts``, the ``socket`` and ``pid`` of each daemon, which only its own machine can use, and a ``note`` for the
@@ -86,7 +39,7 @@ async def start_nodes(
     """
 
     async def up(index: int) -> dict[str, Any]:
-        await lifelines[index].send(births[index], timeout=None)
+        await lifelines[index].send(configs[index].to_json(), timeout=None)
         message = await _expect(lifelines[index], "up")
         if progress is not None:
             progress(index, "up", message)
@@ -99,17 +52,17 @@ async def start_nodes(
             progress(index, "ready", message)
 
     names = [lifeline.name for lifeline in lifelines]
-    hidden = {index for index, birth in enumerate(births) if birth["hidden"]}
+    hidden = {index for index, config in enumerate(configs) if config.hidden}
     loop = asyncio.get_running_loop()
     deadline = None if timeout is None else loop.time() + timeout
     common: Any = {"deadline": deadline, "progress": progress, "said": lambda index: lifelines[index].mutterings()}
     ups, failures = await on_all_nodes(len(names), up, doing="starting its daemon", **common)
     if failures:
         raise launch_error(names, failures, hidden)
-    known = [
-        {key: birth[key] for key in ("node", "name", "hidden", "labels")}
+    known: list[dict[str, Any]] = [
+        {"node": config.node, "name": config.name, "hidden": config.hidden, "labels": list(config.labels)}
         | {key: up[key] for key in ("address", "facts")}
-        for birth, up in zip(births, (ups[index] for index in range(len(names))), strict=True)
+        for config, up in zip(configs, (ups[index] for index in range(len(names))), strict=True)
     ]
     peers = sorted(known, key=lambda peer: peer["node"])
     _, failures = await on_all_nodes(len(names), ready, doing="connecting to the other nodes", **common)

@@ -81,7 +81,7 @@ async def test_a_lone_local_node_has_neither_address_nor_keys(stage: Stage, repo
     assert await life(stage.job(report)) == 0
     seen = stage.daemon(0)
     birth = seen["birth"]
-    assert (birth["bind"], birth["ca"], birth["cert"], birth["key"], birth["hidden"]) == (None,) * 4 + (False,)
+    assert (birth["bind"], birth["credentials"], birth["hidden"]) == (None, None, False)
     assert (birth["num_nodes"], birth["name"]) == (1, "localhost")
     assert seen["environ"]["RLINF_RUN_ID"] == birth["run"]
     assert seen["cwd"] == os.getcwd()
@@ -94,8 +94,8 @@ async def test_local_nodes_speak_over_the_loopback_with_keys_of_one_authority(st
     assert [birth["name"] for birth in births] == ["local0", "local1", "local2"]
     assert {birth["bind"] for birth in births} == {"127.0.0.1"}
     assert len({birth["run_dir"] for birth in births}) == 3
-    assert len({birth["ca"] for birth in births}) == 1
-    assert len({birth["key"] for birth in births}) == 3
+    assert len({birth["credentials"]["ca"] for birth in births}) == 1
+    assert len({birth["credentials"]["key"] for birth in births}) == 3
     for rank in range(3):
         seen = stage.daemon(rank)
         assert "PRIVATE KEY" not in json.dumps([seen["environ"], seen["argv"]])
@@ -106,7 +106,7 @@ async def test_what_the_user_says_of_a_host_reaches_its_daemon_alone(stage: Stag
     assert await life(stage.job(report, [here], tee="0,3", log_dir=Path("/logs"))) == 0
     seen = stage.daemon(0)
     birth = seen["birth"]
-    assert (birth["slots"], birth["gpus"], birth["labels"]) == (4, ["0", "2"], ["big"])
+    assert (birth["max_gpus"], birth["gpus"], birth["labels"]) == (4, ["0", "2"], ["big"])
     assert (birth["tee"], birth["log_dir"]) == ("0,3", "/logs")
     assert birth["env"]["ROBOT_IP"] == seen["environ"]["ROBOT_IP"] == "10.0.0.2"
 

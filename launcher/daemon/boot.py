@@ -1,0 +1,49 @@
+"""A node as its daemon begins: the configuration from stdin, and the folders that follow from it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rlinf_async._wire.node_config import NodeConfig
+
+from .run_logs import RunLogs
+
+
+@dataclass(frozen=True)
+class Boot:
+    """Where this node's files are, besides what the near side has decided about it."""
+
+    config: NodeConfig
+    run_dir: Path
+    logs: RunLogs
+    rest_of_stdin: bytes = field(repr=False)
+
+    @property
+    def log_dir(self) -> Path:
+        return self.logs.path
+
+    @property
+    def socket_path(self) -> Path:
+        return self.run_dir / "node.sock"
+
+    @property
+    def worker_environment(self) -> dict[str, str]:
+        """What every worker of this node inherits."""
+        environment = {**os.environ, **self.config.env, "RLINF_RUN_ID": self.config.run}
+        environment.pop("RLINF_TRACE", None)  # of this run: one that a worker starts must not write into its file
+        return environment
+
+
+def read_boot(data: bytes, make_run_dir: Callable[[str | None, str, int], Path]) -> Boot:
+    """What the first line of stdin says; ``data`` may hold more of it.
+
+    Raises:
+        VersionMismatch, TypeError: as ``NodeConfig.from_json``.
+    """
+    line, _, rest = data.partition(b"\n")
+    config = NodeConfig.from_json(line)
+    run_dir = make_run_dir(config.run_dir, config.run, config.node)
+    return Boot(config, run_dir, RunLogs(config.run, config.log_dir, run_dir / "logs"), rest)
