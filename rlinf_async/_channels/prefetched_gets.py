@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, Protocol
 
 from rlinf_async._channels.request import Get, Question
-from rlinf_async._channels.state.prefetch import IDLE, Delivery, ReadAhead
+from rlinf_async._channels.state.prefetch_window import IDLE, Delivery, ReadAhead
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import frames
 from rlinf_async._core.segment import close_fds

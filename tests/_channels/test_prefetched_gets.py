@@ -11,7 +11,7 @@ import pytest
 
 from rlinf_async._channels.remote_queue import RemoteQueue
 from rlinf_async._channels.request import Get
-from rlinf_async._channels.state import prefetch
+from rlinf_async._channels.state import prefetch_window
 from rlinf_async._core import frames
 from rlinf_async.errors import ClosedError, EndOfChannel
 from tests._support.hand_driven_channel import NUMBER, WINDOW, Daemon, K, L, Process, had, make_eager, settle
@@ -204,7 +204,7 @@ def test_who_stops_asking_gives_back_after_a_moment(
 ) -> None:
     consumer.loop.time_passes()
     assert consumer.ahead.open
-    monkeypatch.setattr(prefetch, "IDLE", -1.0)
+    monkeypatch.setattr(prefetch_window, "IDLE", -1.0)
     consumer.loop.time_passes()
     settle(daemon)
     assert not consumer.ahead.open
@@ -224,7 +224,7 @@ def test_nobody_has_what_lay_there_while_its_process_was_stopped(
     settle(daemon)
     assert (get.wait(0), get.redelivered) == (3, True)
     with monkeypatch.context() as patch:
-        patch.setattr(prefetch, "IDLE", -1.0)  # it goes on
+        patch.setattr(prefetch_window, "IDLE", -1.0)  # it goes on
         late = consumer.get()
     consumer.is_stopped = False
     settle(daemon)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from rlinf_async._channels.request import Get
-from rlinf_async._channels.state import prefetch
+from rlinf_async._channels.state import prefetch_window
 from rlinf_async._channels.state.actions import Act, Step
 from rlinf_async._channels.state.key_queue import Get as QueuedGet
 from rlinf_async._core import codec, frames
@@ -142,7 +142,7 @@ class Histories(RuleBasedStateMachine):
     @rule(who=who)
     def a_moment_passes(self, who: int) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(prefetch, "IDLE", -1.0)
+            patch.setattr(prefetch_window, "IDLE", -1.0)
             self.processes[who].loop.time_passes()
 
     @rule(who=who)
@@ -234,7 +234,7 @@ class Histories(RuleBasedStateMachine):
         lost = self.done - set(self.had)
         assert not lost, f"{lost} lost"
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(prefetch, "IDLE", -1.0)
+            patch.setattr(prefetch_window, "IDLE", -1.0)
             for process in everybody:
                 process.loop.time_passes()
         settle(self.daemon)

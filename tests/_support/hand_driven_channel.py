@@ -14,7 +14,7 @@ from rlinf_launcher.daemon.router import Router
 
 from rlinf_async._channels.remote_queue import RemoteQueue
 from rlinf_async._channels.request import Get, Put, Question
-from rlinf_async._channels.state import prefetch
+from rlinf_async._channels.state import prefetch_window
 from rlinf_async._core import codec, frames, operations
 
 NUMBER = 5
@@ -173,8 +173,8 @@ def had(daemon: Daemon, process: Process, key: bytes = K) -> Any:
 
 
 def make_eager(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(prefetch, "SOON", 1e9)
-    patch.setattr(prefetch, "IDLE", 1e9)
-    patch.setattr(prefetch, "SHY", 0.0)
-    patch.setattr(prefetch, "STREAK", 2)
-    patch.setattr(prefetch, "WINDOW", WINDOW)
+    patch.setattr(prefetch_window, "SOON", 1e9)
+    patch.setattr(prefetch_window, "IDLE", 1e9)
+    patch.setattr(prefetch_window, "SHY", 0.0)
+    patch.setattr(prefetch_window, "STREAK", 2)
+    patch.setattr(prefetch_window, "WINDOW", WINDOW)

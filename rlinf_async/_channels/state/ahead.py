@@ -9,7 +9,7 @@ key, they are called back, and what was asked is heard when their owner has said
     owner ── given back ──► queue ── their items, at their old places ─►        or forfeited, after a while
 
 Those that it does not give back are its callers' and become gets like any others.  The other side of it is
-``_channels/state/prefetch.py``.
+``_channels/state/prefetch_window.py``.
 """
 
 from __future__ import annotations

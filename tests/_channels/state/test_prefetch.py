@@ -1,137 +1,243 @@
-"""Read-ahead as the consumer's process reckons it."""
+"""Gets that are sent ahead, as the queue sees them: nobody else notices."""
 
 from __future__ import annotations
 
-from rlinf_async._channels.state.prefetch import IDLE, LARGE_WINDOW, MOST, SHY, SOON, STREAK, WINDOW, ReadAhead
+from typing import Any
 
-K = b"k"
+from rlinf_async._channels.state.actions import Act, Step
+from rlinf_async._channels.state.ahead import Call
+from rlinf_async._channels.state.queue import Queue
+
+P, A, B, C = 1, 2, 3, 4
+"""A producer, who sends gets ahead, and two others."""
+K, L = b"k", b"l"
 
 
-def ask(state: ReadAhead, count: int, *, gap: float = SOON / 2, since: float = 100.0) -> bool:
-    """A caller has so many items, one by one; whether gets may be sent ahead after the last."""
-    found = False
+def acts(steps: list[Step]) -> list[tuple[Act, Any]]:
+    """With numbers of gets and items, and what was asked in a question."""
+    return [(Act(act), getattr(what, "number", getattr(what, "what", None))) for act, what in steps]
+
+
+def given(steps: list[Step]) -> list[tuple[int, Any, bool]]:
+    return [
+        (what.consumer, item.body, item.redelivered) for act, what in steps if act == Act.DELIVER for item in what.items
+    ]
+
+
+def calls(steps: list[Step]) -> list[Call]:
+    return [what for act, what in steps if act == Act.CALL_BACK]
+
+
+def ahead(count: int, *bodies: Any) -> Queue:
+    """A has sent so many gets ahead, and then these items came."""
+    queue = Queue()
     for number in range(1, count + 1):
-        state.asked(K, number)
-        found = state.had(K, number, since + number * gap)
-    return found
+        assert queue.get(A, number, K, ahead=True) == []
+    put(queue, *bodies)
+    return queue
 
 
-def opened() -> ReadAhead:
-    state = ReadAhead()
-    assert ask(state, STREAK + 1)
-    state.sent(K, list(range(101, 101 + WINDOW)))
-    return state
+def put(queue: Queue, *bodies: Any) -> list[Step]:
+    steps: list[Step] = []
+    for body in bodies:
+        number = queue.parties[P].expected if P in queue.parties else 1
+        steps += queue.put(P, number, K, nbytes=1, body=body)
+    return steps
 
 
-NOW = 100.0 + (STREAK + 1) * SOON / 2
+def test_they_stand_in_line_and_are_leased_like_any_others() -> None:
+    queue = ahead(2)
+    assert given(put(queue, "a", "b", "c")) == [(A, "a", False), (A, "b", False)]
+    assert [item.body for item in queue.peek(K)] == ["c"]
+    queue.taken(A, [1, 2])
+    assert queue.bytes == 1
 
 
-def test_it_begins_when_a_caller_asks_again_and_again() -> None:
-    assert not ask(ReadAhead(), STREAK - 1)
-    assert ask(ReadAhead(), STREAK + 1)
-    assert not ask(ReadAhead(), 3 * STREAK, gap=2 * SOON)
+def test_the_get_of_another_is_held_until_its_turn_is_known_and_has_what_nobody_had() -> None:
+    queue = ahead(3, "a", "b", "c", "d")
+    steps = queue.get(B, 1, K)
+    assert [(call.party, call.key) for call in calls(steps)] == [(A, K)]
+    assert given(steps) == []
+    assert queue.get(C, 1, K) == []  # it has been asked already
+    queue.taken(A, [1])
+    assert given(queue.gave_back(A, K, [2, 3])) == [(B, "b", True), (C, "c", True)]
+    assert [item.body for item in queue.peek(K)] == ["d"]
 
 
-def test_who_has_several_gets_under_way_needs_none() -> None:
-    state = ReadAhead()
-    for number in range(1, 3 * STREAK):
-        state.asked(K, number + 1)
-        assert not state.had(K, number, 100.0)
+def test_those_that_callers_have_taken_keep_their_places_in_line() -> None:
+    queue = ahead(3)
+    queue.get(B, 1, K)
+    assert queue.gave_back(A, K, [2, 3]) == []
+    assert given(put(queue, "a", "b")) == [(A, "a", False), (B, "b", False)]
 
 
-def test_the_oldest_is_taken_first_whatever_has_arrived() -> None:
-    state = opened()
-    assert state.arrived(102, (b"b", [], False))
-    assert state.take(K, NOW) == (101, None)
-    assert state.take(K, NOW) == (102, (b"b", [], False))
-    assert not state.arrived(101, (b"a", [], False))  # a caller's
+def test_what_comes_between_the_call_and_its_answer_is_not_lost() -> None:
+    queue = ahead(2)
+    queue.get(B, 1, K)
+    assert given(put(queue, "a", "b", "c")) == [(A, "a", False), (A, "b", False)]
+    assert given(queue.gave_back(A, K, [1, 2])) == [(B, "a", True)]
+    assert [item.body for item in queue.peek(K)] == ["b", "c"]
 
 
-def test_it_is_topped_up_several_at_a_time() -> None:
-    state = opened()
-    wanted = []
-    for _ in range(WINDOW):
-        state.take(K, NOW)
-        wanted.append(state.wanted(K))
-    assert wanted == [0] * (WINDOW // 2 - 1) + list(range(WINDOW // 2, WINDOW + 1))
+def test_a_question_is_answered_in_truth_and_in_its_turn() -> None:
+    queue = ahead(2, "a", "b")
+    assert acts(queue.ask(B, K, "before")) == [(Act.CALL_BACK, None)]
+    assert queue.get(B, 1, K, nowait=True) == queue.ask(B, K, "after") == []
+    steps = queue.gave_back(A, K, [1, 2])
+    assert acts(steps) == [(Act.ANSWER, "before"), (Act.DELIVER, 1), (Act.ANSWER, "after")]
+    assert queue.size(K) == 1
+    assert acts(queue.ask(B, K, "at once")) == [(Act.ANSWER, "at once")]
 
 
-def test_fewer_are_ahead_where_items_have_memory_of_their_own_until_small_ones_come() -> None:
-    state = opened()
-    assert state.limit(K) == WINDOW
-    state.arrived(101, (MOST, [9], False))
-    assert state.limit(K) == LARGE_WINDOW
-    wanted = []
-    for _ in range(WINDOW):
-        state.take(K, NOW)
-        wanted.append(state.wanted(K))
-    assert wanted == [0] * (WINDOW - LARGE_WINDOW // 2 - 1) + list(range(LARGE_WINDOW // 2, LARGE_WINDOW + 1))
-    state.sent(K, [201, 202])
-    state.arrived(201, (b"small", [], False))
-    assert state.limit(K) == WINDOW
+def test_their_owner_and_other_keys_are_not_held_up() -> None:
+    queue = ahead(1, "a")
+    assert acts(queue.ask(A, K, "mine")) == [(Act.ANSWER, "mine")]
+    assert acts(queue.ask(B, L, "another")) == [(Act.ANSWER, "another")]
+    assert queue.get(B, 1, L) == []
 
 
-def test_what_a_caller_has_asked_for_itself_tells_how_large_they_are() -> None:
-    state = ReadAhead()
-    ask(state, STREAK - 2)
-    state.large(K, MOST)
-    assert ask(state, STREAK + 1)
-    assert state.limit(K) == LARGE_WINDOW
-    state.large(K, MOST + 1)
-    assert state.wanted(K) == 0
+def test_a_get_that_may_not_wait_is_refused_when_the_truth_is_known() -> None:
+    queue = ahead(2)
+    assert calls(queue.get(B, 1, K, nowait=True))
+    assert acts(queue.gave_back(A, K, [1, 2])) == [(Act.EMPTY, 1)]
+    assert queue.used == []
 
 
-def test_slow_callers_and_very_large_items_let_it_run_dry() -> None:
-    state = opened()
-    state.arrived(101, (MOST + 1, [9], False))
-    for _ in range(WINDOW):
-        state.take(K, NOW)
-    assert state.wanted(K) == 0
-    state = opened()
-    for number in range(WINDOW):
-        state.take(K, NOW + number * 2 * SOON)
-    assert state.wanted(K) == 0
-    assert not state.open
+def test_what_is_held_can_be_given_up() -> None:
+    queue = ahead(1, "a")
+    queue.get(B, 1, K)
+    queue.get(C, 1, K)
+    assert queue.cancel(B, 1) == []
+    assert given(queue.gave_back(A, K, [1])) == [(C, "a", True)]
+    queue = ahead(1, "a")
+    queue.get(B, 1, K)
+    assert queue.drop(B) == queue.gave_back(A, K, [1]) == []
+    assert queue.size(K) == 1
 
 
-def test_everything_that_no_caller_has_taken_goes_back() -> None:
-    state = opened()
-    state.arrived(101, (b"a", [], False))
-    state.arrived(102, (b"b", [], False))
-    state.take(K, NOW)
-    assert state.give_back(K) == (list(range(102, 101 + WINDOW)), [(b"b", [], False)])
-    assert state.take(K, NOW) is None
-    assert not state.arrived(103, (b"c", [], False))
-    assert state.give_back(K) == ([], [])
+def test_gets_ahead_that_are_held_themselves_can_be_given_back_and_die_with_their_party() -> None:
+    queue = ahead(1, "a")
+    assert calls(queue.get(B, 1, K, ahead=True))
+    queue.get(B, 2, K, ahead=True)
+    assert queue.gave_back(B, K, [1, 2]) == []
+    queue.get(B, 3, K, ahead=True)
+    queue.get(C, 1, K)
+    assert queue.drop(B) == []
+    assert given(queue.gave_back(A, K, [1])) == [(C, "a", True)]
 
 
-def test_nobody_takes_what_has_lain_there_for_long() -> None:
-    state = opened()
-    assert not state.is_stale(K, NOW + IDLE)
-    assert state.is_stale(K, NOW + 2 * IDLE)
-    assert state.stale(NOW + 2 * IDLE) == [K]
+def test_a_call_that_nobody_waits_for_any_more_does_not_keep_later_ones_from_being_made() -> None:
+    queue = ahead(1)
+    queue.get(B, 1, K)
+    queue.cancel(B, 1)
+    queue.gave_back(A, K, [1])
+    queue.get(A, 2, K, ahead=True)
+    assert calls(queue.get(B, 2, K))
 
 
-def test_after_a_call_there_is_none_for_a_while() -> None:
-    state = opened()
-    state.be_shy(K, NOW)
-    state.give_back(K)
-    assert not ask(state, STREAK + 1, since=NOW)
-    assert ask(state, STREAK + 1, since=NOW + SHY)
+def test_when_all_have_been_taken_nobody_is_waited_for() -> None:
+    queue = ahead(1, "a", "b")
+    queue.get(B, 1, K)
+    assert given(queue.taken(A, [1])) == [(B, "b", False)]
 
 
-def test_what_has_ended_is_not_taken() -> None:
-    state = opened()
-    for number in range(102, 101 + WINDOW):
-        assert state.ended(number)
-    assert not state.ended(1)
-    assert state.take(K, NOW) == (101, None)
-    assert not state.open
+def test_the_death_of_their_owner_gives_them_back_flagged() -> None:
+    queue = ahead(3, "a", "b")
+    queue.get(B, 1, K)
+    queue.get(B, 2, K)
+    queue.get(B, 3, K)
+    assert given(queue.drop(A)) == [(B, "a", True), (B, "b", True)]
+    assert given(put(queue, "c")) == [(B, "c", False)]
 
 
-def test_keys_that_come_and_go_leave_nothing() -> None:
-    state = opened()
-    for number in range(1000):
-        state.had(b"%d" % number, number, 100.0)
-    assert len(state._windows) <= 64
-    assert state.take(K, NOW) == (101, None)
+def test_what_is_given_back_before_it_came_never_happens() -> None:
+    queue = ahead(1)
+    queue.gave_back(A, K, [1, 2, 3])
+    assert queue.get(A, 3, K, ahead=True) == queue.get(A, 2, K, ahead=True) == []
+    assert queue.used == []
+
+
+def test_two_who_send_ahead_do_so_one_after_the_other() -> None:
+    queue = ahead(1)
+    (call,) = calls(queue.get(B, 1, K, ahead=True))
+    assert queue.get(C, 1, K) == []
+    assert call.party == A
+    (call,) = calls(queue.gave_back(A, K, [1]))  # C comes after B
+    assert call.party == B
+    assert given(put(queue, "a")) == [(B, "a", False)]
+    assert given(queue.gave_back(B, K, [1])) == [(C, "a", True)]
+
+
+# -- who does not answer ----------------------------------------------------------------------------------------------
+
+
+def test_after_a_while_it_is_not_waited_for_and_what_it_has_is_redelivered() -> None:
+    queue = ahead(3, "a", "b")
+    (call,) = calls(queue.get(B, 1, K))
+    assert given(queue.forfeit_ahead(call)) == [(B, "a", True)]
+    queue.taken(A, [1])  # too late
+    assert given(queue.get(C, 1, K)) == [(C, "b", True)]
+    assert queue.forfeit_ahead(call) == []
+    assert given(put(queue, "c")) == []  # the third get has been forfeited
+    queue.taken(B, [1])
+    queue.taken(C, [1])
+    assert queue.bytes == 1
+
+
+def test_a_caller_that_waited_waits_anew_when_its_process_answers() -> None:
+    queue = ahead(2)
+    (call,) = calls(queue.get(B, 1, K))
+    queue.forfeit_ahead(call)
+    assert given(put(queue, "a", "b")) == [(B, "a", False)]
+    assert given(queue.gave_back(A, K, [2])) == [(A, "b", False)]
+    assert not queue.parties[A].asleep
+
+
+def test_what_its_process_asks_before_it_has_answered_waits_behind_it() -> None:
+    queue = ahead(2)
+    (call,) = calls(queue.get(B, 1, K))
+    queue.forfeit_ahead(call)
+    assert queue.get(A, 3, K) == queue.get(A, 4, L) == []
+    queue.cancel(A, 4)
+    assert given(put(queue, "a", "b", "c", "d")) == [(B, "a", False)]
+    assert given(queue.gave_back(A, K, [])) == [(A, "b", False), (A, "c", False), (A, "d", False)]
+    assert list(queue.parties[A].gets) == [1, 2, 3]
+
+
+def test_a_caller_that_has_given_up_meanwhile_waits_no_more() -> None:
+    def give_back(queue: Queue) -> list[Step]:
+        return queue.gave_back(A, K, [1])
+
+    for late in (lambda queue: queue.cancel(A, 1), give_back, lambda queue: queue.drop(A)):
+        queue = ahead(1)
+        (call,) = calls(queue.get(B, 1, K, nowait=True))
+        assert acts(queue.forfeit_ahead(call)) == [(Act.EMPTY, 1)]
+        assert late(queue) == queue.gave_back(A, K, []) == []
+        assert queue.used == []
+
+
+def test_a_call_that_was_answered_forfeits_nothing_later() -> None:
+    queue = ahead(1, "a")
+    (call,) = calls(queue.ask(B, K, "size"))
+    queue.gave_back(A, K, [1])
+    queue.get(A, 2, K, ahead=True)
+    assert queue.forfeit_ahead(call) == []
+    assert calls(queue.ask(B, K, "again"))[0].turn != call.turn
+
+
+# -- the end ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_end_comes_to_all() -> None:
+    queue = ahead(3, "a")
+    assert acts(queue.close()) == [(Act.ENDED, 2), (Act.ENDED, 3)]
+    assert calls(queue.get(B, 1, K))
+    assert acts(queue.taken(A, [1])) == [(Act.ENDED, 1)]
+    assert queue.finished
+
+
+def test_at_the_end_another_still_gets_what_was_not_wanted() -> None:
+    queue = ahead(2, "a")
+    queue.get(B, 1, K)
+    queue.close()
+    assert given(queue.gave_back(A, K, [1, 2])) == [(B, "a", True)]

@@ -1,0 +1,137 @@
+"""Read-ahead as the consumer's process reckons it."""
+
+from __future__ import annotations
+
+from rlinf_async._channels.state.prefetch_window import IDLE, LARGE_WINDOW, MOST, SHY, SOON, STREAK, WINDOW, ReadAhead
+
+K = b"k"
+
+
+def ask(state: ReadAhead, count: int, *, gap: float = SOON / 2, since: float = 100.0) -> bool:
+    """A caller has so many items, one by one; whether gets may be sent ahead after the last."""
+    found = False
+    for number in range(1, count + 1):
+        state.asked(K, number)
+        found = state.had(K, number, since + number * gap)
+    return found
+
+
+def opened() -> ReadAhead:
+    state = ReadAhead()
+    assert ask(state, STREAK + 1)
+    state.sent(K, list(range(101, 101 + WINDOW)))
+    return state
+
+
+NOW = 100.0 + (STREAK + 1) * SOON / 2
+
+
+def test_it_begins_when_a_caller_asks_again_and_again() -> None:
+    assert not ask(ReadAhead(), STREAK - 1)
+    assert ask(ReadAhead(), STREAK + 1)
+    assert not ask(ReadAhead(), 3 * STREAK, gap=2 * SOON)
+
+
+def test_who_has_several_gets_under_way_needs_none() -> None:
+    state = ReadAhead()
+    for number in range(1, 3 * STREAK):
+        state.asked(K, number + 1)
+        assert not state.had(K, number, 100.0)
+
+
+def test_the_oldest_is_taken_first_whatever_has_arrived() -> None:
+    state = opened()
+    assert state.arrived(102, (b"b", [], False))
+    assert state.take(K, NOW) == (101, None)
+    assert state.take(K, NOW) == (102, (b"b", [], False))
+    assert not state.arrived(101, (b"a", [], False))  # a caller's
+
+
+def test_it_is_topped_up_several_at_a_time() -> None:
+    state = opened()
+    wanted = []
+    for _ in range(WINDOW):
+        state.take(K, NOW)
+        wanted.append(state.wanted(K))
+    assert wanted == [0] * (WINDOW // 2 - 1) + list(range(WINDOW // 2, WINDOW + 1))
+
+
+def test_fewer_are_ahead_where_items_have_memory_of_their_own_until_small_ones_come() -> None:
+    state = opened()
+    assert state.limit(K) == WINDOW
+    state.arrived(101, (MOST, [9], False))
+    assert state.limit(K) == LARGE_WINDOW
+    wanted = []
+    for _ in range(WINDOW):
+        state.take(K, NOW)
+        wanted.append(state.wanted(K))
+    assert wanted == [0] * (WINDOW - LARGE_WINDOW // 2 - 1) + list(range(LARGE_WINDOW // 2, LARGE_WINDOW + 1))
+    state.sent(K, [201, 202])
+    state.arrived(201, (b"small", [], False))
+    assert state.limit(K) == WINDOW
+
+
+def test_what_a_caller_has_asked_for_itself_tells_how_large_they_are() -> None:
+    state = ReadAhead()
+    ask(state, STREAK - 2)
+    state.large(K, MOST)
+    assert ask(state, STREAK + 1)
+    assert state.limit(K) == LARGE_WINDOW
+    state.large(K, MOST + 1)
+    assert state.wanted(K) == 0
+
+
+def test_slow_callers_and_very_large_items_let_it_run_dry() -> None:
+    state = opened()
+    state.arrived(101, (MOST + 1, [9], False))
+    for _ in range(WINDOW):
+        state.take(K, NOW)
+    assert state.wanted(K) == 0
+    state = opened()
+    for number in range(WINDOW):
+        state.take(K, NOW + number * 2 * SOON)
+    assert state.wanted(K) == 0
+    assert not state.open
+
+
+def test_everything_that_no_caller_has_taken_goes_back() -> None:
+    state = opened()
+    state.arrived(101, (b"a", [], False))
+    state.arrived(102, (b"b", [], False))
+    state.take(K, NOW)
+    assert state.give_back(K) == (list(range(102, 101 + WINDOW)), [(b"b", [], False)])
+    assert state.take(K, NOW) is None
+    assert not state.arrived(103, (b"c", [], False))
+    assert state.give_back(K) == ([], [])
+
+
+def test_nobody_takes_what_has_lain_there_for_long() -> None:
+    state = opened()
+    assert not state.is_stale(K, NOW + IDLE)
+    assert state.is_stale(K, NOW + 2 * IDLE)
+    assert state.stale(NOW + 2 * IDLE) == [K]
+
+
+def test_after_a_call_there_is_none_for_a_while() -> None:
+    state = opened()
+    state.be_shy(K, NOW)
+    state.give_back(K)
+    assert not ask(state, STREAK + 1, since=NOW)
+    assert ask(state, STREAK + 1, since=NOW + SHY)
+
+
+def test_what_has_ended_is_not_taken() -> None:
+    state = opened()
+    for number in range(102, 101 + WINDOW):
+        assert state.ended(number)
+    assert not state.ended(1)
+    assert state.take(K, NOW) == (101, None)
+    assert not state.open
+
+
+def test_keys_that_come_and_go_leave_nothing() -> None:
+    state = opened()
+    for number in range(1000):
+        state.had(b"%d" % number, number, 100.0)
+    assert len(state._windows) <= 64
+    assert state.take(K, NOW) == (101, None)
