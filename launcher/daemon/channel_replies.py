@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Final
 
-from rlinf_async._channels.state.key_queue import Get, Item
+from rlinf_async._channels.state.queue_client import Get, Item
 from rlinf_async._core import frames
 from rlinf_async._core.segment import close_fds
 

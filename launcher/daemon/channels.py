@@ -21,10 +21,10 @@ from functools import partial
 from typing import Any, Final, NoReturn
 
 from rlinf_async._channels.state.actions import ACCEPTED, DELIVER, Act, Step
-from rlinf_async._channels.state.ahead import Call
 from rlinf_async._channels.state.credit import OVERHEAD, Recall, cost
-from rlinf_async._channels.state.key_queue import Item, Question
+from rlinf_async._channels.state.prefetch import CallBack, Question
 from rlinf_async._channels.state.queue import Queue
+from rlinf_async._channels.state.queue_client import Item
 from rlinf_async._channels.state.refusals import refusal
 from rlinf_async._core import frames, operations
 from rlinf_async._core.segment import close_fds
@@ -127,7 +127,7 @@ class Channels:
         if target is None:
             steps = hosted.queue.get(source, number, key)
         elif target == frames.AHEAD:
-            steps = hosted.queue.get(source, number, key, ahead=True)
+            steps = hosted.queue.get(source, number, key, prefetched=True)
         else:
             try:
                 weight, nowait = frames.wanted(target)
@@ -170,15 +170,14 @@ class Channels:
             _numbers([amount])
             self._follow(hosted, queue.returned(source, amount, answers=answers))
         elif what == "cancel":
-            for number in _numbers(facts):
-                self._follow(hosted, queue.cancel(source, number))
+            self._follow(hosted, queue.cancel(source, *_numbers(facts)))
         elif what == "gave_back":
             key, numbers = facts
-            self._follow(hosted, queue.gave_back(source, _key(key), _numbers(numbers)))
+            self._follow(hosted, hosted.prefetch.gave_back(source, _key(key), _numbers(numbers)))
         elif what in ("size", "peek"):
             question, key = facts
             _numbers([question]), _key(key)
-            self._follow(hosted, queue.ask(source, key, (what, question)))
+            self._follow(hosted, hosted.prefetch.ask(source, key, (what, question)))
 
     def _answer(self, hosted: HostedChannel, asked: Question) -> None:
         queue, source, key = hosted.queue, asked.consumer, asked.key
@@ -239,17 +238,17 @@ class Channels:
                     self._teller.say(what.consumer, hosted.number, "failed", [what.number, *text])
                     steps += hosted.queue.cancel(what.consumer, what.number)  # they follow when these are through
             elif act == Act.GRANT:
-                self._teller.news(hosted, what.party).credit += what.amount
+                self._teller.news(hosted, what.client).credit += what.amount
             elif act == Act.RECALL:
-                self._teller.tell(hosted, what.party)  # first, what it was granted
-                self._teller.say(what.party, hosted.number, "recall", None)
+                self._teller.tell(hosted, what.client)  # first, what it was granted
+                self._teller.say(what.client, hosted.number, "recall", None)
                 self._loop.call_later(PATIENCE, self._forfeit, hosted, what)
             elif act == Act.ANSWER:
                 self._answer(hosted, what)
             elif act == Act.CALL_BACK:
-                self._teller.tell(hosted, what.party)
-                self._teller.say(what.party, hosted.number, "call_back", what.key)
-                self._loop.call_later(PATIENCE, self._forfeit_ahead, hosted, what)
+                self._teller.tell(hosted, what.client)
+                self._teller.say(what.client, hosted.number, "call_back", what.key)
+                self._loop.call_later(PATIENCE, self._forfeit_prefetched, hosted, what)
             elif act == Act.LOST:
                 self._teller.say(what.producer, hosted.number, "lost", 1)
             elif act == Act.PARKED:
@@ -258,7 +257,7 @@ class Channels:
                 self._teller.say(what.producer, hosted.number, "pull", [what.number])
             else:
                 who = what.producer if type(what) is Item else what.consumer
-                error = refusal(act, what, hosted.name, hosted.queue.max_bytes)
+                error = refusal(act, what, hosted.name, hosted.queue.budget.max_bytes)
                 self._teller.say(who, hosted.number, "failed", [what.number, *error])
         if hosted.queue.closed:
             self._answer_closers(hosted)
@@ -269,9 +268,9 @@ class Channels:
         if hosted.number in self._hosted:
             self._follow(hosted, hosted.queue.forfeit(recall))
 
-    def _forfeit_ahead(self, hosted: HostedChannel, call: Call) -> None:
+    def _forfeit_prefetched(self, hosted: HostedChannel, call: CallBack) -> None:
         if hosted.number in self._hosted:
-            self._follow(hosted, hosted.queue.forfeit_ahead(call))
+            self._follow(hosted, hosted.prefetch.forfeit(call))
 
     def _answer_closers(self, hosted: HostedChannel) -> None:
         closers, hosted.closers = hosted.closers, []
@@ -333,7 +332,7 @@ class Channels:
         """Everybody for whom something is kept here."""
         known: set[int] = set()
         for hosted in self._hosted.values():
-            known |= {hosted.owner, *hosted.queue.parties}
+            known |= {hosted.owner, *hosted.queue.clients}
         return known
 
     def _end(self, hosted: HostedChannel, why: str) -> None:
@@ -341,8 +340,8 @@ class Channels:
             return
         self._teller.tell_all()
         self._answer_closers(hosted)
-        for party in hosted.queue.parties:
-            self._teller.say(party, hosted.number, "gone", why)
+        for client in hosted.queue.clients:
+            self._teller.say(client, hosted.number, "gone", why)
         self._router.ask_daemon(0, operations.QueueEnded(hosted.number))
 
     def describe(self, number: int, key: bytes) -> str:
@@ -352,7 +351,7 @@ class Channels:
             return "not there"
         queue = hosted.queue
         items, (puts, gets) = queue.size(key), queue.waiting(key)
-        used = len(queue.parties)
+        used = len(queue.clients)
         return (
             f"{items} item{'s' * (items != 1)} under this key, {puts} put{'s' * (puts != 1)} and {gets} "
             f"get{'s' * (gets != 1)} wait; {used} process{'es' * (used != 1)} use{'s' * (used == 1)} the channel"
@@ -365,9 +364,9 @@ class Channels:
             found[f"{hosted.name} (number {hosted.number})" if hosted.name in found else hosted.name] = {
                 "number": hosted.number,
                 "keys": len(hosted.queue.used),
-                "bytes": hosted.queue.bytes,
-                "waiting_bytes": hosted.queue.waiting_bytes,
-                "parties": len(hosted.queue.parties),
+                "bytes": hosted.queue.budget.used,
+                "waiting_bytes": hosted.queue.budget.buffered,
+                "parties": len(hosted.queue.clients),
             }
         return found
 

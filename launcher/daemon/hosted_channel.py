@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from rlinf_async._channels.state.prefetch import Prefetch
 from rlinf_async._channels.state.queue import Queue
 
 
@@ -23,15 +24,16 @@ class Segment:
 class HostedChannel:
     """A channel's queue on this node."""
 
-    __slots__ = ("closers", "is_listed", "name", "news", "number", "owner", "queue")
+    __slots__ = ("closers", "is_listed", "name", "news", "number", "owner", "prefetch", "queue")
 
     def __init__(self, number: int, name: str, owner: int, queue: Queue) -> None:
         self.number = number
         self.name = name
         self.owner = owner
         self.queue = queue
+        self.prefetch = Prefetch(queue)
         self.news: dict[int, News] = {}
-        """By party, what it has not been told yet."""
+        """By client, what it has not been told yet."""
         self.is_listed = False
         """It is among those that have news."""
         self.closers: list[tuple[int, int]] = []

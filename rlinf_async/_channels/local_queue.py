@@ -19,7 +19,7 @@ from rlinf_async._core import process
 from rlinf_async._core.frames import NOWAIT, wanted
 
 _ME: Final = 1
-"""The one party of such a queue."""
+"""The one client of such a queue."""
 
 
 class LocalQueue:
@@ -32,7 +32,7 @@ class LocalQueue:
         self.token = token
         self.name = name
         self.max_bytes = max_bytes
-        self._queue = Queue(maxsize, max_bytes, slack=sys.maxsize)
+        self._queue = Queue(maxsize, max_bytes, max_buffered=sys.maxsize)
         self._numbers = itertools.count(1)
         self._wishes: dict[int, QueueRequest[Any]] = {}
         self._lock = threading.RLock()
@@ -135,7 +135,7 @@ class LocalQueue:
                 for item in what.items:
                     wish.deliver(item.body, [], item is not what.items[-1], item.redelivered)
             else:
-                wish.turn_down(error_of(*refusal(act, what, self.name, self._queue.max_bytes)))
+                wish.turn_down(error_of(*refusal(act, what, self.name, self.max_bytes)))
         if self._given_back:
             numbers = list(self._given_back)
             self._given_back.clear()

@@ -88,7 +88,7 @@ class Histories(RuleBasedStateMachine):
         process.says()
         process.closed = ClosedError("dead")
         taken = set(process.queue._company.taken)
-        party = self.queue.parties.get(process.endpoint)
+        party = self.queue.clients.get(process.endpoint)
         if party is not None:
             gets = [get for number, get in party.gets.items() if number in taken]
             self.had_by_the_dead |= {codec.decode(item.body) for get in gets for item in get.items}

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from rlinf_async._channels.request import Get
 from rlinf_async._channels.state import prefetch_window
 from rlinf_async._channels.state.actions import Act, Step
-from rlinf_async._channels.state.key_queue import Get as QueuedGet
+from rlinf_async._channels.state.queue_client import Get as QueuedGet
 from rlinf_async._core import codec, frames
 from rlinf_async.errors import ClosedError
 from tests._support.hand_driven_channel import Daemon, K, L, Process, make_eager, settle
@@ -54,10 +54,10 @@ class Histories(RuleBasedStateMachine):
         """Places of the items that lie in a window, and nobody knows of."""
         found = []
         for process in self.processes:
-            party = self.daemon.queue.parties.get(process.endpoint)
+            client = self.daemon.queue.clients.get(process.endpoint)
             window = process.ahead.open.get(key)
-            if party is not None and window is not None and process.endpoint != but:
-                gets = [party.gets.get(number) for number in window.numbers]
+            if client is not None and window is not None and process.endpoint != but:
+                gets = [client.gets.get(number) for number in window.numbers]
                 found += [item.place for get in gets if get is not None and get.delivered for item in get.items]
         return found
 
@@ -66,7 +66,7 @@ class Histories(RuleBasedStateMachine):
             return
         if act in (Act.ANSWER, Act.EMPTY):
             assert not self.hidden(what.key, 0), "an answer that is not the truth"
-        elif act == Act.DELIVER and isinstance(what, QueuedGet) and not what.ahead:
+        elif act == Act.DELIVER and isinstance(what, QueuedGet) and not what.prefetched:
             lowest = min(self.hidden(what.key, what.consumer), default=1 << 60)
             assert what.items[0].place < lowest, "somebody got past what another hides"
 
@@ -151,9 +151,9 @@ class Histories(RuleBasedStateMachine):
         process.says()  # the kernel has it
         process.closed = ClosedError("dead")
         taken = set(process.queue._company.taken)
-        party = self.daemon.queue.parties.get(process.endpoint)
-        if party is not None:
-            for number, get in party.gets.items():
+        client = self.daemon.queue.clients.get(process.endpoint)
+        if client is not None:
+            for number, get in client.gets.items():
                 if number in taken:
                     self.had_by_the_dead |= {self.identity(item) for item in get.items}
         self.daemon.gone.add(process.endpoint)
@@ -197,7 +197,7 @@ class Histories(RuleBasedStateMachine):
     @rule(sure=st.integers(0, 3))
     def patience_is_at_an_end(self, sure: int) -> None:
         if sure == 0:
-            self.has_forfeited |= any(lane.turn for lane in self.daemon.queue._lanes.values())
+            self.has_forfeited |= any(hold.turn for hold in self.daemon.prefetch._holds.values())
             self.daemon.loop.time_passes()
 
     def teardown(self) -> None:
@@ -239,7 +239,7 @@ class Histories(RuleBasedStateMachine):
                 process.loop.time_passes()
         settle(self.daemon)
         assert self.daemon.queue.used == [], "something is kept for nobody"
-        assert not any(party.gets or party.asleep for party in self.daemon.queue.parties.values())
+        assert not any(client.gets for client in self.daemon.queue.clients.values())
 
 
 Histories.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None, derandomize=True)

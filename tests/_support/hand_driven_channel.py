@@ -147,6 +147,7 @@ class Daemon:
         with pytest.raises(StopIteration):
             hosting.send(None)
         self.queue = self.channels._hosted[NUMBER].queue
+        self.prefetch = self.channels._hosted[NUMBER].prefetch
 
     def close(self, *, discard: bool = False) -> None:
         with pytest.raises(StopIteration):

@@ -19,12 +19,12 @@ class Act(IntEnum):
     CLOSED = 7  # an item: the queue is closed
     TOO_LARGE = 8  # an item: it has more bytes than all items together may have
     TOO_HEAVY = 9  # a batch: the next item alone weighs more than its target
-    CRAMPED = 10  # a batch: what it has gathered leaves no room for the rest of it
-    GRANT = 11  # a grant: its party may put so many bytes more without an answer
-    RECALL = 12  # a recall: its party shall return what it was granted, or it is forfeited after a while
+    OUT_OF_BYTES = 10  # a batch: what it has gathered leaves no room for the rest of it
+    GRANT = 11  # a grant: its client may put so many bytes more without an answer
+    RECALL = 12  # a recall: its client shall return what it was granted, or it is forfeited after a while
     LOST = 13  # an item that was paid for with what had been forfeited, when the queue was closed already
     ANSWER = 14  # a question: what is queued now is the answer
-    CALL_BACK = 15  # a call: its party shall give back what it has sent ahead, or it is forfeited after a while
+    CALL_BACK = 15  # a call: its client shall give back what it has prefetched, or it is forfeited after a while
 
 
 # As plain numbers: this is where every item passes.

@@ -71,30 +71,28 @@ class CreditBalance:
 
 @dataclass(frozen=True)
 class Grant:
-    """So many bytes more for a party."""
+    """So many bytes more for a client."""
 
-    party: int
+    client: int
     amount: int
 
 
 @dataclass(frozen=True)
 class Recall:
-    """A party shall return what it has; ``turn`` tells one recall from the next."""
+    """A client shall return what it has; ``turn`` tells one recall from the next."""
 
-    party: int
+    client: int
     turn: int
 
 
+@dataclass(slots=True)
 class _Account:
-    __slots__ = ("answered", "forfeited", "outstanding", "recalled", "turn")
-
-    def __init__(self) -> None:
-        self.outstanding = 0
-        self.forfeited = 0
-        """Bytes that it may yet use without having them any more."""
-        self.recalled = False
-        self.answered = False
-        self.turn = 0
+    outstanding: int = 0
+    forfeited: int = 0
+    """Bytes that it may yet use without having them any more."""
+    recalled: bool = False
+    answered: bool = False
+    turn: int = 0
 
     def settle(self) -> None:
         """A recall is over when it has been answered, and what was under way has come in."""
@@ -107,7 +105,7 @@ class Ledger:
 
     Args:
         max_bytes: of the queue.
-        lends_to: whether a party may have credit; None where nobody may.
+        lends_to: whether a client may have credit; None where nobody may.
     """
 
     def __init__(self, max_bytes: int, lends_to: Callable[[int], bool] | None = None) -> None:
@@ -127,19 +125,19 @@ class Ledger:
 
     def holders(self) -> list[int]:
         """Who may have sent something that has not come in."""
-        return [party for party, account in self._accounts.items() if account.outstanding or account.forfeited]
+        return [client for client, account in self._accounts.items() if account.outstanding or account.forfeited]
 
-    def lend(self, party: int, held: int) -> int:
-        """Bytes that a party is granted, once half of its window is used up; 0 where there are not enough.
+    def lend(self, client: int, held: int) -> int:
+        """Bytes that a client is granted, once half of its window is used up; 0 where there are not enough.
 
         Args:
             held: bytes of the queue's items, and of those that wait for room.
         """
-        account = self._accounts.get(party)
+        account = self._accounts.get(client)
         if account is None:
-            if not self.window or self._lends_to is None or not self._lends_to(party):
+            if not self.window or self._lends_to is None or not self._lends_to(client):
                 return 0
-            account = self._accounts[party] = _Account()
+            account = self._accounts[client] = _Account()
         amount = self.window - account.outstanding
         if account.recalled or amount * 2 < self.window:
             return 0
@@ -148,16 +146,16 @@ class Ledger:
             return 0
         account.outstanding += amount
         self.outstanding = outstanding
-        self._idle[party] = account
+        self._idle[client] = account
         return amount
 
-    def spend(self, party: int, amount: int) -> bool:
+    def spend(self, client: int, amount: int) -> bool:
         """An item has come that was paid for; False if its room had been forfeited.
 
         Raises:
-            ValueError: the party never had so much.
+            ValueError: the client never had so much.
         """
-        account = self._accounts.get(party)
+        account = self._accounts.get(client)
         if account is not None and amount <= account.outstanding:
             account.outstanding -= amount
             self.outstanding -= amount
@@ -166,15 +164,15 @@ class Ledger:
         if account is not None and amount <= account.forfeited:
             account.forfeited -= amount
             return False
-        raise ValueError(f"party {party} pays {amount} bytes of credit that it does not have")
+        raise ValueError(f"client {client} pays {amount} bytes of credit that it does not have")
 
-    def returned(self, party: int, amount: int, *, answers: bool) -> None:
-        """A party has so much that it will not use.
+    def returned(self, client: int, amount: int, *, answers: bool) -> None:
+        """A client has so much that it will not use.
 
         Args:
             answers: it is all that it has, and was asked for.
         """
-        account = self._accounts.get(party)
+        account = self._accounts.get(client)
         if account is None:
             return
         back = min(amount, account.outstanding)
@@ -190,21 +188,21 @@ class Ledger:
         if not self._idle:
             return []
         idle, self._idle = self._idle, {}
-        return [self._recall(party, account) for party, account in idle.items() if account.outstanding]
+        return [self._recall(client, account) for client, account in idle.items() if account.outstanding]
 
     def recall_all(self) -> list[Recall]:
         """Asks everybody, those too who have been asked and were not heard of."""
         self._idle.clear()
-        return [self._recall(party, account) for party, account in self._accounts.items() if account.outstanding]
+        return [self._recall(client, account) for client, account in self._accounts.items() if account.outstanding]
 
-    def _recall(self, party: int, account: _Account) -> Recall:
+    def _recall(self, client: int, account: _Account) -> Recall:
         account.recalled, account.answered = True, False
         account.turn += 1
-        return Recall(party, account.turn)
+        return Recall(client, account.turn)
 
     def forfeit(self, recall: Recall) -> bool:
-        """What was recalled and has not come back is lost to the party; False if all had come back."""
-        account = self._accounts.get(recall.party)
+        """What was recalled and has not come back is lost to the client; False if all had come back."""
+        account = self._accounts.get(recall.client)
         if account is None or not account.recalled or account.turn != recall.turn or not account.outstanding:
             return False
         self.outstanding -= account.outstanding
@@ -213,9 +211,9 @@ class Ledger:
         account.settle()
         return True
 
-    def drop(self, party: int) -> None:
+    def drop(self, client: int) -> None:
         """It is dead."""
-        account = self._accounts.pop(party, None)
-        self._idle.pop(party, None)
+        account = self._accounts.pop(client, None)
+        self._idle.pop(client, None)
         if account is not None:
             self.outstanding -= account.outstanding

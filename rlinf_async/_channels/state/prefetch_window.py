@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 Delivery = tuple[Any, list[int], bool]
@@ -39,6 +40,7 @@ _MOST_KEYS: Final = 64
 """That are kept in mind."""
 
 
+@dataclass(slots=True)
 class Window:
     """Of one key.
 
@@ -52,16 +54,13 @@ class Window:
         shy_until: seconds of the monotonic clock, as all.
     """
 
-    __slots__ = ("arrived", "asked_at", "latest", "limit", "numbers", "shy_until", "streak")
-
-    def __init__(self) -> None:
-        self.numbers: deque[int] = deque()
-        self.arrived: dict[int, Delivery] = {}
-        self.streak = 0
-        self.asked_at = 0.0
-        self.latest = 0
-        self.limit = WINDOW
-        self.shy_until = 0.0
+    numbers: deque[int] = field(default_factory=deque)
+    arrived: dict[int, Delivery] = field(default_factory=dict)
+    streak: int = 0
+    asked_at: float = 0.0
+    latest: int = 0
+    limit: int = field(default_factory=lambda: WINDOW)
+    shy_until: float = 0.0
 
 
 class ReadAhead:

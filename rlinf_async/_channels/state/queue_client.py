@@ -1,25 +1,87 @@
-"""One process that uses a channel's queue."""
+"""One client of a channel's queue: the items that it puts and the gets that it sends."""
 
 from __future__ import annotations
 
-from rlinf_async._channels.state.key_queue import Get, Item
+from dataclasses import dataclass, field
+from typing import Any
 
 
+@dataclass(slots=True, eq=False)
+class Item:
+    """Something that was put.
+
+    Attributes:
+        producer, number: the client that put it, and the number of that put among its requests.
+        weight: counted by batches only.
+        nbytes: its size, as it counts against ``max_bytes``.
+        body: what it carries; None while that is still with its producer.
+        place: its position in the queue, for good: an item that comes back goes there.
+        redelivered: some consumer has been handed it before, and gave it back or died.
+        pulled: it has been promised room, and its body is on its way.
+        paid: bytes of credit that its producer has paid for it with; then it is in, whatever becomes of the producer.
+    """
+
+    producer: int
+    number: int
+    key: bytes
+    weight: int
+    nbytes: int
+    body: Any
+    nowait: bool
+    paid: int = 0
+    place: int = -1
+    redelivered: bool = False
+    pulled: bool = False
+
+    def __repr__(self) -> str:
+        return f"<Item {self.producer}:{self.number} at {self.place} [{self.nbytes} bytes]>"
+
+    def __lt__(self, other: Item) -> bool:
+        return self.place < other.place
+
+
+@dataclass(slots=True, eq=False)
+class Get:
+    """A request for an item, or for a batch of them.
+
+    Attributes:
+        target: the weight of the batch; None where one item is wanted.
+        items: what it has; of a batch that waits, what it has so far.
+        weight: of its items.
+        delivered: it has been answered, and its consumer has not taken the items yet.
+        prefetched: no caller of its consumer has asked for it yet, as far as is known here.
+        gated: the queue's gate is told when it ends.
+    """
+
+    consumer: int
+    number: int
+    key: bytes
+    target: int | None
+    nowait: bool
+    prefetched: bool = False
+    items: list[Item] = field(default_factory=list)
+    weight: int = 0
+    delivered: bool = False
+    gated: bool = False
+
+    def __repr__(self) -> str:
+        return f"<Get {self.consumer}:{self.number} [{len(self.items)} items]>"
+
+
+@dataclass(slots=True, eq=False)
 class QueueClient:
-    """One process, as the queue knows it."""
+    """One process, as the queue knows it.
 
-    __slots__ = ("asleep", "cancelled", "early", "expected", "gets", "puts")
+    Attributes:
+        expected: the number of its next request.
+        early: requests that came before their turn.
+        cancelled: numbers that were given up before they came.
+        puts: its items that wait for room.
+        gets: those that wait, and those whose items it has not taken.
+    """
 
-    def __init__(self) -> None:
-        self.expected = 1
-        self.early: dict[int, Item | Get] = {}
-        """What came before its turn."""
-        self.cancelled: set[int] = set()
-        """Numbers that were given up before they came."""
-        self.puts: dict[int, Item] = {}
-        """Its items that wait for room."""
-        self.gets: dict[int, Get] = {}
-        """Its gets that wait, and those whose items it has not taken."""
-        self.asleep: dict[int, Get] = {}
-        """Gets that it had sent ahead and forfeited while they waited: some caller may yet count on them.  And those
-        that it has sent under their keys since then."""
+    expected: int = 1
+    early: dict[int, Item | Get] = field(default_factory=dict)
+    cancelled: set[int] = field(default_factory=set)
+    puts: dict[int, Item] = field(default_factory=dict)
+    gets: dict[int, Get] = field(default_factory=dict)

@@ -22,7 +22,7 @@ WINDOW = 512 << 10
 
 
 def lending(max_bytes: int = BYTES, **options: Any) -> Queue:
-    return Queue(max_bytes=max_bytes, slack=2 * max_bytes, lends_to=lambda party: True, **options)
+    return Queue(max_bytes=max_bytes, max_buffered=2 * max_bytes, lends_to=lambda client: True, **options)
 
 
 def acts(steps: list[Step]) -> list[Act]:
@@ -46,7 +46,7 @@ def test_a_purse_pays_what_it_has_and_no_more() -> None:
 
 
 def test_a_window_is_filled_up_once_half_of_it_is_used() -> None:
-    ledger = Ledger(BYTES, lambda party: True)
+    ledger = Ledger(BYTES, lambda client: True)
     assert ledger.lend(P, 0) == WINDOW
     assert ledger.spend(P, WINDOW // 2 - 1)
     assert ledger.lend(P, 0) == 0
@@ -55,19 +55,19 @@ def test_a_window_is_filled_up_once_half_of_it_is_used() -> None:
 
 
 def test_nothing_is_lent_where_the_budget_is_tight_or_small_or_the_party_is_elsewhere() -> None:
-    assert Ledger(BYTES, lambda party: True).lend(P, BYTES * 3 // 4) == 0
-    assert Ledger(BYTES, lambda party: False).lend(P, 0) == 0
-    assert Ledger(BYTES).window == Ledger(1 << 20, lambda party: True).window == 0
+    assert Ledger(BYTES, lambda client: True).lend(P, BYTES * 3 // 4) == 0
+    assert Ledger(BYTES, lambda client: False).lend(P, 0) == 0
+    assert Ledger(BYTES).window == Ledger(1 << 20, lambda client: True).window == 0
 
 
 def test_many_parties_do_not_share_more_than_an_eighth() -> None:
-    ledger = Ledger(BYTES, lambda party: True)
+    ledger = Ledger(BYTES, lambda client: True)
     lent = [ledger.lend(party, 0) for party in range(100)]
     assert sum(lent) == ledger.outstanding == BYTES // 8
 
 
 def test_who_pays_with_what_it_was_never_granted_is_refused() -> None:
-    ledger = Ledger(BYTES, lambda party: True)
+    ledger = Ledger(BYTES, lambda client: True)
     with pytest.raises(ValueError, match="credit that it does not have"):
         ledger.spend(P, 1)
     ledger.lend(P, 0)
@@ -76,7 +76,7 @@ def test_who_pays_with_what_it_was_never_granted_is_refused() -> None:
 
 
 def test_a_recall_is_over_when_it_is_answered_and_what_was_under_way_has_come() -> None:
-    ledger = Ledger(BYTES, lambda party: True)
+    ledger = Ledger(BYTES, lambda client: True)
     ledger.lend(P, 0)
     assert ledger.recall() == [Recall(P, 1)]
     assert ledger.recall() == []
@@ -179,7 +179,7 @@ def test_put_nowait_is_refused_only_if_there_is_no_room_with_all_credit_back() -
         queue.put(P, 1, K, nbytes=1, body="a")
         assert acts(queue.put(C, 1, L, nbytes=nbytes, body="large", nowait=True)) == [Act.RECALL]
         assert acts(queue.returned(P, WINDOW)) == [outcome]
-        assert queue.waiting_bytes == 0
+        assert queue.budget.buffered == 0
 
 
 def test_a_paid_item_does_not_overtake_what_waits_under_its_key() -> None:
@@ -216,7 +216,7 @@ class LendingMachine(RuleBasedStateMachine):
     def begin(self) -> None:
         self.dead: set[int] = set()
         self.max_bytes = 4 << 20
-        self.queue = Queue(max_bytes=self.max_bytes, gone=self.dead, lends_to=lambda party: True)
+        self.queue = Queue(max_bytes=self.max_bytes, gone=self.dead, lends_to=lambda client: True)
         self.partners = {who: Partner() for who in (1, 2, 3)}
         self.identities = 0
         self.done: set[int] = set()
@@ -230,10 +230,10 @@ class LendingMachine(RuleBasedStateMachine):
     def follow(self, steps: list[Step]) -> None:
         for act, what in steps:
             if act == Act.GRANT:
-                self.partners[what.party].told.append(("grant", what.amount))
+                self.partners[what.client].told.append(("grant", what.amount))
             elif act == Act.RECALL:
                 self.recalls.append(what)
-                self.partners[what.party].told.append(("recall", None))
+                self.partners[what.client].told.append(("recall", None))
             elif act == Act.PULL:
                 partner = self.partners[what.producer]
                 partner.said.append(("supply", what.number, partner.announced[what.number]))
@@ -337,7 +337,7 @@ class LendingMachine(RuleBasedStateMachine):
         if not hasattr(self, "queue"):
             return
         ledger = self.queue.ledger
-        assert self.queue.bytes + ledger.outstanding <= self.max_bytes
+        assert self.queue.budget.used + ledger.outstanding <= self.max_bytes
         assert ledger.outstanding >= 0
         if not self.has_forfeited:
             total = 0
@@ -361,7 +361,7 @@ class LendingMachine(RuleBasedStateMachine):
         assert self.queue.closed
         assert self.queue.ledger.outstanding == 0
         queued = {item.body for key in (K, L) for item in self.queue.peek(key)}
-        waiting = {item.body for lane in self.queue._lanes.values() for item in lane.puts}
+        waiting = {item.body for key_queue in self.queue._keys.values() for item in key_queue.puts}
         assert self.done <= queued | waiting | self.had | self.lost
 
 

@@ -85,7 +85,7 @@ def test_a_batch_that_must_be_there_is_or_everything_stays_at_its_place() -> Non
     queue.taken(C, [2])
     queue.taken(D, [1])
     assert queue.used == []
-    assert queue._gathered == 0
+    assert not queue.budget.partial
 
 
 def test_what_makes_no_sense_holds_up_nothing_that_is_asked_after_it() -> None:
@@ -103,7 +103,7 @@ def test_the_state_of_a_key_is_gone_when_it_is_empty_and_unused() -> None:
     assert queue.used == [K]  # it may come back
     queue.taken(C, [1])
     assert queue.used == []
-    assert queue.bytes == 0
+    assert queue.budget.used == 0
 
 
 # -- leases -----------------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def test_what_a_dead_party_said_and_comes_late_is_dropped() -> None:
     queue = Queue(gone=gone)
     assert queue.put(P, 1, K, body="a") == queue.get(P, 2, K) == []
     assert queue.used == []
-    assert not queue.parties
+    assert not queue.clients
 
 
 # -- numbers ----------------------------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ def test_a_batch_that_fills_all_bytes_is_an_error_instead_of_a_standstill() -> N
     queue.get(C, 1, K, 5)
     queue.put(P, 1, K, 1, 1, "a")
     queue.put(P, 2, K, 1, 1, "b")
-    assert acts(queue.put(P, 3, K, 1, 1, "c")) == [(Act.PARKED, 3), (Act.CRAMPED, 1)]
+    assert acts(queue.put(P, 3, K, 1, 1, "c")) == [(Act.PARKED, 3), (Act.OUT_OF_BYTES, 1)]
     assert [item.body for item in queue.peek(K)] == ["a", "b"]
 
 
@@ -256,7 +256,7 @@ def test_a_batch_that_fills_all_bytes_is_an_error_instead_of_a_standstill() -> N
 
 
 def test_bytes_count_until_they_are_taken() -> None:
-    queue = Queue(max_bytes=10, slack=100)
+    queue = Queue(max_bytes=10, max_buffered=100)
     queue.put(P, 1, K, 0, 10, "a")
     queue.get(C, 1, K)
     assert queue.put(P, 2, K, 0, 10, "b") == []
@@ -268,7 +268,7 @@ def test_an_item_larger_than_all_may_be_together_is_refused() -> None:
 
 
 def test_beyond_the_slack_a_body_waits_with_its_producer_until_it_is_pulled() -> None:
-    queue = Queue(max_bytes=10, slack=3)
+    queue = Queue(max_bytes=10, max_buffered=3)
     queue.put(P, 1, K, 0, 10, "a")
     assert queue.put(P, 2, K, 0, 3, "b") == []
     assert acts(queue.put(P, 3, K, 0, 3, "c")) == [(Act.PARKED, 3)]
@@ -281,16 +281,16 @@ def test_beyond_the_slack_a_body_waits_with_its_producer_until_it_is_pulled() ->
 
 
 def test_room_that_was_promised_is_free_again_when_the_producer_dies() -> None:
-    queue = Queue(max_bytes=10, slack=0)
+    queue = Queue(max_bytes=10, max_buffered=0)
     queue.put(P, 1, K, 0, 10)
-    assert queue.bytes == 10
+    assert queue.budget.used == 10
     queue.put(D, 1, L, 0, 10)
     assert acts(queue.drop(P)) == [(Act.PULL, 1)]
     assert acts(queue.supply(D, 1, "d")) == [(Act.ACCEPTED, 1)]
 
 
 def test_a_large_put_is_overtaken_by_other_keys_but_not_for_ever() -> None:
-    queue = Queue(max_bytes=10, slack=100)
+    queue = Queue(max_bytes=10, max_buffered=100)
     queue.put(P, 1, K, 0, 6, "a")
     queue.put(P, 2, K, 0, 10, "large")
     number = 2
@@ -326,7 +326,7 @@ def test_puts_that_wait_for_room_come_to_nothing_when_the_queue_is_closed() -> N
     queue.put(P, 2, K, nbytes=1, body="b")
     queue.put(D, 1, K, nbytes=1)
     assert acts(queue.close()) == [(Act.CLOSED, 2), (Act.CLOSED, 1)]
-    assert queue.waiting_bytes == 0
+    assert queue.budget.buffered == 0
     assert acts(queue.get(C, 1, K)) == [(Act.DELIVER, 1)]
     queue.taken(C, [1])
     assert queue.finished
@@ -338,7 +338,7 @@ def test_a_put_that_was_pulled_when_the_queue_is_closed_comes_to_nothing_and_its
     assert acts(queue.get(C, 1, K)) == [(Act.DELIVER, 1), (Act.PULL, 2)]
     queue.taken(C, [1])
     assert acts(queue.close()) == [(Act.CLOSED, 2)]
-    assert queue.bytes == 0
+    assert queue.budget.used == 0
     assert queue.supply(P, 2, "b") == []
     assert queue.finished
 
@@ -354,7 +354,7 @@ def test_a_closed_queue_that_is_discarded_ends_every_get_at_once_and_has_nothing
             assert queue.close(discard=True) == []
         else:
             assert acts(queue.close(discard=True)) == [(Act.CLOSED, 4), (Act.ENDED, 2)]
-        assert (queue.size(K), queue.peek(K), queue.bytes, queue.waiting_bytes) == (0, [], 0, 0)
+        assert (queue.size(K), queue.peek(K), queue.budget.used, queue.budget.buffered) == (0, [], 0, 0)
         assert queue.finished
         assert acts(queue.get(D, 1, K)) == [(Act.ENDED, 1)]
         assert acts(queue.put(D, 2, K, body="d")) == [(Act.CLOSED, 2)]
@@ -417,6 +417,6 @@ def test_what_is_held_stays_within_12_tenths_of_max_bytes_in_the_segments_that_h
     for producer in range(1, 4):
         for number in range(1, 61):
             queue.put(producer, number, b"key", 0, item, b"body")
-    held = (queue.bytes + queue.waiting_bytes) // item
+    held = (queue.budget.used + queue.budget.buffered) // item
     assert held >= 48
     assert held * pool._rounded(item) <= 1.2 * limit

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rlinf_async._channels.state.actions import Act, Step
-from rlinf_async._channels.state.key_queue import Get, Item
 from rlinf_async._channels.state.queue import Queue
+from rlinf_async._channels.state.queue_client import Get, Item
 
 HOW = ["wait", "wait", "announced", "nowait"]
 BATCHES = [(None, False), (None, False), (None, False), (None, True), (1, False), (3, False), (3, True)]
@@ -41,10 +41,12 @@ class Histories(RuleBasedStateMachine):
     What is dropped is said again, as after a reconnection; answers are not lost while a process lives.
     """
 
-    @initialize(maxsize=st.sampled_from([0, 1, 3]), max_bytes=st.sampled_from([0, 5, 8]), slack=st.sampled_from([0, 4]))
-    def start(self, maxsize: int, max_bytes: int, slack: int) -> None:
+    @initialize(
+        maxsize=st.sampled_from([0, 1, 3]), max_bytes=st.sampled_from([0, 5, 8]), max_buffered=st.sampled_from([0, 4])
+    )
+    def start(self, maxsize: int, max_bytes: int, max_buffered: int) -> None:
         self.gone: set[int] = set()
-        self.queue = Queue(maxsize, max_bytes, self.gone, slack)
+        self.queue = Queue(maxsize, max_bytes, self.gone, max_buffered)
         self.processes = {number: Process(number) for number in (1, 2, 3)}
         self.newest = 3
         self.attempted: set[tuple[int, int]] = set()
@@ -239,8 +241,8 @@ class Histories(RuleBasedStateMachine):
     def contents(self) -> dict[tuple[int, int], Item]:
         found: dict[tuple[int, int], Item] = {}
         items = [item for key in self.queue.used for item in self.queue.peek(key)]
-        for party in self.queue.parties.values():
-            items += [item for get in party.gets.values() for item in get.items]
+        for client in self.queue.clients.values():
+            items += [item for get in client.gets.values() for item in get.items]
         for item in items:
             assert (item.producer, item.number) not in found, "one item in two places"
             found[item.producer, item.number] = item
@@ -258,32 +260,32 @@ class Histories(RuleBasedStateMachine):
     def bounds_hold(self) -> None:
         if not hasattr(self, "queue"):
             return
-        queue = self.queue
+        queue, budget = self.queue, self.queue.budget
         for key in queue.used:
-            lane = queue._lanes[key]
-            assert not queue.maxsize or len(lane.items) <= queue.maxsize, "Q-V: too many items"
-            assert not lane.is_idle(), "an idle key was not forgotten"
+            key_queue = queue._keys[key]
+            assert not queue.maxsize or len(key_queue.items) <= queue.maxsize, "Q-V: too many items"
+            assert not key_queue.is_idle(), "an idle key was not forgotten"
             places = [self.places[item.producer, item.number] for item in queue.peek(key)]
             assert places == sorted(places), "Q-IV: something came back to another place"
-        waiting = [item for party in queue.parties.values() for item in party.puts.values()]
+        waiting = [item for client in queue.clients.values() for item in client.puts.values()]
         promised = sum(item.nbytes for item in waiting if item.pulled)
-        assert queue.bytes == promised + sum(item.nbytes for item in self.contents().values())
-        assert not queue.max_bytes or queue.bytes <= queue.max_bytes, "Q-V: too many bytes"
-        assert queue.waiting_bytes == sum(item.nbytes for item in waiting if item.body is not None and not item.pulled)
-        assert queue.waiting_bytes <= queue._slack, "bodies that wait here are more than the slack"
+        assert budget.used == promised + sum(item.nbytes for item in self.contents().values())
+        assert not budget.max_bytes or budget.used <= budget.max_bytes, "Q-V: too many bytes"
+        assert budget.buffered == sum(item.nbytes for item in waiting if item.body is not None and not item.pulled)
+        assert budget.buffered <= budget.max_buffered, "bodies that wait here are more than may wait here"
 
     @invariant()
     def nobody_waits_for_nothing(self) -> None:
         if not hasattr(self, "queue"):
             return
         for key in self.queue.used:
-            lane = self.queue._lanes[key]
-            assert not (lane.gets and lane.size), "a get waits beside an item"
-            if lane.puts and next(iter(self.queue._cramped), lane) is lane:
-                item = next(iter(lane.puts))
-                full = self.queue.maxsize and lane.size >= self.queue.maxsize
-                cramped = self.queue.max_bytes and self.queue.bytes + item.nbytes > self.queue.max_bytes
-                assert full or cramped or item.pulled, "a put waits beside room"
+            key_queue = self.queue._keys[key]
+            assert not (key_queue.gets and key_queue.size), "a get waits beside an item"
+            if key_queue.puts and next(iter(self.queue.budget.blocked), key) == key:
+                item = next(iter(key_queue.puts))
+                full = self.queue.maxsize and key_queue.size >= self.queue.maxsize
+                blocked = self.queue.budget.max_bytes and not self.queue.budget.fits(item.nbytes)
+                assert full or blocked or item.pulled, "a put waits beside room"
 
     def teardown(self) -> None:
         """Everything that was said arrives, everything is taken: then nothing is left, and nobody waits."""

@@ -215,8 +215,8 @@ async def test_of_several_queues_one_that_raises_keeps_the_others_from_nothing(
 
     monkeypatch.setattr(first, "drop", fail)
     await daemon.end(other)
-    parties = [list(hosted.queue.parties) for hosted in daemon.desk.channels._hosted.values()]
-    assert parties == [[other.id], [], []]
+    clients = [list(hosted.queue.clients) for hosted in daemon.desk.channels._hosted.values()]
+    assert clients == [[other.id], [], []]
     assert caplog.text.count("RuntimeError: stray") == 1
 
 

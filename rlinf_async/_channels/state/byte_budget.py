@@ -1,0 +1,97 @@
+"""Byte budget of a channel's queue: the room that its keys share, and the order in which they wait for it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from rlinf_async._channels.state.credit import Ledger
+from rlinf_async._channels.state.queue_client import Get, Item
+
+MAX_BUFFERED_BYTES: Final = 64 << 20
+"""Of waiting puts, that a queue holds at most."""
+
+
+class ByteBudget:
+    """The bytes of one queue.
+
+    A key whose first put does not fit is *blocked*.  Blocked keys get bytes in their order, and smaller items of other
+    keys may pass them; but only until as many bytes as the queue may have are past the first: then it is its turn.
+
+    Args:
+        max_bytes: for all items together; 0 is without bound.
+        max_buffered: bytes of waiting puts that are kept here.
+        ledger: credit that producers hold is room, too.
+
+    Attributes:
+        used: bytes of what is queued or leased, and of what has been promised room.
+        buffered: bytes of what waits for room and is held here nevertheless.
+        blocked: in the order in which they get bytes.
+        partial: batches that hold items and want more.
+    """
+
+    def __init__(self, max_bytes: int, max_buffered: int | None, ledger: Ledger) -> None:
+        if max_buffered is None:
+            max_buffered = min(max_bytes // 16, MAX_BUFFERED_BYTES) if max_bytes else MAX_BUFFERED_BYTES
+        self.max_bytes = max_bytes
+        self.max_buffered = max_buffered
+        self._ledger = ledger
+        self.clear()
+
+    def clear(self) -> None:
+        self.used = self.buffered = 0
+        self.blocked: OrderedDict[bytes, None] = OrderedDict()
+        self.partial: dict[Get, None] = {}
+        self._partial_bytes = 0
+        self._overtaken = 0
+        """Bytes that were let in past the first of the blocked keys."""
+
+    def __repr__(self) -> str:
+        return f"<ByteBudget [{self.used} of {self.max_bytes} bytes, {len(self.blocked)} keys blocked]>"
+
+    def fits(self, nbytes: int) -> bool:
+        return self.used + self._ledger.outstanding + nbytes <= self.max_bytes
+
+    def allows(self, key: bytes, nbytes: int) -> bool:
+        """Whether so many bytes fit, and it is the key's turn."""
+        if not self.max_bytes:
+            return True
+        if self.used + self._ledger.outstanding + nbytes > self.max_bytes:
+            return False
+        blocked = self.blocked
+        return not blocked or next(iter(blocked)) == key or self._overtaken + nbytes <= self.max_bytes
+
+    def reserve(self, key: bytes, nbytes: int) -> None:
+        self.used += nbytes
+        if self.blocked and next(iter(self.blocked)) != key:
+            self._overtaken += nbytes
+
+    def unblock(self, key: bytes) -> None:
+        if next(iter(self.blocked)) == key:
+            self._overtaken = 0
+        del self.blocked[key]
+
+    def buffer(self, nbytes: int) -> bool:
+        """Keeps the bytes of a put that waits; False if there is no room for that either."""
+        if self.buffered + self._ledger.outstanding + nbytes > self.max_buffered:
+            return False
+        self.buffered += nbytes
+        return True
+
+    # -- batches ------------------------------------------------------------------------------------------------
+
+    def gather(self, get: Get, item: Item) -> None:
+        """A batch that may want more has this item now."""
+        get.items.append(item)
+        get.weight += item.weight
+        self.partial[get] = None
+        self._partial_bytes += item.nbytes
+
+    def no_longer_partial(self, get: Get) -> None:
+        del self.partial[get]
+        self._partial_bytes -= sum(item.nbytes for item in get.items)
+
+    @property
+    def deadlocked(self) -> bool:
+        """Every byte is held by batches that want more."""
+        return bool(self.partial) and self._partial_bytes == self.used
