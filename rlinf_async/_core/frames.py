@@ -51,7 +51,7 @@ A channel's queue lives in one daemon (``_channels/state/queue.py``); a *party* 
 ``mode`` says whether it waits for room, or has been promised it; without a descriptor a body that is an int is only
 announced, and pulled when there is room.  ``target`` of a GET is a batch's weight, ``[weight]`` of one that is there
 now, None for one item, -1 for one that is there now, -2 for one that nobody has asked the party for yet
-(``_channels/state/ahead.py``).
+(``_channels/state/prefetch.py``).
 """
 
 from __future__ import annotations

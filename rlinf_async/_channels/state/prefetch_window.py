@@ -1,7 +1,7 @@
 """Read-ahead: gets that a process sends under a key before its callers ask, because they have asked again and again.
 
 Of each the number is known, and what it has brought once it has; a caller takes the oldest, brought or not: what was
-asked for first is had first.  The other side of it is ``_channels/state/ahead.py``.
+asked for first is had first.  The other side of it is ``_channels/state/prefetch.py``.
 """
 
 from __future__ import annotations
