@@ -456,10 +456,18 @@ def test_the_house_keeps_the_rule(rule: Callable[[Source], Broken]) -> None:
     assert not broken, "\n".join([f"rule broken: {rule.__name__}", *broken])
 
 
-def test_a_file_name_has_one_meaning() -> None:
-    paths = [source.path for source in the_tree() if not source.is_of_weights]
+def file_names_of_two_meanings(paths: Iterable[str]) -> list[str]:
     names = [name for path in paths if (name := path.rpartition("/")[2]) not in SAME_NAME]
-    assert sorted({name for name in names if names.count(name) > 1}) == []
+    return sorted({name for name in names if names.count(name) > 1})
+
+
+def test_a_file_name_has_one_meaning() -> None:
+    assert file_names_of_two_meanings(source.path for source in the_tree() if not source.is_of_weights) == []
+
+
+def test_a_file_name_of_two_meanings_is_found() -> None:
+    paths = ["launcher/job.py", "launcher/daemon/names.py", "launcher/daemon/__init__.py", "launcher/__init__.py"]
+    assert file_names_of_two_meanings([*paths, "rlinf_async/_core/names.py"]) == ["names.py"]
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
