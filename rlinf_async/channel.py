@@ -463,13 +463,13 @@ class Channel:
         if client is None:
             what = f"channel '{self._name}'"
             if self._roster is not None:
-                client = registry.taken_in(self._roster["run"], what)
+                client = registry.active_in(self._roster["run"], what)
                 replicas = Replicas(client)
                 replicas.open(self._roster)
                 self._replicas, self._client = replicas, client
             else:
                 assert self._promise is not None
-                client = registry.taken_in(self._promise["run"], what)
+                client = registry.active_in(self._promise["run"], what)
                 self._open(client, registration.redeem(client, self._promise, self._name))
         return client
 

@@ -217,7 +217,7 @@ class Cluster:
         if not self._attached:
             if self._trace.enable:
                 await recorder.open_trace(self._client, "driver", self._trace.output_file)
-            registry.take(self._client)
+            registry.activate(self._client)
 
     def _introduce_run(self, notes: list[str]) -> None:
         """Tells the user of a run that this process has started its id, and where its logs are."""
@@ -339,7 +339,7 @@ class Cluster:
     @staticmethod
     def has_initialized() -> bool:
         """Whether this process has an open cluster."""
-        return registry.any_taken()
+        return registry.any_active()
 
     get_full_env_var_name = staticmethod(get_full_env_var_name)
     get_sys_env_var = staticmethod(get_sys_env_var)

@@ -207,7 +207,7 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
         group = address.get_parent_address()
         if group is None:
             raise ValueError(f"{worker_name!r} is no worker's name: those are group:rank")
-        client = context.client or registry.only_taken()
+        client = context.client or registry.current()
         operation = operations.IsAlive(group.get_name(), address.rank)
         return blocking(client.request(operation, node=0, what=f"whether worker {worker_name} lives"))
 

@@ -50,7 +50,7 @@ class Operation(Work[T]):
         return str(self.missing or self.peer)
 
     def _far_side(self) -> Work[str] | None:
-        client = registry.first_taken()
+        client = registry.first_active()
         if client is None:
             return None
         if self.missing is not None:

@@ -101,7 +101,7 @@ def join(parent: WorkerAddress, world_size: int, rank: int) -> context.Identity:
     environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     identity = context.Identity(info, world_size, parent.get_name(), environment)
     context.identity, context.client, context.exchange = identity, client, exchange
-    registry.take(client)
+    registry.activate(client)
     logs.configure(identity.group_name, rank, os.environ.get(logs.LEVEL))
     os.register_at_fork(after_in_child=context.forget)
     # Runs at the end of every process, those of multiprocessing included, which know no atexit.

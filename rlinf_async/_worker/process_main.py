@@ -52,7 +52,7 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, 
     client.shortcut = runtime.shortcuts.to
     context.client = client
     context.exchange = Exchange(client, identity.info, identity.group_name)
-    registry.take(client)
+    registry.activate(client)
     client.events.on("closed", _cut_off)
     recorder.attach(client, identity.address.get_name())
     emulated_links.use(_emulated_links(client, identity))

@@ -24,36 +24,36 @@ async def clients() -> AsyncIterator[list[NodeClient]]:
 
 async def test_the_only_cluster_that_is_open_is_meant(clients: list[NodeClient]) -> None:
     with pytest.raises(RuntimeError, match="no cluster is open in this process"):
-        registry.only_taken()
-    assert not registry.any_taken()
-    registry.take(clients[0])
-    assert registry.any_taken()
-    assert registry.only_taken() is clients[0]
+        registry.current()
+    assert not registry.any_active()
+    registry.activate(clients[0])
+    assert registry.any_active()
+    assert registry.current() is clients[0]
 
 
 async def test_of_several_one_must_be_named_until_the_others_have_closed(clients: list[NodeClient]) -> None:
     for client in clients:
-        registry.take(client)
+        registry.activate(client)
     with pytest.raises(RuntimeError, match=r"2 clusters are open in this process: .* cluster="):
-        registry.only_taken()
+        registry.current()
     clients[0].close()
-    assert registry.only_taken() is clients[1]
+    assert registry.current() is clients[1]
 
 
 async def test_two_seats_of_one_run_are_one_cluster(clients: list[NodeClient]) -> None:
     """A script that enters Cluster() twice under the launcher, or a worker that enters one, is in one run."""
     clients[1].welcome = clients[0].welcome
     for client in clients:
-        registry.take(client)
-    assert registry.only_taken() is clients[0]
+        registry.activate(client)
+    assert registry.current() is clients[0]
     clients[0].close()
-    assert registry.only_taken() is clients[1]
+    assert registry.current() is clients[1]
 
 
 async def test_a_run_is_found_by_its_id(clients: list[NodeClient]) -> None:
     for client in clients:
-        registry.take(client)
-    assert registry.taken_in("run-1", "channel") is clients[1]
+        registry.activate(client)
+    assert registry.active_in("run-1", "channel") is clients[1]
     clients[1].close()
     with pytest.raises(RuntimeError, match="no open cluster of run run-1"):
-        registry.taken_in("run-1", "channel")
+        registry.active_in("run-1", "channel")
