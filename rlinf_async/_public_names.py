@@ -59,7 +59,7 @@ def _submodule(package: str, name: str) -> Any:
     """``rlinf_async.errors`` is there without an import of its own."""
     path = f"{package}.{name}"
     try:
-        if not name.startswith("__"):  # the import of a submodule asks for such names itself
+        if name.isidentifier() and not name.startswith("__"):  # the import of a submodule asks for such names itself
             return importlib.import_module(path)
     except ModuleNotFoundError as error:
         if error.name != path:

@@ -43,6 +43,7 @@ def test_a_table_shows_its_names_and_finds_them(table: Any) -> None:
     assert all(callable(getattr(table, name)) for name in table.__all__)
     with pytest.raises(AttributeError, match=f"module '{table.__name__}' has no attribute 'nothing'"):
         _ = table.nothing
+    assert not hasattr(table, "no.thing")
     with pytest.raises(ImportError, match="cannot import name 'nothing'"):
         exec(f"from {table.__name__} import nothing")
 
