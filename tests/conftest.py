@@ -68,12 +68,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _gpus_are_shown(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _gpus_are_shown(request: pytest.FixtureRequest) -> Iterator[None]:
     """Shows them again to tests that are marked ``gpu``."""
-    if request.node.get_closest_marker("gpu"):
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-        if (visible := request.config.stash[_VISIBLE_GPUS]) is not None:
-            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.MonkeyPatch.context() as patch:
+        if request.node.get_closest_marker("gpu"):
+            patch.delenv("CUDA_VISIBLE_DEVICES")
+            if (visible := request.config.stash[_VISIBLE_GPUS]) is not None:
+                patch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        yield
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,11 @@ def test_another_order_than_the_drivers_is_not_followed_and_says_so(
     environ = {"CUDA_VISIBLE_DEVICES": "1,0"} | ({} if order is None else {"CUDA_DEVICE_ORDER": order})
     assert [device.id for device in found(environ)] == ["1", "0"]
     assert ("CUDA_DEVICE_ORDER=FASTEST_FIRST is not followed" in caplog.text) == warned
+
+
+@pytest.mark.usefixtures("four_cards")
+def test_the_nodes_of_these_tests_have_no_gpus_whatever_the_machine_has() -> None:
+    assert found(os.environ) == ()
 
 
 def test_a_lost_card_is_left_out_and_the_others_keep_their_index(
