@@ -180,7 +180,7 @@ def test_a_question_that_cannot_be_answered_harms_nobody(ask: Callable[[], None]
         payload = hello()
         for operation in ("NodeStatus", "nonsense", ""):
             for node in (0, 1):
-                start = b"\x97" + frames.pack(frames.ASK) + b"\0\0" + frames.pack(node)
+                start = b"\x97" + frames.pack(frames.REQUEST) + b"\0\0" + frames.pack(node)
                 payload += start + number + frames.pack(operation) + frames.pack({})
         sock.sendall(payload)
         sock.shutdown(socket.SHUT_WR)
@@ -210,7 +210,7 @@ def test_a_descriptor_that_holds_no_body_ends_its_connection_only(
 
 def test_whoever_does_not_say_hello_first_is_not_heard(ask: Callable[[], None], cluster: Cluster) -> None:
     with connect(os.path.join(node_directory(cluster), "node.sock")) as sock:
-        sock.sendall(frames.pack((frames.ASK, 0, 0, 0, 1, "NodeStatus", {})))
+        sock.sendall(frames.pack((frames.REQUEST, 0, 0, 0, 1, "NodeStatus", {})))
         assert read_to_the_end(sock) == b""
     ask()
 
@@ -231,7 +231,7 @@ def test_a_driver_of_another_protocol_is_told_both_versions(monkeypatch: pytest.
 
 def test_a_driver_of_another_protocol_is_not_heard(ask: Callable[[], None], cluster: Cluster) -> None:
     with connect(os.path.join(node_directory(cluster), "node.sock")) as sock:
-        sock.sendall(hello(protocol=99) + frames.pack((frames.ASK, 0, 0, 0, 1, "NodeStatus", {})))
+        sock.sendall(hello(protocol=99) + frames.pack((frames.REQUEST, 0, 0, 0, 1, "NodeStatus", {})))
         (refusal,) = frames.FrameReader().feed(read_to_the_end(sock))
     assert refusal[4] == "refused"
     assert refusal[5]["error"][0] == "VersionMismatch"

@@ -388,7 +388,7 @@ def test_another_user_is_refused_even_where_the_directory_lies_open(
 ) -> None:
     canary = tmp_path / "canary"
     call = (frames.CALL, 0, 0, [[0, [1, 0, 2, 1]]], 1, "echo", 0, pickle.dumps(Canary(canary)))
-    payload = hello() + frames.pack(call) + frames.pack((frames.ASK, 0, 0, 0, 1, "NodeStatus", {}))
+    payload = hello() + frames.pack(call) + frames.pack((frames.REQUEST, 0, 0, 0, 1, "NodeStatus", {}))
     path = next(listener.address for listener in listeners_of(alive.run) if listener.address.endswith("0/node.sock"))
     endpoints = cluster.status(0)["endpoints"]
     with contextlib.ExitStack() as stack:

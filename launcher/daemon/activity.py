@@ -1,4 +1,4 @@
-"""Answers what the workers and the pending requests of this node are at; asked for words about long waits only."""
+"""Activity of this node's workers and pending requests, in words for long waits."""
 
 from __future__ import annotations
 

@@ -274,8 +274,8 @@ class Channels:
 
     def _answer_closers(self, hosted: HostedChannel) -> None:
         closers, hosted.closers = hosted.closers, []
-        for closer, ask in closers:
-            self._router.deliver((frames.ANSWER, 0, self._me, closer, ask, True, True))
+        for closer, number in closers:
+            self._router.deliver((frames.ANSWER, 0, self._me, closer, number, True, True))
 
     # -- operations ---------------------------------------------------------------------------------------------
 
@@ -342,7 +342,7 @@ class Channels:
         self._answer_closers(hosted)
         for client in hosted.queue.clients:
             self._teller.say(client, hosted.number, "gone", why)
-        self._router.ask_daemon(0, operations.QueueEnded(hosted.number))
+        self._router.request(0, operations.QueueEnded(hosted.number))
 
     def describe(self, number: int, key: bytes) -> str:
         """What is queued under a key of a channel, and who waits there, in words."""

@@ -11,7 +11,7 @@ from .router import Router
 
 
 class DeathWatch:
-    """The ends of this node's workers, for those of any node who asked.
+    """The ends of this node's workers, told to the endpoints of any node that watch them.
 
     Each end is told as an ``ended`` event in the name of the one who has ended: so it comes after everything that it
     had sent, large bodies that are still on their way between the nodes included.

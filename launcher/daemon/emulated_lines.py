@@ -1,4 +1,4 @@
-"""Node 0's book of lines that workers of an emulated network share."""
+"""Node 0's reservations of lines that workers of an emulated network share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .handlers import Requester
 
 
 class EmulatedLines:
-    """Who asks first is carried first, wherever in the run it is."""
+    """Reservations of lines, first come first served among all nodes."""
 
     def __init__(self) -> None:
         self._lines = Lines()

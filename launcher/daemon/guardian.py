@@ -55,7 +55,7 @@ def guard(daemon: Callable[[bytes, int], int]) -> NoReturn:
         daemon: gets the first line of stdin (and what came with it), and a descriptor to which it writes the paths
             that shall not outlive it, one per line.
     """
-    birth = read_birth()
+    line = read_first_line()
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     guardian = os.getpid()
     told, tell = os.pipe()
@@ -65,7 +65,7 @@ def guard(daemon: Callable[[bytes, int], int]) -> NoReturn:
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != guardian:
             os._exit(1)
-        code = daemon(birth, tell)
+        code = daemon(line, tell)
         sweep()
         os._exit(code)
     os.close(tell)
@@ -75,7 +75,7 @@ def guard(daemon: Callable[[bytes, int], int]) -> NoReturn:
     signal.signal(signal.SIGUSR1, lambda *_: _signal(pid, signal.SIGKILL))
     code, lifeline_cut = _watch(pid)
     with open(told) as lines:
-        paths = [*lines.read().splitlines(), *made_before(birth)]
+        paths = [*lines.read().splitlines(), *made_before(line)]
     if lifeline_cut:
         end_scripts(paths)
     remove(paths)
@@ -87,7 +87,7 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def read_birth() -> bytes:
+def read_first_line() -> bytes:
     """Stdin as far as its first line, which tells the daemon everything; exits where there is none."""
     data = b""
     while b"\n" not in data:
@@ -98,10 +98,10 @@ def read_birth() -> bytes:
     return data
 
 
-def made_before(birth: bytes) -> list[str]:
+def made_before(line: bytes) -> list[str]:
     """The folder that is there before the daemon is, where the near side has had one made."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        told = json.loads(birth.partition(b"\n")[0])
+        told = json.loads(line.partition(b"\n")[0])
         return [f"{told['run_dir']}/node-{told['node']}"] if told["run_dir"] else []
     return []
 

@@ -91,7 +91,7 @@ class Node:
         )
         self._router = Router(loop, boot.config.node, self._on_request)
         self._admission = Admission(loop, boot.worker_environment, self._begin, self._driver_gone)
-        self._desk = DaemonService(loop, site, templates, self._router, self._abandon)
+        self._service = DaemonService(loop, site, templates, self._router, self._abandon)
 
     def __repr__(self) -> str:
         return f"<Node {self._boot.config.node} {self._boot.config.name} {self._router!r}>"
@@ -103,18 +103,18 @@ class Node:
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 address = await self._serve_neighbours()
-                self._start(self._desk.questions.find_renderers(self._facts), "the search for EGL devices")
+                self._start(self._service.probes.find_renderers(self._facts), "the search for EGL devices")
                 conversation = self._tasks.create_task(_logged(self._converse(address), "the talk with the launcher"))
                 await self._stop.wait()
                 self._loop.remove_reader(listener.fileno())
                 await self._close_everything()
                 conversation.cancel()
-            if self._desk.unobserved:
-                self._say({"event": "unobserved", "failures": list(self._desk.unobserved.values())})
+            if self._service.unobserved:
+                self._say({"event": "unobserved", "failures": list(self._service.unobserved.values())})
         finally:
             listener.close()
-            self._desk.close_stores()
-            self._desk.traces.close()
+            self._service.close_stores()
+            self._service.traces.close()
             remove([str(self._boot.run_dir)])
 
     # -- the near side, over stdin and stdout ---------------------------------------------------------------------
@@ -209,7 +209,7 @@ class Node:
             self._names[peer["node"]] = peer["name"]
         for node, neighbour in self._router.neighbours.items():
             neighbour.name = self._names.get(node, neighbour.name)
-        self._desk.welcome = {"run": self._boot.config.run, "nodes": peers, "log_dir": str(self._boot.log_dir)}
+        self._service.welcome = {"run": self._boot.config.run, "nodes": peers, "log_dir": str(self._boot.log_dir)}
         event: dict[str, Any] = {"event": "ready"}
         try:
             async with asyncio.timeout(MESH_TIMEOUT), asyncio.TaskGroup() as tasks:
@@ -248,10 +248,10 @@ class Node:
     def _from_neighbour(self, neighbour: NodeLink, frame: list[Any], fds: list[int]) -> None:
         if frame[0] == frames.GONE:
             if frames.node_of(frame[3]) == neighbour.node:
-                self._desk.drop_owner(frame[3], ended=bool(frame[4]))
+                self._service.drop_owner(frame[3], ended=bool(frame[4]))
             return
         if frame[0] == frames.CLOCK:
-            self._desk.traces.on_clock(neighbour, frame)
+            self._service.traces.on_clock(neighbour, frame)
             return
         try:
             self._router.from_neighbour(neighbour, frame, fds)
@@ -264,9 +264,9 @@ class Node:
         logger.warning("node %d (%s) is lost: %s", neighbour.node, neighbour.name, reason)
         self._say({"event": "node_lost", "node": neighbour.node, "reason": reason})
         facts = {"node": neighbour.node, "name": neighbour.name, "reason": reason}
-        self._desk.lost.append(facts)
+        self._service.lost.append(facts)
         self._router.tell_all("node_lost", facts)
-        self._desk.drop_node(neighbour.node)
+        self._service.drop_node(neighbour.node)
         # Where this side gave up, the other one still has to learn it.
         self._start(neighbour.close(), f"closing the link to node {neighbour.node}")
 
@@ -338,7 +338,7 @@ class Node:
         parent = None
         if facts.get("role") == "worker":
             try:
-                parent = self._desk.sub_workers.admit(endpoint, facts)
+                parent = self._service.sub_workers.admit(endpoint, facts)
             except AuthError as error:
                 logger.warning("a process is refused: %s", error)
                 self._router.tell(endpoint.id, "refused", {"error": ["AuthError", str(error)]})
@@ -346,7 +346,7 @@ class Node:
                 return
         endpoint.is_known = True
         self._admission.remove(endpoint)
-        self._desk.greet(endpoint, parent)
+        self._service.greet(endpoint, parent)
 
     def _cut_off(self, endpoint: Endpoint) -> None:
         """A driver that closes its socket has left; how a subprocess has ended, its pidfd tells soon."""
@@ -365,18 +365,18 @@ class Node:
             endpoint.connection.close()
             endpoint.connection = None  # each refers to the other, and the collector would leave both for long
         if endpoint.root is not None:
-            self._desk.end_sub_worker(endpoint)
+            self._service.end_sub_worker(endpoint)
         else:
             self._router.endpoints.pop(endpoint.number, None)
             self._router.end_resumptions(endpoint)
             if endpoint.is_known:  # else nothing was done for it, and nobody has heard of it
-                self._desk.forget_endpoint(endpoint.id)
+                self._service.forget_endpoint(endpoint.id)
 
     def _on_request(self, source: int, number: int, operation: str, fields: Any) -> None:
-        self._start(self._desk.handlers.handle(Requester(source, number), operation, fields), operation)
+        self._start(self._service.handlers.handle(Requester(source, number), operation, fields), operation)
 
     def _abandon(self, group: Group) -> None:
-        self._start(self._desk.close_group(group, GRACE), f"closing group '{group.name}'")
+        self._start(self._service.close_group(group, GRACE), f"closing group '{group.name}'")
 
     def _start(self, work: Coroutine[Any, Any, None], what: str) -> None:
         """Makes it one of this node's tasks: what goes wrong in it is logged and ends nothing else."""
@@ -396,8 +396,8 @@ class Node:
         self._stop.set()
 
     async def _close_everything(self) -> None:
-        self._desk.closing = True
-        self._desk.questions.close()
+        self._service.closing = True
+        self._service.probes.close()
         if not self._in_order:
             # Whoever counts on this node learns that it is lost now, and not when its groups have had their time.
             await asyncio.gather(self._take_leave(), self._close_groups())
@@ -411,8 +411,8 @@ class Node:
     async def _close_groups(self) -> None:
         await asyncio.gather(
             *(
-                _logged(self._desk.close_group(group, GRACE), f"closing group '{group.name}'")
-                for group in list(self._desk.groups.values())
+                _logged(self._service.close_group(group, GRACE), f"closing group '{group.name}'")
+                for group in list(self._service.groups.values())
             )
         )
 

@@ -44,7 +44,7 @@ class Router:
     """The tables of one node and the rules by which frames move between them."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, node: int, on_ask: Callable[[int, int, str, Any], None]
+        self, loop: asyncio.AbstractEventLoop, node: int, on_request: Callable[[int, int, str, Any], None]
     ) -> None:
         self.node = node
         self._loop = loop
@@ -52,7 +52,7 @@ class Router:
         self._release_timer: asyncio.TimerHandle | None = None
         self.endpoints: dict[int, Endpoint] = {}
         self.neighbours: dict[int, NodeLink] = {}
-        self._on_ask = on_ask
+        self._on_request = on_request
         self.on_channel: Callable[[list[Any], list[int]], None]
         self._numbers = 0
 
@@ -111,12 +111,12 @@ class Router:
             self._route_message(frame, fds)
         elif kind in _SIGNALS:
             self._route_signal(frame)
-        elif kind == frames.ASK:
+        elif kind == frames.REQUEST:
             close_fds(fds)
             if type(frame[4]) is not int or type(frame[5]) is not str:
-                raise FrameError(f"{source!r} asks as number {frame[4]!r} for {frame[5]!r}")
+                raise FrameError(f"{source!r} sent request {frame[4]!r} for {frame[5]!r}")
             if frame[3] == self.node:
-                self._on_ask(source.id, frame[4], frame[5], frame[6])
+                self._on_request(source.id, frame[4], frame[5], frame[6])
             else:
                 self._to_neighbour(frame[3], frame, ())
         elif kind == frames.PAID:
@@ -153,8 +153,8 @@ class Router:
             self.deliver(frame, fds)
         elif kind in _SIGNALS:
             self._route_signal(frame)
-        elif kind == frames.ASK:
-            self._on_ask(frame[2], frame[4], frame[5], frame[6])
+        elif kind == frames.REQUEST:
+            self._on_request(frame[2], frame[4], frame[5], frame[6])
         else:
             close_fds(fds)
 
@@ -186,13 +186,13 @@ class Router:
         else:
             endpoint.send(frame, fds)
 
-    def ask_daemon(self, node: int, operation: Operation[Any]) -> None:
-        """Has a daemon, which may be this one, do something; nobody waits for its answer."""
+    def request(self, node: int, operation: Operation[Any]) -> None:
+        """Requests something of a daemon, which may be this one; the answer is ignored."""
         me = frames.endpoint(self.node, 0)
         if node == self.node:
-            self._on_ask(me, 0, type(operation).__name__, vars(operation))
+            self._on_request(me, 0, type(operation).__name__, vars(operation))
         else:
-            self._to_neighbour(node, (frames.ASK, 0, me, node, 0, type(operation).__name__, vars(operation)), ())
+            self._to_neighbour(node, (frames.REQUEST, 0, me, node, 0, type(operation).__name__, vars(operation)), ())
 
     def _gather(self, frame: list[Any], fds: list[int]) -> None:
         answers = self._gathering.answer(frame, fds)
@@ -296,7 +296,7 @@ class Router:
             error, text = "LaunchError", f"there is no node {node} in this run"
         else:
             error, text = "NodeLost", str(NodeLost.from_facts(neighbour.name, node, neighbour.lost or ""))
-        if frame[0] == frames.ASK:
+        if frame[0] == frames.REQUEST:
             me = frames.endpoint(self.node, 0)
             self.deliver((frames.ANSWER, 0, me, frame[2], frame[4], False, [error, text]))
         elif frame[0] == frames.CALL:

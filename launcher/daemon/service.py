@@ -92,7 +92,7 @@ class DaemonService:
         router: Router,
         abandon: Callable[[Group], None],
     ) -> None:
-        """``abandon`` has a group closed of which nobody waits for the end."""
+        """``abandon`` closes a group whose owner is gone."""
         self._loop = loop
         self._site = site
         self._templates = templates
@@ -108,19 +108,19 @@ class DaemonService:
         answer = self.handlers.answer
         self.channels = Channels(loop, router, self.gone, count_memory() // 2)
         self.channel_names = ChannelNames(answer, self.gone, self.lost)
-        self.obituaries = DeathWatch(router)
+        self.death_watch = DeathWatch(router)
         self.names = Names(answer, self.gone, self.lost)
         self.locks = Locks(answer)
         self.ports = Ports(site.address)
         self.sub_workers = SubWorkers(router, site.name)
-        self.questions = Probes(site.name, site.environment)
-        self.lines = EmulatedLines()
+        self.probes = Probes(site.name, site.environment)
+        self.emulated_lines = EmulatedLines()
         self.stuck_ranks = StuckRanks(router)
         self.call_check = CallCheck(loop, router)
         self.traces = Traces(router, site.name, site.run, site.log_dir, lambda: self.welcome, answer, self.gone)
         self.activity = Activity(router, templates, self.names, self.channels, self.channel_names, self.locks)
         self.unobserved: dict[tuple[int, str], str] = {}
-        """Errors that the script has not got; what is left of them at the end is told to the launcher."""
+        """Errors that the script has not awaited; the launcher is told of those that are left at the end."""
         self._register()
 
     def _register(self) -> None:
@@ -147,8 +147,8 @@ class DaemonService:
         on(operations.OpenStore, self.open_store)
         on(operations.Spawn, self.spawn)
         on(operations.CloseGroup, self.close)
-        on(operations.Watch, self.obituaries.watch)
-        on(operations.WatchedBy, self.obituaries.watched_by)
+        on(operations.Watch, self.death_watch.watch)
+        on(operations.WatchedBy, self.death_watch.watched_by)
         on(operations.CallsChecked, self.call_check.calls_checked)
         on(operations.OwesCall, self.stuck_ranks.owes_call)
         on(operations.KillStuck, self.stuck_ranks.kill_stuck)
@@ -157,8 +157,8 @@ class DaemonService:
         on(operations.LeasePort, self.ports.lease_port)
         on(operations.LockDevices, self.locks.lock_devices)
         on(operations.UnlockDevices, self.locks.unlock_devices)
-        on(operations.ReserveLines, self.lines.reserve_lines)
-        on(operations.Inventory, self.questions.inventory)
+        on(operations.ReserveLines, self.emulated_lines.reserve_lines)
+        on(operations.Inventory, self.probes.inventory)
         on(operations.NodeStatus, self.node_status)
         on(operations.WorkerActivity, self.activity.worker_activity)
         on(operations.RequestProgress, self.activity.request_progress)
@@ -243,7 +243,7 @@ class DaemonService:
         self, group: Group, template: Template, place: WorkerEnv, op: operations.Spawn, worker: dict[str, Any]
     ) -> Endpoint:
         site = self._site
-        environment = place.variables(await self.questions.rendering(worker["env"], place.variables(worker["env"])))
+        environment = place.variables(await self.probes.rendering(worker["env"], place.variables(worker["env"])))
         threads = _first_number(environment.get("OMP_NUM_THREADS")) or max(1, site.cpus // len(op.workers))
         environment |= {"RLINF_RUN_ID": site.run, "RLINF_NODE_RANK": str(site.node)}
         environment.setdefault("OMP_NUM_THREADS", str(threads))
@@ -334,7 +334,7 @@ class DaemonService:
             logger.warning("worker %s (pid %d) %s", process.birth.name, process.pid, story["verdict"])
         parts = [
             lambda: self.router.bury(endpoint, story, expected=expected),
-            lambda: self.obituaries.ended(endpoint.id, None if expected else story),
+            lambda: self.death_watch.ended(endpoint.id, None if expected else story),
             lambda: self.forget_endpoint(endpoint.id, ended=process.closing),
         ]
         if group is not None and not expected:
@@ -388,7 +388,7 @@ class DaemonService:
         story = self.sub_workers.end(endpoint)
         if story is not None:
             logger.warning("worker %s (pid %d) %s", endpoint.name, endpoint.pid, story["verdict"])
-        parts = (lambda: self.obituaries.ended(endpoint.id, story), lambda: self.forget_endpoint(endpoint.id))
+        parts = (lambda: self.death_watch.ended(endpoint.id, story), lambda: self.forget_endpoint(endpoint.id))
         run_all(f"worker {endpoint.name}", parts)
 
     def forget_endpoint(self, gone: int, *, ended: bool = True) -> None:
@@ -405,7 +405,7 @@ class DaemonService:
         """Frees what an endpoint (of any node) owned: its calls, its names and lookups, its stores, its groups."""
         self.gone.add(gone)
         parts: list[Callable[[int], None]] = [
-            self.channels.drop_party, self.channel_names.drop_party, self.obituaries.forget, self.locks.drop,
+            self.channels.drop_party, self.channel_names.drop_party, self.death_watch.forget, self.locks.drop,
             self.ports.drop, self.traces.drop,
             *((self.channels.drop_owner, self.channel_names.drop_owner) if ended else ()),
             self.router.drop_caller, self.names.drop, self._drop_stores, self._abandon_groups,

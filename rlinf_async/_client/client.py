@@ -1,7 +1,7 @@
 """This process's seat at its node: one socket to the daemon, and everything that is said over it.
 
-A driver and a worker speak to their daemon in the same way: they make calls on other workers, ask daemons for things
-and hear of events.  A worker also receives calls, which it hands to its runtime (the ``inbox``).
+A driver and a worker speak to their daemon in the same way: they make calls on other workers and
+requests of daemons, and hear of events.  A worker also receives calls, which it hands to its runtime (the ``inbox``).
 
 Everything that arrives is handled on the client's own loop: in a driver inside asyncio the user's loop, in a plain
 script a background thread's, in a worker the socket thread's.  While a worker's main thread is idle it handles what
@@ -266,7 +266,7 @@ class NodeClient:
         return request
 
     def _send_request(self, node: int, number: int, operation: Operation[Any]) -> None:
-        self.send((frames.ASK, 0, self.endpoint, node, number, type(operation).__name__, vars(operation)))
+        self.send((frames.REQUEST, 0, self.endpoint, node, number, type(operation).__name__, vars(operation)))
 
     def _tell(self, operation: Operation[Any]) -> None:
         """A request of this node's daemon whose answer is ignored."""

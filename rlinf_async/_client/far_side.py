@@ -42,7 +42,7 @@ def workers(client: Client, who: Mapping[int, Who]) -> Work[str]:
     by_node: dict[int, list[int]] = {}
     for endpoint in who:
         by_node.setdefault(frames.node_of(endpoint), []).append(endpoint)
-    asks = {
+    requests = {
         node: client.request(operations.WorkerActivity(list(map(frames.number_of, endpoints))), node=node)
         for node, endpoints in by_node.items()
     }
@@ -50,13 +50,13 @@ def workers(client: Client, who: Mapping[int, Who]) -> Work[str]:
     def tell() -> str:
         told: dict[int, Any] = {}
         missing = []
-        for node, ask in asks.items():
-            answer, excuse = _answer_of(ask, node)
+        for node, request in requests.items():
+            answer, excuse = _answer_of(request, node)
             told.update(zip(by_node[node], answer or (), strict=False))
             missing += [excuse] if excuse else []
         return "; ".join([*_fold({who[endpoint]: facts for endpoint, facts in told.items()}), *missing])
 
-    return _when_all(list(asks.values()), tell, client)
+    return _when_all(list(requests.values()), tell, client)
 
 
 def request(client: Client, operation: Operation[Any], number: int, node: int) -> Work[str]:
@@ -89,13 +89,13 @@ def through(inner: Sequence[slow_waits.Waitable]) -> Work[str]:
 
 
 def _one(client: Client, operation: Operation[str], node: int) -> Work[str]:
-    asked = client.request(operation, node=node)
+    request = client.request(operation, node=node)
 
     def tell() -> str:
-        answer, excuse = _answer_of(asked, node)
+        answer, excuse = _answer_of(request, node)
         return excuse or str(answer)
 
-    return _when_all([asked], tell, client)
+    return _when_all([request], tell, client)
 
 
 def _when_all(asked: Sequence[slow_waits.FarSide], tell: Callable[[], str], client: Client | None = None) -> Work[str]:
@@ -122,12 +122,12 @@ def _when_all(asked: Sequence[slow_waits.FarSide], tell: Callable[[], str], clie
     return far_side
 
 
-def _answer_of(ask: slow_waits.FarSide, node: int) -> tuple[Any, str]:
+def _answer_of(request: slow_waits.FarSide, node: int) -> tuple[Any, str]:
     """The answer of a node's daemon, or why there is none."""
-    if not ask.done():
+    if not request.done():
         return None, f"the daemon of node {node} has not answered within {settings.WAIT_ANSWER_S():g} s"
     try:
-        return ask._result(), ""
+        return request._result(), ""
     except Exception as error:
         return None, f"node {node}: {error}"
 

@@ -8,7 +8,7 @@ never its body::
     REPLY   kind fds source target  call slot status body       worker -> daemons -> caller
     CANCEL  kind 0   source route   call                        caller -> daemons -> worker
     CREDIT  kind 0   source route   call count                  caller -> daemons -> worker (streams)
-    ASK     kind fds source node    number operation fields     any endpoint -> a daemon (``_core/operations.py``)
+    REQUEST kind fds source node    number operation fields     any endpoint -> a daemon (``_core/operations.py``)
     ANSWER  kind fds source target  number ok value             daemon -> endpoint
     EVENT   kind 0   source target  what facts                  daemon -> endpoint
     HELLO   kind 0   source facts                               first frame in each direction
@@ -69,7 +69,7 @@ CALL: Final = 1
 REPLY: Final = 2
 CANCEL: Final = 3
 CREDIT: Final = 4
-ASK: Final = 5
+REQUEST: Final = 5
 ANSWER: Final = 6
 EVENT: Final = 7
 HELLO: Final = 8
@@ -119,7 +119,7 @@ LENGTHS: Final[dict[int, int]] = {
     REPLY: 8,
     CANCEL: 5,
     CREDIT: 6,
-    ASK: 7,
+    REQUEST: 7,
     ANSWER: 7,
     EVENT: 6,
     HELLO: 4,

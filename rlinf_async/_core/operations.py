@@ -1,6 +1,6 @@
 """Operations of a node's daemon: what processes may request of it, and the answers.
 
-A request is an ASK frame with the operation's name and a map of its fields, all plain data; its answer comes as an
+A request is a REQUEST frame with the operation's name and a map of its fields, all plain data; its answer comes as an
 ANSWER frame, at once or when there is one.  A star: the operation keeps something for its requester (``Lasting``)::
 
     operation           fields                                      answer          asked by, for

@@ -65,11 +65,11 @@ class Trace:
                 if self._is_behind:
                     return
                 self._under_way += 1
-            ask = self._send_batch()
-            if ask is None:
+            request = self._send_batch()
+            if request is None:
                 self._taken()
             else:
-                ask._follow(self._taken)
+                request._follow(self._taken)
 
     def _taken(self) -> None:
         with self._lock:
@@ -86,10 +86,10 @@ class Trace:
 
     def send_all(self) -> list[Work[Any]]:
         """Sends everything now; what tells that it is there."""
-        asks: list[Work[Any]] = []
-        while (ask := self._send_batch()) is not None:
-            asks.append(ask)
-        return asks
+        requests: list[Work[Any]] = []
+        while (request := self._send_batch()) is not None:
+            requests.append(request)
+        return requests
 
     def call_ended(self) -> None:
         """What has gathered is sent, unless something was sent just now."""

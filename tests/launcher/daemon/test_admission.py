@@ -98,7 +98,7 @@ def test_whoever_says_hello_stays_however_many_are_silent(cluster: Cluster) -> N
 
 
 def test_a_second_hello_changes_nothing(cluster: Cluster) -> None:
-    ask = frames.pack((frames.ASK, 0, 0, 0, 1, "NodeStatus", {}))
+    ask = frames.pack((frames.REQUEST, 0, 0, 0, 1, "NodeStatus", {}))
     with knocking(cluster, 1, hello() + hello(role="worker", address="x:0") + ask) as (twice,):
         twice.settimeout(10)
         reader, heard = frames.FrameReader(), []

@@ -71,7 +71,7 @@ class Client:
         return True
 
     def request(self, number: int, operation: Operation[Any]) -> bool:
-        return self.say([frames.ASK, 0, 0, NODE, number, type(operation).__name__, vars(operation)])
+        return self.say([frames.REQUEST, 0, 0, NODE, number, type(operation).__name__, vars(operation)])
 
 
 class Daemon:
@@ -83,10 +83,10 @@ class Daemon:
         self.router = Router(loop, NODE, self._on_request)
         site = Site("cafecafe", NODE, "here", "127.0.0.1", folder, {}, 4)
         templates: Any = None
-        self.desk = DaemonService(loop, site, templates, self.router, lambda group: None)
+        self.service = DaemonService(loop, site, templates, self.router, lambda group: None)
 
     def _on_request(self, source: int, number: int, operation: str, fields: Any) -> None:
-        handling = self.desk.handlers.handle(Requester(source, number), operation, fields)
+        handling = self.service.handlers.handle(Requester(source, number), operation, fields)
         self.requests.add(asyncio.ensure_future(handling))
 
     async def settle(self) -> None:
@@ -99,7 +99,7 @@ class Daemon:
     async def end(self, client: Client) -> None:
         """The client's process has ended."""
         self.router.endpoints.pop(client.endpoint.number, None)
-        self.desk.forget_endpoint(client.id)
+        self.service.forget_endpoint(client.id)
         await self.settle()
 
     def left_of(self, client: Client) -> list[str]:
@@ -107,9 +107,9 @@ class Daemon:
 
         It may know that the client is gone, whose items these were, and which channel was promised by it.
         """
-        found = find(self.desk, client.id, "desk", set())
+        found = find(self.service, client.id, "service", set())
         items = ("items[].producer", "returned[].producer")
-        known = ("desk.gone", "desk.channel_names.table._kept", "desk.channel_names._gone")
+        known = ("service.gone", "service.channel_names.table._kept", "service.channel_names._gone")
         return [
             place
             for place in found
@@ -144,7 +144,7 @@ def find(inside: Any, number: int, path: str, seen: set[int]) -> Iterator[str]:
 async def daemon(tmp_path: Path) -> AsyncIterator[Daemon]:
     daemon = Daemon(tmp_path)
     yield daemon
-    daemon.desk.close_stores()
+    daemon.service.close_stores()
 
 
 async def with_channel(daemon: Daemon) -> Client:
@@ -171,7 +171,7 @@ def test_a_part_that_raises_keeps_no_other_from_being_done(caplog: pytest.LogCap
 
 PARTS = [
     "channels.drop_party", "channels.drop_owner", "channel_names.drop_party", "channel_names.drop_owner",
-    "obituaries.forget", "locks.drop", "ports.drop", "traces.drop", "router.drop_caller", "names.drop",
+    "death_watch.forget", "locks.drop", "ports.drop", "traces.drop", "router.drop_caller", "names.drop",
     "_drop_stores", "_abandon_groups",
 ]  # fmt: skip
 
@@ -184,7 +184,7 @@ async def test_whichever_part_of_a_cleanup_raises_the_others_are_done_and_it_is_
     done: list[str] = []
     for name in PARTS:
         *owners, method = name.split(".")
-        owner = getattr(daemon.desk, owners[0]) if owners else daemon.desk
+        owner = getattr(daemon.service, owners[0]) if owners else daemon.service
         cleans = getattr(owner, method)
 
         def clean(gone: int, name: str = name, really: Any = cleans) -> None:
@@ -208,14 +208,14 @@ async def test_of_several_queues_one_that_raises_keeps_the_others_from_nothing(
     await daemon.settle()
     for number in range(3):
         other.say([frames.GET, 0, 0, HERE, number, 1, b"k", None, None])
-    first = daemon.desk.channels._hosted[0].queue
+    first = daemon.service.channels._hosted[0].queue
 
     def fail(who: int) -> Any:
         raise RuntimeError("stray")
 
     monkeypatch.setattr(first, "drop", fail)
     await daemon.end(other)
-    clients = [list(hosted.queue.clients) for hosted in daemon.desk.channels._hosted.values()]
+    clients = [list(hosted.queue.clients) for hosted in daemon.service.channels._hosted.values()]
     assert clients == [[other.id], [], []]
     assert caplog.text.count("RuntimeError: stray") == 1
 
@@ -265,7 +265,7 @@ async def test_what_a_process_requests_before_or_after_its_end_leaves_nothing(
 @pytest.mark.parametrize("number", [[], {}, "1", None, 1.5], ids=repr)
 async def test_a_request_has_a_number(daemon: Daemon, number: Any) -> None:
     client = Client(daemon)
-    assert not client.say([frames.ASK, 0, 0, NODE, number, "FindGroup", {"name": "a", "rank": 0}])
+    assert not client.say([frames.REQUEST, 0, 0, NODE, number, "FindGroup", {"name": "a", "rank": 0}])
 
 
 @pytest.mark.parametrize("name", [5, ["a"], b"a"], ids=repr)
@@ -286,7 +286,7 @@ async def test_a_subprocess_of_a_worker_joins_under_ranks_only(
     root: Any = daemon.router.new_endpoint("worker")
     root.process = SimpleNamespace(verdict=None, birth=SimpleNamespace(name="w:0", spec={"token": "token"}))
     with pytest.raises(AuthError, match=r"descends from worker 'w:0' and wants to be"):
-        daemon.desk.sub_workers.admit(Client(daemon).endpoint, {"address": address})
+        daemon.service.sub_workers.admit(Client(daemon).endpoint, {"address": address})
 
 
 class Liar:
@@ -339,7 +339,7 @@ class Liar:
         }  # fmt: skip
         operation = self._random.choice(HARMLESS)
         fields = {field: values.get(field) for field in OPERATIONS[operation].checks}
-        return [frames.ASK, 0, 0, NODE, self.pick(*range(3, 20)), operation, self.pick(fields)]
+        return [frames.REQUEST, 0, 0, NODE, self.pick(*range(3, 20)), operation, self.pick(fields)]
 
 
 async def test_whatever_a_process_says_nothing_is_left_of_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -356,5 +356,5 @@ async def test_whatever_a_process_says_nothing_is_left_of_it(tmp_path: Path, cap
         for client in (*liars, honest):
             await daemon.end(client)
             assert daemon.left_of(client) == [], f"seed {seed}"
-        daemon.desk.close_stores()
+        daemon.service.close_stores()
     assert "cleaning up" not in caplog.text

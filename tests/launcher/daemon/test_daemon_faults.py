@@ -130,7 +130,7 @@ async def test_a_lost_neighbour_answers_asks_and_calls() -> None:
     neighbour = NodeLink(1, "far", Link(), lambda *_: None, lambda *_: None)
     to.neighbours[1] = neighbour
     neighbour._gone("it burnt")
-    to.from_endpoint(source, [frames.ASK, 0, 0, 1, 3, "NodeStatus", {}], [])
+    to.from_endpoint(source, [frames.REQUEST, 0, 0, 1, 3, "NodeStatus", {}], [])
     assert client.sent.pop()[3:] == (source.id, 3, False, ["NodeLost", "node 1 (far) is lost: it burnt"])
     to.from_endpoint(source, call(source, [[1, [4, 0, 5, 2]]]), [])
     assert [(frame[5], frame[6]) for frame in client.sent] == [(0, Status.LOST), (2, Status.LOST)]
@@ -305,10 +305,10 @@ async def test_a_template_that_cannot_be_watched_is_not_kept(kept: Templates, mo
     assert not kept._templates
 
 
-# -- the desk ---------------------------------------------------------------------------------------------------------
+# -- the service ------------------------------------------------------------------------------------------------------
 
 
-def new_desk(tmp_path: Path, to: Router, template: Any = None) -> DaemonService:
+def new_service(tmp_path: Path, to: Router, template: Any = None) -> DaemonService:
     class Given:
         def get(self, *_: Any) -> Any:
             return template
@@ -322,33 +322,33 @@ def new_desk(tmp_path: Path, to: Router, template: Any = None) -> DaemonService:
 async def test_only_the_lookup_that_was_meant_is_forgotten_and_a_dead_endpoint_waits_for_nothing(
     tmp_path: Path,
 ) -> None:
-    desk = new_desk(tmp_path, new_router())
+    service = new_service(tmp_path, new_router())
     for ask in (1, 2, 3):
-        await desk.names.find_group(Requester(9, ask), operations.FindGroup("x", None))
-    await desk.names.cancel_find_group(Requester(9, 10), operations.CancelFindGroup(2))
-    assert desk.names.directory.waiters == {"x": [(9, 1), (9, 3)]}
-    desk.drop_owner(9)
-    assert desk.names.directory.waiters == {}
-    await desk.handlers.handle(Requester(9, 4), "FindGroup", {"name": "x", "rank": None})
-    assert desk.names.directory.waiters == {}
+        await service.names.find_group(Requester(9, ask), operations.FindGroup("x", None))
+    await service.names.cancel_find_group(Requester(9, 10), operations.CancelFindGroup(2))
+    assert service.names.directory.waiters == {"x": [(9, 1), (9, 3)]}
+    service.drop_owner(9)
+    assert service.names.directory.waiters == {}
+    await service.handlers.handle(Requester(9, 4), "FindGroup", {"name": "x", "rank": None})
+    assert service.names.directory.waiters == {}
 
 
 async def test_the_stores_of_a_dead_owner_are_closed_and_its_groups_not_listed(tmp_path: Path) -> None:
-    desk = new_desk(tmp_path, new_router())
-    port = await desk.open_store(Requester(9, 1), operations.OpenStore("g"))
-    desk.groups[9, "g"] = Group("g", 9)
-    desk.drop_node(0)
+    service = new_service(tmp_path, new_router())
+    port = await service.open_store(Requester(9, 1), operations.OpenStore("g"))
+    service.groups[9, "g"] = Group("g", 9)
+    service.drop_node(0)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=5).close()
-    assert (await desk.node_status(Requester(1, 2), operations.NodeStatus()))["groups"] == {}
+    assert (await service.node_status(Requester(1, 2), operations.NodeStatus()))["groups"] == {}
 
 
 async def test_who_attaches_later_is_told_which_nodes_are_lost(tmp_path: Path) -> None:
     to = new_router()
-    desk = new_desk(tmp_path, to)
-    desk.lost.append({"node": 1, "name": "far", "reason": "it burnt"})
+    service = new_service(tmp_path, to)
+    service.lost.append({"node": 1, "name": "far", "reason": "it burnt"})
     endpoint, client = attach(to)
-    desk.greet(endpoint)
+    service.greet(endpoint)
     assert client.sent[0][3]["lost"] == [{"node": 1, "name": "far", "reason": "it burnt"}]
 
 
@@ -389,14 +389,14 @@ def request(workers: int = 3) -> operations.Spawn:
 @pytest.mark.parametrize("end", ["close", "owner"])
 async def test_workers_that_are_born_after_their_groups_end_are_killed_and_reaped(tmp_path: Path, end: str) -> None:
     to, forker = new_router(), Forker()
-    desk = new_desk(tmp_path, to, forker)
+    service = new_service(tmp_path, to, forker)
     owner, _ = attach(to)
-    birth = asyncio.ensure_future(desk.spawn(Requester(owner.id, 1), request()))
+    birth = asyncio.ensure_future(service.spawn(Requester(owner.id, 1), request()))
     await asyncio.sleep(0)
     if end == "close":
-        await desk.close(Requester(owner.id, 2), operations.CloseGroup("g", 0.0))
+        await service.close(Requester(owner.id, 2), operations.CloseGroup("g", 0.0))
     else:
-        desk.drop_owner(owner.id)
+        service.drop_owner(owner.id)
     forker.may.set()
     with pytest.raises(LaunchError, match="closed while its workers were started"):
         await birth
@@ -407,14 +407,14 @@ async def test_workers_that_are_born_after_their_groups_end_are_killed_and_reape
 
 async def test_of_a_failed_spawn_no_worker_is_left(tmp_path: Path) -> None:
     to, forker = new_router(), Forker(fail_after=2)
-    desk = new_desk(tmp_path, to, forker)
+    service = new_service(tmp_path, to, forker)
     owner, _ = attach(to)
     forker.may.set()
     with pytest.raises(LaunchError, match="no more workers"):
-        await desk.spawn(Requester(owner.id, 1), request())
+        await service.spawn(Requester(owner.id, 1), request())
     assert len(forker.pids) == 2
     assert not any(psutil.pid_exists(pid) for pid in forker.pids)
-    assert desk.groups == {}
+    assert service.groups == {}
 
 
 # -- whole runs -------------------------------------------------------------------------------------------------------
