@@ -62,7 +62,7 @@ from typing import Any, Final
 
 import msgpack
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 """Version of everything that this page describes; both sides must have the same."""
 
 CALL: Final = 1
