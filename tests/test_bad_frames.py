@@ -238,7 +238,7 @@ def test_a_driver_of_another_protocol_is_not_heard(ask: Callable[[], None], clus
 
 
 def test_a_daemon_of_another_protocol_is_told_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlinf_async._wire.mesh.PROTOCOL", 99)
+    monkeypatch.setattr("rlinf_async._wire.node_config.PROTOCOL", 99)
     told = f"the launcher speaks protocol 99, the rlinf_async of this node protocol {frames.PROTOCOL}"
     with pytest.raises(LaunchError, match=f"VersionMismatch: {told}"):
         Cluster(num_nodes=1)
