@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+from rlinf_async import settings
 from rlinf_async._wire.lifeline import Lifeline
 from rlinf_async._wire.mesh import launch_error, start_nodes
 from rlinf_async._wire.node_config import NodeConfig
@@ -24,17 +25,15 @@ from .remote.host_check import HostCheck
 from .remote.plan import Node, driver_python
 from .report import Report
 
-GRACE: Final = 5.0
-"""Seconds for the nodes to end in order."""
 INTERRUPTED: Final = 130
 
-_SCRIPT_GRACE: Final = 2.5
+_SCRIPT_GRACE_S: Final = 2.5
 """Of the five seconds after Ctrl-C, what the script has."""
-_ALL_GRACE: Final = 4.0
-_OWN_WORD: Final = 0.5
-"""Seconds that the loss of a node, of which another node tells, waits for what its own lifeline has to say."""
-_HURRY: Final = 1.5
-"""Seconds for whoever has nothing to end in order, or shall not."""
+_ALL_GRACE_S: Final = 4.0
+_OWN_REPORT_S: Final = 0.5
+"""For what its own lifeline has to say about the loss of a node that another node reports."""
+_CUT_TIMEOUT_S: Final = 1.5
+"""For what has nothing to end in order, or shall not."""
 
 
 def fresh_run_id() -> str:
@@ -133,13 +132,13 @@ class Job:
         """Everything ends in order, within five seconds; ``number`` is the signal that said so, or would have."""
         self.was_interrupted = True
         loop = asyncio.get_running_loop()
-        self._end_by = loop.time() + _ALL_GRACE
+        self._end_by = loop.time() + _ALL_GRACE_S
         if self._phase == "starting":
             assert self._main is not None
             self._main.cancel()
         elif self._phase == "running" and self._driver is not None:
             self._driver.interrupt(number)
-            loop.call_later(_SCRIPT_GRACE, self._driver.kill)
+            loop.call_later(_SCRIPT_GRACE_S, self._driver.kill)
 
     def kill(self) -> None:
         """Everything ends at once."""
@@ -272,7 +271,7 @@ class Job:
         if is_own_word:  # known from here on, whether or not it has been shown by the time that the script ends
             self._lost.add(accused)
         if accused in self._watchers:  # its own lifeline knows better why, and may be about to say it
-            await asyncio.wait({self._watchers[accused]}, timeout=_OWN_WORD)
+            await asyncio.wait({self._watchers[accused]}, timeout=_OWN_REPORT_S)
         if is_own_word:
             self._show_loss(accused, reason)
         elif self._phase != "stopping" and self._lost.isdisjoint((witness, accused)):
@@ -313,22 +312,23 @@ class Job:
 
     async def _stop_nodes(self) -> None:
         """In order: daemons are asked to end; whoever still waits to become one sees the end of its stdin."""
-        left = GRACE if self._end_by is None else max(0.3, self._end_by - asyncio.get_running_loop().time())
-        cut = GRACE if self._end_by is None else 1.0
+        grace = settings.NODE_STOP_GRACE_S()
+        left = grace if self._end_by is None else max(0.3, self._end_by - asyncio.get_running_loop().time())
+        cut = grace if self._end_by is None else 1.0
         await asyncio.gather(
             *(
                 lifeline.stop_lost(is_here=self._nodes[rank].is_here)
                 if rank in self._lost
                 else lifeline.stop(left, cut=cut)
                 if rank in self._going
-                else lifeline.close(_HURRY)
+                else lifeline.close(_CUT_TIMEOUT_S)
                 for rank, lifeline in self._lifelines.items()
             )
         )
 
     async def _cut_nodes(self) -> None:
         """At once: every lifeline is cut, and whatever holds on to it is killed."""
-        await asyncio.gather(*(lifeline.close(_HURRY) for lifeline in self._lifelines.values()))
+        await asyncio.gather(*(lifeline.close(_CUT_TIMEOUT_S) for lifeline in self._lifelines.values()))
 
     def _remove_run_dirs(self) -> None:
         """What a killed daemon on this machine has left."""

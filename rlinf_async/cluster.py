@@ -49,7 +49,7 @@ from rlinf_async._worker.spec import GroupSpec
 from rlinf_async.address import NodeInfo, WorkerAddress
 from rlinf_async.configuration import ClusterConfig, NodeGroup, get_path_env_merge_mode, merge_worker_env_vars
 from rlinf_async.errors import ClosedError, ConfigError, LoopNotRunning
-from rlinf_async.group import CLOSE_GRACE, WorkerGroup, public_methods, start_closing
+from rlinf_async.group import WorkerGroup, public_methods, start_closing
 from rlinf_async.handle import Handle
 from rlinf_async.hardware import load_extension
 from rlinf_async.placement import default_strategy
@@ -58,10 +58,7 @@ from rlinf_async.work import Work, blocking
 
 DESCRIPTORS: Final = 32
 """What a driver has open with a cluster of its own, about: its loop, a node's lifeline, a socket."""
-START_TIMEOUT: Final = 60.0
-STOP_GRACE: Final = 5.0
-CLOSE_DEADLINE: Final = 8.0
-"""Seconds for all groups; then their node is ended as it is."""
+_START_TIMEOUT_S: Final = 60.0
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +113,7 @@ class Cluster:
         *,
         local_nodes: int | None = None,
         fake_gpus: int | None = None,
-        start_timeout: float = START_TIMEOUT,
+        start_timeout: float = _START_TIMEOUT_S,
         log_to_driver: bool = True,
         trace: str | os.PathLike[str] | bool | None = None,
         fail_fast: bool | None = None,
@@ -447,13 +444,14 @@ class Cluster:
     # -- the end ------------------------------------------------------------------------------------------------
 
     async def _close(self) -> None:
+        timeout = settings.CLOSE_TIMEOUT_S()
         try:
             if self._client.closed is None and self._client.endpoint:
-                async with asyncio.timeout(CLOSE_DEADLINE):
+                async with asyncio.timeout(timeout):
                     for members in reversed(self._groups):
-                        await start_closing(members, CLOSE_GRACE).async_wait()
+                        await start_closing(members).async_wait()
         except TimeoutError:
-            logger.warning("groups could not be closed in order within %g s: ending their node", CLOSE_DEADLINE)
+            logger.warning("groups could not be closed in order within %g s: ending their node", timeout)
         finally:
             if not self._attached:
                 await recorder.close_trace(self._client)
@@ -462,7 +460,7 @@ class Cluster:
                 self._client.close()
                 await asyncio.gather(
                     *(
-                        line.stop_lost(is_here=True) if node in lost else line.stop(STOP_GRACE)
+                        line.stop_lost(is_here=True) if node in lost else line.stop(settings.NODE_STOP_GRACE_S())
                         for node, line in enumerate(self._lifelines)
                     )
                 )
@@ -485,7 +483,7 @@ class Cluster:
         for line in self._lifelines:
             line.seal()
         self._client.end_without_loop(error)
-        until = time.monotonic() + CLOSE_DEADLINE
+        until = time.monotonic() + settings.CLOSE_TIMEOUT_S()
         for line in self._lifelines:
             line.end_without_loop(max(0.0, until - time.monotonic()))
         if self._terminal is not None:

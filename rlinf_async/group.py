@@ -11,6 +11,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rlinf_async import settings
 from rlinf_async._client import registry
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.name_lookup import find_name
@@ -27,11 +28,8 @@ from rlinf_async.work import Work, blocking
 
 logger = logging.getLogger(__name__)
 
-CLOSE_GRACE: Final = 2.0
-"""Seconds that workers have to end in order before they are killed."""
-
-PATIENCE: Final = 3.0
-"""Seconds beyond the grace for the daemons to say that it is done."""
+_CLOSE_ANSWER_S: Final = 3.0
+"""Beyond the grace, for the daemons to say that it is done."""
 
 _NO_ARGUMENTS: Final = (codec.encode_arguments((), {}, describe="no argument", root="args"),)
 
@@ -108,11 +106,11 @@ class WorkerGroup:
         try:
             return await self
         except BaseException:
-            await start_closing(self._members, CLOSE_GRACE).async_wait()
+            await start_closing(self._members).async_wait()
             raise
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await start_closing(self._members, CLOSE_GRACE).async_wait()
+        await start_closing(self._members).async_wait()
 
     # -- views --------------------------------------------------------------------------------------------------
 
@@ -190,8 +188,9 @@ class WorkerGroup:
 
     # -- the end ------------------------------------------------------------------------------------------------
 
-    def close(self, grace: float = CLOSE_GRACE) -> Any:
-        """Ends the workers: open calls are cancelled, and after ``grace`` seconds what still runs is killed.
+    def close(self, grace: float | None = None) -> Any:
+        """Ends the workers: open calls are cancelled, and after ``grace`` seconds (``RLINF_CLOSE_GRACE_S``) what still
+        runs is killed.
 
         Idempotent.  In a coroutine it returns a ``Work`` to await, elsewhere it blocks.  The name is free afterwards.
         """
@@ -240,9 +239,10 @@ async def _find(
     return cls(members, worker_cls)
 
 
-def start_closing(members: Members, grace: float) -> Work[None]:
+def start_closing(members: Members, grace: float | None = None) -> Work[None]:
     """The work of closing a group; a second call gets the first one's."""
     if members.closing is None or (members.closing.done() and not members.closed):
+        grace = settings.CLOSE_GRACE_S() if grace is None else grace
         members.closing = members.client.run(_close(members, grace), what=f"the closing of group '{members.name}'")
     return members.closing
 
@@ -251,10 +251,10 @@ async def _close(members: Members, grace: float) -> None:
     """Closes a group on all its nodes; nodes that are lost, or do not answer in time, are left to their guardians."""
     members.close()
     try:
-        async with asyncio.timeout(grace + PATIENCE):
+        async with asyncio.timeout(grace + _CLOSE_ANSWER_S):
             await _close_in_order(members, grace)
     except TimeoutError:
-        logger.warning("group '%s' could not be closed in order within %g s", members.name, grace + PATIENCE)
+        logger.warning("group '%s' could not be closed in order within %g s", members.name, grace + _CLOSE_ANSWER_S)
 
 
 async def _close_in_order(members: Members, grace: float) -> None:

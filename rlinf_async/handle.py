@@ -29,9 +29,6 @@ another thread than a script's."""
 SETTLE: Final = 0.1
 """Seconds that the first failure waits for the others' word: a death that caused it outranks it."""
 
-WINDOW: Final = 16
-"""Items that one rank of a stream may send ahead of its consumer."""
-
 
 class Handle(Work[list[Any]]):
     """A call that has been sent to the ranks of a group; awaiting it gives their results in rank order.

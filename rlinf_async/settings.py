@@ -3,7 +3,7 @@
 A variable counts in the process that reads it when it is read; workers and nodes inherit the driver's, and
 ``rlinf-launch`` exports every ``RLINF_*``::
 
-    RLINF_CONNECT_TIMEOUT_S=10 rlinf-launch --hosts nodes.txt train.py
+    RLINF_NODE_LINK_TIMEOUT_S=60 rlinf-launch --hosts nodes.txt train.py
 
 ``check()`` reads all of them, so that a value that cannot be is an error at the start and not in the middle of a run.
 """
@@ -24,7 +24,7 @@ class Setting:
     """A number that a user may change.
 
     Attributes:
-        name: in lower case, with its unit at the end: ``connect_timeout_s``.
+        name: in lower case, with its unit at the end: ``close_grace_s``.
         unit: as the documents write it.
         default: where the variable is not set or empty.
         minimum: the least value that is taken.
@@ -41,7 +41,7 @@ class Setting:
 
     @property
     def variable(self) -> str:
-        """The environment variable: ``RLINF_CONNECT_TIMEOUT_S``."""
+        """The environment variable: ``RLINF_CLOSE_GRACE_S``."""
         return f"RLINF_{self.name.upper()}"
 
     def __call__(self, environ: Mapping[str, str] = os.environ) -> float:
@@ -74,6 +74,16 @@ def table() -> str:
     return "\n".join(rows)
 
 
+def adopt(environ: Mapping[str, str]) -> None:
+    """Takes over the settings of another process, and reads them: a node's daemon gets its driver's.
+
+    Raises:
+        ConfigError: one of them is no number, or is out of bounds.
+    """
+    os.environ.update({setting.variable: environ[setting.variable] for setting in ALL if setting.variable in environ})
+    check()
+
+
 def check(environ: Mapping[str, str] = os.environ) -> None:
     """Reads every setting.
 
@@ -84,43 +94,17 @@ def check(environ: Mapping[str, str] = os.environ) -> None:
         setting(environ)
 
 
+# Calls and their failures
+
 ABORT_GRACE_S: Final = Setting(
     "abort_grace_s", "seconds", 5, 0.01, 3600, "how long a rank may stay in a failed or aborted call before it is named"
+)
+CALL_CHECK_S: Final = Setting(
+    "call_check_s", "seconds", 0.05, 0.001, 60, "how long a daemon that tells of open calls waits for what callers know"
 )
 COLLECTIVE_TIMEOUT_S: Final = Setting(
     "collective_timeout_s", "seconds", 30, 0.05, 86400, "how long a collective may wait for a rank that has failed"
 )
-DIRECT_ACK_S: Final = Setting(
-    "direct_ack_s", "seconds", 0.05, 0.001, 10, "how long a receiver may keep an acknowledgement that rides on no frame"
-)
-
-OUTPUT_BUFFER_BYTES: Final = Setting(
-    "output_buffer_bytes",
-    "bytes",
-    1 << 20,
-    1 << 12,
-    1 << 30,
-    "lines that wait for a terminal that is not read",
-)
-OUTPUT_END_S: Final = Setting(
-    "output_end_s", "seconds", 2, 0, 3600, "what the end of a cluster gives lines that wait for a terminal"
-)
-
-CALL_CHECK_S: Final = Setting(
-    "call_check_s", "seconds", 0.05, 0.001, 60, "how long a daemon that tells of open calls waits for what callers know"
-)
-
-KEPT_RUNS: Final = Setting("kept_runs", "runs", 20, 1, 1_000_000, "how many runs' logs stay in the temporary directory")
-
-WAIT_WARNING_S: Final = Setting(
-    "wait_warning_s", "seconds", 60, 0.01, 1e7, "how long something is waited for until a warning says so"
-)
-WAIT_WARNING_2_S: Final = Setting("wait_warning_2_s", "seconds", 300, 0.01, 1e7, "the same, for the second time")
-WAIT_WARNING_3_S: Final = Setting("wait_warning_3_s", "seconds", 1800, 0.01, 1e7, "the same, for the last time")
-WAIT_ANSWER_S: Final = Setting(
-    "wait_answer_s", "seconds", 5, 0.01, 1e4, "how long such a warning waits for what daemons say of the other side"
-)
-
 UNOBSERVED_ERROR_S: Final = Setting(
     "unobserved_error_s",
     "seconds",
@@ -129,7 +113,23 @@ UNOBSERVED_ERROR_S: Final = Setting(
     86400,
     "how long the error of a call may lie about unawaited before it is logged, and ends waits where fail_fast is set",
 )
+STREAM_ITEMS: Final = Setting(
+    "stream_items", "items", 16, 1, 1_000_000, "how many items one rank of a stream may send ahead of its consumer"
+)
 
+# Waits
+
+NAME_TIMEOUT_S: Final = Setting(
+    "name_timeout_s", "seconds", 120, 0, 1e7, "how long a group or channel is waited for whose name does not exist"
+)
+WAIT_WARNING_S: Final = Setting(
+    "wait_warning_s", "seconds", 60, 0.01, 1e7, "how long something is waited for until a warning says so"
+)
+WAIT_WARNING_2_S: Final = Setting("wait_warning_2_s", "seconds", 300, 0.01, 1e7, "the same, for the second time")
+WAIT_WARNING_3_S: Final = Setting("wait_warning_3_s", "seconds", 1800, 0.01, 1e7, "the same, for the last time")
+WAIT_ANSWER_S: Final = Setting(
+    "wait_answer_s", "seconds", 5, 0.01, 1e4, "how long such a warning waits for what daemons say of the other side"
+)
 LOOP_TURN_S: Final = Setting(
     "loop_turn_s",
     "seconds",
@@ -139,8 +139,112 @@ LOOP_TURN_S: Final = Setting(
     "how long a user's event loop may stand still while waits in other threads and loops need it",
 )
 
+# Messages, channels and the memory that they use
+
+CHANNEL_ANSWER_TIMEOUT_S: Final = Setting(
+    "channel_answer_timeout_s",
+    "seconds",
+    10,
+    0.05,
+    3600,
+    "how long a channel may take to answer a put or get with timeout=0",
+)
+CHANNEL_RETURN_TIMEOUT_S: Final = Setting(
+    "channel_return_timeout_s",
+    "seconds",
+    2,
+    0.01,
+    3600,
+    "how long a process may take to return a channel's credit or items sent ahead; then they are taken from it",
+)
+GPU_LINK_TIMEOUT_S: Final = Setting(
+    "gpu_link_timeout_s",
+    "seconds",
+    30,
+    0,
+    3600,
+    "how long the first message between two GPUs may take; then messages go by way of the CPU",
+)
+MESSAGE_WINDOW_BYTES: Final = Setting(
+    "message_window_bytes",
+    "bytes",
+    65 << 20,
+    1 << 16,
+    1 << 50,
+    "messages that one worker may send another one ahead of its receives",
+)
+SEGMENT_POOL_BYTES: Final = Setting(
+    "segment_pool_bytes", "bytes", 512 << 20, 0, 1 << 50, "shared memory that a process keeps for later messages"
+)
+TENSOR_POOL_BYTES: Final = Setting(
+    "tensor_pool_bytes",
+    "bytes",
+    256 << 20,
+    0,
+    1 << 50,
+    "unused memory that a process keeps for later messages from other machines",
+)
+
+# The start
+
+HARDWARE_PROBE_TIMEOUT_S: Final = Setting(
+    "hardware_probe_timeout_s", "seconds", 30, 0.05, 3600, "how long finding out what hardware a node has may take"
+)
+RENDERER_PROBE_TIMEOUT_S: Final = Setting(
+    "renderer_probe_timeout_s",
+    "seconds",
+    8,
+    0,
+    3600,
+    "how long the graphics driver may take to name its devices; the first workers wait for it",
+)
+SSH_AT_ONCE: Final = Setting("ssh_at_once", "hosts", 32, 1, 10_000, "how many hosts are connected to at the same time")
+WORKER_FORK_TIMEOUT_S: Final = Setting(
+    "worker_fork_timeout_s", "seconds", 60, 0.05, 86400, "how long the forking of a worker may take"
+)
+WORKER_IMPORT_TIMEOUT_S: Final = Setting(
+    "worker_import_timeout_s",
+    "seconds",
+    120,
+    0.05,
+    86400,
+    "how long a start of workers waits for torch's import; from a cold network file system it takes long",
+)
+WORKER_JOIN_TIMEOUT_S: Final = Setting(
+    "worker_join_timeout_s",
+    "seconds",
+    30,
+    0.05,
+    86400,
+    "how long a subprocess of a worker may take to become a worker itself",
+)
+
+# Between processes and nodes
+
+DIRECT_ACK_S: Final = Setting(
+    "direct_ack_s", "seconds", 0.05, 0.001, 10, "how long a receiver may keep an acknowledgement that rides on no frame"
+)
 GREETING_TIMEOUT_S: Final = Setting(
     "greeting_timeout_s", "seconds", 10, 0.01, 1e4, "how long a connection may take to say who it is"
+)
+NODE_LINK_TIMEOUT_S: Final = Setting(
+    "node_link_timeout_s", "seconds", 20, 0.05, 86400, "how long a node may take at its start to reach all other nodes"
+)
+NODE_PIECE_BYTES: Final = Setting(
+    "node_piece_bytes",
+    "bytes",
+    256 << 10,
+    1 << 12,
+    1 << 19,
+    "size of the pieces in which large contents travel between nodes",
+)
+NODE_SILENCE_S: Final = Setting(
+    "node_silence_s",
+    "seconds",
+    5,
+    0.1,
+    3600,
+    "after how long a silent node is asked for a sign of life, and how long that may take; then it is lost",
 )
 UNAUTHENTICATED_CONNECTIONS: Final = Setting(
     "unauthenticated_connections",
@@ -151,26 +255,56 @@ UNAUTHENTICATED_CONNECTIONS: Final = Setting(
     "how many of a node's connections may not have said yet who they are",
 )
 
-NAME_TIMEOUT_S: Final = Setting(
-    "name_timeout_s", "seconds", 120, 0, 1e7, "how long a group or channel is waited for whose name does not exist"
+# The end
+
+CLOSE_GRACE_S: Final = Setting(
+    "close_grace_s",
+    "seconds",
+    2,
+    0,
+    86400,
+    "how long the workers of a group that is closed have for an orderly end; then they are killed",
+)
+CLOSE_TIMEOUT_S: Final = Setting(
+    "close_timeout_s",
+    "seconds",
+    8,
+    0.05,
+    86400,
+    "how long closing a cluster waits for its groups; then their nodes are ended",
+)
+EXIT_REPORT_LINES: Final = Setting(
+    "exit_report_lines", "lines", 50, 1, 100_000, "how many of a worker's last lines are told with its death"
+)
+NODE_STOP_GRACE_S: Final = Setting(
+    "node_stop_grace_s", "seconds", 5, 0.05, 86400, "how long nodes have for an orderly end"
 )
 
-ALL: Final = (
-    ABORT_GRACE_S,
-    CALL_CHECK_S,
-    COLLECTIVE_TIMEOUT_S,
-    DIRECT_ACK_S,
-    UNOBSERVED_ERROR_S,
-    GREETING_TIMEOUT_S,
-    KEPT_RUNS,
-    LOOP_TURN_S,
-    OUTPUT_BUFFER_BYTES,
-    OUTPUT_END_S,
-    UNAUTHENTICATED_CONNECTIONS,
-    NAME_TIMEOUT_S,
-    WAIT_WARNING_S,
-    WAIT_WARNING_2_S,
-    WAIT_WARNING_3_S,
-    WAIT_ANSWER_S,
+# Output, logs and traces
+
+KEPT_RUNS: Final = Setting("kept_runs", "runs", 20, 1, 1_000_000, "how many runs' logs stay in the temporary directory")
+OUTPUT_BUFFER_BYTES: Final = Setting(
+    "output_buffer_bytes", "bytes", 1 << 20, 1 << 12, 1 << 30, "lines that wait for a terminal that is not read"
 )
+OUTPUT_END_S: Final = Setting(
+    "output_end_s", "seconds", 2, 0, 3600, "what the end of a cluster gives lines that wait for a terminal"
+)
+TRACE_BUFFER_SPANS: Final = Setting(
+    "trace_buffer_spans",
+    "spans",
+    32768,
+    4096,
+    1 << 30,
+    "how many spans a process keeps while they cannot be sent; those beyond are only counted",
+)
+TRACE_COLLECT_TIMEOUT_S: Final = Setting(
+    "trace_collect_timeout_s",
+    "seconds",
+    2,
+    0.05,
+    3600,
+    "how long collecting a trace waits for the spans of all processes",
+)
+
+ALL: Final = tuple(sorted((value for value in globals().values() if isinstance(value, Setting)), key=lambda s: s.name))
 """Every setting, in the order of the documents."""

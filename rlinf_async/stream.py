@@ -18,7 +18,6 @@ from rlinf_async._core.root_cause import fold_ranks
 from rlinf_async._waits import slow_waits
 from rlinf_async._waits.unobserved_errors import cause_of
 from rlinf_async.errors import DeadlineExceeded
-from rlinf_async.handle import WINDOW
 from rlinf_async.outcome import Callee, root_error, unobserved
 from rlinf_async.work import Work
 
@@ -43,6 +42,8 @@ class Stream:
         self._pid = process.pid
         self._call = 0
         self._items: deque[tuple[int, Body]] = deque()
+        self._window = int(settings.STREAM_ITEMS())
+        """Items that one rank may send ahead of the consumer."""
         self._consumed = [0] * len(callee.ranks)
         self._tally = Tally(len(callee.ranks))
         self._tick: Work[None] | None = None
@@ -146,7 +147,7 @@ class Stream:
                 return self._tick
             slot, body = self._items.popleft()
             self._consumed[slot] += 1
-            grant = self._consumed[slot] >= WINDOW // 2
+            grant = self._consumed[slot] >= self._window / 2
             if grant:
                 count, self._consumed[slot] = self._consumed[slot], 0
         if grant and not self._closed:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import uvloop
 
-from rlinf_async import ClosedError, Cluster, ForkedProcessError, LaunchError, WorkerGroup
+from rlinf_async import ClosedError, Cluster, ForkedProcessError, LaunchError, WorkerGroup, settings
 from rlinf_async.work import Work
 from tests._support.workers import Plain
 
@@ -149,8 +149,8 @@ def test_a_forked_child_of_the_driver_leaves_the_cluster_alone() -> None:
 
 @pytest.mark.slow
 async def test_closing_ends_although_the_daemon_is_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlinf_async.cluster.CLOSE_DEADLINE", 1.0)
-    monkeypatch.setattr("rlinf_async.cluster.STOP_GRACE", 1.0)
+    monkeypatch.setenv(settings.CLOSE_TIMEOUT_S.variable, "1")
+    monkeypatch.setenv(settings.NODE_STOP_GRACE_S.variable, "1")
     cluster = await Cluster(log_to_driver=False)
     group = Plain.create_group().launch(cluster)
     await group

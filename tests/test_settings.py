@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,20 @@ def test_a_cluster_refuses_a_setting_that_cannot_be(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv(settings.DIRECT_ACK_S.variable, "soon")
     with pytest.raises(ConfigError, match="RLINF_DIRECT_ACK_S='soon'"):
         Cluster(num_nodes=1)
+
+
+def test_every_setting_is_read_somewhere() -> None:
+    checkout = Path(__file__).parents[1]
+    sources = [path for room in ("rlinf_async", "launcher") for path in (checkout / room).rglob("*.py")]
+    text = "\n".join(path.read_text() for path in sources)
+    assert [setting.name for setting in settings.ALL if f"settings.{setting.name.upper()}" not in text] == []
+
+
+def test_a_daemon_adopts_the_settings_of_its_driver_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(settings.KEPT_RUNS.variable, "3")
+    monkeypatch.delenv(settings.NODE_SILENCE_S.variable, raising=False)
+    settings.adopt({settings.NODE_SILENCE_S.variable: "7", "PATH": "/of/the/driver"})
+    assert (settings.NODE_SILENCE_S(), settings.KEPT_RUNS()) == (7, 3)
+    assert os.environ["PATH"] != "/of/the/driver"
+    with pytest.raises(ConfigError, match="RLINF_KEPT_RUNS='none'"):
+        settings.adopt({settings.KEPT_RUNS.variable: "none"})

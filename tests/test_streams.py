@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from rlinf_async import Cluster, NodePlacementStrategy, each
-from rlinf_async.handle import WINDOW
+from rlinf_async import Cluster, NodePlacementStrategy, each, settings
 from tests._support.workers import Plain
 
 pytestmark = pytest.mark.shared_cluster
+
+WINDOW = 6
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,8 @@ def test_a_stream_is_iterated_without_a_loop_too(group: Any) -> None:
     assert sorted(group.count(2)) == [(rank, item) for rank in range(3) for item in range(2)]
 
 
-async def test_a_rank_runs_at_most_a_window_ahead(group: Any) -> None:
+async def test_a_rank_runs_at_most_a_window_ahead(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(settings.STREAM_ITEMS.variable, str(WINDOW))
     items = aiter(group[0].count(10_000))
     for _ in range(WINDOW // 2 - 1):
         await anext(items)

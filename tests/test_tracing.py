@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from rlinf_async import Channel, Cluster, ConfigError, NodePlacementStrategy, Tracer, WorkerDied
+from rlinf_async import Channel, Cluster, ConfigError, NodePlacementStrategy, Tracer, WorkerDied, settings
 from rlinf_async._trace import recorder as tracing
-from rlinf_async._trace.state.spans import CAPACITY
 from rlinf_async._wire.lifeline import Lifeline
 from tests._support.trace_files import Drawn, Trace
 from tests._support.traced_workers import Busy
@@ -142,7 +141,7 @@ def test_users_may_record_what_they_do_in_a_script_and_read_the_file_while_the_r
 
 
 def test_what_a_frozen_worker_has_is_not_waited_for_long(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing, "PATIENCE", 0.2)
+    monkeypatch.setenv(settings.TRACE_COLLECT_TIMEOUT_S.variable, "0.2")
     with started(path) as cluster:
         group = Busy.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="busy")
         frozen, _ = group.pid().wait()
@@ -189,15 +188,16 @@ def test_a_driver_that_is_killed_leaves_a_whole_file(path: Path) -> None:
     assert len(Trace(path).of("busy:0", "step")) >= 256
 
 
-async def test_more_than_can_be_kept_is_left_out_and_counted(path: Path) -> None:
+async def test_more_than_can_be_kept_is_left_out_and_counted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(settings.TRACE_BUFFER_SPANS.variable, "4096")
     async with started(path) as cluster:
         group = Busy.create_group().launch(cluster, name="busy")
         # Nothing can be sent while this loop is held up; what was recorded meanwhile is bounded.
         recorder = tracing.recorder
         assert recorder is not None
-        for _ in range(CAPACITY + 1000):
+        for _ in range(4096 + 1000):
             recorder.leave(recorder.enter("step", "x"))
-        assert len(recorder) <= CAPACITY
+        assert len(recorder) <= 4096
         await group.ping()
     missing = [event["name"] for event in Trace(path).events if event["ph"] == "i"]
     assert len(missing) == 1

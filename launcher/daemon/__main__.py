@@ -38,6 +38,7 @@ def daemon(data: bytes, leave_to_guardian: int) -> int:
 
     try:
         boot = read_boot(data, make_run_dir)
+        settings.adopt(boot.config.env)
     except (RLinfAsyncError, OSError, ValueError, KeyError, TypeError) as error:
         sys.stderr.write(f"rlinf daemon: {type(error).__name__}: {error}\n")
         return 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from rlinf_async import settings
 
@@ -33,7 +33,6 @@ class Admission:
     connection that says nothing costs a descriptor and no buffers.
 
     Args:
-        environ: where the settings are read from.
         begin: begins to read a connection, and returns its endpoint; OSError where it cannot.
         end: ends an endpoint; calls ``remove``.
     """
@@ -41,15 +40,14 @@ class Admission:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        environ: Mapping[str, str],
         begin: Callable[[socket.socket], Endpoint],
         end: Callable[[Endpoint], None],
     ) -> None:
         self._loop = loop
         self._begin = begin
         self._end = end
-        self._timeout = settings.GREETING_TIMEOUT_S(environ)
-        self._most = int(settings.UNAUTHENTICATED_CONNECTIONS(environ))
+        self._timeout = settings.GREETING_TIMEOUT_S()
+        self._most = int(settings.UNAUTHENTICATED_CONNECTIONS())
         self._strangers: dict[socket.socket, _Stranger] = {}
         self._socks: dict[Endpoint, socket.socket] = {}
         self._ended = 0

@@ -18,8 +18,9 @@ import logging
 import resource
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
+from rlinf_async import settings
 from rlinf_async._channels.state.actions import ACCEPTED, DELIVER, Act, Step
 from rlinf_async._channels.state.credit import OVERHEAD, Recall, cost
 from rlinf_async._channels.state.prefetch import CallBack, Question
@@ -36,9 +37,6 @@ from .hosted_channel import HostedChannel, Segment
 from .router import Router
 
 logger = logging.getLogger(__name__)
-
-PATIENCE: Final = 2.0
-"""Seconds for a process to return credit, or what it has sent ahead; then it is taken from it."""
 
 
 class Channels:
@@ -242,13 +240,13 @@ class Channels:
             elif act == Act.RECALL:
                 self._teller.tell(hosted, what.client)  # first, what it was granted
                 self._teller.say(what.client, hosted.number, "recall", None)
-                self._loop.call_later(PATIENCE, self._forfeit, hosted, what)
+                self._loop.call_later(settings.CHANNEL_RETURN_TIMEOUT_S(), self._forfeit, hosted, what)
             elif act == Act.ANSWER:
                 self._answer(hosted, what)
             elif act == Act.CALL_BACK:
                 self._teller.tell(hosted, what.client)
                 self._teller.say(what.client, hosted.number, "call_back", what.key)
-                self._loop.call_later(PATIENCE, self._forfeit_prefetched, hosted, what)
+                self._loop.call_later(settings.CHANNEL_RETURN_TIMEOUT_S(), self._forfeit_prefetched, hosted, what)
             elif act == Act.LOST:
                 self._teller.say(what.producer, hosted.number, "lost", 1)
             elif act == Act.PARKED:
@@ -294,15 +292,16 @@ class Channels:
     async def close_channel(self, requester: Requester, op: operations.CloseChannel) -> Any:
         """No more puts; the queue is gone once what is in it has been taken.  False if there is no such queue.
 
-        Answered when all that was put before has come in; who does not say within ``PATIENCE`` what it has put is not
-        waited for.  Where what is in it is to be discarded, the queue is gone at once.
+        Answered when all that was put before has come in; a process that does not say in time
+        (``settings.CHANNEL_RETURN_TIMEOUT_S``) what it has put is not waited for.  Where what is in it is to be
+        discarded, the queue is gone at once.
         """
         hosted = self._hosted.get(op.number)
         if hosted is None:
             return False
         if op.discard and hosted.queue.ledger.outstanding:
             self._discarded.add(hosted.number)
-            self._loop.call_later(PATIENCE, self._discarded.discard, hosted.number)
+            self._loop.call_later(settings.CHANNEL_RETURN_TIMEOUT_S(), self._discarded.discard, hosted.number)
         steps = hosted.queue.close(discard=op.discard)
         if hosted.queue.closed:
             self._follow(hosted, steps)

@@ -26,7 +26,7 @@ from typing import Final, NoReturn
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 
-PATIENCE: Final = 4.0
+_ORDERLY_END_S: Final = 4.0
 """Seconds that the daemon has for an orderly end after the lifeline was cut."""
 
 
@@ -141,7 +141,7 @@ def _watch(pid: int) -> tuple[int, bool]:
         if 0 in ready:
             # The daemon has seen it too and ends in order; this is for the case that it cannot.
             poll.unregister(0)
-            deadline = time.monotonic() + PATIENCE
+            deadline = time.monotonic() + _ORDERLY_END_S
     code = sweep().get(pid, 1)
     return 128 - code if code < 0 else code, deadline is not None
 

@@ -30,13 +30,10 @@ from .guardian import remove
 from .handlers import Requester
 from .node_link import NodeLink
 from .router import Router
-from .service import GRACE, DaemonService, Group, Site
+from .service import DaemonService, Group, Site
 from .templates import Templates
 
 logger = logging.getLogger(__name__)
-
-MESH_TIMEOUT: Final = 20.0
-"""Seconds for the links to all other nodes."""
 
 PARENT_SOCKET: Final = "RLINF_PARENT_SOCKET"
 """What tells a worker's subprocesses where this node listens, so that they can be workers too."""
@@ -44,12 +41,12 @@ PARENT_SOCKET: Final = "RLINF_PARENT_SOCKET"
 LOG_DIR: Final = "RLINF_LOG_DIR"
 """What tells workers where this node's logs are."""
 
-AGAIN: Final = 0.1
+_ACCEPT_AGAIN_S: Final = 0.1
 """Seconds until a connection is accepted again where there were no descriptors or memory for one."""
 
 _SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
-LAST_RESORT: Final = 5
+_SIGTERM_TIMEOUT_S: Final = 5
 """Seconds after a SIGTERM in which this process ends in order; then the kernel ends it."""
 
 
@@ -90,7 +87,7 @@ class Node:
             tee=boot.config.tee,
         )
         self._router = Router(loop, boot.config.node, self._on_request)
-        self._admission = Admission(loop, boot.worker_environment, self._begin, self._driver_gone)
+        self._admission = Admission(loop, self._begin, self._driver_gone)
         self._service = DaemonService(loop, site, templates, self._router, self._abandon)
 
     def __repr__(self) -> str:
@@ -169,7 +166,7 @@ class Node:
     # -- other nodes --------------------------------------------------------------------------------------------
 
     async def _serve_neighbours(self) -> str | None:
-        config, environment = self._boot.config, self._boot.worker_environment
+        config = self._boot.config
         if config.bind is None:
             return None
         from rlinf_async._wire.peer_server import PeerServer
@@ -181,8 +178,9 @@ class Node:
             config.credentials,
             config.bind,
             self._on_link,
-            greeting_timeout=settings.GREETING_TIMEOUT_S(environment),
-            most_connections=config.num_nodes + 1 + int(settings.UNAUTHENTICATED_CONNECTIONS(environment)),
+            keepalive=settings.NODE_SILENCE_S(),
+            greeting_timeout=settings.GREETING_TIMEOUT_S(),
+            most_connections=config.num_nodes + 1 + int(settings.UNAUTHENTICATED_CONNECTIONS()),
         )
         address: str = await self._server.start()
         return address
@@ -211,8 +209,9 @@ class Node:
             neighbour.name = self._names.get(node, neighbour.name)
         self._service.welcome = {"run": self._boot.config.run, "nodes": peers, "log_dir": str(self._boot.log_dir)}
         event: dict[str, Any] = {"event": "ready"}
+        timeout = settings.NODE_LINK_TIMEOUT_S()
         try:
-            async with asyncio.timeout(MESH_TIMEOUT), asyncio.TaskGroup() as tasks:
+            async with asyncio.timeout(timeout), asyncio.TaskGroup() as tasks:
                 for peer in peers:
                     if peer["node"] > self._boot.config.node:
                         tasks.create_task(self._dial(peer))
@@ -223,7 +222,7 @@ class Node:
         except* TimeoutError:
             here = {*self._router.neighbours, self._boot.config.node}
             missing = ", ".join(peer["name"] for peer in peers if peer["node"] not in here)
-            text = f"no link to {missing} within {MESH_TIMEOUT:g} s (is a firewall between the nodes?)"
+            text = f"no link to {missing} within {timeout:g} s (is a firewall between the nodes?)"
             event = {"event": "failed", "error": text}
         self._say(event)
 
@@ -241,7 +240,8 @@ class Node:
             peer=peer["node"],
             run=config.run,
             credentials=config.credentials,
-            timeout=MESH_TIMEOUT,
+            timeout=settings.NODE_LINK_TIMEOUT_S(),
+            keepalive=settings.NODE_SILENCE_S(),
         )
         self._add_neighbour(link)
 
@@ -284,7 +284,7 @@ class Node:
             if error.errno in _SHORT and not self._admission.end_oldest():
                 # It would be readable all the time until something is closed.
                 self._loop.remove_reader(listener.fileno())
-                self._loop.call_later(AGAIN, self._listen, listener)
+                self._loop.call_later(_ACCEPT_AGAIN_S, self._listen, listener)
             return
         try:
             check_peer(sock)
@@ -376,7 +376,7 @@ class Node:
         self._start(self._service.handlers.handle(Requester(source, number), operation, fields), operation)
 
     def _abandon(self, group: Group) -> None:
-        self._start(self._service.close_group(group, GRACE), f"closing group '{group.name}'")
+        self._start(self._service.close_group(group, settings.CLOSE_GRACE_S()), f"closing group '{group.name}'")
 
     def _start(self, work: Coroutine[Any, Any, None], what: str) -> None:
         """Makes it one of this node's tasks: what goes wrong in it is logged and ends nothing else."""
@@ -392,7 +392,7 @@ class Node:
     def _on_sigterm(self) -> None:
         """The guardian is gone, or passes on what ends this machine."""
         logger.info("SIGTERM: ending")
-        signal.alarm(LAST_RESORT)
+        signal.alarm(_SIGTERM_TIMEOUT_S)
         self._stop.set()
 
     async def _close_everything(self) -> None:
@@ -411,7 +411,7 @@ class Node:
     async def _close_groups(self) -> None:
         await asyncio.gather(
             *(
-                _logged(self._service.close_group(group, GRACE), f"closing group '{group.name}'")
+                _logged(self._service.close_group(group, settings.CLOSE_GRACE_S()), f"closing group '{group.name}'")
                 for group in list(self._service.groups.values())
             )
         )

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
+from rlinf_async import settings
 from rlinf_async._core import frames
 from rlinf_async._core.pending_calls import Holdback
 from rlinf_async._core.segment import allocate_segment, close_fds, seal_segment
@@ -17,7 +18,6 @@ from rlinf_async.errors import ClosedError, NodeLost
 
 logger = logging.getLogger(__name__)
 
-PIECE: Final = 256 * 1024
 _WITH_BODY: Final = frozenset({frames.CALL, frames.REPLY, frames.MESSAGE, frames.PUT, frames.GIVE})
 _OF_A_DAEMON: Final = frozenset({frames.GIVE, frames.QUEUE})
 _HEADER: Final = struct.Struct("<QQQ")
@@ -111,8 +111,9 @@ class NodeLink:
 
     async def _send_body(self, transfer: int, fd: int, size: int) -> None:
         try:
-            for offset in range(0, size, PIECE):
-                piece = os.pread(fd, min(PIECE, size - offset), offset)
+            step = int(settings.NODE_PIECE_BYTES())
+            for offset in range(0, size, step):
+                piece = os.pread(fd, min(step, size - offset), offset)
                 await self._link.send_bulk(_HEADER.pack(transfer, size, offset) + piece)
         finally:
             os.close(fd)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from rlinf_async import settings
 from rlinf_async._core import operations
 from rlinf_async.errors import ConfigError, LaunchError
 from rlinf_async.hardware import EXTENSION
@@ -17,11 +18,6 @@ from .handlers import Requester
 from .probe_process import ProbeProcess
 
 logger = logging.getLogger(__name__)
-
-PATIENCE: Final = 30.0
-"""Seconds for one question."""
-RENDERERS_PATIENCE: Final = 8.0
-"""Seconds for the graphics driver, for which the first workers wait."""
 
 _OTHER_RENDERERS: Final = ("osmesa", "glx")
 
@@ -47,7 +43,7 @@ class Probes:
         self._renderers = asyncio.get_running_loop().create_future()
         found: dict[str, int] = {}
         try:
-            async with asyncio.timeout(RENDERERS_PATIENCE):
+            async with asyncio.timeout(settings.RENDERER_PROBE_TIMEOUT_S()):
                 found = await self._ask("egl", [gpu["id"] for gpu in facts["gpus"]], None)
         except (LaunchError, TimeoutError) as error:
             logger.warning("EGL devices are not known: %s", error or "the graphics driver does not answer")
@@ -105,11 +101,12 @@ class Probes:
         program = [python or sys.executable, "-P", "-m", f"rlinf_async.hardware.{module}", *words]
         inquiry = ProbeProcess(program, json.dumps(question), {**self._environment, **(variables or {})})
         self._inquiries.add(inquiry)
+        timeout = settings.HARDWARE_PROBE_TIMEOUT_S()
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(timeout):
                 stdout, stderr, code = await inquiry.answer()
         except TimeoutError as error:
-            raise LaunchError(f"no answer about the hardware of {self._node} within {PATIENCE:g} s") from error
+            raise LaunchError(f"no answer about the hardware of {self._node} within {timeout:g} s") from error
         finally:
             self._inquiries.discard(inquiry)
             inquiry.close()

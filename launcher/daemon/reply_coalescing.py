@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from rlinf_async._core.frames import OK
 
-PATIENCE: Final = 0.001
+MAX_DELAY_S: Final = 0.001
 """Seconds that an answer waits for those of the other ranks; a caller may want it as it comes."""
 
 Answer = tuple[Any, list[int]]

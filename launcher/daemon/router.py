@@ -25,7 +25,7 @@ from rlinf_async.errors import NodeLost
 from .cleanup import run_all
 from .endpoint import Endpoint
 from .node_link import NodeLink
-from .reply_coalescing import PATIENCE, Answer, ReplyCoalescing
+from .reply_coalescing import MAX_DELAY_S, Answer, ReplyCoalescing
 
 logger = logging.getLogger(__name__)
 
@@ -199,7 +199,7 @@ class Router:
         if answers:
             self._deliver_together(answers)
         elif self._release_timer is None:
-            self._release_timer = self._loop.call_later(PATIENCE, self._release)
+            self._release_timer = self._loop.call_later(MAX_DELAY_S, self._release)
 
     def _settle_debts(self, worker: Endpoint, calls: list[int]) -> None:
         """Calls that a worker has answered past the daemon."""

@@ -43,9 +43,6 @@ from .worker_process import DESCRIPTORS, Birth, WorkerProcess
 
 logger = logging.getLogger(__name__)
 
-GRACE: Final = 2.0
-"""Seconds that workers have for an orderly end when nobody says otherwise."""
-
 MAX_UNOBSERVED: Final = 1000
 """Errors that a daemon keeps for the launcher: one is enough for the exit code, and people read the first ones."""
 

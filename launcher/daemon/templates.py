@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import msgpack
 
+from rlinf_async import settings
 from rlinf_async._core.frames import PROTOCOL
 from rlinf_async.errors import LaunchError
 
@@ -33,11 +34,6 @@ EXEC_TIME: Final = (
 """Variables that are read when a program starts: setting them after a fork would be too late."""
 
 PACKET: Final = 512 * 1024
-
-IMPORT_PATIENCE: Final = 120.0
-"""Seconds that a birth waits for a template that is still importing; from a cold network file system it takes long."""
-FORK_PATIENCE: Final = 60.0
-"""Seconds that a template may be silent while somebody waits for a worker."""
 
 _Answer = asyncio.Future[dict[str, Any]]
 
@@ -208,7 +204,8 @@ class Template:
             self._patience.cancel()
             self._patience = None
         if self._waiting or self._to_send:
-            seconds = IMPORT_PATIENCE if self.facts is None else FORK_PATIENCE
+            limit = settings.WORKER_IMPORT_TIMEOUT_S if self.facts is None else settings.WORKER_FORK_TIMEOUT_S
+            seconds = limit()
             self._patience = self._loop.call_later(seconds, self._give_up, seconds)
 
     def _give_up(self, seconds: float) -> None:

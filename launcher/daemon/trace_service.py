@@ -33,11 +33,11 @@ QUESTIONS: Final = 64
 """In a row; the one with the shortest way counts.  Where processors are busy most ways take longer than a call, which
 would then be drawn before its caller and get no arrow."""
 
-AGAIN: Final = 5.0
-"""Seconds after which the clocks are compared again."""
+_COMPARE_S: Final = 5.0
+"""After which the clocks are compared again."""
 
-PATIENCE: Final = 2.0
-"""Seconds for the clocks of all nodes, before the trace begins."""
+_CLOCKS_TIMEOUT_S: Final = 2.0
+"""For the clocks of all nodes, before the trace begins."""
 
 SLICE: Final = 64
 """Spans that are written without a break."""
@@ -119,7 +119,7 @@ class Traces:
             return
         node = frames.node_of(requester.endpoint)
         clock = self._clocks.get(node)
-        if clock is not None and time.monotonic_ns() - clock.heard_at > AGAIN * 1e9 and not self._left.get(node):
+        if clock is not None and time.monotonic_ns() - clock.heard_at > _COMPARE_S * 1e9 and not self._left.get(node):
             self._ask_clock(node, QUESTIONS)
         at = self._name if node == self._router.node else self._router.neighbours[node].name
         try:
@@ -159,7 +159,7 @@ class Traces:
             self._compared[node] = loop.create_future()
             self._ask_clock(node, QUESTIONS)
         if self._compared:
-            await asyncio.wait(self._compared.values(), timeout=PATIENCE)
+            await asyncio.wait(self._compared.values(), timeout=_CLOCKS_TIMEOUT_S)
         self._compared.clear()
         for node, clock in self._clocks.items():
             if not clock.is_known:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from rlinf_async import settings
 from rlinf_async._core.printable import printable
 
-LAST_WORDS: Final = 50
 LONGEST_LINE: Final = 8192
 LONGEST_WORD: Final = 400
 """Characters of a line that are told again with a death; the log has them all."""
@@ -41,7 +41,7 @@ class Output:
         self.log_error = ""
         self._on_lines = on_lines
         self._rest = b""
-        self._last: deque[str] = deque(maxlen=LAST_WORDS)
+        self._last: deque[str] = deque(maxlen=int(settings.EXIT_REPORT_LINES()))
         self._open = True
         self.written_bytes = 0
         self.lost_bytes = 0

@@ -17,7 +17,7 @@ LARGE: Final = 64 << 20
 """Bytes of an archive from which on a run should say why its start is slow."""
 
 _SKIPPED_FOLDERS: Final = frozenset({".git", "__pycache__", ".venv", "node_modules"})
-_GIT_PATIENCE: Final = 60.0
+_GIT_TIMEOUT_S: Final = 60.0
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def _git_names(folder: Path) -> list[str] | None:
         return None
     command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=_GIT_PATIENCE, check=False)
+        done = subprocess.run(command, capture_output=True, timeout=_GIT_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     if done.returncode:

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from rlinf_async import settings
 from rlinf_async._wire.lifeline import Lifeline, fresh_marker
 from rlinf_async._wire.mesh import on_all_nodes
 from rlinf_async.errors import LaunchError
@@ -25,10 +26,9 @@ PYTHON_MINIMUM: Final = (3, 11)
 PACKAGES: Final = ("rlinf_async", "rlinf_launcher", "torch", "numpy", "msgpack", "cloudpickle", "uvloop")
 BETWEEN_NODES: Final = ("grpc", "cryptography")
 
-_AT_ONCE: Final = 32
-_LET_GO: Final = 1.5
-"""Seconds to remove what was unpacked; an ssh that has not connected is killed after them."""
-_PATIENCE_WITHOUT_END: Final = 24 * 3600.0
+_CLEANUP_TIMEOUT_S: Final = 1.5
+"""To remove what was unpacked; an ssh that has not connected is killed after them."""
+_NO_TIMEOUT_S: Final = 24 * 3600.0
 _SKEW_NOTED: Final = 300.0
 _SKEW_BEHIND: Final = 47 * 3600.0  # certificates are valid from two days ago
 _SKEW_AHEAD: Final = 360 * 24 * 3600.0
@@ -53,7 +53,7 @@ class HostCheck:
         self._options = options
         self._run = run
         self._report = report
-        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._slots = asyncio.Semaphore(int(settings.SSH_AT_ONCE()))
 
     async def look(self, deadline: float | None) -> dict[int, str]:
         """Looks at all hosts; returns the texts of failures by rank."""
@@ -90,7 +90,7 @@ class HostCheck:
 
     async def close(self) -> None:
         """Lets go of every host; what was unpacked there is removed."""
-        await asyncio.gather(*(lifeline.close(_LET_GO) for lifeline in self.lifelines.values()))
+        await asyncio.gather(*(lifeline.close(_CLEANUP_TIMEOUT_S) for lifeline in self.lifelines.values()))
 
     async def _visit(self, rank: int) -> dict[str, Any]:
         node = self._nodes[rank]
@@ -122,7 +122,7 @@ class HostCheck:
             "marker": marker,
             "run": self._run,
             "node": node.rank,
-            "patience": (options.start_timeout or _PATIENCE_WITHOUT_END) + 30.0,
+            "patience": (options.start_timeout or _NO_TIMEOUT_S) + 30.0,
             "python_minimum": list(PYTHON_MINIMUM),
             "packages": [*PACKAGES, *(BETWEEN_NODES if len(self._nodes) > 1 else ())],
             "version": own_version(),

@@ -13,7 +13,7 @@ from rlinf_async.errors import LaunchError
 from .bootstrap import shipment
 from .plan import Node
 
-_PATIENCE: Final = 60.0
+_SWEEP_TIMEOUT_S: Final = 60.0
 
 
 async def sweep(nodes: Sequence[Node], run: str) -> tuple[dict[int, dict[str, Any]], dict[int, str]]:
@@ -37,5 +37,5 @@ async def sweep(nodes: Sequence[Node], run: str) -> tuple[dict[int, dict[str, An
             raise LaunchError(f"these processes do not end: {answer['left']}")
         return answer
 
-    deadline = asyncio.get_running_loop().time() + _PATIENCE
+    deadline = asyncio.get_running_loop().time() + _SWEEP_TIMEOUT_S
     return await on_all_nodes(len(nodes), one, deadline=deadline, doing="being swept")

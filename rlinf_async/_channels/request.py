@@ -6,8 +6,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Generator
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from rlinf_async import settings
 from rlinf_async._channels.queue_errors import QueueEnd
 from rlinf_async._core import frames
 from rlinf_async._core.segment import close_fds
@@ -18,9 +19,6 @@ from rlinf_async.work import Work
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-ANSWER: Final = 10.0
-"""Seconds for the queue's answer to what is not to wait there, with ``timeout=0``."""
 
 
 class Door(Protocol):
@@ -111,7 +109,9 @@ class QueueRequest(Work[T]):
     # -- deadlines ----------------------------------------------------------------------------------------------
 
     def _remaining(self) -> float | None:
-        return None if self._timeout is None else max(0.0, self.since + (self._timeout or ANSWER) - time.monotonic())
+        if self._timeout is None:
+            return None
+        return max(0.0, self.since + (self._timeout or settings.CHANNEL_ANSWER_TIMEOUT_S()) - time.monotonic())
 
     def done(self) -> bool:
         if self._timeout is not None and not self._done and self._remaining() == 0.0:

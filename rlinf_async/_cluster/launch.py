@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from rlinf_async import settings
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.requests import Request
 from rlinf_async._cluster.launch_config import LaunchConfig
@@ -20,7 +21,7 @@ from rlinf_async._core.worker_facts import pack_hardware
 from rlinf_async._group.members import Members
 from rlinf_async.address import NodeInfo, WorkerAddress
 from rlinf_async.errors import ClosedError, NodeLost
-from rlinf_async.group import CLOSE_GRACE, info_from
+from rlinf_async.group import info_from
 from rlinf_async.hardware import REHEARSAL, AcceleratorType, get_family
 from rlinf_async.placement import Placement, worker_environment
 from rlinf_async.profiling import INTERPRETER, ProfileConfig, window_plan, wrap_interpreter
@@ -28,11 +29,11 @@ from rlinf_async.profiling.windows import SECTION
 
 logger = logging.getLogger(__name__)
 
-UNDO: Final = 5.0
-"""Seconds to take back a launch that has failed."""
+_UNDO_TIMEOUT_S: Final = 5.0
+"""To take back a launch that has failed."""
 
-LONGEST_VALUE: Final = 128 * 1024
-"""Bytes of one environment variable; the kernel takes no more when the worker starts a program."""
+_MAX_VALUE_BYTES: Final = 128 * 1024
+"""Of one environment variable; the kernel takes no more when the worker starts a program."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,12 @@ async def launch(client: NodeClient, members: Members, plan: Plan, *, reserved: 
         members.start([entry["endpoint"] for entry in roster], infos, [entry["log"] for entry in roster])
     except BaseException as error:
         try:
-            async with asyncio.timeout(UNDO):
+            async with asyncio.timeout(_UNDO_TIMEOUT_S):
                 await _undo(client, plan, named)
         except TimeoutError:
-            logger.warning("what had been started of group '%s' could not be ended within %g s", plan.name, UNDO)
+            logger.warning(
+                "what had been started of group '%s' could not be ended within %g s", plan.name, _UNDO_TIMEOUT_S
+            )
         finally:
             members.fail(error if isinstance(error, Exception) else _cancelled(plan.name))
         raise
@@ -200,7 +203,7 @@ async def _undo(client: NodeClient, plan: Plan, named: bool) -> None:
     if client.closed is not None:
         return
     nodes = {placement.cluster_node_rank for placement in plan.placements} - set(client.lost_nodes)
-    close = operations.CloseGroup(plan.name, CLOSE_GRACE)
+    close = operations.CloseGroup(plan.name, settings.CLOSE_GRACE_S())
     requests: list[Request[Any]] = [client.request(close, node=node) for node in nodes]
     if named:
         requests.append(client.request(operations.ReleaseGroup(plan.name), node=0))
@@ -227,6 +230,6 @@ def base_environment(extra: dict[str, str] | None) -> dict[str, str]:
             raise TypeError(f"env= takes strings, got {name!r}: {value!r} ({type(value).__name__})")
         if not name or "=" in name or "\0" in name + value:
             raise ValueError(f"env= has a variable that cannot be: {name!r} (no '=' in names, no zero bytes)")
-        if len(value) > LONGEST_VALUE:
-            raise ValueError(f"env= has {len(value)} bytes for {name!r}; a variable takes at most {LONGEST_VALUE}")
+        if len(value) > _MAX_VALUE_BYTES:
+            raise ValueError(f"env= has {len(value)} bytes for {name!r}; a variable takes at most {_MAX_VALUE_BYTES}")
     return dict(extra or {})

@@ -27,10 +27,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Final
 
+from rlinf_async import settings
 from rlinf_async._core.segment import write_segment
-
-KEEP: Final = 512 << 20
-"""Bytes of segments that a process keeps, those in use included; what is beyond is the kernel's once it is unused."""
 
 _MOST: Final = 64
 """Segments that are kept, each with a file descriptor."""
@@ -92,7 +90,7 @@ class _Segment:
 class Pool:
     """The segments of this process.  Its methods may be called from any thread."""
 
-    def __init__(self, keep: int = KEEP) -> None:
+    def __init__(self, keep: float | None = None) -> None:
         self._keep = keep
         self._segments: list[_Segment] = []
         self._lock = threading.Lock()
@@ -151,6 +149,8 @@ class Pool:
         with self._lock:
             self._segments.append(segment)
             kept = sum(segment.size for segment in self._segments)
+            if self._keep is None:
+                self._keep = settings.SEGMENT_POOL_BYTES()
             while kept > self._keep or len(self._segments) > _MOST:
                 oldest = self._segments.pop(0)
                 kept -= oldest.size

@@ -23,7 +23,7 @@ from rlinf_async._waits import loop_watch
 from rlinf_async._waits.unobserved_errors import UnobservedError, cause_of
 from rlinf_async.address import WorkerInfo
 from rlinf_async.errors import ClosedError, ForkedProcessError, NodeLost, told_log
-from rlinf_async.handle import WINDOW, Handle
+from rlinf_async.handle import Handle
 from rlinf_async.outcome import death_cause, describe_failure, loss_cause
 from rlinf_async.stream import Stream
 from rlinf_async.work import Work
@@ -156,7 +156,7 @@ class Members:
         self._send(callee, sink, method, bodies, same)
 
     def _send(self, callee: Callee, sink: Sink, method: str, bodies: Bodies, same: bool) -> None:
-        credit = WINDOW if isinstance(sink, Stream) else 0
+        credit = sink._window if isinstance(sink, Stream) else 0
         self.open[id(sink)] = sink
         try:
             if same:

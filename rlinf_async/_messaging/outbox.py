@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Final
 
+from rlinf_async import settings
 from rlinf_async._core.frames import node_of
 from rlinf_async._messaging.device_content import DevicePayload
 from rlinf_async._messaging.in_flight import InFlight, Line
@@ -27,9 +28,6 @@ logger = logging.getLogger(__name__)
 
 _ATTEMPTS: Final = 3
 """Times that links are tried with one message before it is given up."""
-
-_PATIENCE: Final = 30.0
-"""Seconds that the first message between two GPUs may take; libraries that find no way have been seen to search on."""
 
 
 class Outbox:
@@ -185,7 +183,8 @@ class Outbox:
         sizes = [buffer.nbytes for buffer in buffers]
         for peer, link in zip(receivers, links, strict=True):
             if letter.by_gpu and not peer.gpu_link.is_proven:
-                self._peers.later(_PATIENCE, functools.partial(self._lose_patience, line, number, peer, link))
+                timeout = settings.GPU_LINK_TIMEOUT_S()  # libraries that find no way have been seen to search on
+                self._peers.later(timeout, functools.partial(self._lose_patience, line, number, peer, link))
             letter.attempts += 1
             transfer = next(peer.transfers)
             letter.links.append(link)
@@ -206,7 +205,7 @@ class Outbox:
     def _lose_patience(self, line: Line, number: int, peer: Peer, link: Any) -> None:
         letter = line.open.get(number)
         if letter is not None and letter.by_gpu and not peer.gpu_link.is_proven:
-            link.discard(TransferFailed(f"{link!r} has brought nothing within {_PATIENCE:.0f} s"))
+            link.discard(TransferFailed(f"{link!r} has brought nothing within {settings.GPU_LINK_TIMEOUT_S():g} s"))
 
     def _distrust(self, peer: Peer, letter: InFlight, error: Exception) -> None:
         """A message has not come through."""

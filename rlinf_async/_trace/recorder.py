@@ -19,6 +19,7 @@ import secrets
 import time
 from typing import Any, Final, Protocol
 
+from rlinf_async import settings
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import operations
 from rlinf_async._trace.state.spans import Recorder, Span
@@ -30,9 +31,6 @@ logger = logging.getLogger(__name__)
 
 QUESTIONS: Final = 32
 """Times that a driver compares its clock with its daemon's; the one with the shortest way counts."""
-
-PATIENCE: Final = 2.0
-"""Seconds for all processes of a run to send what they have."""
 
 recorder: Recorder | None = None
 """Of this process; None where it records nothing."""
@@ -118,10 +116,11 @@ async def collect(client: NodeClient) -> str | None:
         with contextlib.suppress(NodeLost):
             processes += await request
     collected = client.request(operations.AwaitSpans(turn, processes), node=trace.home, what="the spans of the run")
+    timeout = settings.TRACE_COLLECT_TIMEOUT_S()
     try:
-        await collected.async_wait(PATIENCE)
+        await collected.async_wait(timeout)
     except DeadlineExceeded:
-        logger.warning("not every process has sent its spans within %g s; the trace goes on without them", PATIENCE)
+        logger.warning("not every process has sent its spans within %g s; the trace goes on without them", timeout)
         await client.request(operations.ForgetSpans(turn), node=trace.home)
     return trace.path
 

@@ -17,8 +17,7 @@ import weakref
 from collections import deque
 from typing import Final, Protocol
 
-KEEP: Final = 256 << 20
-"""Bytes of unused memory that a process keeps."""
+from rlinf_async import settings
 
 _SMALL: Final = 1 << 20
 """Below this size in bytes the allocator of Python does as well."""
@@ -48,7 +47,7 @@ class Place:
 class WarmMemory:
     """Memory that returns by itself.  Its methods may be called from any thread."""
 
-    def __init__(self, keep: int = KEEP) -> None:
+    def __init__(self, keep: int | None = None) -> None:
         self._keep = keep
         # A deque, because what returns memory may be the collector, in any thread that holds any lock.
         self._unused: deque[mmap.mmap] = deque()
@@ -84,7 +83,8 @@ class WarmMemory:
     def _return(self, memory: mmap.mmap) -> None:
         self._unused.append(memory)
         with contextlib.suppress(IndexError):  # others return as well
-            while self.unused > self._keep:
+            keep = settings.TENSOR_POOL_BYTES() if self._keep is None else self._keep
+            while self.unused > keep:
                 self._unused.popleft()
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from rlinf_async import settings
 from rlinf_async._wire import grpc
 from rlinf_async._wire.credentials import NodeCredentials, explain_refusal, node_name
 from rlinf_async._wire.daemon_link import CLOSE_SECONDS, Broken, PeerLink
-from rlinf_async._wire.grpc import KEEPALIVE
 from rlinf_async._wire.hello import Hello
 from rlinf_async._wire.listen_address import parse_ip, split_endpoint
 from rlinf_async.errors import NodeLost
@@ -24,14 +24,14 @@ async def dial(
     run: str,
     credentials: NodeCredentials,
     timeout: float,
-    keepalive: float = KEEPALIVE,
+    keepalive: float = settings.NODE_SILENCE_S.default,
 ) -> PeerLink:
     """Opens the link from node ``node`` to node ``peer``, which is up in both directions when this returns.
 
     Args:
         address: where the peer listens, ``"ip:port"``.
         timeout: seconds; where a handshake is refused, finding out why may add two.
-        keepalive: see `KEEPALIVE`; shorter in tests.
+        keepalive: seconds of silence before the peer is asked for a sign of life, and that it then has to give one.
 
     Raises:
         AuthError: one side did not accept the other's certificate or identity, or the credentials are none.

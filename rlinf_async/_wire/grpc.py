@@ -28,9 +28,6 @@ import grpc.aio  # noqa: E402
 if not _verbosity_is_set:
     del os.environ["GRPC_VERBOSITY"]
 
-KEEPALIVE = 5.0
-"""Seconds of silence before a peer is asked for a sign of life, and seconds that it then has to give one."""
-
 _DETAILS = 1000  # characters: longer status details arrive as "metadata size exceeds hard limit"
 
 _log = logging.getLogger(__name__)

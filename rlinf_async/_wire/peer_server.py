@@ -12,7 +12,6 @@ from rlinf_async import settings
 from rlinf_async._wire import grpc
 from rlinf_async._wire.credentials import NodeCredentials, node_name
 from rlinf_async._wire.daemon_link import Broken, PeerLink, Stream, report_failure
-from rlinf_async._wire.grpc import KEEPALIVE
 from rlinf_async._wire.hello import Hello
 from rlinf_async._wire.listen_address import parse_ip
 from rlinf_async.errors import AuthError, ClosedError, ConfigError, LaunchError, RLinfAsyncError
@@ -26,7 +25,7 @@ class PeerServer:
         run: the run's id.
         bind: the IP address to listen on, at a port of the kernel's choice.
         on_link: called on the loop with every new link, which is up in both directions.
-        keepalive: see `KEEPALIVE`; shorter in tests.
+        keepalive: seconds of silence before the peer is asked for a sign of life, and that it then has to give one.
         greeting_timeout: seconds for TLS, and again for each of the two words with which a link begins.
         most_connections: at a time, those of the run's nodes included; None for any number.
 
@@ -42,7 +41,7 @@ class PeerServer:
         bind: str,
         on_link: Callable[[PeerLink], None],
         *,
-        keepalive: float = KEEPALIVE,
+        keepalive: float = settings.NODE_SILENCE_S.default,
         greeting_timeout: float = settings.GREETING_TIMEOUT_S.default,
         most_connections: int | None = None,
     ) -> None:

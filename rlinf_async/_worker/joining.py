@@ -13,6 +13,7 @@ import sys
 from multiprocessing import util
 from typing import Any, Final
 
+from rlinf_async import settings
 from rlinf_async._client import registry
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.loop_thread import LoopThread
@@ -29,11 +30,8 @@ from rlinf_async.errors import LaunchError
 SOCKET: Final = "RLINF_PARENT_SOCKET"
 """Where the daemon of a worker's node listens; every subprocess of a worker inherits it."""
 
-PATIENCE: Final = 30.0
-"""Seconds for the daemons to answer."""
-
-LAST_WORDS: Final = 0.5
-"""Seconds for what is queued when the process ends."""
+_LAST_SENDS_S: Final = 0.5
+"""For what is queued when the process ends."""
 
 _INHERITED: Final = ("ISOLATE_ACCELERATOR", "NODE_GROUP_LABEL")
 
@@ -75,10 +73,12 @@ def join(parent: WorkerAddress, world_size: int, rank: int) -> context.Identity:
         "address": address.get_name(),
     }
 
+    timeout = settings.WORKER_JOIN_TIMEOUT_S()
+
     async def attach() -> tuple[WorkerInfo, Exchange]:
         client.attach(sock, facts)
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(timeout):
                 welcome = await client.ready.async_wait()
                 entry = _entry(welcome["parent"], address, world_size, client.endpoint)
                 info = read_worker(entry["info"])
@@ -87,7 +87,7 @@ def join(parent: WorkerAddress, world_size: int, rank: int) -> context.Identity:
                 await client.request(join, node=0).async_wait()
         except TimeoutError as error:
             client.close()
-            raise LaunchError(f"worker {address} cannot join: no answer within {PATIENCE:g} s") from error
+            raise LaunchError(f"worker {address} cannot join: no answer within {timeout:g} s") from error
         except BaseException:
             client.close()
             raise
@@ -106,7 +106,7 @@ def join(parent: WorkerAddress, world_size: int, rank: int) -> context.Identity:
     os.register_at_fork(after_in_child=context.forget)
     # Runs at the end of every process, those of multiprocessing included, which know no atexit.
     util.Finalize(None, recorder.last_words, exitpriority=1)
-    util.Finalize(None, client.last_words, args=(LAST_WORDS,), exitpriority=0)
+    util.Finalize(None, client.last_words, args=(_LAST_SENDS_S,), exitpriority=0)
     util.Finalize(None, thread.stop, exitpriority=-1)  # an interpreter may crash that ends below a running uvloop
     return identity
 

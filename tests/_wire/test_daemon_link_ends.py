@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rlinf_async import settings
 from rlinf_async._wire import daemon_link as link_module
 from rlinf_async._wire import grpc as module
 from rlinf_async.errors import ClosedError, NodeLost
@@ -176,7 +177,7 @@ async def remote(role: str, keepalive: float) -> AsyncIterator[tuple[Owner, asyn
 
 @pytest.mark.parametrize("role", ["accepts", "dials"])
 async def test_the_death_of_the_peer_is_known_within_a_second(role: str):
-    async with remote(role, module.KEEPALIVE) as (owner, process):
+    async with remote(role, settings.NODE_SILENCE_S.default) as (owner, process):
         start = time.monotonic()
         process.kill()
         await owner.until(lambda: owner.lost)
@@ -204,7 +205,7 @@ async def test_a_frozen_peer_is_lost_after_two_keepalives(role: str):
 
 async def test_closing_does_not_wait_for_a_frozen_peer(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(link_module, "CLOSE_SECONDS", 0.3)
-    async with remote("accepts", module.KEEPALIVE) as (owner, process):
+    async with remote("accepts", settings.NODE_SILENCE_S.default) as (owner, process):
         process.send_signal(signal.SIGSTOP)
         start = time.monotonic()
         await owner.link.close()

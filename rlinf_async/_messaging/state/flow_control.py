@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-ROOM: Final = 65 << 20
-"""Bytes of messages that their receivers accept before they want them: 64 MiB of tensors, and what comes with them."""
+from rlinf_async import settings
 
 OVERHEAD: Final = 128
 """Bytes that any message is charged beyond its content, so that empty ones do not come for nothing."""
@@ -52,9 +51,9 @@ class Departures:
         departures.granted(7, 2)                          # the giant: send it now
     """
 
-    def __init__(self, receivers: Iterable[int], room: int = ROOM) -> None:
+    def __init__(self, receivers: Iterable[int], room: int | None = None) -> None:
         self._received = dict.fromkeys(receivers, 0)
-        self._room = room
+        self._room = int(settings.MESSAGE_WINDOW_BYTES()) if room is None else room
         self._sent = 0
         self._numbers = 0
         self._announced: dict[int, Departure] = {}

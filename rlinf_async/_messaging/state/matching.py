@@ -12,7 +12,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from rlinf_async._messaging.state.flow_control import ROOM
+from rlinf_async import settings
 
 _MISSING: Any = object()
 
@@ -102,9 +102,9 @@ class Arrivals:
         arrivals.due()                                     # None, or the total that the sender should hear of
     """
 
-    def __init__(self, refuses: Refuses, room: int = ROOM) -> None:
+    def __init__(self, refuses: Refuses, room: int | None = None) -> None:
         self._refuses = refuses
-        self._tell_after = room // 4
+        self._tell_after = (int(settings.MESSAGE_WINDOW_BYTES()) if room is None else room) // 4
         self._orders = 0
         self._next = 1
         self._open: dict[int, Message] = {}

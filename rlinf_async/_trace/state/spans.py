@@ -16,14 +16,13 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from rlinf_async import settings
+
 BATCH: Final = 256
 """Spans that are taken at once."""
 
 ENOUGH: Final = 16 * BATCH
 """Spans; when there are so many it is time to take them, whatever goes on."""
-
-CAPACITY: Final = 128 * BATCH
-"""Spans that are kept while they cannot be sent; what is recorded beyond is only counted."""
 
 LONGEST: Final = 200
 """Characters of a name, or of a text among the arguments."""
@@ -98,13 +97,13 @@ class Recorder:
         main: int,
         *,
         enough: int = ENOUGH,
-        capacity: int = CAPACITY,
+        capacity: int | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._who = who
         self._on_full = on_full
         self._enough = enough
-        self._capacity = capacity
+        self._capacity = int(settings.TRACE_BUFFER_SPANS()) if capacity is None else capacity
         self._clock = clock
         # A finalizer that the collector runs in here may end an operation.
         self._lock = threading.RLock()

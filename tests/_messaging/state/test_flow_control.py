@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf_async._messaging.state.flow_control import OVERHEAD, ROOM, Departures
+from rlinf_async._messaging.state.flow_control import OVERHEAD, Departures
 
 
 def test_messages_leave_until_there_is_no_room() -> None:
@@ -19,7 +19,6 @@ def test_64_mib_of_tensors_are_accepted_in_one_message_or_in_many() -> None:
     many = Departures([7])
     assert all(many.add("part", (1 << 20) + 4096).left for _ in range(64))
     assert not many.add("one more", 2 << 20).left
-    assert ROOM < 66 << 20
 
 
 def test_what_waits_for_room_leaves_in_order_when_there_is_some() -> None:

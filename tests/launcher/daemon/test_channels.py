@@ -16,6 +16,7 @@ from rlinf_launcher.daemon.endpoint import Endpoint
 from rlinf_launcher.daemon.handlers import Requester
 from rlinf_launcher.daemon.router import Router
 
+from rlinf_async import settings
 from rlinf_async._channels.state.credit import OVERHEAD, cost
 from rlinf_async._core import frames, operations
 from rlinf_async._core.frames import FrameError
@@ -333,7 +334,7 @@ async def test_the_death_of_who_holds_credit_closes_too(daemon: Daemon) -> None:
 async def test_who_does_not_return_credit_is_closed_over_and_hears_what_is_lost(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlinf_launcher.daemon.channels.PATIENCE", 0.01)
+    monkeypatch.setenv(settings.CHANNEL_RETURN_TIMEOUT_S.variable, "0.01")
     owner, producer = Process(daemon, "driver"), Process(daemon)
     await daemon.host(owner.id)
     await granted(daemon, producer)

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from rlinf_launcher.daemon import templates, worker_output
+from rlinf_launcher.daemon import worker_output
 from rlinf_launcher.daemon.endpoint import MOST_QUEUED, Endpoint
 from rlinf_launcher.daemon.handlers import Requester
 from rlinf_launcher.daemon.node import _logged
@@ -25,7 +25,7 @@ from rlinf_launcher.daemon.service import DaemonService, Group, Site
 from rlinf_launcher.daemon.templates import Template, Templates
 from rlinf_launcher.daemon.worker_output import Output
 
-from rlinf_async import Cluster, LaunchError, NodeLost, NodePlacementStrategy, WorkerDied
+from rlinf_async import Cluster, LaunchError, NodeLost, NodePlacementStrategy, WorkerDied, settings
 from rlinf_async._core import frames, operations
 from rlinf_async._core.frames import Status
 from rlinf_async._core.segment import write_segment
@@ -253,7 +253,7 @@ async def stuck(tmp_path: Path) -> AsyncIterator[Template]:
 async def test_births_do_not_wait_for_a_silent_template_for_ever(
     stuck: Template, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(templates, "IMPORT_PATIENCE", 0.05)
+    monkeypatch.setenv(settings.WORKER_IMPORT_TIMEOUT_S.variable, "0.05")
     since = time.monotonic()
     births = await asyncio.gather(*(stuck.fork({}, []) for _ in range(3)), return_exceptions=True)
     assert time.monotonic() - since < 5

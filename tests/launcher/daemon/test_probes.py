@@ -9,10 +9,10 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
-from rlinf_launcher.daemon import probes
 from rlinf_launcher.daemon.handlers import Requester
 from rlinf_launcher.daemon.probes import Probes
 
+from rlinf_async import settings
 from rlinf_async._core import codec, operations
 from rlinf_async.errors import ConfigError, LaunchError
 
@@ -84,6 +84,6 @@ async def test_a_search_that_ends_its_process_or_never_ends_is_an_error(
     asked = Probes("node0", dict(os.environ))
     with pytest.raises(LaunchError, match=r"no answer about the hardware of node0 \(exit code 9\): boom"):
         await asked.inventory(Requester(0, 0), inventory(tmp_path, "abrupt"))
-    monkeypatch.setattr(probes, "PATIENCE", 0.5)
+    monkeypatch.setenv(settings.HARDWARE_PROBE_TIMEOUT_S.variable, "0.5")
     with pytest.raises(LaunchError, match=r"no answer about the hardware of node0 within 0.5 s"):
         await asked.inventory(Requester(0, 0), inventory(tmp_path, "endless"))
