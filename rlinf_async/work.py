@@ -40,6 +40,9 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     _ends_with_others = True
     """An unobserved error ends a plain ``wait()`` for it, where ``fail_fast`` is set."""
     _loop: asyncio.AbstractEventLoop | None = None
+    _timeout: float | None = None
+    """Seconds from ``_since`` on, by the monotonic clock, after which it is given up; None for no deadline."""
+    _since = 0.0
 
     def __init__(self) -> None:
         self._pid = process.pid
@@ -109,6 +112,20 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         value: T = self._value
         return value
 
+    # -- its own deadline ---------------------------------------------------------------------------------------
+
+    def _limit(self, timeout: float | None) -> None:
+        """Gives it a deadline, counted from now."""
+        self._timeout, self._since = timeout, monotonic()
+
+    def _remaining(self) -> float | None:
+        """Seconds to its deadline, not below 0; None without."""
+        return None if self._timeout is None else max(0.0, self._since + self._timeout - monotonic())
+
+    def _expire(self) -> None:
+        """The deadline has passed while somebody waits: ends it with an error, now or once that error is explained."""
+        self._settle(error=self._late(self._timeout))
+
     # -- settling -----------------------------------------------------------------------------------------------
 
     def _settle(self, value: Any = None, error: BaseException | None = None) -> bool:
@@ -176,6 +193,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             else:
                 bell.ring(future)
 
+        timer: asyncio.TimerHandle | None = None
         watch = None if loop is loop_watch.only or not loop_watch.is_needed else loop_watch.watch(self, loop)
         with self._lock:
             if self._done:
@@ -184,6 +202,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         if watch is not None:
             watch.check_on(loop, future)
         try:
+            if self._timeout is not None:
+                timer = loop.call_later(self._remaining() or 0.0, self._expire)
             rows[future] = (self, monotonic())
             if not bell.waits.armed:
                 bell.waits.arm()
@@ -200,6 +220,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             raise
         finally:
             rows.pop(future, None)
+            if timer is not None:
+                timer.cancel()
             if watch is not None:
                 watch.cancel()
 
@@ -255,6 +277,10 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             )
         if loop_watch.is_needed and (loop := self._user_loop()) is not None:
             loop_watch.check_open(loop, self._describe)
+        remaining = None if self._timeout is None else self._remaining()
+        is_own = remaining is not None and (timeout is None or remaining <= timeout)
+        if is_own:
+            timeout = remaining
         if timeout is not None:
             timeout = min(timeout, threading.TIMEOUT_MAX)
         gate = new_gate()
@@ -267,7 +293,10 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             if timeout is None and unobserved_errors.ending_waits and self._ends_with_others:
                 self._wait_unless_others_fail(gate)
             elif not gate.wait(soon) and not slow_waits.wait_on(self, gate, timeout):
-                raise self._late(timeout)
+                if not is_own:
+                    raise self._late(timeout)
+                self._expire()
+                slow_waits.wait_on(self, gate, None)  # until the error is explained
         except BaseException as error:
             if not self._forget_waiter(gate.open):
                 self._left()

@@ -13,7 +13,7 @@ from rlinf_async._channels.queue_errors import QueueEnd
 from rlinf_async._core import frames
 from rlinf_async._core.segment import close_fds
 from rlinf_async._waits import slow_waits
-from rlinf_async.errors import ClosedError, DeadlineExceeded, EndOfChannel
+from rlinf_async.errors import ClosedError, EndOfChannel
 from rlinf_async.work import Work
 
 logger = logging.getLogger(__name__)
@@ -78,9 +78,9 @@ class QueueRequest(Work[T]):
         self.door: Door | None = None
         self.number = 0
         self.key = key
-        self.since = time.monotonic()
         self._said = (verb, channel, name)
         self._timeout = timeout
+        self.since = self._since = time.monotonic()
 
     def _describe(self) -> str:
         verb, channel, name = self._said
@@ -95,54 +95,27 @@ class QueueRequest(Work[T]):
             return self.door.far_side(self)
         return None if self.opening is None else self.opening._far_side()
 
-    def __await__(self) -> Generator[Any, Any, T]:
-        if not self._done:
-            if self._timeout is None:
-                yield from Work._waiting(self, abandon=True)
-            else:
-                yield from self._waiting(abandon=True)
-        return self._result()
-
     def _user_loop(self) -> asyncio.AbstractEventLoop | None:
         return self._loop if self.door is None else self.door.user_loop
 
     # -- deadlines ----------------------------------------------------------------------------------------------
 
     def _remaining(self) -> float | None:
-        if self._timeout is None:
-            return None
-        return max(0.0, self.since + (self._timeout or settings.CHANNEL_ANSWER_TIMEOUT_S()) - time.monotonic())
+        if self._timeout == 0:  # the queue is told not to let it wait, and has some time to answer
+            return max(0.0, self._since + settings.CHANNEL_ANSWER_TIMEOUT_S() - time.monotonic())
+        return super()._remaining()
 
     def done(self) -> bool:
         if self._timeout is not None and not self._done and self._remaining() == 0.0:
-            self.expire()
+            self._expire()
         return self._done
-
-    def _waiting(self, *, abandon: bool) -> Generator[Any, Any, None]:
-        remaining = self._remaining()
-        if remaining is None:
-            yield from super()._waiting(abandon=abandon)
-            return
-        timer = asyncio.get_running_loop().call_later(remaining, self.expire)
-        try:
-            yield from super()._waiting(abandon=abandon)
-        finally:
-            timer.cancel()
 
     def _wait_for_thread(self, timeout: float | None) -> None:
         if self.door is not None:
             self.door.hasten()  # the loop at the end of whose turn it would go may have been stopped
-        remaining = self._remaining()
-        if remaining is None or (timeout is not None and timeout < remaining):
-            super()._wait_for_thread(timeout)
-            return
-        try:
-            super()._wait_for_thread(remaining)
-        except DeadlineExceeded:
-            self.expire()
+        super()._wait_for_thread(timeout)
 
-    def expire(self) -> None:
-        """Its time is over."""
+    def _expire(self) -> None:
         self.give_up(self._late(self._timeout))
 
     def turn_down(self, error: Exception) -> None:
@@ -323,10 +296,7 @@ class Get(QueueRequest[T]):
         if not self._done:
             self._interested += 1
             try:
-                if self._timeout is None:
-                    yield from Work._waiting(self, abandon=True)
-                else:
-                    yield from super()._waiting(abandon=True)
+                yield from super()._waiting(abandon=True)
             except BaseException:
                 self._interested -= 1
                 self._return()

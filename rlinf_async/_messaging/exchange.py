@@ -285,9 +285,9 @@ class Exchange:
             peer = self._known(member, receives)
             if peer is None:
                 operation.missing = member
-                if operation.timeout is not None:
+                if operation._timeout is not None:
                     operation.explain = functools.partial(
-                        names.late, member.group, operation.timeout, operation.give_up
+                        names.late, member.group, operation._timeout, operation.give_up
                     )
 
                 def look(roster: Roster | None, error: Exception | None) -> None:

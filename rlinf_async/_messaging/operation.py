@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -13,14 +11,14 @@ from rlinf_async._messaging.participants import Member
 from rlinf_async._messaging.peer import Peer
 from rlinf_async._messaging.state.matching import Message
 from rlinf_async._transports.memory import Place
-from rlinf_async.errors import ClosedError, DeadlineExceeded
+from rlinf_async.errors import ClosedError
 from rlinf_async.work import Work
 
 T = TypeVar("T")
 
 
 class Operation(Work[T]):
-    """With a deadline of its own, after which it is given up.
+    """A send or receive, withdrawn where it is given up.
 
     Attributes:
         what: in words, without the peer.
@@ -38,10 +36,9 @@ class Operation(Work[T]):
         super().__init__()
         self.what = what
         self.peer = peer
-        self.timeout = timeout
         self.withdraw: Callable[[Exception], None] | None = None
         self.explain: Callable[[], None] | None = None
-        self._since = time.monotonic()
+        self._limit(timeout)
 
     def _describe(self) -> str:
         return f"{self.what} {self.peer}"
@@ -60,33 +57,11 @@ class Operation(Work[T]):
 
     # -- deadlines ----------------------------------------------------------------------------------------------
 
-    def _waiting(self, *, abandon: bool) -> Generator[Any, Any, None]:
-        if self.timeout is None:
-            yield from super()._waiting(abandon=abandon)
-            return
-        remaining = max(0.0, self._since + self.timeout - time.monotonic())
-        timer = asyncio.get_running_loop().call_later(remaining, self._expire)
-        try:
-            yield from super()._waiting(abandon=abandon)
-        finally:
-            timer.cancel()
-
-    def _wait_for_thread(self, timeout: float | None) -> None:
-        remaining = None if self.timeout is None else max(0.0, self._since + self.timeout - time.monotonic())
-        if remaining is None or (timeout is not None and timeout < remaining):
-            super()._wait_for_thread(timeout)
-            return
-        try:
-            super()._wait_for_thread(remaining)
-        except DeadlineExceeded:
-            self._expire()
-            super()._wait_for_thread(None)  # until the explanation is here
-
     def _expire(self) -> None:
         if self.explain is not None:
             self.explain()
         else:
-            self.give_up(self._late(self.timeout))
+            self.give_up(self._late(self._timeout))
 
     # -- ends ---------------------------------------------------------------------------------------------------
 

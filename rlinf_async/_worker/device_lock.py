@@ -101,6 +101,7 @@ class Acquisition(Work[None]):
             raise ValueError(f"timeout= takes seconds, got {timeout!r}")
         super().__init__()
         self._of = lock
+        self._limit(timeout)
         self._undone = False
         self._request: Request[None] | None = None
         if not lock._devices:
@@ -109,8 +110,6 @@ class Acquisition(Work[None]):
         operation = operations.LockDevices(lock._name, lock._devices)
         self._request = lock._client.request(operation, node=0, what=self._describe())
         self._request._follow(self._answered)
-        if timeout is not None:
-            lock._client.later(timeout, lambda: self._expire(timeout))
 
     def _describe(self) -> str:
         return f"the device_lock of {self._of._name} (devices {', '.join(map(str, self._of._devices))})"
@@ -153,7 +152,7 @@ class Acquisition(Work[None]):
         self.undo()
         self._settle(error=ClosedError(f"{self._describe()} was given up"))
 
-    def _expire(self, timeout: float) -> None:
+    def _expire(self) -> None:
         with self._of._guard:
             if self._undone or self in self._of._held:
                 return
@@ -167,7 +166,7 @@ class Acquisition(Work[None]):
             except Exception as error:
                 names = f"nobody knows whom ({error})"
             self._settle(
-                error=DeadlineExceeded(f"{self._describe()} was not free within {timeout:g} s: taken by {names}")
+                error=DeadlineExceeded(f"{self._describe()} was not free within {self._timeout:g} s: taken by {names}")
             )
 
         giving_back._follow(explain)

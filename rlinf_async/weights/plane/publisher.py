@@ -254,8 +254,8 @@ class Publisher:
 
     def _refuse_second(self) -> None:
         handle = self._handle
-        if handle is not None and not handle.done() and handle.remaining <= 0:
-            handle.expire()  # nobody has waited for it
+        if handle is not None and not handle.done() and handle._remaining() == 0:
+            handle._expire()  # nobody has waited for it
         if self._is_packing or (handle is not None and not handle.done()):
             version = self.version + 1 if handle is None or handle.done() else handle.version
             waiting = ", ".join(map(repr, self._outlets.waiting_for(version))) or "the packing"

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Callable, Generator
-from typing import Any
+from collections.abc import Callable
 
-from rlinf_async.errors import ClosedError, DeadlineExceeded
+from rlinf_async.errors import ClosedError
 from rlinf_async.weights.state.report import SyncReport
 from rlinf_async.work import Work
 
@@ -32,8 +29,8 @@ class SyncHandle(Work[SyncReport]):
         self.version = version
         self.nbytes = 0
         self.report: SyncReport | None = None
-        self._deadline = time.monotonic() + timeout
-        self._expire = expire
+        self._limit(timeout)
+        self._give_up = expire
         self._forget = forget
 
     def __repr__(self) -> str:
@@ -42,14 +39,9 @@ class SyncHandle(Work[SyncReport]):
     def _describe(self) -> str:
         return f"version {self.version} at its receivers"
 
-    @property
-    def remaining(self) -> float:
-        """Seconds until the deadline."""
-        return self._deadline - time.monotonic()
-
-    def expire(self) -> None:
+    def _expire(self) -> None:
         """The deadline is over: whoever has not answered has failed."""
-        self._expire(self.version)
+        self._give_up(self.version)
 
     def cancel(self) -> None:
         """Nobody waits for it any more; the next version may be published."""
@@ -68,20 +60,3 @@ class SyncHandle(Work[SyncReport]):
 
     def _abandon(self) -> None:
         self.cancel()
-
-    def _waiting(self, *, abandon: bool) -> Generator[Any, Any, None]:
-        timer = asyncio.get_running_loop().call_later(max(0.0, self.remaining), self.expire)
-        try:
-            yield from super()._waiting(abandon=abandon)
-        finally:
-            timer.cancel()
-
-    def _wait_for_thread(self, timeout: float | None) -> None:
-        remaining = max(0.0, self.remaining)
-        if timeout is not None and timeout < remaining:
-            super()._wait_for_thread(timeout)
-            return
-        try:
-            super()._wait_for_thread(remaining)
-        except DeadlineExceeded:
-            self.expire()
