@@ -52,6 +52,7 @@ from rlinf_async.errors import ClosedError, ConfigError, LoopNotRunning
 from rlinf_async.group import WorkerGroup, public_methods, start_closing
 from rlinf_async.handle import Handle
 from rlinf_async.hardware import load_extension
+from rlinf_async.outcome import CallDeadline
 from rlinf_async.placement import default_strategy
 from rlinf_async.profiling import ProfileConfig, get_profiling_env_vars_for_worker, modify_profile_context
 from rlinf_async.work import Work, blocking
@@ -366,12 +367,14 @@ class Cluster:
         env: dict[str, str] | None = None,
         seed: int | None = None,
         profiling: ProfileConfig | None = None,
+        call_timeout: float | None = None,
     ) -> WorkerGroup:
         """What ``create_group(...).launch(cluster, ...)`` does; see there."""
         if self._closing is not None:
             raise ClosedError("this cluster is closed: no group can be launched on it")
         if max_concurrency is not None and not 1 <= max_concurrency < 2**31:
             raise ValueError(f"max_concurrency must be between 1 and 2**31-1, got {max_concurrency!r}")
+        deadline = CallDeadline.of(call_timeout)
         if catch_system_failure is None:
             catch_system_failure = get_sys_env_var(ClusterEnvVar.CATCH_FAILURE) == "1"
         public_methods(spec.worker_cls)
@@ -407,6 +410,7 @@ class Cluster:
         everyone = members.callee(range(members.size))
         ready = Handle(everyone, "__init__")
         members.call(everyone, ready, "__init__", [construct])
+        members.limit_calls(deadline, ready)
         self._groups = [*(group for group in self._groups if not group.closed), members]
         members.launching = self._client.run(launch(self._client, members, plan, reserved=reserved))
         return WorkerGroup(members, spec.worker_cls, ready=ready)

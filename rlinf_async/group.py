@@ -23,6 +23,7 @@ from rlinf_async._group.members import Members
 from rlinf_async.address import WorkerInfo
 from rlinf_async.errors import ClosedError, NodeLost
 from rlinf_async.handle import Handle
+from rlinf_async.outcome import CallDeadline
 from rlinf_async.stream import Stream
 from rlinf_async.work import Work, blocking
 
@@ -234,6 +235,7 @@ async def _find(
 ) -> WorkerGroup:
     roster = await find_name(client, "group", name, timeout)
     members = Members(client, name, len(roster))
+    members.limit_calls(CallDeadline.of(None), None)
     infos = [info_from(entry["info"], entry["pid"]) for entry in roster]
     members.start([entry["endpoint"] for entry in roster], infos, [entry["log"] for entry in roster])
     return cls(members, worker_cls)

@@ -17,7 +17,7 @@ from rlinf_async._core.root_cause import fold_ranks
 from rlinf_async._waits import slow_waits
 from rlinf_async._waits.unobserved_errors import UnobservedError
 from rlinf_async.errors import ClosedError
-from rlinf_async.outcome import Callee, Outcome, error_of, hear, root_error, unobserved, unobserved_refusal
+from rlinf_async.outcome import Callee, Outcome, error_of, hear, overdue, root_error, unobserved, unobserved_refusal
 from rlinf_async.work import Part, Work
 
 logger = logging.getLogger(__name__)
@@ -46,6 +46,7 @@ class Handle(Work[list[Any]]):
     """
 
     _kind = "call"
+    _expired = False
 
     def __init__(self, callee: Callee, method: str) -> None:
         super().__init__()
@@ -237,6 +238,30 @@ class Handle(Work[list[Any]]):
         with self._lock:
             if self._outcome is not None and self._outcome[1] is not None:
                 self._outcome[1].add_note(text)
+
+    def _expire(self) -> None:
+        """The deadline of its group's calls has passed: ends it, once daemons have said what its ranks do.
+
+        A rank that answers, fails or dies until then still decides the outcome.
+        """
+        if self._done or self._expired or (self._tally.failed and not self._keep_going):
+            return  # a failure ends it in a moment, with the other ranks' word
+        self._expired = True
+        if (far_side := self._far_side()) is None:
+            self._end_expired("")
+        else:
+            far_side._follow(lambda: self._end_expired(slow_waits.words_of(far_side)))
+
+    def _end_expired(self, doing: str) -> None:
+        error = overdue(self._callee, self._method, self._tally.unanswered(), doing)
+        with self._lock:
+            if self._done:
+                return
+            self._outcome = (None, error)
+        self._arrive()
+        self._cancelled = True
+        self._cancel_open()
+        self._finish()
 
     def _cancel_open(self) -> None:
         """Tells the ranks once: a second word would interrupt the cleaning up that the first one caused."""

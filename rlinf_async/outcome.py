@@ -2,18 +2,56 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from numbers import Real
+from typing import Any, Final, Protocol
 
+from rlinf_async import settings
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import failures, frames
 from rlinf_async._core.frames import Status
 from rlinf_async._core.payload import Body
-from rlinf_async._core.root_cause import choose_root_cause, is_death, root_cause
+from rlinf_async._core.root_cause import choose_root_cause, fold_ranks, is_death, root_cause
 from rlinf_async._waits import slow_waits
 from rlinf_async._waits.unobserved_errors import UnobservedError, cause_of
-from rlinf_async.errors import ClosedError, NodeLost, WorkerDied
+from rlinf_async.errors import ClosedError, DeadlineExceeded, NodeLost, WorkerDied
+
+_MAX_NAMED: Final = 8
+
+
+@dataclass(frozen=True)
+class CallDeadline:
+    """The deadline of every call of a group.
+
+    Attributes:
+        seconds: from the call on, or from when the workers are constructed.
+        origin: where it was set, for the error.
+    """
+
+    seconds: float
+    origin: str
+
+    @classmethod
+    def of(cls, given: Any) -> CallDeadline | None:
+        """What ``launch(call_timeout=)`` says, for None what the setting says; None where that is 0.
+
+        Raises:
+            ValueError: what it says is no number of seconds.
+        """
+        variable = settings.CALL_TIMEOUT_S.variable
+        if given is None:
+            seconds, origin = settings.CALL_TIMEOUT_S(), f"{variable} in the environment"
+        elif isinstance(given, bool) or not isinstance(given, Real) or not 0 <= float(given) < math.inf:
+            raise ValueError(
+                f"call_timeout={given!r} of launch() is no number of seconds: write a number above 0, 0 for no "
+                f"deadline, or None for what {variable} says"
+            )
+        else:
+            seconds, origin = float(given), "call_timeout= of launch()"
+        return cls(seconds, origin) if seconds else None
 
 
 class Callee(Protocol):
@@ -30,6 +68,9 @@ class Callee(Protocol):
 
     @property
     def targets(self) -> Sequence[int]: ...
+
+    @property
+    def deadline(self) -> CallDeadline | None: ...
 
     def describe_slot(self, slot: int) -> str: ...
 
@@ -93,6 +134,30 @@ def death_cause(facts: Mapping[str, Any]) -> str:
 def loss_cause(node: int) -> str:
     """What the failures that come of the loss of a node share."""
     return f"loss of node {node}"
+
+
+def overdue(callee: Callee, method: str, slots: Sequence[int], doing: str) -> DeadlineExceeded:
+    """The error of a call that these slots have not answered in time.
+
+    Args:
+        doing: what they do, as their daemons say; empty where that is not known.
+    """
+    assert callee.deadline is not None
+    clock = time.strftime("%H:%M:%S")
+    limit = f"{callee.deadline.seconds:g} s ({callee.deadline.origin})"
+    ranks = f"ranks {fold_ranks(callee.ranks[slot] for slot in slots)} of '{callee.name}'"
+    named = [callee.describe_slot(slot) for slot in slots[:_MAX_NAMED]]
+    more = [f"and {len(slots) - _MAX_NAMED} more"] if len(slots) > _MAX_NAMED else []
+    lines = [
+        f"{callee.name}.{method}() was not done within {limit}: {ranks} had not answered by {clock}",
+        *named,
+        *more,
+        *filter(None, [doing]),
+        "the call is cancelled there: coroutines and generators end, a def method that has begun runs to its end",
+        "fix: see where they are (py-spy dump --pid PID); where calls take longer give them more time: "
+        f"launch(call_timeout=...) or {settings.CALL_TIMEOUT_S.variable}, 0 for no deadline",
+    ]
+    return DeadlineExceeded("\n  ".join(lines))
 
 
 def hear(callee: Callee, failed: Sequence[tuple[int, int, Body]]) -> None:

@@ -102,6 +102,14 @@ ABORT_GRACE_S: Final = Setting(
 CALL_CHECK_S: Final = Setting(
     "call_check_s", "seconds", 0.05, 0.001, 60, "how long a daemon that tells of open calls waits for what callers know"
 )
+CALL_TIMEOUT_S: Final = Setting(
+    "call_timeout_s",
+    "seconds",
+    0,
+    0,
+    1e7,
+    "how long a call of a group may take, 0 for ever; launch(call_timeout=) wins",
+)
 COLLECTIVE_TIMEOUT_S: Final = Setting(
     "collective_timeout_s", "seconds", 30, 0.05, 86400, "how long a collective may wait for a rank that has failed"
 )

@@ -18,7 +18,7 @@ from rlinf_async._core.root_cause import fold_ranks
 from rlinf_async._waits import slow_waits
 from rlinf_async._waits.unobserved_errors import cause_of
 from rlinf_async.errors import DeadlineExceeded
-from rlinf_async.outcome import Callee, root_error, unobserved
+from rlinf_async.outcome import Callee, overdue, root_error, unobserved
 from rlinf_async.work import Work
 
 logger = logging.getLogger(__name__)
@@ -108,6 +108,16 @@ class Stream:
         self._ended._settle()
         self._wake()
 
+    def _expire(self, tick: Work[None], doing: str) -> None:
+        """The item for which ``tick`` stands has not come in the time that a call has."""
+        with self._lock:
+            if self._tick is not tick:
+                return  # it, an error or the end has come while daemons were asked
+            self._error = overdue(self._callee, self._method, self._tally.unanswered(), doing)
+            self._told = True
+        self._cancel_open()
+        self._wake()
+
     def _wake(self) -> None:
         with self._lock:
             tick, self._tick = self._tick, None
@@ -144,6 +154,8 @@ class Stream:
                     return None
                 if self._tick is None:
                     self._tick = _NextItem(self)
+                    if self._callee.deadline is not None:
+                        self._tick._limit(self._callee.deadline.seconds)
                 return self._tick
             slot, body = self._items.popleft()
             self._consumed[slot] += 1
@@ -215,6 +227,12 @@ class _NextItem(Work[None]):
     def __init__(self, stream: Stream) -> None:
         super().__init__()
         self._stream = stream
+
+    def _expire(self) -> None:
+        if (far_side := self._far_side()) is None:
+            self._stream._expire(self, "")
+        else:
+            far_side._follow(lambda: self._stream._expire(self, slow_waits.words_of(far_side)))
 
     def _describe(self) -> str:
         stream = self._stream

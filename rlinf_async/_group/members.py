@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import threading
 from collections.abc import Sequence
+from time import monotonic
 from typing import Any
 
 from rlinf_async._client import far_side
@@ -24,7 +26,7 @@ from rlinf_async._waits.unobserved_errors import UnobservedError, cause_of
 from rlinf_async.address import WorkerInfo
 from rlinf_async.errors import ClosedError, ForkedProcessError, NodeLost, told_log
 from rlinf_async.handle import Handle
-from rlinf_async.outcome import death_cause, describe_failure, loss_cause
+from rlinf_async.outcome import CallDeadline, death_cause, describe_failure, loss_cause
 from rlinf_async.stream import Stream
 from rlinf_async.work import Work
 
@@ -49,6 +51,11 @@ class Members:
         self.infos: list[WorkerInfo] = []
         self.logs: list[str] = []
         self.endpoints: list[int] | None = None
+        self.deadline: CallDeadline | None = None
+        self._counts_from = 0.0
+        """When the workers were constructed: the constructors' time is no call's."""
+        self._timer = threading.Lock()
+        """Held while the timer of the deadlines is set: threads that call at once set one."""
         self.deaths: dict[int, dict[str, Any]] = {}
         self.open: dict[int, Sink] = {}
         self.notices = FailureNotices(client, self.open)
@@ -117,6 +124,48 @@ class Members:
             text = f"{NodeLost.from_facts(facts['name'], node, facts['reason'])}; {where} were there"
             self.client.unobserved.arrived(UnobservedError(loss_cause(node), where, text))
 
+    # -- deadlines ----------------------------------------------------------------------------------------------
+
+    def limit_calls(self, deadline: CallDeadline | None, ready: Handle | None) -> None:
+        """Gives each call a deadline, counted from the end of the constructors on; ``ready`` is their call."""
+        self.deadline = deadline
+        if deadline is not None and ready is not None:
+            self._counts_from = math.inf
+            self._timer.acquire()
+            ready._follow(self._begin_counting)
+
+    def _begin_counting(self) -> None:
+        self._counts_from = monotonic()
+        self._look_at_deadlines()
+
+    def deadline_now(self) -> CallDeadline | None:
+        """The deadline of calls, once it counts."""
+        return None if self._counts_from == math.inf else self.deadline
+
+    def _look_at_deadlines(self) -> None:
+        """Ends the calls whose deadline has passed, and comes back for the next one.
+
+        Calls are open in the order in which they were made and have all the same time, so one timer does for the group:
+        it is set for the oldest one, and an answered call takes nothing back.
+        """
+        # First: a call that begins from here on either sets the timer itself, or is in the table below.
+        self._timer.release()
+        if self.deadline is None:
+            return
+        now = monotonic()
+        for sink in list(self.open.values()):
+            if isinstance(sink, Stream) or sink.done() or sink._expired:
+                continue
+            left = max(sink._since, self._counts_from) + self.deadline.seconds - now
+            if left > 0:
+                self._set_timer(left)
+                return
+            sink._expire()
+
+    def _set_timer(self, seconds: float) -> None:
+        if self._timer.acquire(blocking=False):
+            self.client.later(seconds, self._look_at_deadlines)
+
     # -- calls --------------------------------------------------------------------------------------------------
 
     def call(
@@ -141,6 +190,8 @@ class Members:
             return
         if self.client.loop.is_closed():
             raise loop_watch.closed(self.client.loop, f"{self.name}.{method}() was called")
+        if self.deadline is not None and isinstance(sink, Handle):
+            sink._since = monotonic()
         bodies = [pack_body(value) for value in encoded]
         if recorder.recorder is not None:
             recorder.follow_call(sink, sink._ended, f"{self.name}.{method}")
@@ -158,6 +209,8 @@ class Members:
     def _send(self, callee: Callee, sink: Sink, method: str, bodies: Bodies, same: bool) -> None:
         credit = sink._window if isinstance(sink, Stream) else 0
         self.open[id(sink)] = sink
+        if self.deadline is not None:
+            self._set_timer(self.deadline.seconds)
         try:
             if same:
                 body, fds = bodies[0]
@@ -201,6 +254,10 @@ class Callee:
     @property
     def name(self) -> str:
         return self._members.name
+
+    @property
+    def deadline(self) -> CallDeadline | None:
+        return self._members.deadline_now()
 
     @property
     def targets(self) -> Sequence[int]:

@@ -222,12 +222,12 @@ def _say_one(same: Sequence[tuple[Waitable, float, Waiter]], now: float) -> None
 
     def answered() -> None:
         if not all(work.done() for work, *_ in same):  # or it would be told of waits that are over
-            _log(text, _words_of(far_side))
+            _log(text, words_of(far_side))
 
     far_side._follow(answered)
 
 
-def _words_of(far_side: FarSide) -> str:
+def words_of(far_side: FarSide) -> str:
     try:
         return str(far_side._result())
     except Exception as error:

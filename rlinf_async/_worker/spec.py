@@ -42,6 +42,7 @@ class GroupSpec:
         env: dict[str, str] | None = None,
         seed: int | None = None,
         profiling: ProfileConfig | None = None,
+        call_timeout: float | None = None,
     ) -> Any:
         """Starts one worker per rank and returns the ``WorkerGroup`` at once; ``await group`` waits until it is ready.
 
@@ -57,11 +58,15 @@ class GroupSpec:
             env: more environment variables for the workers.
             profiling: whether, when and how the workers are profiled; by default as the cluster's configuration says.
                 Without ``worker_groups`` it is for this group.
+            call_timeout: seconds that each call of the group may take once the workers are constructed; by default
+                ``RLINF_CALL_TIMEOUT_S``, 0 for no deadline.  Then it fails with ``DeadlineExceeded`` and is cancelled:
+                coroutines get ``CancelledError``, a ``def`` method that has begun runs to its end, and what it answers
+                is dropped.  Of a stream it is the time that its consumer waits for the next item.
             seed: rank r starts with the random seed ``seed + r`` (random, numpy, torch); by default unpredictable.
 
         Raises:
             ValueError: the name is taken, a public method has a name that the group needs itself, or
-                ``max_concurrency`` is out of range.
+                ``max_concurrency`` or ``call_timeout`` is out of range.
             ConfigError: the placement asks for more than the cluster has.
         """
         if placement is not None and placement_strategy is not None:
@@ -77,4 +82,5 @@ class GroupSpec:
             env=env,
             seed=seed,
             profiling=profiling,
+            call_timeout=call_timeout,
         )
