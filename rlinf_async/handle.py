@@ -253,7 +253,9 @@ class Handle(Work[list[Any]]):
             far_side._follow(lambda: self._end_expired(slow_waits.words_of(far_side)))
 
     def _end_expired(self, doing: str) -> None:
-        error = overdue(self._callee, self._method, self._tally.unanswered(), doing)
+        if not (slots := self._tally.unanswered()):
+            return
+        error = overdue(self._callee, self._method, slots, doing)
         with self._lock:
             if self._done:
                 return

@@ -111,9 +111,10 @@ class Stream:
     def _expire(self, tick: Work[None], doing: str) -> None:
         """The item for which ``tick`` stands has not come in the time that a call has."""
         with self._lock:
-            if self._tick is not tick:
+            slots = self._tally.unanswered()
+            if self._tick is not tick or not slots:
                 return  # it, an error or the end has come while daemons were asked
-            self._error = overdue(self._callee, self._method, self._tally.unanswered(), doing)
+            self._error = overdue(self._callee, self._method, slots, doing)
             self._told = True
         self._cancel_open()
         self._wake()

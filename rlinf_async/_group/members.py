@@ -146,25 +146,29 @@ class Members:
         """Ends the calls whose deadline has passed, and comes back for the next one.
 
         Calls are open in the order in which they were made and have all the same time, so one timer does for the group:
-        it is set for the oldest one, and an answered call takes nothing back.
+        it is set for the oldest one, and an answered call takes nothing back.  The lock of the timer is held until no
+        call is left.  One that begins before it is released finds the timer set; the second look is for that one.
         """
-        # First: a call that begins from here on either sets the timer itself, or is in the table below.
-        self._timer.release()
+        left = self._expire_calls()
+        if left is None:
+            self._timer.release()
+            left = self._expire_calls()
+            if left is None or not self._timer.acquire(blocking=False):
+                return
+        self.client.later(left, self._look_at_deadlines)
+
+    def _expire_calls(self) -> float | None:
+        """Ends calls; seconds to the next deadline, None where no call is open."""
         if self.deadline is None:
-            return
-        now = monotonic()
+            return None
         for sink in list(self.open.values()):
             if isinstance(sink, Stream) or sink.done() or sink._expired:
                 continue
-            left = max(sink._since, self._counts_from) + self.deadline.seconds - now
+            left = max(sink._since, self._counts_from) + self.deadline.seconds - monotonic()
             if left > 0:
-                self._set_timer(left)
-                return
+                return left
             sink._expire()
-
-    def _set_timer(self, seconds: float) -> None:
-        if self._timer.acquire(blocking=False):
-            self.client.later(seconds, self._look_at_deadlines)
+        return None
 
     # -- calls --------------------------------------------------------------------------------------------------
 
@@ -209,8 +213,8 @@ class Members:
     def _send(self, callee: Callee, sink: Sink, method: str, bodies: Bodies, same: bool) -> None:
         credit = sink._window if isinstance(sink, Stream) else 0
         self.open[id(sink)] = sink
-        if self.deadline is not None:
-            self._set_timer(self.deadline.seconds)
+        if self.deadline is not None and self._timer.acquire(blocking=False):
+            self.client.later(self.deadline.seconds, self._look_at_deadlines)
         try:
             if same:
                 body, fds = bodies[0]

@@ -61,7 +61,8 @@ class GroupSpec:
             call_timeout: seconds that each call of the group may take once the workers are constructed; by default
                 ``RLINF_CALL_TIMEOUT_S``, 0 for no deadline.  Then it fails with ``DeadlineExceeded`` and is cancelled:
                 coroutines get ``CancelledError``, a ``def`` method that has begun runs to its end, and what it answers
-                is dropped.  Of a stream it is the time that its consumer waits for the next item.
+                is dropped; the error waits for what daemons say of the ranks (``RLINF_WAIT_ANSWER_S``).  Of a stream it
+                is the time that its consumer waits for the next item.
             seed: rank r starts with the random seed ``seed + r`` (random, numpy, torch); by default unpredictable.
 
         Raises:
