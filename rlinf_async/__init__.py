@@ -4,7 +4,7 @@
 #
 #   _public_names       names that are loaded when they are asked for: the table at the end of this page
 #   errors, settings, address           every exception; timeouts and limits that a user may change; names for things
-#   _core/              plain state: frames, codec, pending calls, failures, directory, segments; no IO, no asyncio
+#   _core/              plain state: frames, operations, codec, calls, failures, directory, segments; no IO, no asyncio
 #   _channels/state/    the queue of a channel          _messaging/state/   matching and flow control of messages
 #   _trace/state/       spans, clocks, the trace's file
 #   hardware/           accelerators by their makers, robots, what users register of their own; no torch
