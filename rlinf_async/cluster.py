@@ -457,6 +457,12 @@ class Cluster:
         except TimeoutError:
             logger.warning("groups could not be closed in order within %g s: ending their node", timeout)
         finally:
+            # Outside in: workers end while their daemons can still tell of them, the trace gets what they recorded,
+            # tasks that wait for daemons end before the socket does, and daemons come last, all at once.  Everything
+            # behind ``finally`` is done also where a group could not be closed in order, or this is cancelled: the
+            # daemons' ends take along whatever is left.
+            # tests/test_embedding.py::test_closing_ends_although_the_daemon_is_frozen
+            # tests/test_failures.py::test_closing_after_a_death_raises_nothing
             if not self._attached:
                 await recorder.close_trace(self._client)
                 await self._client.settle_tasks()
@@ -484,6 +490,8 @@ class Cluster:
         loop = self._client.loop
         state = "is closed" if loop.is_closed() else "is not run any more"
         logger.warning("the cluster's nodes are cut off, not closed in order: their event loop, %r, %s", loop, state)
+        # All are cut before the first one is waited for: the nodes end beside each other, within one deadline.
+        # tests/test_stopped_loops.py::test_closing_from_elsewhere_ends_the_processes_although_the_loop_stands_still
         for line in self._lifelines:
             line.seal()
         self._client.end_without_loop(error)

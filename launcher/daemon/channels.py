@@ -205,6 +205,10 @@ class Channels:
 
     def _hear_out(self) -> None:
         """Reads what had been said on the sockets of those who hold credit, and then answers."""
+        # A put on credit is done for its producer when it is on the socket.  The producer may have told another
+        # process, whose question may be read first.  So before it is answered, what lies on those sockets now is read,
+        # once for all questions of one turn of the loop.
+        # tests/launcher/daemon/test_channels.py::test_who_asks_what_is_there_is_answered_when_others_have_been_heard
         while self._questions:
             questions, self._questions = self._questions, []
             asked = {frame[4]: self._hosted[frame[4]] for frame in questions if frame[4] in self._hosted}
@@ -238,7 +242,13 @@ class Channels:
             elif act == Act.GRANT:
                 self._teller.news(hosted, what.client).credit += what.amount
             elif act == Act.RECALL:
-                self._teller.tell(hosted, what.client)  # first, what it was granted
+                # What it was granted is told first.  The other way round it would return what it has, and then get
+                # credit that is not reckoned with any more: what it puts for that would be lost.  A process that does
+                # not answer is waited for PATIENCE and no longer, or a stopped one would keep a channel from closing.
+                # tests/launcher/daemon/test_channels.py::test_a_close_is_answered_when_all_credit_is_back
+                # tests/launcher/daemon/test_channels.py::
+                # test_who_does_not_return_credit_is_closed_over_and_hears_what_is_lost
+                self._teller.tell(hosted, what.client)
                 self._teller.say(what.client, hosted.number, "recall", None)
                 self._loop.call_later(settings.CHANNEL_RETURN_TIMEOUT_S(), self._forfeit, hosted, what)
             elif act == Act.ANSWER:
@@ -315,6 +325,10 @@ class Channels:
 
     def drop_party(self, gone: int) -> None:
         """A process is dead: its leases go back, what it waited for is forgotten.  What it has put stays."""
+        # An item that was delivered is leased until its consumer says that it took it: a consumer that dies in between
+        # has not handed it to anybody.  It goes back to its own place, not to the end: order holds across the death.
+        # tests/channel/test_ends.py::test_what_a_killed_consumer_had_not_taken_goes_to_the_next_at_its_place
+        # tests/channel/test_ends.py::test_what_was_accepted_outlives_its_producer_and_what_waited_does_not
         run_all(f"endpoint {gone}", [partial(self._drop_from, hosted, gone) for hosted in list(self._hosted.values())])
 
     def _drop_from(self, hosted: HostedChannel, gone: int) -> None:

@@ -1,4 +1,10 @@
-"""Cleanup in parts, none of which is left out because another one raises."""
+"""Cleanup in parts, none of which is left out because another one raises.
+
+What a dead process leaves is spread over many tables: calls, leases, locks, names, ports.  One exception in the first
+of them would leave held locks and waiting callers behind, for as long as the daemon lives.
+
+tests/launcher/daemon/test_cleanup.py::test_whichever_part_of_a_cleanup_raises_the_others_are_done_and_it_is_logged_once
+"""
 
 from __future__ import annotations
 

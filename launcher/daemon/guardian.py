@@ -56,6 +56,10 @@ def guard(daemon: Callable[[bytes, int], int]) -> NoReturn:
             that shall not outlive it, one per line.
     """
     line = read_first_line()
+    # A subreaper before the fork: what the daemon starts and leaves behind from its first moment on is adopted here,
+    # and not by init, where nothing would end it.  The child asks for its parent after PDEATHSIG: a guardian that was
+    # killed before that call sends no signal any more.
+    # tests/test_orphans.py::test_nothing_is_left_of_a_plain_script
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     guardian = os.getpid()
     told, tell = os.pipe()

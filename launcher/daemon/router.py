@@ -94,7 +94,10 @@ class Router:
         elif kind == frames.REPLY:
             slot = source.debts.slot(frame[3], frame[4])
             if slot is None and frame[3] in source.resumed and type(frame[5]) is int:
-                # Its PAID was ahead of it: it had answered past this daemon, on a socket that lost the answer.
+                # It had answered past this daemon, on a socket that lost the answer, and said PAID since.  To drop this
+                # as an answer to an unknown call would leave the caller waiting; only a worker with a broken socket to
+                # this very caller may do so.
+                # tests/test_broken_sockets.py::test_calls_outlive_their_socket_and_run_once_in_order
                 self.deliver(frame, fds)
                 return
             if slot is None:
@@ -216,6 +219,10 @@ class Router:
 
     def _keep_debts(self, caller: Endpoint, owed: list[list[Any]], paid: list[int]) -> None:
         """Calls that went past the daemon: they are open still, or have been answered."""
+        # The caller tells of direct calls only after a while (``TELL_AFTER``), and the worker may have died in between.
+        # Its burial has answered the calls that were known then; one that was added now would never be answered.  So it
+        # is refused at once, with its method among those that were open at the death.
+        # tests/_client/test_direct_calls.py::test_a_death_before_the_daemon_has_heard_of_the_call_is_told_too
         now = time.monotonic()
         for number, slot, call, method in owed:
             worker = self.endpoints.get(number)

@@ -344,6 +344,9 @@ class NodeClient:
                 status, body = frame[6], open_body(frame[7], fds)
             except Exception as error:  # it cannot be mapped: no memory, no descriptors
                 status, body = int(Status.ERROR), failures.pack(failures.capture(error, {"node": "this process"}))
+            # The daemon may tell of a death before the worker's last answer, on its own socket, has been read here.
+            # That call has been answered, and must not fail: what the socket still holds is read first.
+            # tests/test_failures.py::test_the_last_answer_of_a_worker_that_dies_at_once_is_not_lost
             if status in _TOLD_BY_DAEMONS:
                 self._drain_direct(frame[4], frame[5])
             self._answer(frame[4], frame[5], status, body)
@@ -394,7 +397,9 @@ class NodeClient:
         self.send((frames.RESUME, 0, self.endpoint, peer, owner, received))
 
     def _tell_caller_side(self, worker: int, received: int) -> None:
-        # First the daemon: it passes on answers only of calls that it knows.
+        # First the calls, then the count: the worker relays answers that the socket lost as soon as it has the count,
+        # and the daemon drops answers to calls that it does not know.
+        # tests/test_broken_sockets.py::test_calls_outlive_their_socket_and_run_once_in_order
         self._direct_calls.tell()
         self.tell_received(worker, worker, received)
 
@@ -478,6 +483,7 @@ class NodeClient:
         self.ready._settle(error=error)
         # Each by itself, and only those that are here: another thread may be adding one.  That thread finds ``_closed``
         # set afterwards, which it was before this looked, and has its call fail (``_departed``).
+        # tests/_client/test_lost_daemon.py::test_calls_of_other_threads_end_whenever_the_daemon_dies
         for call, sink in list(self._calls.items()):
             self._lose(call, sink, str(error))
             self._calls.pop(call, None)
@@ -495,6 +501,9 @@ class NodeClient:
     def close(self, reason: str = "the cluster is closed") -> None:
         """Closes the socket; everything that still waits fails with ``ClosedError``.  On the loop's own thread."""
         self.unobserved.close()  # what fails from here on, fails because of this
+        # Answers first, then sockets: what waits is woken while there still is a reason to give, and a call that
+        # another thread makes meanwhile finds ``_closed`` rather than a socket that takes frames and never answers.
+        # tests/test_embedding.py::test_calls_that_are_open_when_the_cluster_closes_fail_with_closed
         self._end(ClosedError(reason))
         self.directs.close()
         if self._connection is not None:
@@ -541,6 +550,12 @@ def _all_closed() -> bool:
     return all(client.closed is not None for client in list(_clients))
 
 
+# A child has copies of the parent's sockets.  What it sent there would stand in the middle of the parent's frames, and
+# as long as it lives the other side would not see the end of a parent that has died.  So every copy is closed in the
+# child before user code runs there: without a frame to the other side, and without taking a lock, which a thread that
+# is not in the child may have held at the fork.
+# tests/test_forks.py::test_locks_that_other_threads_held_at_the_fork_hold_up_no_child
+# tests/test_embedding.py::test_a_forked_child_of_the_driver_leaves_the_cluster_alone
 def _leave_all_to_parent() -> None:
     for client in list(_clients):
         client.leave_to_parent()

@@ -73,13 +73,19 @@ class DirectCalls:
             The slots of the targets that it goes to directly, with the ways to send it; those of the others, for whom
             the daemon relays it.
         """
+        # Calls of one caller run in the order in which they were made, and there are two ways: one hop by the socket,
+        # two by the daemon.  A direct call would overtake a relayed one before it, so it is relayed too as long as that
+        # is unanswered.  A relayed call would overtake direct ones only at the worker, which reads all that has come on
+        # the socket before it takes in a relayed one (``Shortcuts.hear_out``).  A broken socket takes calls on all the
+        # same: they are kept, and relayed in their order when it is handed over.
+        # tests/_client/test_direct_calls.py::test_calls_run_in_their_order_whichever_way_they_take
+        # tests/_client/test_direct_calls.py::test_a_call_follows_those_that_a_broken_socket_still_owes
         relayed, calls = self._relayed, self._calls
         many = len(targets) > MOST_TARGETS
         ways: list[tuple[int, Connection]] = []
         rest: list[int] = []
         for slot, target in enumerate(targets):
             way = self._directs.find(target)
-            # A broken one takes calls in their order until it is handed over, also if what it owed is relayed already.
             if way is None or (relayed.get(target) in calls and not way.is_closed) or (many and not way.is_behind()):
                 relayed[target] = call
                 rest.append(slot)

@@ -7,7 +7,11 @@ child has a copy of it without those threads, so that waiting for it would last 
     if self._pid != process.pid:                      where it is about to wait
         raise process.forked("channel 'obs'", self._pid)
 
-``pid`` is kept up to date by a fork hook, because ``os.getpid`` is a system call.
+``pid`` is kept up to date by a fork hook, because ``os.getpid`` is a system call.  Hooks run in the order in which they
+were registered, and modules whose hooks make this error import this one: they find the child's pid.
+
+tests/test_forks.py::test_a_drivers_child_is_told_at_once_whose_things_it_uses
+tests/test_forks.py::test_a_workers_child_is_told_at_once_whose_things_it_uses
 """
 
 from __future__ import annotations

@@ -192,6 +192,9 @@ class Incoming:
         next frames, in order, and after a loss none that comes later does, until the sender starts again: a frame that
         took the descriptor of a later one would show another frame's content.  One read never goes beyond a write that
         brings descriptors, so if it contains a RESTART they belong to what follows that.
+
+        tests/_core/test_resend.py::test_no_frame_takes_the_descriptor_of_a_later_one
+        tests/_core/test_resend.py::test_a_loss_while_it_starts_again_is_a_loss_of_what_follows
         """
         if self._was_truncated and not self._is_skipping:
             close_fds(fds)

@@ -200,7 +200,7 @@ class Exchange:
         link = ("worker", receivers[0].endpoint) if stream == POINT_TO_POINT else stream
 
         def go() -> None:
-            if not sending.done():
+            if not sending.done():  # nothing of it has left: given up meanwhile, it needs no WITHDRAW
                 outbox.send(sending, receivers, stream)
 
         emulated_links.here.send(link, names, sending.payload.nbytes, go)
@@ -290,6 +290,8 @@ class Exchange:
                         names.late, member.group, operation._timeout, operation.give_up
                     )
 
+                # What is given up while a name is looked for must not be sent by the answer, which comes all the same:
+                # tests/_messaging/test_mailbox.py::test_what_is_given_up_while_it_waits_for_a_name_is_never_sent
                 def look(roster: Roster | None, error: Exception | None) -> None:
                     if not operation.done() and self._look(operation, missing, found, roster, error):
                         self._search(operation, missing, found, start, receives)
@@ -326,7 +328,12 @@ class Exchange:
         return True
 
     def _known(self, member: Member, receives: bool) -> Peer | None:
-        """Where it need not be asked; nobody overtakes those who wait for that name."""
+        """Where a member lives, if it need not be asked for."""
+        # A peer that has introduced itself meanwhile is known, and earlier operations may still wait for the answer
+        # about its name.  As long as they do, this one waits behind them, or its message would be the first of the
+        # stream.
+        # tests/_messaging/test_mailbox.py::
+        # test_nobody_overtakes_those_who_wait_for_a_name_by_having_met_the_peer_meanwhile
         mailbox = self._mailbox
         if member == self._me:
             return mailbox.peers.at(mailbox.peers.me)

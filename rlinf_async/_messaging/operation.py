@@ -83,8 +83,11 @@ class Operation(Work[T]):
     def give_up(self, error: Exception) -> None:
         """Ends it with an error, unless it is done, and undoes what can be undone.
 
-        Whoever sets ``withdraw`` looks afterwards whether it is done, and this one looks for it once it is: one of the
-        two sees the other, in whichever threads they are.
+        The sender sets ``withdraw`` and looks afterwards whether it is done; this one is done first, and looks for
+        ``withdraw`` afterwards.  In whichever threads they are, one of the two sees the other: a message that has left
+        is taken back once it is given up, by at least one of them.
+
+        tests/test_exchange.py::test_a_send_that_is_given_up_in_the_middle_was_never_made
         """
         if not super()._settle(error=error):
             return

@@ -66,7 +66,11 @@ class Outbox:
             if not self._send(line, letter):
                 return
         if letter.awaited:
-            # Not before: its receivers could hear that it is withdrawn before they hear of it.
+            # Set only now that the message has left.  Another thread that gives it up earlier would have WITHDRAW sent
+            # ahead of the message; its receivers would pass over that, and then take what was given up.  Who gave up
+            # before this line is found below, by ``done``.
+            # tests/_messaging/test_mailbox.py::test_a_send_that_is_given_up_under_way_is_withdrawn
+            # tests/test_exchange.py::test_a_send_that_is_given_up_in_the_middle_was_never_made
             sending.withdraw = functools.partial(self._withdraw, line, letter)
         self._settle(line, letter)
         if sending.done():
@@ -93,7 +97,10 @@ class Outbox:
             line.open[departure.number] = letter
             number = departure.number
             if not departure.left:
-                # Under the lock: a receiver that returns room just now would have the content overtake this.
+                # Under the lock: the thread that reads the socket may be told of room, or be asked for the content,
+                # just now, and would post the content ahead of this.
+                # tests/_messaging/test_mailbox.py::
+                # test_no_content_overtakes_its_announcement_when_room_is_returned_at_that_moment
                 self._peers.post(
                     line.receivers, (message_facts.ANNOUNCE, line.stream, number, payload.kind, payload.about)
                 )

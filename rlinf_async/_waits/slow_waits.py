@@ -251,6 +251,8 @@ def _all_loops() -> list[LoopWaits]:
 
 def _forget() -> None:
     """In a forked child: what waits is the parent's, and its threads are not there."""
+    # The lock is made anew, not taken: another thread of the parent may have held it at the fork, and is not here to
+    # release it.
     global _lock
     _lock = threading.Lock()
     _threads.clear()

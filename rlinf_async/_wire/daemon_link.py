@@ -228,6 +228,9 @@ class PeerLink:
     async def _read(self, stream: Stream, callback: str) -> None:
         while (data := await stream.read()) != _GOODBYE:
             self.messages_received += 1
+            # The other side sends as soon as its own callbacks are set; those of this side may not be.  Nothing more is
+            # read until they are: gRPC's flow control holds the rest back at its sender.
+            # tests/_wire/test_daemon_link.py::test_nothing_that_arrives_before_the_owner_listens_is_lost
             await self._listening.wait()
             if not self._closing:
                 self._deliver(callback, data)

@@ -84,7 +84,9 @@ class DirectSockets:
             # It says of more than was sent: nothing can be made of it, and nothing is sent twice.
             with contextlib.suppress(FrameError):
                 connection.hand_over(received, lambda frame, fds: self._relay(peer, frame, fds))
-        # Only now: until then whatever is for that endpoint has to queue up behind what the socket has not delivered.
+        # Only now: a frame that finds no socket goes by the daemon at once, ahead of those that the socket has not
+        # delivered.  Until these are handed over, it has to find the socket and to be kept behind them.
+        # tests/test_broken_sockets.py::test_calls_outlive_their_socket_and_run_once_in_order
         self.connections.pop(peer, None)
         self._told.discard(peer)
         self._replaced.add(peer)

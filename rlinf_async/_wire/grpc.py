@@ -35,6 +35,11 @@ _Options = list[tuple[str, int | str]]
 _Handler = Callable[[Any, Any], Awaitable[None]]
 
 
+# A stopped process and a pulled cable close no socket: that a ping is not answered is all that tells of them.  Both
+# sides ping, also on an idle link, since either may be the one that is gone; the server has to be told that this many
+# pings are welcome, or it would take them for an attack and end the link.
+# tests/_wire/test_daemon_link_ends.py::test_a_frozen_peer_is_lost_after_two_keepalives
+# tests/_wire/test_daemon_link_ends.py::test_an_idle_link_outlives_many_keepalives
 def _shared_options(keepalive: float) -> _Options:
     pace = round(keepalive * 1000)
     return [

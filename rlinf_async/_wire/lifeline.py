@@ -217,7 +217,8 @@ class Lifeline:
             await self.send({"op": "stop"}, timeout=_LOST / 2)
         if not await self._gone_within(end - self._loop.time()) and is_here:
             # The guardian kills its daemon, which may have been stopped, and sweeps up.  To kill the guardian instead
-            # would leave the two of them and their workers.
+            # would leave its daemon and their workers.
+            # tests/test_embedding.py::test_closing_ends_although_the_daemon_is_frozen
             self._process.send_signal(signal.SIGUSR1)
         await self.close(_LOST / 2)
 
@@ -371,7 +372,9 @@ def _spawn(
 
 
 def _let_go_after_fork() -> None:
-    # A forked child of the user's process must not keep a far side alive after its parent has died.
+    # The far side ends when its stdin does, which is when every copy of this end is closed.  A child of the user's
+    # process that kept its copy would keep a whole run alive after its parent was killed.
+    # tests/_wire/test_lifeline.py::test_a_forked_child_does_not_keep_the_far_side_alive_when_its_parent_is_killed
     for lifeline in list(_open_here):
         lifeline._is_parents = True
         lifeline._let_go()

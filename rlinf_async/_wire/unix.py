@@ -326,7 +326,10 @@ class Connection:
 
     def _readable(self) -> None:
         if self._idle is not None and self._idle.is_brisk() and self._sock.fileno() >= 0:
-            # It would be read here and handed over there, while both threads want the interpreter.
+            # The main thread will look in a moment.  What is read here would be handed over there, while both threads
+            # want the interpreter.  The socket is not watched for that moment, since it stays readable; the timer has
+            # this thread read after all where the main one has gone into user code meanwhile.
+            # tests/_wire/reading/test_second_thread.py::test_who_looks_no_more_has_the_other_thread_read
             self._loop.remove_reader(self._sock.fileno())
             self._loop.call_later(BRISK, self._watch)
             return
@@ -360,7 +363,9 @@ class Connection:
 
     def _readable_elsewhere(self, in_loop: bool) -> None:
         """On the other thread, whose loop runs or not."""
-        # To the last byte: the kernel has told this thread, and tells the other one of nothing that is left over.
+        # To the last byte: an exclusive wake-up is for one thread, and the other one hears nothing of bytes that are
+        # left over; they would lie there until the next frame.
+        # tests/_wire/reading/test_second_thread.py::test_the_thread_that_reads_reads_all_that_is_there
         with self._turns.lock:
             if in_loop and not self._turns.may_read:
                 self._loop.call_soon_threadsafe(self._readable_here)
@@ -394,6 +399,10 @@ class Connection:
             self._take(self._view[:size])
         except FrameError as error:
             broken = str(error)
+        # Before the first of these frames is handled, other sockets are read: what is there now was sent before them,
+        # and these may tell of it.  After it has been read and not before: what comes later is later.
+        # tests/_wire/test_unix.py::
+        # test_what_has_arrived_on_another_way_before_is_handled_before_and_after_what_came_before_it
         if self._on_arrival is not None:
             self._on_arrival()
         self._handle()
@@ -567,6 +576,9 @@ class Connection:
             self._handle()
             if self._closed:
                 return
+            # Until it is empty would be too long: a sender that never pauses would hold this thread for ever.  What was
+            # there when it was asked is what had been said by then.
+            # tests/_wire/test_unix.py::test_what_had_been_said_is_read_at_once_and_no_more_is_waited_for
             there = array.array("i", [0])
             try:
                 fcntl.ioctl(self._sock.fileno(), termios.FIONREAD, there)
@@ -587,7 +599,10 @@ class Connection:
             self._failed = True
             self._loop.call_soon_threadsafe(self._fail, reason)
         else:
-            # The other thread may be resuming this very socket, and making its successor: that one is not to be ended.
+            # The other thread may be resuming this very socket, and making its successor under the same peer.  Told
+            # afterwards, ``on_closed`` would end that one.  So the turn is awaited, and only then it is looked whether
+            # there is anything left to tell.
+            # tests/_wire/test_breaks.py::test_the_late_end_of_a_socket_that_has_been_resumed_is_told_to_nobody
             with self._turns.lock:
                 if not self._closed:
                     self.end()

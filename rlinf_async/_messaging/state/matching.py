@@ -227,6 +227,11 @@ class Arrivals:
         message = self._open.pop(number, None)
         if message is None:
             return []
+        # All pairs are undone and made anew without it: the receive that it was meant for gets the next message, and
+        # every one behind moves up by one.  To take it out of its own pair alone would have a later message pass an
+        # earlier one.  Its room is returned, or the sender would stand still after 64 MiB of withdrawn messages.
+        # tests/_messaging/state/test_matching.py::test_what_is_withdrawn_on_its_way_returns_its_room
+        # tests/_messaging/state/test_matching.py::test_a_withdrawn_message_never_was
         self._no_longer_announced(message)
         self._total += message.charge
         self._part()

@@ -60,6 +60,10 @@ class IdleReader:
 
     def add(self, fd: int, read: OnReadable) -> None:
         """Has it read; before the other loop, which then comes second."""
+        # EPOLLEXCLUSIVE wakes the first of those that wait, in the order in which they registered.  If the socket loop
+        # came first, each frame would wake that thread, and then, across threads, the main one that was idle all along.
+        # tests/_wire/reading/test_shared_selector.py::
+        # test_the_idle_loop_that_registered_first_reads_and_the_other_one_sleeps
         self._other.share(fd)
         self._readers[fd] = read
         self._selector.read_at_once(fd, lambda: read(True))

@@ -118,7 +118,9 @@ class SharedSelector(selectors.BaseSelector):
         """In a forked child: an epoll of its own, and nothing registered there.
 
         Both processes have the parent's: a loop that ran in the child, or was closed there, would take wake-ups of the
-        parent's loop away.
+        parent's loop away, and a frame would lie unread until the next one comes.
+
+        tests/test_forks.py::test_a_loop_that_runs_in_a_workers_child_takes_no_wake_up_from_its_parents
         """
         self._epoll.close()
         self._epoll = select.epoll()

@@ -9,8 +9,13 @@ import threading
 class Turns:
     """One thread at a time, and nobody is woken before those for whom something came earlier.
 
-    What the socket thread has read wakes coroutines of the other loop by way of ``call_soon_threadsafe``.  Until these
-    calls have been made that loop's thread does not read itself: what it read then would overtake them.
+    What the socket thread has read wakes coroutines of the other loop by way of ``call_soon_threadsafe``: a call first,
+    which then wakes.  What that loop's own thread reads wakes them at once.  So if the socket thread has read frame 1
+    and the main thread reads frame 2 before the call has been made, the waiter of frame 2 runs first.  Therefore
+    ``hand_over`` puts one more call behind those of the handlers, and the main thread does not read until that has run:
+    then all before it have.
+
+    tests/_wire/reading/test_second_thread.py::test_the_waiter_of_what_was_read_first_runs_first
 
     Attributes:
         lock: held while frames are read and handled.

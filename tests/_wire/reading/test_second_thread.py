@@ -17,6 +17,7 @@ from rlinf_async._wire import unix
 from rlinf_async._wire.reading import idle_reader
 from rlinf_async._wire.reading.idle_reader import IdleReader
 from rlinf_async._wire.reading.shared_selector import SharedSelector
+from rlinf_async._wire.send_buffer import close_all
 from rlinf_async._wire.unix import Connection
 
 
@@ -36,6 +37,7 @@ class Ends:
         self.packer = frames.new_packer()
 
     def _hear(self, frame: list[Any], fds: list[int]) -> None:
+        close_all(fds)
         self.heard.append((frame[4], threading.get_ident()))
         self.news.set()
 
@@ -89,6 +91,54 @@ def test_who_looks_no_more_has_the_other_thread_read(ends: Ends, monkeypatch: py
         ends.news.wait(0.01)
     assert [number for number, _ in ends.heard] == [0, 1, 2]
     assert threading.get_ident() not in {thread for _, thread in ends.heard}
+
+
+def test_the_thread_that_reads_reads_all_that_is_there(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    last_for(monkeypatch, 10)
+    ends.reader.read_for(0)
+    for number in range(3):  # a read ends with a descriptor
+        socket.send_fds(ends.theirs, [ends.packer.pack((frames.CANCEL, 1, 1, [], number))], [ends.theirs.fileno()])
+    ends.reader.read_for(5)
+    assert ends.heard == [(number, threading.get_ident()) for number in range(3)]
+
+
+def test_the_waiter_of_what_was_read_first_runs_first(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The socket thread reads 1 while this one is busy; this one's loop reads 2 before it has heard of 1."""
+    arrived = {number: ends.loop.create_future() for number in (1, 2)}
+    order: list[int] = []
+    may_go_on = threading.Event()
+
+    def wake(frame: list[Any], _: list[int]) -> None:
+        number = frame[4]
+        if threading.get_ident() == main:
+            arrived[number].set_result(None)
+        else:
+            ends.loop.call_soon_threadsafe(arrived[number].set_result, None)
+            ends.other.call_soon(may_go_on.wait, 5)  # and reads no more for now
+            ends.news.set()
+
+    async def wait_for(number: int) -> None:
+        await arrived[number]
+        order.append(number)
+        if number == 1:
+            may_go_on.set()
+
+    async def both() -> None:
+        waiting = [asyncio.ensure_future(wait_for(number)) for number in (1, 2)]
+        await asyncio.sleep(0)
+        ends.say(1)
+        assert ends.news.wait(5)
+        ends.say(2)
+        await asyncio.wait(waiting, timeout=5)
+
+    last_for(monkeypatch, 0)
+    main = threading.get_ident()
+    monkeypatch.setattr(ends.connection, "_on_frame", wake)
+    asyncio.set_event_loop(ends.loop)
+    ends.loop.run_until_complete(both())
+    asyncio.set_event_loop(None)
+    may_go_on.set()
+    assert order == [1, 2]
 
 
 def test_an_end_of_file_is_heard_while_nobody_looks(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
