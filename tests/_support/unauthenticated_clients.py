@@ -41,16 +41,18 @@ class Listener:
 
 def listeners(pids: Sequence[int]) -> list[Listener]:
     """Every listening socket of these processes, each once."""
-    found = {}
+    found: dict[str, Listener] = {}
     for pid in pids:
-        open_files = set()
-        for number in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):  # closed meanwhile
-                open_files.add(os.readlink(f"/proc/{pid}/fd/{number}"))
-        for inode, listener in listening_sockets(pid):
-            if f"socket:[{inode}]" in open_files:
-                found[inode] = listener
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process has ended meanwhile
+            open_files = set(open_files_of(pid))
+            found |= {inode: one for inode, one in listening_sockets(pid) if f"socket:[{inode}]" in open_files}
     return list(found.values())
+
+
+def open_files_of(pid: int) -> Iterator[str]:
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            yield os.readlink(f"/proc/{pid}/fd/{number}")
 
 
 def listening_sockets(pid: int) -> Iterator[tuple[str, Listener]]:
