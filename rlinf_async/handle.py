@@ -26,8 +26,8 @@ ASK_FIRST: Final = 0.02
 """Seconds that a failure of which nobody waits for leaves its caller to ask for ``outcomes()``: the answers come in
 another thread than a script's."""
 
-SETTLE: Final = 0.1
-"""Seconds that the first failure waits for the others' word: a death that caused it outranks it."""
+_SETTLE_S: Final = 0.1
+"""For which the first failure waits for the others' word: a death that caused it outranks it."""
 
 
 class Handle(Work[list[Any]]):
@@ -184,7 +184,7 @@ class Handle(Work[list[Any]]):
         """One has failed."""
         if not self._keep_going and not self._done:
             self._cancel_open()
-            self._callee.client.later(SETTLE, self._give_up)
+            self._callee.client.later(_SETTLE_S, self._give_up)
 
     def _report_to(self, view: Work[Any], callback: Callable[[], None]) -> None:
         self._views.append(view)
@@ -203,13 +203,13 @@ class Handle(Work[list[Any]]):
             if self._callee.client.loop.is_closed():
                 self._finish()
             else:
-                self._callee.client.later(SETTLE, self._give_up)
+                self._callee.client.later(_SETTLE_S, self._give_up)
         return True
 
     def _give_up(self) -> None:
         """Raises what is known; ranks that are stuck inside a ``def`` method are named later."""
         if self._tally.missing:
-            self._callee.client.later(max(0.0, settings.ABORT_GRACE_S() - SETTLE), self._name_stuck)
+            self._callee.client.later(max(0.0, settings.ABORT_GRACE_S() - _SETTLE_S), self._name_stuck)
             self._finish()
 
     def _name_stuck(self) -> None:

@@ -203,10 +203,20 @@ def test_a_stream_is_limited_without_a_loop_too(two: Any) -> None:
         list(two.every(0, 1, 30))
 
 
+def test_an_item_that_comes_while_daemons_are_asked_ends_no_stream(two: Any) -> None:
+    stream = two.every(0.05, 2, 0)
+    waited_for = stream._next()
+    waited_for.wait()
+    stream._expire(waited_for, "")  # the daemons' answer
+    assert sorted(stream) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
 def test_the_constructors_do_not_count(cluster: Cluster) -> None:
-    group: Any = Slow.create_group(0.6).launch(cluster, name="late", call_timeout=0.3)
+    group: Any = Slow.create_group(0.9).launch(cluster, name="late", call_timeout=0.6)
     try:
-        assert group.hello().wait() == [0]
+        early = group.sleep(0.2)
+        assert list(group.every(0, 1, 0)) == [(0, 0)]
+        assert early.wait() == [0.2]
         with pytest.raises(DeadlineExceeded):
             group.sleep(30).wait()
     finally:

@@ -43,8 +43,8 @@ from rlinf_async._worker.shortcuts import Shortcuts
 
 logger = logging.getLogger(__name__)
 
-TURN: Final = 0.005
-"""Seconds of ``def`` methods after which the loop gets a turn, so that they cannot starve coroutines."""
+_TURN_S: Final = 0.005
+"""Of ``def`` methods, after which the loop gets a turn, so that they cannot starve coroutines."""
 
 MAX_CONCURRENCY: Final = 1000
 
@@ -240,7 +240,7 @@ class Runtime:
         for send in list(self.client.unsent):
             send()
         queue = self._queue
-        until = time.monotonic() + TURN
+        until = time.monotonic() + _TURN_S
         while queue and not self._stopping:
             call = queue[0]
             if call.state is not State.QUEUED:
