@@ -83,7 +83,7 @@ class Channel:
         self._closing: Work[None] | None = None
         self._discarding = False
         self._is_known = False
-        self._wishes = RequestArguments(name, None if local is None else local.max_bytes)
+        self._arguments = RequestArguments(name, None if local is None else local.max_bytes)
         _channels.add(self)
 
     def __repr__(self) -> str:
@@ -298,11 +298,11 @@ class Channel:
             ValueError: the item alone is larger than ``max_bytes``; at once, the weight or the timeout is negative.
             TypeError: at once, the weight is no whole number, the timeout no number or the key not hashable.
         """
-        return _finish(self._start(self._wishes.put(item, weight, key, timeout)), async_op)
+        return _finish(self._start(self._arguments.put(item, weight, key, timeout)), async_op)
 
     def put_nowait(self, item: Any, weight: int = 0, key: Any = DEFAULT_KEY) -> Any:
         """As ``put``, but where there is no room at once it raises ``asyncio.QueueFull``; in a coroutine, awaited."""
-        return _finish(self._start(self._wishes.put(item, weight, key, None, nowait=True)), False)
+        return _finish(self._start(self._arguments.put(item, weight, key, None, nowait=True)), False)
 
     # -- out ----------------------------------------------------------------------------------------------------
 
@@ -322,11 +322,11 @@ class Channel:
             NodeLost: its node is gone, and the contents with it.
             TypeError, ValueError: at once, the timeout is no number or negative, or the key not hashable.
         """
-        return _finish(self._start(self._wishes.get(key, timeout)), async_op)
+        return _finish(self._start(self._arguments.get(key, timeout)), async_op)
 
     def get_nowait(self, key: Any = DEFAULT_KEY) -> Any:
         """As ``get``, but where there is nothing it raises ``asyncio.QueueEmpty``; in a coroutine, awaited."""
-        return _finish(self._start(self._wishes.get_nowait(key)), False)
+        return _finish(self._start(self._arguments.get_nowait(key)), False)
 
     def get_batch(
         self,
@@ -356,7 +356,7 @@ class Channel:
             TypeError, ValueError: at once, the weight is no whole number, or is negative.
             Exception: as ``get``.
         """
-        return _finish(self._start(self._wishes.get_batch(target_weight, key, timeout)), async_op)
+        return _finish(self._start(self._arguments.get_batch(target_weight, key, timeout)), async_op)
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         """The items of the default key, until the channel is closed and empty."""
@@ -385,7 +385,7 @@ class Channel:
         return self._ask("peek_all()", key, "peek", _show)
 
     def _ask(self, verb: str, key: Any, word: str, show: Callable[[Any], Any]) -> Any:
-        return _finish(self._start(self._wishes.question(verb, key, word, show)), False)
+        return _finish(self._start(self._arguments.question(verb, key, word, show)), False)
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -475,29 +475,29 @@ class Channel:
 
     # -- inside -------------------------------------------------------------------------------------------------
 
-    def _start(self, wish: Any) -> Any:
+    def _start(self, request: Any) -> Any:
         if recorder.recorder is not None:
-            self._trace(wish)
+            self._trace(request)
         if self._local is not None:
-            self._local.start(wish)
+            self._local.start(request)
         else:
             if self._replicas is None:
                 self._bound()
             replicas = self._replicas
             assert replicas is not None
-            if emulated_links.here is not None and isinstance(wish, Put):
+            if emulated_links.here is not None and isinstance(request, Put):
                 # As if the channel were a worker of its name, rank 0.
-                depart = functools.partial(replicas.start, wish)
-                emulated_links.here.send(("channel", self._name), [f"{self._name}:0"], wish.nbytes, depart)
+                depart = functools.partial(replicas.start, request)
+                emulated_links.here.send(("channel", self._name), [f"{self._name}:0"], request.nbytes, depart)
             else:
-                replicas.start(wish)
-        return wish
+                replicas.start(request)
+        return request
 
-    def _trace(self, wish: Any) -> None:
-        if isinstance(wish, Put):
-            recorder.follow(wish, f"put {self._name}", "channel", {"bytes": wish.nbytes})
-        elif isinstance(wish, Get):
-            recorder.follow(wish, f"get {self._name}", "channel")
+    def _trace(self, request: Any) -> None:
+        if isinstance(request, Put):
+            recorder.follow(request, f"put {self._name}", "channel", {"bytes": request.nbytes})
+        elif isinstance(request, Get):
+            recorder.follow(request, f"get {self._name}", "channel")
 
 
 def _done() -> Work[None]:
@@ -510,15 +510,15 @@ def _show(items: list[tuple[int, Callable[[], Any]]]) -> list[WeightedItem]:
     return [WeightedItem(weight, make()) for weight, make in items]
 
 
-def _finish(wish: QueueRequest[Any], async_op: bool) -> Any:
-    """The wish itself where it is to be awaited, else its result."""
+def _finish(request: QueueRequest[Any], async_op: bool) -> Any:
+    """The request itself where it is to be awaited, else its result."""
     if async_op or not may_wait():
-        return wish
+        return request
     try:
-        return wish.wait()
+        return request.wait()
     except BaseException:
-        if not wish.done():  # interrupted
-            wish._abandon()
+        if not request.done():  # interrupted
+            request._abandon()
         raise
 
 

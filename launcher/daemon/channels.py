@@ -71,7 +71,7 @@ class Channels:
             lost = _count_credited(frame)
             if lost and number not in self._discarded:
                 self._teller.say(source, number, "lost", lost)
-            if kind != frames.QUEUE or frame[5] in ("size", "peek", "wishes"):
+            if kind != frames.QUEUE or frame[5] in ("size", "peek", "requests"):
                 self._teller.say(source, number, "gone", "")
         elif hosted.queue.ledger.outstanding and _is_question(frame) and self._has_to_hear(hosted, source):
             if not self._questions:
@@ -149,13 +149,13 @@ class Channels:
 
     def _on_word(self, hosted: HostedChannel, source: int, what: str, facts: Any) -> None:
         queue = hosted.queue
-        if what == "wishes":
+        if what == "requests":
             puts, gets, taken = facts
             nonsense: TypeError | None = None
-            for ask, wishes in ((self._put, puts), (self._get, gets)):
-                for wish in wishes:
+            for ask, requests in ((self._put, puts), (self._get, gets)):
+                for request in requests:
                     try:
-                        ask(hosted, source, *wish)
+                        ask(hosted, source, *request)
                     except TypeError as error:
                         nonsense = nonsense or error  # the others are none the worse for it
             self._taken(hosted, source, taken)
@@ -407,6 +407,6 @@ def _count_credited(frame: list[Any]) -> int:
     """How many items a frame brings that are in for their producer already."""
     if frame[0] == frames.PUT:
         return int(frame[8] == frames.CREDITED)
-    if frame[0] == frames.QUEUE and frame[5] == "wishes":
+    if frame[0] == frames.QUEUE and frame[5] == "requests":
         return sum(put[3] == frames.CREDITED for put in frame[6][0])
     return 0

@@ -3,7 +3,7 @@
 Whatever waits leaves at the end of the loop's turn, or as soon as there is enough of it: then the daemon is busy with
 that while more follows.  Where no loop runs nothing waits::
 
-    company.may_wait(now)      many have just come true at once: those who waited for them are likely to wish again
+    company.may_wait(now)      many have just come true at once: those who waited for them are likely to request again
     company.gathers()          something may be added now; it leaves at the end of this turn
     company.gets.append(…)
     if company.is_complete: company.leave()
@@ -24,7 +24,7 @@ from rlinf_async._core.segment import close_fds
 T = TypeVar("T")
 
 CROWD: Final = 4
-"""When so many wishes come true at once, those who waited are likely to wish again at once."""
+"""When so many requests come true at once, those who waited are likely to request again at once."""
 
 _MOMENT: Final = 200e-6
 """Seconds after that in which what they say waits for the end of the loop's turn, and leaves in one frame."""
@@ -76,7 +76,7 @@ class Batching:
         return len(self.puts) >= _PART or len(self.gets) >= _PART or len(self.large) >= _PART_LARGE
 
     def crowd(self, count: int) -> None:
-        """So many wishes have come true at once."""
+        """So many requests have come true at once."""
         if count >= CROWD:
             self._crowded_until = time.monotonic() + _MOMENT
 

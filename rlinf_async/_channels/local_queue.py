@@ -34,7 +34,7 @@ class LocalQueue:
         self.max_bytes = max_bytes
         self._queue = Queue(maxsize, max_bytes, max_buffered=sys.maxsize)
         self._numbers = itertools.count(1)
-        self._wishes: dict[int, QueueRequest[Any]] = {}
+        self._requests: dict[int, QueueRequest[Any]] = {}
         self._lock = threading.RLock()
         self._given_back: deque[int] = deque()
 
@@ -45,43 +45,43 @@ class LocalQueue:
     def __repr__(self) -> str:
         return f"<LocalQueue {self.name} [{self._queue!r}]>"
 
-    def start(self, wish: QueueRequest[Any]) -> None:
+    def start(self, request: QueueRequest[Any]) -> None:
         self._check_process()
-        wish.door = self
+        request.destination = self
         queue = self._queue
         with self._lock:
-            if isinstance(wish, Question):
-                found: Any = (queue.size(wish.key), queue.full(wish.key))
-                if wish.word == "peek":
+            if isinstance(request, Question):
+                found: Any = (queue.size(request.key), queue.full(request.key))
+                if request.word == "peek":
                     found = [
-                        (item.weight, functools.partial(self.open, item.body, [])) for item in queue.peek(wish.key)
+                        (item.weight, functools.partial(self.open, item.body, [])) for item in queue.peek(request.key)
                     ]
                 steps: list[Step] = []
-            elif isinstance(wish, Put):
-                number = self._enter(wish)
+            elif isinstance(request, Put):
+                number = self._enter(request)
                 steps = queue.put(
-                    _ME, number, wish.key,
-                    weight=wish.weight, nbytes=wish.nbytes, body=(wish.carried,), nowait=wish.mode == NOWAIT,
+                    _ME, number, request.key,
+                    weight=request.weight, nbytes=request.nbytes, body=(request.carried,), nowait=request.mode == NOWAIT,
                 )  # fmt: skip
             else:
-                assert isinstance(wish, Get)
-                number = self._enter(wish)
-                target, nowait = wanted(wish.target)
-                steps = queue.get(_ME, number, wish.key, target=target, nowait=nowait)
-        if isinstance(wish, Question):
-            wish._settle(found)
+                assert isinstance(request, Get)
+                number = self._enter(request)
+                target, nowait = wanted(request.target)
+                steps = queue.get(_ME, number, request.key, target=target, nowait=nowait)
+        if isinstance(request, Question):
+            request._settle(found)
         self._follow(steps)
 
     def _check_process(self) -> None:
         if self._pid != process.pid:  # a copy of the parent's queue would pass for one that both processes have
             raise process.forked(f"channel '{self.name}'", self._pid)
 
-    def _enter(self, wish: QueueRequest[Any]) -> int:
-        number = wish.number = next(self._numbers)
-        self._wishes[number] = wish
+    def _enter(self, request: QueueRequest[Any]) -> int:
+        number = request.number = next(self._numbers)
+        self._requests[number] = request
         return number
 
-    def far_side(self, wish: QueueRequest[Any]) -> None:
+    def far_side(self, request: QueueRequest[Any]) -> None:
         return None
 
     @property
@@ -91,11 +91,11 @@ class LocalQueue:
     def hasten(self) -> None:
         pass
 
-    def withdraw(self, wish: QueueRequest[Any]) -> None:
-        self._withdraw([wish.number])
+    def withdraw(self, request: QueueRequest[Any]) -> None:
+        self._withdraw([request.number])
 
-    def withdraw_later(self, wish: QueueRequest[Any]) -> None:
-        self._given_back.append(wish.number)
+    def withdraw_later(self, request: QueueRequest[Any]) -> None:
+        self._given_back.append(request.number)
         try:
             asyncio.get_running_loop().call_soon(self._follow, [])
         except RuntimeError:
@@ -105,7 +105,7 @@ class LocalQueue:
         steps: list[Step] = []
         with self._lock:
             for number in numbers:
-                self._wishes.pop(number, None)
+                self._requests.pop(number, None)
                 steps += self._queue.cancel(_ME, number)
         self._follow(steps)
 
@@ -125,17 +125,17 @@ class LocalQueue:
 
     def _follow(self, steps: list[Step]) -> None:
         for act, what in steps:
-            wish = self._wishes.pop(what.number, None)
-            if wish is None:
+            request = self._requests.pop(what.number, None)
+            if request is None:
                 continue
             if act == ACCEPTED:
-                wish._settle()
+                request._settle()
             elif act == DELIVER:
-                assert isinstance(wish, Get)
+                assert isinstance(request, Get)
                 for item in what.items:
-                    wish.deliver(item.body, [], item is not what.items[-1], item.redelivered)
+                    request.deliver(item.body, [], item is not what.items[-1], item.redelivered)
             else:
-                wish.turn_down(error_of(*refusal(act, what, self.name, self.max_bytes)))
+                request.turn_down(error_of(*refusal(act, what, self.name, self.max_bytes)))
         if self._given_back:
             numbers = list(self._given_back)
             self._given_back.clear()

@@ -90,27 +90,27 @@ class RemoteQueue:
 
     # -- to the daemon ------------------------------------------------------------------------------------------
 
-    def start(self, wish: QueueRequest[Any]) -> None:
-        """Sends it; a wish that is done already is forgotten."""
-        if wish.done():
+    def start(self, request: QueueRequest[Any]) -> None:
+        """Sends it; a request that is done already is forgotten."""
+        if request.done():
             return
-        wish.door = self
+        request.destination = self
         if self._over is not None:
-            wish.refuse(self._over)
+            request.refuse(self._over)
             return
         # Not isinstance(): of an abstract base class that takes a microsecond.
-        kind = type(wish)
+        kind = type(request)
         if kind is Put:
-            self._start_put(wish)  # type: ignore[arg-type]
+            self._start_put(request)  # type: ignore[arg-type]
         elif kind is Get:
-            self._start_get(wish)  # type: ignore[arg-type]
-        elif isinstance(wish, Question):
+            self._start_get(request)  # type: ignore[arg-type]
+        elif isinstance(request, Question):
             self.flush()
-            wish.number = next(self._questions)
-            self._asked[wish.number] = wish
-            self._ahead.ask(wish)
-        if self._over is not None:  # meanwhile: whoever ended the queue may not have seen this wish
-            wish.refuse(self._over)
+            request.number = next(self._questions)
+            self._asked[request.number] = request
+            self._ahead.ask(request)
+        if self._over is not None:  # meanwhile: whoever ended the queue may not have seen this request
+            request.refuse(self._over)
 
     def _start_put(self, put: Put) -> None:
         body: bytes | int
@@ -227,7 +227,7 @@ class RemoteQueue:
         if puts or gets:
             credited = [put[0] for put in puts if put[3] == frames.CREDITED]
             self._company.crowd(len(credited))
-            self.tell("wishes", [puts, gets, taken], functools.partial(self._have_left, credited) if credited else None)
+            self.tell("requests", [puts, gets, taken], functools.partial(self._have_left, credited) if credited else None)
         elif taken:
             self.tell("taken", taken)
 
@@ -235,10 +235,10 @@ class RemoteQueue:
         frame = (frames.QUEUE, 0, self._client.endpoint, self._place, self.channel, what, facts)
         self._client.send(frame, on_left=on_left)
 
-    # -- as a door ----------------------------------------------------------------------------------------------
+    # -- as a destination ----------------------------------------------------------------------------------------------
 
-    def far_side(self, wish: QueueRequest[Any]) -> Work[str]:
-        return far_side.queue(self._client, self.node, self.channel, wish.key)
+    def far_side(self, request: QueueRequest[Any]) -> Work[str]:
+        return far_side.queue(self._client, self.node, self.channel, request.key)
 
     @property
     def user_loop(self) -> asyncio.AbstractEventLoop | None:
@@ -247,20 +247,20 @@ class RemoteQueue:
     def hasten(self) -> None:
         self._company.hasten()
 
-    def withdraw(self, wish: QueueRequest[Any]) -> None:
-        if isinstance(wish, Question):
-            self._asked.pop(wish.number, None)
+    def withdraw(self, request: QueueRequest[Any]) -> None:
+        if isinstance(request, Question):
+            self._asked.pop(request.number, None)
             return
-        if isinstance(wish, Put):
-            self._pop_put(wish.number)
-            self._leaving.pop(wish.number, None)
-            self.tell("cancel", [wish.number])
+        if isinstance(request, Put):
+            self._pop_put(request.number)
+            self._leaving.pop(request.number, None)
+            self.tell("cancel", [request.number])
             return
-        self._gets.pop(wish.number, None)
-        self._ahead.cancel(wish.key, wish.number)
+        self._gets.pop(request.number, None)
+        self._ahead.cancel(request.key, request.number)
 
-    def withdraw_later(self, wish: QueueRequest[Any]) -> None:
-        self._ahead.cancel_later(wish.key, wish.number)
+    def withdraw_later(self, request: QueueRequest[Any]) -> None:
+        self._ahead.cancel_later(request.key, request.number)
 
     def taken(self, get: Get[Any]) -> None:
         """Tells the daemon: with the next get, if that follows in this turn of the loop."""
@@ -319,9 +319,9 @@ class RemoteQueue:
         elif what == "failed":
             number, kind, text = facts
             refused: QueueRequest[Any] | None = self._asked.pop(-number, None) if number < 0 else self._pop_put(number)
-            wish = self._ahead.ended(number) if refused is None else refused
-            if wish is not None:
-                wish.turn_down(error_of(kind, text))
+            request = self._ahead.ended(number) if refused is None else refused
+            if request is not None:
+                request.turn_down(error_of(kind, text))
         elif what == "size":
             self._answer(facts[0], tuple(facts[1:]))
         elif what == "peeked" and facts[0] in self._asked:
@@ -377,6 +377,6 @@ class RemoteQueue:
         gets = dict(self._gets)
         self._gets.clear()
         asked, self._asked = self._asked, {}
-        for wishes in (puts, gets, asked):
-            for wish in list(wishes.values()):
-                wish.refuse(end)
+        for requests in (puts, gets, asked):
+            for request in list(requests.values()):
+                request.refuse(end)

@@ -20,7 +20,7 @@ class Replicas:
 
     A queue is made when it is first used: only who uses one is told of its end.
 
-    Lifecycle: unknown (wishes wait) -> open, or ended (they are refused).
+    Lifecycle: unknown (requests wait) -> open, or ended (they are refused).
 
     Attributes:
         opening: what makes it known where they are.
@@ -51,31 +51,31 @@ class Replicas:
         with self._lock:
             self._end = end
             held, self._held = self._held, {}
-        for wishes in held.values():
-            for wish in wishes:
-                wish.refuse(end)
+        for requests in held.values():
+            for request in requests:
+                request.refuse(end)
 
-    def start(self, wish: QueueRequest[Any]) -> None:
+    def start(self, request: QueueRequest[Any]) -> None:
         """Sends it where its key lives, as soon as that is known."""
-        queue = self._only or self._pins.get(wish.key)
+        queue = self._only or self._pins.get(request.key)
         if queue is not None:
-            queue.start(wish)
+            queue.start(request)
             return
-        wish._loop = self._client.user_loop  # as long as it has no door
+        request._loop = self._client.user_loop  # as long as it has no destination
         with self._lock:
-            queue = self._only or self._pins.get(wish.key)
+            queue = self._only or self._pins.get(request.key)
             if queue is not None:
-                queue.start(wish)
+                queue.start(request)
             elif self._end is not None:
-                wish.refuse(self._end)
-            elif wish.key in self._held:
-                wish.opening = self.opening
-                self._held[wish.key].append(wish)
+                request.refuse(self._end)
+            elif request.key in self._held:
+                request.opening = self.opening
+                self._held[request.key].append(request)
             else:
-                wish.opening = self.opening
-                self._held[wish.key] = [wish]
+                request.opening = self.opening
+                self._held[request.key] = [request]
                 if self._roster:
-                    self._find(wish.key)
+                    self._find(request.key)
 
     def flush(self) -> None:
         """Sends what has waited for company."""
@@ -98,8 +98,8 @@ class Replicas:
             request._follow(functools.partial(self._pin, key, request))
             return
         only = self._queue(nodes[0])
-        for wish in self._held.pop(key):
-            only.start(wish)
+        for request in self._held.pop(key):
+            only.start(request)
         if not self._held:
             self._only = only  # last: nothing overtakes what was held
 
@@ -114,11 +114,11 @@ class Replicas:
                 end = QueueEnd.of_closed(self._roster["name"])
                 if node is not None:
                     queue = self._queue(node)
-                    for wish in self._held.pop(key):
-                        queue.start(wish)
+                    for request in self._held.pop(key):
+                        queue.start(request)
                     self._pins[key] = queue  # last: nothing overtakes what was held
-            for wish in self._held.pop(key, ()):
-                wish.refuse(end)
+            for request in self._held.pop(key, ()):
+                request.refuse(end)
             self._pinning.pop(key)._settle()
 
     def _queue(self, node: int) -> RemoteQueue:

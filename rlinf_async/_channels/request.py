@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Door(Protocol):
-    """Where a wish has gone: a queue of this process, or in some daemon.
+class Destination(Protocol):
+    """Where a request has gone: a queue of this process, or in some daemon.
 
     Attributes:
         has_told_of_loss: a put that nobody awaits was refused because the channel is closed, and the log says so.
@@ -33,7 +33,7 @@ class Door(Protocol):
     @property
     def where(self) -> str: ...
 
-    def far_side(self, wish: QueueRequest[Any]) -> slow_waits.FarSide | None:
+    def far_side(self, request: QueueRequest[Any]) -> slow_waits.FarSide | None:
         """What is in the queue, and who waits there, in words."""
 
     @property
@@ -43,10 +43,10 @@ class Door(Protocol):
     def hasten(self) -> None:
         """A thread is about to wait: what has only been kept back goes now."""
 
-    def withdraw(self, wish: QueueRequest[Any]) -> None:
+    def withdraw(self, request: QueueRequest[Any]) -> None:
         """Nobody wants it any more: what waits is forgotten, what has arrived goes back."""
 
-    def withdraw_later(self, wish: QueueRequest[Any]) -> None:
+    def withdraw_later(self, request: QueueRequest[Any]) -> None:
         """The same, from a finalizer: without locks."""
 
     def taken(self, get: Get[Any]) -> None:
@@ -60,7 +60,7 @@ class QueueRequest(Work[T]):
     """Something asked of a queue, with a deadline of its own.
 
     Attributes:
-        door: where it is waiting; None before it has left.
+        destination: where it is waiting; None before it has left.
         number: what it is known by there.
         key: canonical.
         since: when it was asked; seconds of the monotonic clock.
@@ -75,7 +75,7 @@ class QueueRequest(Work[T]):
         With a ``timeout`` of 0 its queue is told not to let it wait.
         """
         super().__init__()
-        self.door: Door | None = None
+        self.destination: Destination | None = None
         self.number = 0
         self.key = key
         self._said = (verb, channel, name)
@@ -84,19 +84,19 @@ class QueueRequest(Work[T]):
 
     def _describe(self) -> str:
         verb, channel, name = self._said
-        where = "" if self.door is None else f" on {self.door.where}"
+        where = "" if self.destination is None else f" on {self.destination.where}"
         return f"{verb} channel '{channel}'{where} (key {name!r})"
 
     def _whom(self) -> str:
         return f"channel '{self._said[1]}'"
 
     def _far_side(self) -> slow_waits.FarSide | None:
-        if self.door is not None:
-            return self.door.far_side(self)
+        if self.destination is not None:
+            return self.destination.far_side(self)
         return None if self.opening is None else self.opening._far_side()
 
     def _user_loop(self) -> asyncio.AbstractEventLoop | None:
-        return self._loop if self.door is None else self.door.user_loop
+        return self._loop if self.destination is None else self.destination.user_loop
 
     # -- deadlines ----------------------------------------------------------------------------------------------
 
@@ -111,8 +111,8 @@ class QueueRequest(Work[T]):
         return self._done
 
     def _wait_for_thread(self, timeout: float | None) -> None:
-        if self.door is not None:
-            self.door.hasten()  # the loop at the end of whose turn it would go may have been stopped
+        if self.destination is not None:
+            self.destination.hasten()  # the loop at the end of whose turn it would go may have been stopped
         super()._wait_for_thread(timeout)
 
     def _expire(self) -> None:
@@ -130,8 +130,8 @@ class QueueRequest(Work[T]):
 
     def give_up(self, error: Exception) -> None:
         """Ends it with an error, unless it is done, and withdraws it from where it waits."""
-        if self._settle(error=error) and self.door is not None:
-            self.door.withdraw(self)
+        if self._settle(error=error) and self.destination is not None:
+            self.destination.withdraw(self)
 
     def _abandon(self) -> None:
         self.give_up(ClosedError(f"{self._describe()} was withdrawn, because nobody waited for it any more"))
@@ -200,10 +200,10 @@ class Put(QueueRequest[None]):
             return
         if isinstance(error, ClosedError):
             # Of a channel that was closed once: all that was put there and not awaited has met the same end.
-            if not self.refused or (self.door is not None and self.door.has_told_of_loss):
+            if not self.refused or (self.destination is not None and self.destination.has_told_of_loss):
                 return
-            if self.door is not None:
-                self.door.has_told_of_loss = True
+            if self.destination is not None:
+                self.destination.has_told_of_loss = True
         logger.error("%s failed, and nobody asked: %s: %s", self._describe(), type(error).__name__, error)
 
 
@@ -246,8 +246,8 @@ class Get(QueueRequest[T]):
         self._bodies.append((body, fds))
         if not more and not self._settle():
             self._let_go()  # it was given up meanwhile, perhaps before its queue could be told
-            if self.door is not None:
-                self.door.withdraw(self)
+            if self.destination is not None:
+                self.destination.withdraw(self)
 
     def _let_go(self) -> None:
         bodies, self._bodies = self._bodies, []
@@ -263,18 +263,18 @@ class Get(QueueRequest[T]):
                 if first:
                     self._open()
             if first:
-                assert self.door is not None
-                self.door.taken(self)
+                assert self.destination is not None
+                self.destination.taken(self)
         return super()._result()
 
     def _open(self) -> None:
-        door = self.door
-        assert door is not None
+        destination = self.destination
+        assert destination is not None
         self._taken = True
         bodies, self._bodies = self._bodies, []
         if self.target is None:
             try:
-                self._value = door.open(*bodies[0])
+                self._value = destination.open(*bodies[0])
             except Exception as error:
                 self._error = error
             return
@@ -282,7 +282,7 @@ class Get(QueueRequest[T]):
         values = []
         try:
             while bodies:
-                values.append(door.open(*bodies.pop()))
+                values.append(destination.open(*bodies.pop()))
         except Exception as error:
             self._error = error
             for _, fds in bodies:
@@ -332,13 +332,13 @@ class Get(QueueRequest[T]):
                 return
             self._error = ClosedError(f"{self._describe()} was cancelled, and what had arrived went back")
         self._let_go()
-        assert self.door is not None
-        self.door.withdraw(self)
+        assert self.destination is not None
+        self.destination.withdraw(self)
 
     def __del__(self) -> None:
-        if self._bodies and self.door is not None:
+        if self._bodies and self.destination is not None:
             self._let_go()
-            self.door.withdraw_later(self)
+            self.destination.withdraw_later(self)
 
 
 class Question(QueueRequest[Any]):

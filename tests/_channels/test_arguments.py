@@ -1,4 +1,4 @@
-"""What users ask, made wishes: whatever becomes one fits into a frame, so that no number is taken for nothing."""
+"""What users ask, made requests: whatever becomes one fits into a frame, so that no number is taken for nothing."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ keys = st.sampled_from(
 @given(weight=numbers, timeout=times, key=keys, item=st.binary(max_size=5) | st.just(bytes(frames.INLINE_LIMIT - 20)))
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
 def test_whatever_becomes_a_wish_fits_into_a_frame(weight: Any, timeout: Any, key: Any, item: bytes) -> None:
-    wishes = RequestArguments("obs", None)
+    requests = RequestArguments("obs", None)
     number = 2**53
     sent: list[Any] = []
     try:
-        put = wishes.put(item, weight, key, timeout)
+        put = requests.put(item, weight, key, timeout)
         body, fds = pack_body(put.carried)
         assert not fds
         sent.append((frames.PUT, 0, number, number, number, number, put.key, put.weight, put.mode, body))
     except (TypeError, ValueError):
         pass
-    for make in (wishes.get, lambda key, timeout: wishes.get_batch(weight, key, timeout)):
+    for make in (requests.get, lambda key, timeout: requests.get_batch(weight, key, timeout)):
         try:
             get = make(key, timeout)
         except (TypeError, ValueError):

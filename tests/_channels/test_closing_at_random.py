@@ -1,4 +1,4 @@
-"""A close at any moment: every wish ends, and what a put was told is in is had, or was discarded."""
+"""A close at any moment: every request ends, and what a put was told is in is had, or was discarded."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ class Histories(RuleBasedStateMachine):
         if party is not None:
             gets = [get for number, get in party.gets.items() if number in taken]
             self.had_by_the_dead |= {codec.decode(item.body) for get in gets for item in get.items}
-        self.puts = [(put, value) for put, value in self.puts if put.done() or put.door is not process.queue]
-        self.questions = [asked for asked in self.questions if asked.door is not process.queue]
+        self.puts = [(put, value) for put, value in self.puts if put.done() or put.destination is not process.queue]
+        self.questions = [asked for asked in self.questions if asked.destination is not process.queue]
         self.daemon.gone.add(process.endpoint)
         self.daemon.channels.drop_party(process.endpoint)
         self.processes[who] = Process(self.daemon)
@@ -159,15 +159,15 @@ class Histories(RuleBasedStateMachine):
 
     def late_comers(self) -> None:
         late = Process(self.daemon)
-        wishes: list[tuple[Put | Get[Any], type[Exception]]] = [
+        requests: list[tuple[Put | Get[Any], type[Exception]]] = [
             (late.put("x"), ClosedError),
             (late.get(), EndOfChannel),
             (late.get(target=frames.NOW), EndOfChannel),
         ]
         settle(self.daemon)
-        for wish, error in wishes:
+        for request, error in requests:
             with pytest.raises(error) as refused:
-                wish.wait(0)
+                request.wait(0)
             assert type(refused.value) is error
 
 

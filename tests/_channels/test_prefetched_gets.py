@@ -51,7 +51,7 @@ def test_an_item_that_is_there_needs_no_daemon(daemon: Daemon, consumer: Process
     assert not consumer.up
     assert consumer.get().wait(0) == 4
     (frame,) = consumer.up
-    assert frame[5] == "wishes"
+    assert frame[5] == "requests"
     puts, gets, taken = frame[6]
     assert (puts, len(gets), len(taken)) == ([], WINDOW // 2, 1)
     consumer.loop.turn()
@@ -71,10 +71,10 @@ def test_what_this_process_asks_besides_has_everything_given_back_first(daemon: 
         (lambda: consumer.get(target=frames.NOW), 4),
         (lambda: consumer.get(target=0), [6]),
     ):
-        wish = ask()
+        request = ask()
         assert consumer.up[0][5] == "gave_back"
         settle(daemon)
-        assert wish.wait(0) == answer
+        assert request.wait(0) == answer
         assert not consumer.ahead.open
         consumer.ahead._windows[K].streak = 2
         assert had(daemon, consumer) in (3, 5, 7)

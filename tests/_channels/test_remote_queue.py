@@ -68,9 +68,9 @@ def queue(client: Client) -> RemoteQueue:
 
 def put(queue: RemoteQueue, value: Any) -> Put:
     encoded = codec.encode(value)
-    wish = Put("obs", "key", b"key", 0, encoded, encoded.nbytes, frames.WAIT, None)
-    queue.start(wish)
-    return wish
+    request = Put("obs", "key", b"key", 0, encoded, encoded.nbytes, frames.WAIT, None)
+    queue.start(request)
+    return request
 
 
 def modes(client: Client) -> list[int]:
@@ -108,18 +108,18 @@ def test_credit_for_what_cannot_be_packed_is_returned(
         raise MemoryError("no room")
 
     monkeypatch.setattr("rlinf_async._channels.remote_queue.pack_body", fail)
-    wish = put(queue, 1)
+    request = put(queue, 1)
     with pytest.raises(MemoryError):
-        wish.wait()
-    assert client.sent[-1][5:] == ("returned", [cost(wish.nbytes), False])
+        request.wait()
+    assert client.sent[-1][5:] == ("returned", [cost(request.nbytes), False])
 
 
 def test_what_had_not_left_when_the_channel_ended_is_refused(client: Client, queue: RemoteQueue) -> None:
     client.is_full = True
-    wish = put(queue, 1)
+    request = put(queue, 1)
     queue.end("")
     with pytest.raises(ClosedError):
-        wish.wait()
+        request.wait()
 
 
 async def test_a_coroutine_that_never_has_to_wait_lets_others_run(queue: RemoteQueue) -> None:
@@ -155,7 +155,7 @@ async def test_puts_of_many_coroutines_come_to_leave_in_one_frame(
     async with asyncio.TaskGroup() as tasks:
         for _ in range(8):
             tasks.create_task(produce())
-    together = [len(frame[6][0]) for frame in client.sent if frame[0] == frames.QUEUE and frame[5] == "wishes"]
+    together = [len(frame[6][0]) for frame in client.sent if frame[0] == frames.QUEUE and frame[5] == "requests"]
     assert len(modes(client)) + sum(together) == 8 * 1000
     assert max(together) == 8
 
@@ -166,7 +166,7 @@ async def test_what_waits_for_company_leaves_before_credit_is_returned(client: C
     held = put(queue, 1)
     assert not held.done()
     queue.on_word("recall", None)
-    assert [frame[5] for frame in client.sent[-2:]] == ["wishes", "returned"]
+    assert [frame[5] for frame in client.sent[-2:]] == ["requests", "returned"]
     assert held.done()
 
 
@@ -175,9 +175,9 @@ async def test_puts_that_nobody_awaits_before_the_next_leave_several_in_a_frame(
 ) -> None:
     under_way = [put(queue, index) for index in range(40)]
     await asyncio.sleep(0)
-    assert all(wish.done() for wish in under_way)
+    assert all(request.done() for request in under_way)
     lone = [frame for frame in client.sent if frame[0] == frames.PUT]
-    together = [len(frame[6][0]) for frame in client.sent if frame[0] == frames.QUEUE and frame[5] == "wishes"]
+    together = [len(frame[6][0]) for frame in client.sent if frame[0] == frames.QUEUE and frame[5] == "requests"]
     assert len(lone) + sum(together) == 40
     assert len(lone) <= 5
     assert max(together) == 8  # so that the daemon has something to do while others follow
@@ -186,9 +186,9 @@ async def test_puts_that_nobody_awaits_before_the_next_leave_several_in_a_frame(
 async def test_a_put_that_is_awaited_before_the_next_leaves_at_once(client: Client, queue: RemoteQueue) -> None:
     await put(queue, "the first of a turn lets others put too")
     for index in range(20):
-        wish = put(queue, index)
-        assert wish.done() or wish.pauses
-        await wish
+        request = put(queue, index)
+        assert request.done() or request.pauses
+        await request
     assert sum(frame[0] == frames.PUT for frame in client.sent) >= 15
 
 
@@ -203,7 +203,7 @@ async def test_large_ones_of_which_several_are_under_way_leave_together(client: 
     assert client.released[-1] == 4
     assert not under_way[-1].done()
     await asyncio.sleep(0)
-    assert all(wish.done() for wish in under_way)
+    assert all(request.done() for request in under_way)
     assert client.released[-1] == 3
     pool.close()
 
@@ -219,7 +219,7 @@ async def test_a_put_that_is_given_up_while_it_is_held_is_withdrawn_before_it_le
     assert client.sent[-1][5:] == ("cancel", [last.number])
     assert last.number not in [frame[5] for frame in client.sent if frame[0] == frames.PUT]
     await asyncio.sleep(0)
-    assert all(wish.done() for wish in under_way)  # and the queue hears of its number, behind which others wait
+    assert all(request.done() for request in under_way)  # and the queue hears of its number, behind which others wait
     *_, number = client.sent[-1][6][0][-1][:1] if size == 1 else client.sent[-1][5:6]
     assert number == last.number
     pool.close()
@@ -230,7 +230,7 @@ async def test_what_another_thread_sends_meanwhile_leaves_nothing_behind(client:
     client.before_held = queue.send_held  # in the middle of a put, as where credit is recalled just then
     under_way = [put(queue, bytes(200_000)) for _ in range(7)]
     await asyncio.sleep(0)
-    assert all(wish.done() for wish in under_way)
+    assert all(request.done() for request in under_way)
     pool.close()
 
 
@@ -250,15 +250,15 @@ def test_what_is_held_by_a_loop_that_was_stopped_leaves_when_a_thread_waits_for_
     loop.run_forever()
     loop.close()
     assert not under_way[-1].done()
-    for wish in under_way:
-        wish.wait(5)
+    for request in under_way:
+        request.wait(5)
     pool.close()
 
 
 def test_a_put_that_has_left_keeps_no_item(client: Client, queue: RemoteQueue) -> None:
-    wish = put(queue, bytes(200_000))
-    assert wish.done()
-    assert wish.carried is None
+    request = put(queue, bytes(200_000))
+    assert request.done()
+    assert request.carried is None
     pool.close()
 
 
@@ -270,7 +270,7 @@ async def test_what_is_held_when_the_channel_ends_never_leaves(client: Client, q
     await asyncio.sleep(0)
     assert len(client.sent) == sent
     assert not queue._company.large
-    for wish in under_way[-4:]:
+    for request in under_way[-4:]:
         with pytest.raises(ClosedError):
-            await wish
+            await request
     pool.close()

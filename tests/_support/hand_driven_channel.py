@@ -121,19 +121,19 @@ class Process:
 
     def put(self, value: Any, key: bytes = K) -> Put:
         encoded = codec.encode(value)
-        wish = Put("obs", key, key, 0, encoded, encoded.nbytes, frames.WAIT, None)
-        self.queue.start(wish)
-        return wish
+        request = Put("obs", key, key, 0, encoded, encoded.nbytes, frames.WAIT, None)
+        self.queue.start(request)
+        return request
 
     def get(self, key: bytes = K, target: int | None = None) -> Get[Any]:
-        wish: Get[Any] = Get("get() from", "obs", key, key, target, None)
-        self.queue.start(wish)
-        return wish
+        request: Get[Any] = Get("get() from", "obs", key, key, target, None)
+        self.queue.start(request)
+        return request
 
     def ask(self, word: str = "size", key: bytes = K) -> Question:
-        wish = Question("qsize() of", "obs", key, key, word, lambda found: found)
-        self.queue.start(wish)
-        return wish
+        request = Question("qsize() of", "obs", key, key, word, lambda found: found)
+        self.queue.start(request)
+        return request
 
 
 class Daemon:

@@ -427,7 +427,7 @@ async def test_whatever_is_asked_of_a_channel_that_is_not_there_is_answered(daem
         lambda: process.get(target=frames.NOW),
         lambda: process.tell("size", [1, b"k"]),
         lambda: process.tell("peek", [1, b"k"]),
-        lambda: process.tell("wishes", [[(1, b"k", 0, frames.WAIT, b"a")], [], []]),
+        lambda: process.tell("requests", [[(1, b"k", 0, frames.WAIT, b"a")], [], []]),
     ):
         ask()
         assert process.heard() == [("gone", "")]
@@ -482,7 +482,7 @@ async def test_of_what_is_asked_together_only_the_nonsense_is_refused(daemon: Da
     await daemon.host(process.id)
     puts = [(1, b"k", 0, frames.WAIT, b"a"), (2, b"k", 1.5, frames.WAIT, b"b"), (3, b"k", 0, frames.WAIT, b"c")]
     with pytest.raises(TypeError, match=r"weight 1\.5 and 1 bytes"):
-        process.tell("wishes", [puts, [(4, b"k", "much"), (5, b"k", None)], []])
+        process.tell("requests", [puts, [(4, b"k", "much"), (5, b"k", None)], []])
     await turn()
     heard = process.heard()
     assert [facts[0] for word, facts in heard if word == "failed"] == [2, 4]

@@ -314,7 +314,7 @@ class Liar:
         number, key = self.pick(*range(1, 8)), self.pick(b"k", b"j")
         put, get = [number, key, 0, self.pick(0, 1, 2), b"x"], [self.pick(2, 3), key, self.pick(None)]
         facts = {
-            "wishes": [[put], [get], [number]],
+            "requests": [[put], [get], [number]],
             "taken": [number],
             "returned": [self.pick(1000), self.pick(True)],
             "cancel": [number, self.pick(1, 2)],
