@@ -3,10 +3,10 @@
 Whatever waits leaves at the end of the loop's turn, or as soon as there is enough of it: then the daemon is busy with
 that while more follows.  Where no loop runs nothing waits::
 
-    company.may_wait(now)      many have just come true at once: those who waited for them are likely to request again
-    company.gathers()          something may be added now; it leaves at the end of this turn
-    company.gets.append(…)
-    if company.is_complete: company.leave()
+    batching.may_wait(now)      many have just come true at once: those who waited for them are likely to request again
+    batching.gathers()          something may be added now; it leaves at the end of this turn
+    batching.gets.append(…)
+    if batching.is_complete: batching.leave()
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from rlinf_async._core.segment import close_fds
 
 T = TypeVar("T")
 
-CROWD: Final = 4
+MIN_BURST: Final = 4
 """When so many requests come true at once, those who waited are likely to request again at once."""
 
-_MOMENT: Final = 200e-6
+_BURST_WINDOW_S: Final = 200e-6
 """Seconds after that in which what they say waits for the end of the loop's turn, and leaves in one frame."""
 
-_PART: Final = 8
-_PART_LARGE: Final = 4
+_BATCH_SIZE: Final = 8
+_LARGE_BATCH_SIZE: Final = 4
 """So many do not wait for more company: the daemon is busy with them while others follow.  What is large has a frame of
 its own, and several frames leave together."""
 
@@ -65,7 +65,7 @@ class Batching:
         self.large: deque[Large] = deque()
         self._client = client
         self._send = send
-        self._crowded_until = 0.0
+        self._burst_until = 0.0
         self._gathering: asyncio.AbstractEventLoop | None = None
 
     def __repr__(self) -> str:
@@ -73,19 +73,19 @@ class Batching:
 
     @property
     def is_complete(self) -> bool:
-        return len(self.puts) >= _PART or len(self.gets) >= _PART or len(self.large) >= _PART_LARGE
+        return len(self.puts) >= _BATCH_SIZE or len(self.gets) >= _BATCH_SIZE or len(self.large) >= _LARGE_BATCH_SIZE
 
-    def crowd(self, count: int) -> None:
+    def burst(self, count: int) -> None:
         """So many requests have come true at once."""
-        if count >= CROWD:
-            self._crowded_until = time.monotonic() + _MOMENT
+        if count >= MIN_BURST:
+            self._burst_until = time.monotonic() + _BURST_WINDOW_S
 
     def may_wait(self, now: float) -> bool:
         """Whether what is said now may wait because others are likely to follow."""
-        if not self._crowded_until:
+        if not self._burst_until:
             return False
-        if now > self._crowded_until:
-            self._crowded_until = 0.0
+        if now > self._burst_until:
+            self._burst_until = 0.0
             return False
         return self.gathers()
 

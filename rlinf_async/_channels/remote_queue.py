@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from rlinf_async._channels.batching import CROWD, Batching, Large, emptied
+from rlinf_async._channels.batching import MIN_BURST, Batching, Large, emptied
 from rlinf_async._channels.prefetched_gets import AheadGets
 from rlinf_async._channels.queue_errors import QueueEnd, error_of
 from rlinf_async._channels.request import Get, Put, Question, QueueRequest
@@ -67,15 +67,15 @@ class RemoteQueue:
         """Bytes of bodies that have left before it was known whether there is room for them."""
         self._parked = False
         """There was none: from now on bodies wait here until they are pulled."""
-        self._purse = CreditBalance()
+        self._credit = CreditBalance()
         self._leaving: dict[int, Put] = {}
         """Puts that were paid for, and that the kernel does not have yet."""
         self._paused_at = 0.0
-        self._company = Batching(client, self._send_together)
-        self._ahead = AheadGets(self, client, self._numbers, self._gets, self._company.gets)
+        self._batching = Batching(client, self._send_together)
+        self._ahead = AheadGets(self, client, self._numbers, self._gets, self._batching.gets)
         self._ahead.is_on = not maxsize and not max_bytes
         self._last_put: Put | None = None
-        self._unheard = 0
+        self._unobserved = 0
         """Puts in a row that were started when nobody had heard of the one before: several are under way."""
         self._over: QueueEnd | None = None
         """There is no such queue any more, or no way to it."""
@@ -116,7 +116,7 @@ class RemoteQueue:
         body: bytes | int
         fds: Any = ()
         price = cost(put.nbytes)
-        if self._purse.pay(price):
+        if self._credit.pay(price):
             self._start_on_credit(put, price)
             return
         if not self._puts:
@@ -133,8 +133,8 @@ class RemoteQueue:
             self._under_way += put.nbytes
         number = put.number = next(self._numbers)
         self._puts[number] = put
-        if not fds and put.nbytes <= _SMALL and self._company.may_wait(put.since):
-            self._company.puts.append((number, put.key, put.weight, put.mode, body))
+        if not fds and put.nbytes <= _SMALL and self._batching.may_wait(put.since):
+            self._batching.puts.append((number, put.key, put.weight, put.mode, body))
         else:
             self._send_put(put, put.mode, body, fds)
 
@@ -151,25 +151,25 @@ class RemoteQueue:
         self._leaving[number] = put
         small = not fds and put.nbytes <= _SMALL
         last, self._last_put = self._last_put, put
-        self._unheard = 0 if last is None or last.heard else self._unheard + 1
-        company = self._company
-        if self._unheard >= CROWD and company.gathers():
+        self._unobserved = 0 if last is None or last.observed else self._unobserved + 1
+        batching = self._batching
+        if self._unobserved >= MIN_BURST and batching.gathers():
             if small:
-                company.puts.append((number, put.key, put.weight, frames.CREDITED, body))
+                batching.puts.append((number, put.key, put.weight, frames.CREDITED, body))
             else:
-                company.large.append((put, body, fds))
-            if company.is_complete:
-                company.leave()
+                batching.large.append((put, body, fds))
+            if batching.is_complete:
+                batching.leave()
             return
         if put.since - self._paused_at > _TURN:
             # Others have their turn, and if they put too, what they put leaves in one frame from then on.
             self._paused_at = put.since
             put.pauses = True
-            waits = small and company.gathers()
+            waits = small and batching.gathers()
         else:
-            waits = small and company.may_wait(put.since)
+            waits = small and batching.may_wait(put.since)
         if waits:
-            company.puts.append((number, put.key, put.weight, frames.CREDITED, body))
+            batching.puts.append((number, put.key, put.weight, frames.CREDITED, body))
         else:
             self._send_put(put, frames.CREDITED, body, fds, functools.partial(self._has_left, number))
 
@@ -202,23 +202,23 @@ class RemoteQueue:
         number = get.number
         self._gets[number] = get
         self._ahead.asked(get)
-        company = self._company
+        batching = self._batching
         is_for_now = get.target == frames.NOW or type(get.target) is list  # producers are heard before the answer
-        if not is_for_now and company.may_wait(get.since):
-            company.gets.append((number, get.key, get.target))
-            if company.is_complete:
-                company.leave()
+        if not is_for_now and batching.may_wait(get.since):
+            batching.gets.append((number, get.key, get.target))
+            if batching.is_complete:
+                batching.leave()
             return
-        taken = emptied(company.taken) if company.taken else None
+        taken = emptied(batching.taken) if batching.taken else None
         me, place, channel = self._client.endpoint, self._place, self.channel
         self._client.send((frames.GET, 0, me, place, channel, number, get.key, get.target, taken))
 
     def flush(self) -> None:
-        """Sends what has waited for company."""
-        self._company.flush()
+        """Sends what has waited for batching."""
+        self._batching.flush()
 
     def send_held(self) -> None:
-        self._company.leave()
+        self._batching.leave()
 
     def _send_together(self, puts: list[Any], gets: list[Any], taken: list[int], large: list[Large]) -> None:
         for put, body, fds in large:
@@ -226,7 +226,7 @@ class RemoteQueue:
             self._send_put(put, frames.CREDITED, body, fds, on_left, hold=put is not large[-1][0])
         if puts or gets:
             credited = [put[0] for put in puts if put[3] == frames.CREDITED]
-            self._company.crowd(len(credited))
+            self._batching.burst(len(credited))
             self.tell("requests", [puts, gets, taken], functools.partial(self._have_left, credited) if credited else None)
         elif taken:
             self.tell("taken", taken)
@@ -245,7 +245,7 @@ class RemoteQueue:
         return self._client.user_loop
 
     def hasten(self) -> None:
-        self._company.hasten()
+        self._batching.hasten()
 
     def withdraw(self, request: QueueRequest[Any]) -> None:
         if isinstance(request, Question):
@@ -264,9 +264,9 @@ class RemoteQueue:
 
     def taken(self, get: Get[Any]) -> None:
         """Tells the daemon: with the next get, if that follows in this turn of the loop."""
-        self._company.taken.append(get.number)
+        self._batching.taken.append(get.number)
         self._ahead.had(get)
-        if not self._company.gathers():
+        if not self._batching.gathers():
             self.flush()
 
     def open(self, body: Any, fds: list[int]) -> Any:
@@ -299,8 +299,8 @@ class RemoteQueue:
         if what == "news":
             accepted, given, credit = facts
             if credit:
-                self._purse.add(credit)
-            self._company.crowd(max(len(accepted), len(given)))
+                self._credit.add(credit)
+            self._batching.burst(max(len(accepted), len(given)))
             for number in accepted:
                 put = self._pop_put(number)
                 if put is not None:
@@ -313,7 +313,7 @@ class RemoteQueue:
             self._parked = True
         elif what == "recall":
             self.send_held()
-            self.tell("returned", [self._purse.empty(), True])
+            self.tell("returned", [self._credit.empty(), True])
         elif what == "call_back":
             self._ahead.called_back(facts)
         elif what == "failed":
@@ -370,7 +370,7 @@ class RemoteQueue:
 
     def _finish(self, end: QueueEnd) -> None:
         self._over = end  # first: what is started meanwhile is refused by its starter
-        self._company.drop()
+        self._batching.drop()
         puts, self._puts = {**self._puts, **self._leaving}, {}
         self._leaving = {}
         self._ahead.end()

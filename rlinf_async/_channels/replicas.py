@@ -78,7 +78,7 @@ class Replicas:
                     self._find(request.key)
 
     def flush(self) -> None:
-        """Sends what has waited for company."""
+        """Sends what has waited for batching."""
         for queue in list(self._queues.values()):
             queue.flush()
 

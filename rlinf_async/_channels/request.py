@@ -146,14 +146,14 @@ class Put(QueueRequest[None]):
         nbytes: its size.
         ahead: bytes of it that have left before it was known whether there is room.
         pauses: a coroutine that awaits it lets others run, even if it is done.
-        heard: somebody has the result.
+        observed: somebody has the result.
         refused: a queue has turned it down, so that its item is lost unless somebody hears of that.
     """
 
     _kind = "put"
     ahead = 0
     pauses = False
-    heard = False
+    observed = False
     refused = False
 
     def __init__(
@@ -183,7 +183,7 @@ class Put(QueueRequest[None]):
         self._result()
 
     def _result(self) -> None:
-        self.heard = True
+        self.observed = True
         super()._result()
 
     def turn_down(self, error: Exception) -> None:
@@ -196,7 +196,7 @@ class Put(QueueRequest[None]):
 
     def __del__(self) -> None:
         error = self._error
-        if error is None or self.heard:
+        if error is None or self.observed:
             return
         if isinstance(error, ClosedError):
             # Of a channel that was closed once: all that was put there and not awaited has met the same end.

@@ -87,7 +87,7 @@ class Histories(RuleBasedStateMachine):
         process = self.processes[who]
         process.says()
         process.closed = ClosedError("dead")
-        taken = set(process.queue._company.taken)
+        taken = set(process.queue._batching.taken)
         party = self.queue.clients.get(process.endpoint)
         if party is not None:
             gets = [get for number, get in party.gets.items() if number in taken]
@@ -147,7 +147,7 @@ class Histories(RuleBasedStateMachine):
         twice = {value for value in self.had if self.had.count(value) > 1}
         assert twice <= self.had_by_the_dead, "had twice"
         for put, value in self.puts:
-            put.heard = True
+            put.observed = True
             assert put.done(), "a put that never ends"
             if put._error is None:
                 found = value in self.had or value in self.had_by_the_dead

@@ -130,15 +130,15 @@ def test_a_get_stands_before_those_that_another_thread_sends_ahead_while_it_is_b
     assert get.wait(0) == "the only one"
 
 
-def test_a_get_for_what_is_there_now_waits_for_no_company(consumer: Process) -> None:
+def test_a_get_for_what_is_there_now_is_not_batched(consumer: Process) -> None:
     """In a frame of its own the daemon sees that it has to read first what producers have said."""
-    consumer.queue._company._crowded_until = float("inf")
+    consumer.queue._batching._burst_until = float("inf")
     for target in frames.NOW, [3]:
         consumer.get(L, target)  # type: ignore[arg-type]
         assert consumer.up[-1][0] == frames.GET
     consumer.get(L)
     assert consumer.up[-1][0] == frames.GET
-    assert len(consumer.queue._company.gets) == 1
+    assert len(consumer.queue._batching.gets) == 1
 
 
 def test_a_get_that_everybody_forgets_does_so_too(daemon: Daemon, consumer: Process) -> None:

@@ -150,7 +150,7 @@ class Histories(RuleBasedStateMachine):
         process = self.processes[who]
         process.says()  # the kernel has it
         process.closed = ClosedError("dead")
-        taken = set(process.queue._company.taken)
+        taken = set(process.queue._batching.taken)
         client = self.daemon.queue.clients.get(process.endpoint)
         if client is not None:
             for number, get in client.gets.items():

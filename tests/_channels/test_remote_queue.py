@@ -84,7 +84,7 @@ def test_a_put_is_done_when_it_has_left_as_long_as_there_is_credit(client: Clien
     client.drain()
     assert first.done()
     client.is_full = False
-    while cost(codec.encode(bytes(20_000)).nbytes) <= queue._purse._left:
+    while cost(codec.encode(bytes(20_000)).nbytes) <= queue._credit._left:
         assert put(queue, bytes(20_000)).done()
     assert not put(queue, bytes(20_000)).done()
     assert set(modes(client)[:-1]) == {frames.CREDITED}
@@ -93,7 +93,7 @@ def test_a_put_is_done_when_it_has_left_as_long_as_there_is_credit(client: Clien
 
 def test_what_was_recalled_is_returned_once_and_not_used_any_more(client: Client, queue: RemoteQueue) -> None:
     assert put(queue, 1).done()
-    left = queue._purse._left
+    left = queue._credit._left
     assert 0 < left < CREDIT
     for amount in (left, 0):
         queue.on_word("recall", None)
@@ -123,7 +123,7 @@ def test_what_had_not_left_when_the_channel_ended_is_refused(client: Client, que
 
 
 async def test_a_coroutine_that_never_has_to_wait_lets_others_run(queue: RemoteQueue) -> None:
-    queue._purse.add(1 << 40)
+    queue._credit.add(1 << 40)
     told = False
 
     def tell() -> None:
@@ -145,8 +145,8 @@ async def test_a_coroutine_that_never_has_to_wait_lets_others_run(queue: RemoteQ
 async def test_puts_of_many_coroutines_come_to_leave_in_one_frame(
     client: Client, queue: RemoteQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlinf_async._channels.batching._MOMENT", 60.0)
-    queue._purse.add(1 << 40)
+    monkeypatch.setattr("rlinf_async._channels.batching._BURST_WINDOW_S", 60.0)
+    queue._credit.add(1 << 40)
 
     async def produce() -> None:
         for number in range(1000):
@@ -160,9 +160,9 @@ async def test_puts_of_many_coroutines_come_to_leave_in_one_frame(
     assert max(together) == 8
 
 
-async def test_what_waits_for_company_leaves_before_credit_is_returned(client: Client, queue: RemoteQueue) -> None:
+async def test_what_waits_to_be_batched_leaves_before_credit_is_returned(client: Client, queue: RemoteQueue) -> None:
     await put(queue, 0)
-    queue._company._crowded_until = asyncio.get_running_loop().time() + 60
+    queue._batching._burst_until = asyncio.get_running_loop().time() + 60
     held = put(queue, 1)
     assert not held.done()
     queue.on_word("recall", None)
@@ -198,7 +198,7 @@ def test_puts_that_nobody_awaits_leave_at_once_where_no_loop_runs(client: Client
 
 
 async def test_large_ones_of_which_several_are_under_way_leave_together(client: Client, queue: RemoteQueue) -> None:
-    queue._purse.add(1 << 40)
+    queue._credit.add(1 << 40)
     under_way = [put(queue, bytes(200_000)) for _ in range(4 + 4 + 3)]
     assert client.released[-1] == 4
     assert not under_way[-1].done()
@@ -212,7 +212,7 @@ async def test_large_ones_of_which_several_are_under_way_leave_together(client: 
 async def test_a_put_that_is_given_up_while_it_is_held_is_withdrawn_before_it_leaves(
     client: Client, queue: RemoteQueue, size: int
 ) -> None:
-    queue._purse.add(1 << 40)
+    queue._credit.add(1 << 40)
     under_way = [put(queue, bytes(size)) for _ in range(7)]
     last = under_way[-1]
     last.give_up(ClosedError("nobody wants it"))
@@ -226,7 +226,7 @@ async def test_a_put_that_is_given_up_while_it_is_held_is_withdrawn_before_it_le
 
 
 async def test_what_another_thread_sends_meanwhile_leaves_nothing_behind(client: Client, queue: RemoteQueue) -> None:
-    queue._purse.add(1 << 40)
+    queue._credit.add(1 << 40)
     client.before_held = queue.send_held  # in the middle of a put, as where credit is recalled just then
     under_way = [put(queue, bytes(200_000)) for _ in range(7)]
     await asyncio.sleep(0)
@@ -238,7 +238,7 @@ async def test_what_another_thread_sends_meanwhile_leaves_nothing_behind(client:
 def test_what_is_held_by_a_loop_that_was_stopped_leaves_when_a_thread_waits_for_it(
     client: Client, queue: RemoteQueue, size: int
 ) -> None:
-    queue._purse.add(1 << 40)
+    queue._credit.add(1 << 40)
     under_way: list[Put] = []
     loop = asyncio.new_event_loop()
 
@@ -263,13 +263,13 @@ def test_a_put_that_has_left_keeps_no_item(client: Client, queue: RemoteQueue) -
 
 
 async def test_what_is_held_when_the_channel_ends_never_leaves(client: Client, queue: RemoteQueue) -> None:
-    queue._purse.add(1 << 40)
+    queue._credit.add(1 << 40)
     under_way = [put(queue, index if index < 6 else bytes(200_000)) for index in range(8)]
     sent = len(client.sent)
     queue.end("")
     await asyncio.sleep(0)
     assert len(client.sent) == sent
-    assert not queue._company.large
+    assert not queue._batching.large
     for request in under_way[-4:]:
         with pytest.raises(ClosedError):
             await request

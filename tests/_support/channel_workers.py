@@ -78,11 +78,11 @@ class User(Worker):
         assert plain is not None
         key = canonical_key("default_queue")
         queue = _queue_of(channel)
-        queue._company._crowded_until = time.monotonic() + 60
+        queue._batching._burst_until = time.monotonic() + 60
         works = [Put(channel.name, "default_queue", key, weight, plain, len(plain), WAIT, 60) for weight in weights]
         for work in works:
             channel._start(work)
-        assert len(queue._company.puts) == len(works)
+        assert len(queue._batching.puts) == len(works)
         await asyncio.wait([asyncio.ensure_future(work) for work in works])
         return [_told(work) for work in works]
 
@@ -163,14 +163,14 @@ class User(Worker):
     async def put_in_a_crowd(self, channel: Channel, item: Any) -> None:
         """What is kept back for the end of the loop's turn, which a ``def`` method may be in the way of."""
         queue = _queue_of(channel)
-        queue._company._crowded_until = time.monotonic() + 60
+        queue._batching._burst_until = time.monotonic() + 60
         self.works.append(channel.put(item))
-        assert queue._company.puts
+        assert queue._batching.puts
 
     # -- with credit --------------------------------------------------------------------------------------------
 
     def purse(self, channel: Channel) -> Any:
-        return _queue_of(channel)._purse
+        return _queue_of(channel)._credit
 
     def has_credit(self, channel: Channel) -> bool:
         return bool(self.purse(channel)._left > 0)

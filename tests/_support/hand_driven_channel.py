@@ -62,7 +62,7 @@ class Process:
         self.closed: Exception | None = None
         self.unsent: dict[Any, None] = {}
         self.queue = RemoteQueue(self, 0, NUMBER, "obs", 0)  # type: ignore[arg-type]
-        self.queue._company.gathers = self._gathers  # type: ignore[method-assign]
+        self.queue._batching.gathers = self._gathers  # type: ignore[method-assign]
         self.in_a_coroutine = True
         self.is_stopped = False
         self.said = 0

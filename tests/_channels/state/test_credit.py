@@ -36,7 +36,7 @@ def recalls(steps: list[Step]) -> list[Recall]:
 # -- the two sides ----------------------------------------------------------------------------------------------------
 
 
-def test_a_purse_pays_what_it_has_and_no_more() -> None:
+def test_a_balance_pays_what_it_has_and_no_more() -> None:
     purse = CreditBalance()
     purse.add(10)
     assert purse.pay(6)
