@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, Protocol
 
 from rlinf_async._channels.request import Get, Question
-from rlinf_async._channels.state.prefetch_window import IDLE, Delivery, ReadAhead
+from rlinf_async._channels.state.prefetch_window import IDLE_S, Delivery, PrefetchWindows
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import frames
 from rlinf_async._core.segment import close_fds
 
-_TURN: Final = 1e-3
+_TURN_S: Final = 1e-3
 """Seconds for which a coroutine may get and get, and never has to wait, until others have their turn."""
 
 
@@ -27,7 +27,7 @@ class Sender(Protocol):
         """Says something else."""
 
 
-class AheadGets:
+class PrefetchedGets:
     """Those of one queue.  From any thread.
 
     What is given back is said under the lock, and whether there is anything is asked under it: so no get that is asked
@@ -53,13 +53,13 @@ class AheadGets:
         self._numbers = numbers
         self._gets = gets
         self._held = held
-        self._state = ReadAhead()
+        self._state = PrefetchWindows()
         self._forgotten: deque[tuple[bytes, int]] = deque()
         self._watching = False
         self._paused_at = 0.0
 
     def __repr__(self) -> str:
-        return f"<AheadGets [{self._state!r}]>"
+        return f"<PrefetchedGets [{self._state!r}]>"
 
     # -- callers ------------------------------------------------------------------------------------------------
 
@@ -92,7 +92,7 @@ class AheadGets:
         if delivery is None:
             self._paused_at = get.since
         else:
-            if get.since - self._paused_at > _TURN:
+            if get.since - self._paused_at > _TURN_S:
                 self._paused_at = get.since
                 get.pauses = True
             body, fds, redelivered = delivery
@@ -132,7 +132,7 @@ class AheadGets:
         self._held.extend((number, key, frames.AHEAD) for number in numbers)
         if not self._watching:
             self._watching = True
-            self._client.later(IDLE, self._look)
+            self._client.later(IDLE_S, self._look)
 
     # -- the queue ----------------------------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class AheadGets:
     def called_back(self, key: bytes) -> None:
         """Somebody else asks for something under this key."""
         with self._state.lock:
-            self._state.be_shy(key, time.monotonic())
+            self._state.back_off(key, time.monotonic())
             self._give_back(key)
 
     # -- back ---------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ class AheadGets:
                 self._give_back(key)
             self._watching = bool(self._state.open)
             if self._watching:
-                self._client.later(IDLE, self._look)
+                self._client.later(IDLE_S, self._look)
 
     def end(self) -> None:
         """There is no such queue any more."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from rlinf_async._channels.batching import MIN_BURST, Batching, Large, emptied
-from rlinf_async._channels.prefetched_gets import AheadGets
+from rlinf_async._channels.prefetched_gets import PrefetchedGets
 from rlinf_async._channels.queue_errors import QueueEnd, error_of
 from rlinf_async._channels.request import Get, Put, Question, QueueRequest
 from rlinf_async._channels.state.credit import CreditBalance, cost
@@ -24,13 +24,13 @@ from rlinf_async.work import Work
 T = TypeVar("T")
 
 _SHARE: Final = 32
-_WINDOW: Final = 16 << 20
+_WINDOW_BYTES: Final = 16 << 20
 """Bytes, or the part of ``max_bytes``, that one process sends before it hears whether there is room."""
 
-_SMALL: Final = 2048
+_SMALL_BYTES: Final = 2048
 """Bytes; a larger body has a frame of its own."""
 
-_TURN: Final = 1e-3
+_TURN_S: Final = 1e-3
 """Seconds for which a coroutine may put and put, none of which has to wait, until others have their turn."""
 
 
@@ -62,7 +62,7 @@ class RemoteQueue:
         self._puts: dict[int, Put] = {}
         self._gets: dict[int, Get[Any]] = {}
         self._asked: dict[int, Question] = {}
-        self._window = max_bytes // _SHARE if max_bytes else _WINDOW
+        self._window = max_bytes // _SHARE if max_bytes else _WINDOW_BYTES
         self._under_way = 0
         """Bytes of bodies that have left before it was known whether there is room for them."""
         self._parked = False
@@ -72,8 +72,8 @@ class RemoteQueue:
         """Puts that were paid for, and that the kernel does not have yet."""
         self._paused_at = 0.0
         self._batching = Batching(client, self._send_together)
-        self._ahead = AheadGets(self, client, self._numbers, self._gets, self._batching.gets)
-        self._ahead.is_on = not maxsize and not max_bytes
+        self._prefetched = PrefetchedGets(self, client, self._numbers, self._gets, self._batching.gets)
+        self._prefetched.is_on = not maxsize and not max_bytes
         self._last_put: Put | None = None
         self._unobserved = 0
         """Puts in a row that were started when nobody had heard of the one before: several are under way."""
@@ -108,7 +108,7 @@ class RemoteQueue:
             self.flush()
             request.number = next(self._questions)
             self._asked[request.number] = request
-            self._ahead.ask(request)
+            self._prefetched.ask(request)
         if self._over is not None:  # meanwhile: whoever ended the queue may not have seen this request
             request.refuse(self._over)
 
@@ -133,7 +133,7 @@ class RemoteQueue:
             self._under_way += put.nbytes
         number = put.number = next(self._numbers)
         self._puts[number] = put
-        if not fds and put.nbytes <= _SMALL and self._batching.may_wait(put.since):
+        if not fds and put.nbytes <= _SMALL_BYTES and self._batching.may_wait(put.since):
             self._batching.puts.append((number, put.key, put.weight, put.mode, body))
         else:
             self._send_put(put, put.mode, body, fds)
@@ -149,7 +149,7 @@ class RemoteQueue:
         put.carried = None  # which may be large, and whoever keeps the put need not keep it
         number = put.number = next(self._numbers)
         self._leaving[number] = put
-        small = not fds and put.nbytes <= _SMALL
+        small = not fds and put.nbytes <= _SMALL_BYTES
         last, self._last_put = self._last_put, put
         self._unobserved = 0 if last is None or last.observed else self._unobserved + 1
         batching = self._batching
@@ -161,7 +161,7 @@ class RemoteQueue:
             if batching.is_complete:
                 batching.leave()
             return
-        if put.since - self._paused_at > _TURN:
+        if put.since - self._paused_at > _TURN_S:
             # Others have their turn, and if they put too, what they put leaves in one frame from then on.
             self._paused_at = put.since
             put.pauses = True
@@ -197,11 +197,11 @@ class RemoteQueue:
         self._client.send(frame, fds, hold=hold, on_left=on_left)
 
     def _start_get(self, get: Get[Any]) -> None:
-        if self._ahead.take(get):
+        if self._prefetched.take(get):
             return
         number = get.number
         self._gets[number] = get
-        self._ahead.asked(get)
+        self._prefetched.asked(get)
         batching = self._batching
         is_for_now = get.target == frames.NOW or type(get.target) is list  # producers are heard before the answer
         if not is_for_now and batching.may_wait(get.since):
@@ -257,15 +257,15 @@ class RemoteQueue:
             self.tell("cancel", [request.number])
             return
         self._gets.pop(request.number, None)
-        self._ahead.cancel(request.key, request.number)
+        self._prefetched.cancel(request.key, request.number)
 
     def withdraw_later(self, request: QueueRequest[Any]) -> None:
-        self._ahead.cancel_later(request.key, request.number)
+        self._prefetched.cancel_later(request.key, request.number)
 
     def taken(self, get: Get[Any]) -> None:
         """Tells the daemon: with the next get, if that follows in this turn of the loop."""
         self._batching.taken.append(get.number)
-        self._ahead.had(get)
+        self._prefetched.had(get)
         if not self._batching.gathers():
             self.flush()
 
@@ -289,9 +289,9 @@ class RemoteQueue:
         get = self._gets.get(number) if more else self._gets.pop(number, None)
         if get is not None:
             if fds:
-                self._ahead.large(get.key, body)
+                self._prefetched.large(get.key, body)
             get.deliver(body, fds, more, redelivered)
-        elif not self._ahead.arrived(number, body, fds, redelivered) and fds:
+        elif not self._prefetched.arrived(number, body, fds, redelivered) and fds:
             close_fds(fds)  # it was given up, and the daemon has been told
 
     def on_word(self, what: str, facts: Any) -> None:
@@ -315,11 +315,11 @@ class RemoteQueue:
             self.send_held()
             self.tell("returned", [self._credit.empty(), True])
         elif what == "call_back":
-            self._ahead.called_back(facts)
+            self._prefetched.called_back(facts)
         elif what == "failed":
             number, kind, text = facts
             refused: QueueRequest[Any] | None = self._asked.pop(-number, None) if number < 0 else self._pop_put(number)
-            request = self._ahead.ended(number) if refused is None else refused
+            request = self._prefetched.ended(number) if refused is None else refused
             if request is not None:
                 request.turn_down(error_of(kind, text))
         elif what == "size":
@@ -373,7 +373,7 @@ class RemoteQueue:
         self._batching.drop()
         puts, self._puts = {**self._puts, **self._leaving}, {}
         self._leaving = {}
-        self._ahead.end()
+        self._prefetched.end()
         gets = dict(self._gets)
         self._gets.clear()
         asked, self._asked = self._asked, {}

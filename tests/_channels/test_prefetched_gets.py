@@ -39,7 +39,7 @@ def consumer(daemon: Daemon) -> Process:
     settle(daemon)
     assert [had(daemon, consumer) for _ in range(3)] == [0, 1, 2]
     settle(daemon)
-    assert len(consumer.ahead.open[K].arrived) == WINDOW
+    assert len(consumer.windows.open[K].arrived) == WINDOW
     return consumer
 
 
@@ -75,17 +75,17 @@ def test_what_this_process_asks_besides_has_everything_given_back_first(daemon: 
         assert consumer.up[0][5] == "gave_back"
         settle(daemon)
         assert request.wait(0) == answer
-        assert not consumer.ahead.open
-        consumer.ahead._windows[K].streak = 2
+        assert not consumer.windows.open
+        consumer.windows._windows[K].streak = 2
         assert had(daemon, consumer) in (3, 5, 7)
         settle(daemon)
-        assert consumer.ahead.open
+        assert consumer.windows.open
 
 
 def test_another_keys_business_is_its_own(daemon: Daemon, consumer: Process) -> None:
     consumer.ask("size", L)
     assert consumer.up.pop()[5] == "size"
-    assert consumer.ahead.open
+    assert consumer.windows.open
 
 
 def test_a_get_that_is_cancelled_gives_back_all_that_comes_after_it(daemon: Daemon, consumer: Process) -> None:
@@ -116,7 +116,7 @@ def test_a_get_stands_before_those_that_another_thread_sends_ahead_while_it_is_b
     producer, consumer = Process(daemon), Process(daemon)
     producer.put("the only one")
     settle(daemon)
-    ahead = consumer.queue._ahead
+    ahead = consumer.queue._prefetched
     take = ahead.take
 
     def take_and_be_late(get: Get[Any]) -> bool:
@@ -180,7 +180,7 @@ def test_what_is_queued_is_not_hidden_by_another_thread_that_was_about_to_send_a
     get = consumer.get()
     settle(daemon)
     other = threading.Thread(target=get.wait, args=(0,))
-    with consumer.ahead.lock:
+    with consumer.windows.lock:
         other.start()
         other.join(0.1)
         assert other.is_alive()  # to send some it needs the lock
@@ -196,18 +196,18 @@ def test_a_put_that_is_given_up_is_withdrawn_whatever_is_ahead(daemon: Daemon, c
     put._done = False  # as if there were no room for it yet
     put.give_up(ClosedError("not wanted"))
     assert consumer.up.pop()[5:] == ["cancel", [put.number]]
-    assert consumer.ahead.open
+    assert consumer.windows.open
 
 
 def test_who_stops_asking_gives_back_after_a_moment(
     daemon: Daemon, consumer: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer.loop.time_passes()
-    assert consumer.ahead.open
-    monkeypatch.setattr(prefetch_window, "IDLE", -1.0)
+    assert consumer.windows.open
+    monkeypatch.setattr(prefetch_window, "IDLE_S", -1.0)
     consumer.loop.time_passes()
     settle(daemon)
-    assert not consumer.ahead.open
+    assert not consumer.windows.open
     assert not consumer.loop.timers
     assert daemon.queue.size(K) == 7
 
@@ -224,7 +224,7 @@ def test_nobody_has_what_lay_there_while_its_process_was_stopped(
     settle(daemon)
     assert (get.wait(0), get.redelivered) == (3, True)
     with monkeypatch.context() as patch:
-        patch.setattr(prefetch_window, "IDLE", -1.0)  # it goes on
+        patch.setattr(prefetch_window, "IDLE_S", -1.0)  # it goes on
         late = consumer.get()
     consumer.is_stopped = False
     settle(daemon)
@@ -234,18 +234,18 @@ def test_nobody_has_what_lay_there_while_its_process_was_stopped(
 def test_at_the_end_everything_is_had_and_then_there_is_nothing(daemon: Daemon, consumer: Process) -> None:
     daemon.close()
     assert [had(daemon, consumer) for _ in range(6)] == list(range(3, 9))
-    assert len(consumer.ahead.open[K].numbers) == 1  # of the others nothing will come
+    assert len(consumer.windows.open[K].numbers) == 1  # of the others nothing will come
     assert had(daemon, consumer) == 9
     with pytest.raises(EndOfChannel):
         had(daemon, consumer)
-    assert not consumer.ahead.open
+    assert not consumer.windows.open
 
 
 def test_with_the_channel_goes_what_nobody_has_had(daemon: Daemon, consumer: Process) -> None:
     consumer.queue.fail(ClosedError("gone"))
     with pytest.raises(ClosedError, match="gone"):
         consumer.get().wait(0)
-    assert not consumer.ahead.open
+    assert not consumer.windows.open
 
 
 def test_a_bounded_queue_has_none(daemon: Daemon) -> None:
@@ -255,17 +255,17 @@ def test_a_bounded_queue_has_none(daemon: Daemon) -> None:
         for number in range(10):
             process.put(number)
             assert had(daemon, process) == number
-        assert not process.ahead.open
+        assert not process.windows.open
 
 
 def test_a_caller_that_never_has_to_wait_lets_others_run(daemon: Daemon, consumer: Process) -> None:
-    consumer.queue._ahead._paused_at = 0.0
+    consumer.queue._prefetched._paused_at = 0.0
     waiting = consumer.get().__await__()
     assert next(waiting) is None
     with pytest.raises(StopIteration) as found:
         next(waiting)
     assert found.value.value == 3
-    consumer.queue._ahead._paused_at = 0.0
+    consumer.queue._prefetched._paused_at = 0.0
     waiting = consumer.get().__await__()
     next(waiting)
     with pytest.raises(asyncio.CancelledError):

@@ -55,7 +55,7 @@ class Histories(RuleBasedStateMachine):
         found = []
         for process in self.processes:
             client = self.daemon.queue.clients.get(process.endpoint)
-            window = process.ahead.open.get(key)
+            window = process.windows.open.get(key)
             if client is not None and window is not None and process.endpoint != but:
                 gets = [client.gets.get(number) for number in window.numbers]
                 found += [item.place for get in gets if get is not None and get.delivered for item in get.items]
@@ -142,7 +142,7 @@ class Histories(RuleBasedStateMachine):
     @rule(who=who)
     def a_moment_passes(self, who: int) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(prefetch_window, "IDLE", -1.0)
+            patch.setattr(prefetch_window, "IDLE_S", -1.0)
             self.processes[who].loop.time_passes()
 
     @rule(who=who)
@@ -234,7 +234,7 @@ class Histories(RuleBasedStateMachine):
         lost = self.done - set(self.had)
         assert not lost, f"{lost} lost"
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(prefetch_window, "IDLE", -1.0)
+            patch.setattr(prefetch_window, "IDLE_S", -1.0)
             for process in everybody:
                 process.loop.time_passes()
         settle(self.daemon)

@@ -75,8 +75,8 @@ class Process:
         return self.seat.id
 
     @property
-    def ahead(self) -> Any:
-        return self.queue._ahead._state
+    def windows(self) -> Any:
+        return self.queue._prefetched._state
 
     # as a client
 
@@ -174,8 +174,8 @@ def had(daemon: Daemon, process: Process, key: bytes = K) -> Any:
 
 
 def make_eager(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(prefetch_window, "SOON", 1e9)
-    patch.setattr(prefetch_window, "IDLE", 1e9)
-    patch.setattr(prefetch_window, "SHY", 0.0)
-    patch.setattr(prefetch_window, "STREAK", 2)
+    patch.setattr(prefetch_window, "MAX_GAP_S", 1e9)
+    patch.setattr(prefetch_window, "IDLE_S", 1e9)
+    patch.setattr(prefetch_window, "BACK_OFF_S", 0.0)
+    patch.setattr(prefetch_window, "MIN_STREAK", 2)
     patch.setattr(prefetch_window, "WINDOW", WINDOW)

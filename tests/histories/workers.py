@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from rlinf_async import Channel, EndOfChannel, Worker
-from rlinf_async._channels.prefetched_gets import AheadGets
+from rlinf_async._channels.prefetched_gets import PrefetchedGets
 from rlinf_async._channels.remote_queue import RemoteQueue
 
 LARGE_EVERY: Final = 400
@@ -113,19 +113,19 @@ class Consumer(Worker):
 @contextlib.contextmanager
 def counted() -> Iterator[Callable[[], int]]:
     """How many gets are sent ahead meanwhile."""
-    original = AheadGets._send
+    original = PrefetchedGets._send
     count = 0
 
-    def send(ahead: AheadGets, key: bytes, more: int) -> None:
+    def send(ahead: PrefetchedGets, key: bytes, more: int) -> None:
         nonlocal count
         count += more
         original(ahead, key, more)
 
-    AheadGets._send = send  # type: ignore[method-assign]
+    PrefetchedGets._send = send  # type: ignore[method-assign]
     try:
         yield lambda: count
     finally:
-        AheadGets._send = original  # type: ignore[method-assign]
+        PrefetchedGets._send = original  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

@@ -20,23 +20,23 @@ WINDOW: Final = 16
 LARGE_WINDOW: Final = 4
 """Those that are where items come in memory of their own."""
 
-MOST: Final = 4 << 20
+MAX_ITEM_BYTES: Final = 4 << 20
 """Bytes; of what is larger the copy takes so long that nothing is gained by asking early."""
 
-STREAK: Final = 8
+MIN_STREAK: Final = 8
 """Items that a caller has had, one by one and each soon after the other, before any get is sent ahead of it.  Who has
 several gets under way does not need it."""
 
-SOON: Final = 5e-3
+MAX_GAP_S: Final = 5e-3
 """Seconds."""
 
-IDLE: Final = 0.05
+IDLE_S: Final = 0.05
 """Seconds without a caller, after which everything goes back."""
 
-SHY: Final = 1.0
+BACK_OFF_S: Final = 1.0
 """Seconds without read-ahead, after somebody else has asked for something under the key."""
 
-_MOST_KEYS: Final = 64
+_MAX_KEYS: Final = 64
 """That are kept in mind."""
 
 
@@ -51,7 +51,7 @@ class Window:
         asked_at: when a caller asked last.
         latest: the get that was asked for last.
         limit: gets that may be ahead; as many as is good for items of the size of the last one.
-        shy_until: seconds of the monotonic clock, as all.
+        off_until: seconds of the monotonic clock, as all.
     """
 
     numbers: deque[int] = field(default_factory=deque)
@@ -60,10 +60,10 @@ class Window:
     asked_at: float = 0.0
     latest: int = 0
     limit: int = field(default_factory=lambda: WINDOW)
-    shy_until: float = 0.0
+    off_until: float = 0.0
 
 
-class ReadAhead:
+class PrefetchWindows:
     """The windows of one queue.  Plain state; whoever uses it holds ``lock``."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class ReadAhead:
         """By number, where nothing has arrived yet."""
 
     def __repr__(self) -> str:
-        return f"<ReadAhead [{len(self.open)} keys, {len(self._under_way)} gets under way]>"
+        return f"<PrefetchWindows [{len(self.open)} keys, {len(self._under_way)} gets under way]>"
 
     # -- callers ------------------------------------------------------------------------------------------------
 
@@ -92,17 +92,17 @@ class ReadAhead:
         """
         window = self._windows.get(key)
         if window is None:
-            if len(self._windows) >= _MOST_KEYS:
+            if len(self._windows) >= _MAX_KEYS:
                 self._windows = dict(self.open)
             window = self._windows.setdefault(key, Window())
         if number != window.latest:
             window.streak = 0
             return False
-        if asked_at - window.asked_at > SOON:
+        if asked_at - window.asked_at > MAX_GAP_S:
             window.streak = 0
         window.asked_at = asked_at
         window.streak += 1
-        return window.streak >= STREAK and not window.numbers and asked_at >= window.shy_until
+        return window.streak >= MIN_STREAK and not window.numbers and asked_at >= window.off_until
 
     def large(self, key: bytes, nbytes: int) -> None:
         """What has come has memory of its own, so many bytes."""
@@ -115,7 +115,7 @@ class ReadAhead:
         window = self.open.get(key)
         if window is None:
             return None
-        if asked_at - window.asked_at > SOON:
+        if asked_at - window.asked_at > MAX_GAP_S:
             window.streak = 0
         window.asked_at = asked_at
         number = window.latest = window.numbers.popleft()
@@ -129,7 +129,7 @@ class ReadAhead:
     def wanted(self, key: bytes) -> int:
         """How many more gets are to be sent ahead now; several at a time."""
         window = self._windows.get(key)
-        if window is None or window.streak < STREAK:
+        if window is None or window.streak < MIN_STREAK:
             return 0
         missing = window.limit - len(window.numbers)
         return missing if missing * 2 >= window.limit else 0
@@ -174,22 +174,22 @@ class ReadAhead:
 
     def is_stale(self, key: bytes, now: float) -> bool:
         """Nobody has asked for so long that what is there may be somebody else's by now."""
-        return now - self.open[key].asked_at > IDLE
+        return now - self.open[key].asked_at > IDLE_S
 
     def stale(self, now: float) -> list[bytes]:
         """The keys of which that is so."""
         return [key for key in self.open if self.is_stale(key, now)]
 
-    def be_shy(self, key: bytes, now: float) -> None:
+    def back_off(self, key: bytes, now: float) -> None:
         """Somebody else has asked for something under this key."""
         window = self._windows.get(key)
         if window is not None:
-            window.shy_until = now + SHY
+            window.off_until = now + BACK_OFF_S
 
     def may_begin(self, key: bytes) -> bool:
         """Whether ``had`` would say so still: no other thread has begun, or asked for something else, since then."""
         window = self._windows.get(key)
-        return window is not None and not window.numbers and window.streak >= STREAK
+        return window is not None and not window.numbers and window.streak >= MIN_STREAK
 
     def interrupt(self, key: bytes) -> None:
         """This process asks for something else under this key: it begins anew."""
@@ -212,6 +212,6 @@ class ReadAhead:
 
 
 def _limit(window: Window, nbytes: int) -> None:
-    if nbytes > MOST:
+    if nbytes > MAX_ITEM_BYTES:
         window.streak = 0
     window.limit = LARGE_WINDOW

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from rlinf_async._channels.state.prefetch_window import IDLE, LARGE_WINDOW, MOST, SHY, SOON, STREAK, WINDOW, ReadAhead
+from rlinf_async._channels.state.prefetch_window import IDLE_S, LARGE_WINDOW, MAX_ITEM_BYTES, BACK_OFF_S, MAX_GAP_S, MIN_STREAK, WINDOW, PrefetchWindows
 
 K = b"k"
 
 
-def ask(state: ReadAhead, count: int, *, gap: float = SOON / 2, since: float = 100.0) -> bool:
+def ask(state: PrefetchWindows, count: int, *, gap: float = MAX_GAP_S / 2, since: float = 100.0) -> bool:
     """A caller has so many items, one by one; whether gets may be sent ahead after the last."""
     found = False
     for number in range(1, count + 1):
@@ -16,25 +16,25 @@ def ask(state: ReadAhead, count: int, *, gap: float = SOON / 2, since: float = 1
     return found
 
 
-def opened() -> ReadAhead:
-    state = ReadAhead()
-    assert ask(state, STREAK + 1)
+def opened() -> PrefetchWindows:
+    state = PrefetchWindows()
+    assert ask(state, MIN_STREAK + 1)
     state.sent(K, list(range(101, 101 + WINDOW)))
     return state
 
 
-NOW = 100.0 + (STREAK + 1) * SOON / 2
+NOW = 100.0 + (MIN_STREAK + 1) * MAX_GAP_S / 2
 
 
 def test_it_begins_when_a_caller_asks_again_and_again() -> None:
-    assert not ask(ReadAhead(), STREAK - 1)
-    assert ask(ReadAhead(), STREAK + 1)
-    assert not ask(ReadAhead(), 3 * STREAK, gap=2 * SOON)
+    assert not ask(PrefetchWindows(), MIN_STREAK - 1)
+    assert ask(PrefetchWindows(), MIN_STREAK + 1)
+    assert not ask(PrefetchWindows(), 3 * MIN_STREAK, gap=2 * MAX_GAP_S)
 
 
 def test_who_has_several_gets_under_way_needs_none() -> None:
-    state = ReadAhead()
-    for number in range(1, 3 * STREAK):
+    state = PrefetchWindows()
+    for number in range(1, 3 * MIN_STREAK):
         state.asked(K, number + 1)
         assert not state.had(K, number, 100.0)
 
@@ -59,7 +59,7 @@ def test_it_is_topped_up_several_at_a_time() -> None:
 def test_fewer_are_ahead_where_items_have_memory_of_their_own_until_small_ones_come() -> None:
     state = opened()
     assert state.limit(K) == WINDOW
-    state.arrived(101, (MOST, [9], False))
+    state.arrived(101, (MAX_ITEM_BYTES, [9], False))
     assert state.limit(K) == LARGE_WINDOW
     wanted = []
     for _ in range(WINDOW):
@@ -72,24 +72,24 @@ def test_fewer_are_ahead_where_items_have_memory_of_their_own_until_small_ones_c
 
 
 def test_what_a_caller_has_asked_for_itself_tells_how_large_they_are() -> None:
-    state = ReadAhead()
-    ask(state, STREAK - 2)
-    state.large(K, MOST)
-    assert ask(state, STREAK + 1)
+    state = PrefetchWindows()
+    ask(state, MIN_STREAK - 2)
+    state.large(K, MAX_ITEM_BYTES)
+    assert ask(state, MIN_STREAK + 1)
     assert state.limit(K) == LARGE_WINDOW
-    state.large(K, MOST + 1)
+    state.large(K, MAX_ITEM_BYTES + 1)
     assert state.wanted(K) == 0
 
 
 def test_slow_callers_and_very_large_items_let_it_run_dry() -> None:
     state = opened()
-    state.arrived(101, (MOST + 1, [9], False))
+    state.arrived(101, (MAX_ITEM_BYTES + 1, [9], False))
     for _ in range(WINDOW):
         state.take(K, NOW)
     assert state.wanted(K) == 0
     state = opened()
     for number in range(WINDOW):
-        state.take(K, NOW + number * 2 * SOON)
+        state.take(K, NOW + number * 2 * MAX_GAP_S)
     assert state.wanted(K) == 0
     assert not state.open
 
@@ -107,17 +107,17 @@ def test_everything_that_no_caller_has_taken_goes_back() -> None:
 
 def test_nobody_takes_what_has_lain_there_for_long() -> None:
     state = opened()
-    assert not state.is_stale(K, NOW + IDLE)
-    assert state.is_stale(K, NOW + 2 * IDLE)
-    assert state.stale(NOW + 2 * IDLE) == [K]
+    assert not state.is_stale(K, NOW + IDLE_S)
+    assert state.is_stale(K, NOW + 2 * IDLE_S)
+    assert state.stale(NOW + 2 * IDLE_S) == [K]
 
 
 def test_after_a_call_there_is_none_for_a_while() -> None:
     state = opened()
-    state.be_shy(K, NOW)
+    state.back_off(K, NOW)
     state.give_back(K)
-    assert not ask(state, STREAK + 1, since=NOW)
-    assert ask(state, STREAK + 1, since=NOW + SHY)
+    assert not ask(state, MIN_STREAK + 1, since=NOW)
+    assert ask(state, MIN_STREAK + 1, since=NOW + BACK_OFF_S)
 
 
 def test_what_has_ended_is_not_taken() -> None:
