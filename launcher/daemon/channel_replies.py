@@ -11,13 +11,13 @@ from rlinf_async._channels.state.queue_client import Get, Item
 from rlinf_async._core import frames
 from rlinf_async._core.segment import close_fds
 
-from .hosted_channel import HostedChannel, News, Segment
+from .hosted_channel import HostedChannel, PendingReplies, Segment
 from .router import Router
 
-SMALL: Final = 2048
+SMALL_BYTES: Final = 2048
 """Bytes; a larger item has a frame of its own."""
 
-MOST_GIVEN: Final = 1024
+MAX_GIVEN: Final = 1024
 """Small items in one frame."""
 
 
@@ -28,47 +28,47 @@ class ChannelReplies:
         self._loop = loop
         self._router = router
         self._me = frames.endpoint(router.node, 0)
-        self._to_tell: list[HostedChannel] = []
+        self._to_flush: list[HostedChannel] = []
 
     def __repr__(self) -> str:
-        return f"<ChannelReplies [news of {len(self._to_tell)} queues]>"
+        return f"<ChannelReplies [pending of {len(self._to_flush)} queues]>"
 
-    def news(self, hosted: HostedChannel, party: int) -> News:
-        news = hosted.news.get(party)
-        if news is None:
+    def pending(self, hosted: HostedChannel, client: int) -> PendingReplies:
+        pending = hosted.pending.get(client)
+        if pending is None:
             if not hosted.is_listed:
                 hosted.is_listed = True
-                if not self._to_tell:
-                    self._loop.call_soon(self.tell_all)
-                self._to_tell.append(hosted)
-            news = hosted.news[party] = News()
-        return news
+                if not self._to_flush:
+                    self._loop.call_soon(self.flush_all)
+                self._to_flush.append(hosted)
+            pending = hosted.pending[client] = PendingReplies()
+        return pending
 
-    def tell_all(self) -> None:
-        to_tell, self._to_tell = self._to_tell, []
-        for hosted in to_tell:
-            parties, hosted.news, hosted.is_listed = hosted.news, {}, False
-            for party, news in parties.items():
-                self.say(party, hosted.number, "news", [news.accepted, news.given, news.credit])
+    def flush_all(self) -> None:
+        to_flush, self._to_flush = self._to_flush, []
+        for hosted in to_flush:
+            clients, hosted.pending, hosted.is_listed = hosted.pending, {}, False
+            for client, pending in clients.items():
+                self.send(client, hosted.number, "replies", [pending.accepted, pending.given, pending.credit])
 
-    def tell(self, hosted: HostedChannel, party: int) -> None:
-        """Tells one party now what it would be told at the end of the turn."""
-        news = hosted.news.pop(party, None)
-        if news is not None:
-            self.say(party, hosted.number, "news", [news.accepted, news.given, news.credit])
+    def flush(self, hosted: HostedChannel, client: int) -> None:
+        """Tells one client now what it would be told at the end of the turn."""
+        pending = hosted.pending.pop(client, None)
+        if pending is not None:
+            self.send(client, hosted.number, "replies", [pending.accepted, pending.given, pending.credit])
 
     def deliver(self, hosted: HostedChannel, get: Get) -> None:
         """What a get has, as ``give()`` does it; a small item at the end of the turn."""
         items = get.items
         item = items[0]
-        if len(items) == 1 and type(item.body) is bytes and len(item.body) <= SMALL:
-            news = self.news(hosted, get.consumer)
-            news.given.append((get.number, False, item.redelivered, item.body))
-            if len(news.given) == MOST_GIVEN:
-                self.say(get.consumer, hosted.number, "news", [[], news.given, 0])
-                news.given = []
+        if len(items) == 1 and type(item.body) is bytes and len(item.body) <= SMALL_BYTES:
+            pending = self.pending(hosted, get.consumer)
+            pending.given.append((get.number, False, item.redelivered, item.body))
+            if len(pending.given) == MAX_GIVEN:
+                self.send(get.consumer, hosted.number, "replies", [[], pending.given, 0])
+                pending.given = []
             return
-        self.tell(hosted, get.consumer)  # first come, first told
+        self.flush(hosted, get.consumer)  # first come, first told
         self.give(hosted, get.consumer, get.number, items)
 
     def give(self, hosted: HostedChannel, target: int, number: int, items: Sequence[Item]) -> None:
@@ -89,7 +89,7 @@ class ChannelReplies:
                 fds,
             )  # fmt: skip
 
-    def say(self, target: int, channel: int, what: str, facts: Any) -> None:
+    def send(self, target: int, channel: int, what: str, facts: Any) -> None:
         self._router.deliver((frames.QUEUE, 0, self._me, target, channel, what, facts))
 
 

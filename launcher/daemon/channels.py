@@ -50,7 +50,7 @@ class Channels:
         self._budget = budget
         self._me = frames.endpoint(router.node, 0)
         self._hosted: dict[int, HostedChannel] = {}
-        self._teller = ChannelReplies(loop, router)
+        self._replies = ChannelReplies(loop, router)
         self._questions: list[list[Any]] = []
         """Frames that ask what a queue holds, and wait for what others have said before."""
         self._discarded: set[int] = set()
@@ -60,7 +60,7 @@ class Channels:
     def __repr__(self) -> str:
         return f"<Channels [{len(self._hosted)} queues here]>"
 
-    # -- frames of parties --------------------------------------------------------------------------------------
+    # -- frames of clients --------------------------------------------------------------------------------------
 
     def on_frame(self, frame: list[Any], fds: list[int]) -> None:
         """A PUT, GET or QUEUE for a queue of this daemon."""
@@ -70,12 +70,12 @@ class Channels:
             close_fds(fds)
             lost = _count_credited(frame)
             if lost and number not in self._discarded:
-                self._teller.say(source, number, "lost", lost)
+                self._replies.send(source, number, "lost", lost)
             if kind != frames.QUEUE or frame[5] in ("size", "peek", "requests"):
-                self._teller.say(source, number, "gone", "")
-        elif hosted.queue.ledger.outstanding and _is_question(frame) and self._has_to_hear(hosted, source):
+                self._replies.send(source, number, "gone", "")
+        elif hosted.queue.ledger.outstanding and _is_question(frame) and self._must_drain(hosted, source):
             if not self._questions:
-                self._loop.call_soon(self._hear_out)
+                self._loop.call_soon(self._drain_producers)
             self._questions.append(frame)
         else:
             self._handle(hosted, frame, fds)
@@ -136,10 +136,10 @@ class Channels:
             self._follow(hosted, steps)
 
     def _turn_down(self, hosted: HostedChannel, source: int, number: int, what: str, paid: int = 0) -> NoReturn:
-        """It makes no sense: whoever waits for it need not, nor does what its party asks after it."""
+        """It makes no sense: whoever waits for it need not, nor does what its client asks after it."""
         self._follow(hosted, hosted.queue.skip(source, number, paid))
         text = f"channel '{hosted.name}' can make nothing of {what}"
-        self._teller.say(source, hosted.number, "failed", [number, "ValueError", text])
+        self._replies.send(source, hosted.number, "failed", [number, "ValueError", text])
         raise TypeError(text)
 
     def _taken(self, hosted: HostedChannel, source: int, numbers: Sequence[int]) -> None:
@@ -181,14 +181,14 @@ class Channels:
         queue, source, key = hosted.queue, asked.consumer, asked.key
         what, question = asked.what
         if what == "size":
-            self._teller.say(source, hosted.number, "size", [question, queue.size(key), queue.full(key)])
+            self._replies.send(source, hosted.number, "size", [question, queue.size(key), queue.full(key)])
         else:
             try:
-                self._teller.give(hosted, source, -question, queue.peek(key))
+                self._replies.give(hosted, source, -question, queue.peek(key))
             except OSError as error:
-                self._teller.say(source, hosted.number, "failed", [-question, *self._cannot_give(hosted, error)])
+                self._replies.send(source, hosted.number, "failed", [-question, *self._cannot_give(hosted, error)])
             else:
-                self._teller.say(source, hosted.number, "peeked", [question])
+                self._replies.send(source, hosted.number, "peeked", [question])
 
     def _cannot_give(self, hosted: HostedChannel, error: OSError) -> tuple[str, str]:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -199,11 +199,11 @@ class Channels:
 
     # -- questions ----------------------------------------------------------------------------------------------
 
-    def _has_to_hear(self, hosted: HostedChannel, source: int) -> bool:
+    def _must_drain(self, hosted: HostedChannel, source: int) -> bool:
         """Whether others than who asks may have put what has not come in."""
         return any(holder != source for holder in hosted.queue.ledger.holders())
 
-    def _hear_out(self) -> None:
+    def _drain_producers(self) -> None:
         """Reads what had been said on the sockets of those who hold credit, and then answers."""
         # A put on credit is done for its producer when it is on the socket.  The producer may have told another
         # process, whose question may be read first.  So before it is answered, what lies on those sockets now is read,
@@ -219,7 +219,7 @@ class Channels:
             for frame in questions:
                 hosted = self._hosted.get(frame[4])
                 if hosted is None:
-                    self._teller.say(frame[2], frame[4], "gone", "")
+                    self._replies.send(frame[2], frame[4], "gone", "")
                     continue
                 try:
                     self._handle(hosted, frame, [])
@@ -231,42 +231,42 @@ class Channels:
     def _follow(self, hosted: HostedChannel, steps: list[Step]) -> None:
         for act, what in steps:
             if act == ACCEPTED:
-                self._teller.news(hosted, what.producer).accepted.append(what.number)
+                self._replies.pending(hosted, what.producer).accepted.append(what.number)
             elif act == DELIVER:
                 try:
-                    self._teller.deliver(hosted, what)
+                    self._replies.deliver(hosted, what)
                 except OSError as full:
                     text = self._cannot_give(hosted, full)
-                    self._teller.say(what.consumer, hosted.number, "failed", [what.number, *text])
+                    self._replies.send(what.consumer, hosted.number, "failed", [what.number, *text])
                     steps += hosted.queue.cancel(what.consumer, what.number)  # they follow when these are through
             elif act == Act.GRANT:
-                self._teller.news(hosted, what.client).credit += what.amount
+                self._replies.pending(hosted, what.client).credit += what.amount
             elif act == Act.RECALL:
                 # What it was granted is told first.  The other way round it would return what it has, and then get
                 # credit that is not reckoned with any more: what it puts for that would be lost.  A process that does
-                # not answer is waited for PATIENCE and no longer, or a stopped one would keep a channel from closing.
+                # not answer is waited for RETURN_TIMEOUT_S and no longer, or a stopped one would keep a channel from closing.
                 # tests/launcher/daemon/test_channels.py::test_a_close_is_answered_when_all_credit_is_back
                 # tests/launcher/daemon/test_channels.py::
                 # test_who_does_not_return_credit_is_closed_over_and_hears_what_is_lost
-                self._teller.tell(hosted, what.client)
-                self._teller.say(what.client, hosted.number, "recall", None)
+                self._replies.tell(hosted, what.client)
+                self._replies.send(what.client, hosted.number, "recall", None)
                 self._loop.call_later(settings.CHANNEL_RETURN_TIMEOUT_S(), self._forfeit, hosted, what)
             elif act == Act.ANSWER:
                 self._answer(hosted, what)
             elif act == Act.CALL_BACK:
-                self._teller.tell(hosted, what.client)
-                self._teller.say(what.client, hosted.number, "call_back", what.key)
+                self._replies.tell(hosted, what.client)
+                self._replies.send(what.client, hosted.number, "call_back", what.key)
                 self._loop.call_later(settings.CHANNEL_RETURN_TIMEOUT_S(), self._forfeit_prefetched, hosted, what)
             elif act == Act.LOST:
-                self._teller.say(what.producer, hosted.number, "lost", 1)
+                self._replies.send(what.producer, hosted.number, "lost", 1)
             elif act == Act.PARKED:
-                self._teller.say(what.producer, hosted.number, "parked", [what.number])
+                self._replies.send(what.producer, hosted.number, "parked", [what.number])
             elif act == Act.PULL:
-                self._teller.say(what.producer, hosted.number, "pull", [what.number])
+                self._replies.send(what.producer, hosted.number, "pull", [what.number])
             else:
                 who = what.producer if type(what) is Item else what.consumer
                 error = refusal(act, what, hosted.name, hosted.queue.budget.max_bytes)
-                self._teller.say(who, hosted.number, "failed", [what.number, *error])
+                self._replies.send(who, hosted.number, "failed", [what.number, *error])
         if hosted.queue.closed:
             self._answer_closers(hosted)
             if hosted.queue.finished:
@@ -295,9 +295,9 @@ class Channels:
             raise ValueError(f"a new channel has a number that no other one has, got {op.number}")
         self._hosted[op.number] = HostedChannel(op.number, op.name, requester.endpoint, queue)
 
-    def _lends_to(self, party: int) -> bool:
+    def _lends_to(self, client: int) -> bool:
         """What a process of this node has said comes in even if it dies; from another one it may be lost on the way."""
-        return frames.node_of(party) == self._router.node
+        return frames.node_of(client) == self._router.node
 
     async def close_channel(self, requester: Requester, op: operations.CloseChannel) -> Any:
         """No more puts; the queue is gone once what is in it has been taken.  False if there is no such queue.
@@ -341,7 +341,7 @@ class Channels:
         owned = [hosted for hosted in self._hosted.values() if hosted.owner == gone]
         run_all(f"endpoint {gone}", (partial(self._end, hosted, why) for hosted in owned))
 
-    def parties_and_owners(self) -> set[int]:
+    def clients_and_owners(self) -> set[int]:
         """Everybody for whom something is kept here."""
         known: set[int] = set()
         for hosted in self._hosted.values():
@@ -351,10 +351,10 @@ class Channels:
     def _end(self, hosted: HostedChannel, why: str) -> None:
         if self._hosted.pop(hosted.number, None) is None:
             return
-        self._teller.tell_all()
+        self._replies.flush_all()
         self._answer_closers(hosted)
         for client in hosted.queue.clients:
-            self._teller.say(client, hosted.number, "gone", why)
+            self._replies.send(client, hosted.number, "gone", why)
         self._router.request(0, operations.QueueEnded(hosted.number))
 
     def describe(self, number: int, key: bytes) -> str:

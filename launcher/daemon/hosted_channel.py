@@ -24,7 +24,7 @@ class Segment:
 class HostedChannel:
     """A channel's queue on this node."""
 
-    __slots__ = ("closers", "is_listed", "name", "news", "number", "owner", "prefetch", "queue")
+    __slots__ = ("closers", "is_listed", "name", "number", "owner", "pending", "prefetch", "queue")
 
     def __init__(self, number: int, name: str, owner: int, queue: Queue) -> None:
         self.number = number
@@ -32,15 +32,15 @@ class HostedChannel:
         self.owner = owner
         self.queue = queue
         self.prefetch = Prefetch(queue)
-        self.news: dict[int, News] = {}
+        self.pending: dict[int, PendingReplies] = {}
         """By client, what it has not been told yet."""
         self.is_listed = False
-        """It is among those that have news."""
+        """It is among those that have pending."""
         self.closers: list[tuple[int, int]] = []
         """Asks that are answered when it is closed."""
 
 
-class News:
+class PendingReplies:
     """Told once per turn of the loop, in one frame: whose puts were accepted, small items that were given, credit."""
 
     __slots__ = ("accepted", "credit", "given")

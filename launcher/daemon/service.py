@@ -420,7 +420,7 @@ class DaemonService:
     def drop_node(self, node: int) -> None:
         """Frees what the endpoints of a lost node owned here."""
         owners = self.names.parties() | {owner for owner, _ in (*self._stores, *self.groups)}
-        owners |= self.router.callers_on(node) | self.channels.parties_and_owners()
+        owners |= self.router.callers_on(node) | self.channels.clients_and_owners()
         owners |= self.channel_names.table.parties() | self.locks.holders() | self.ports.owners()
         for owner in owners:
             if frames.node_of(owner) == node:

@@ -296,7 +296,7 @@ class RemoteQueue:
 
     def on_word(self, what: str, facts: Any) -> None:
         """Anything else."""
-        if what == "news":
+        if what == "replies":
             accepted, given, credit = facts
             if credit:
                 self._credit.add(credit)

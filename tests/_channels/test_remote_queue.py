@@ -62,7 +62,7 @@ def client() -> Client:
 def queue(client: Client) -> RemoteQueue:
     """One that has credit."""
     queue = RemoteQueue(client, 0, 1, "obs", 0)  # type: ignore[arg-type]
-    queue.on_word("news", [[], [], CREDIT])
+    queue.on_word("replies", [[], [], CREDIT])
     return queue
 
 

@@ -60,9 +60,9 @@ class Process:
         for frame in sent:
             if frame[0] == frames.GIVE:
                 heard.append(("give", frame[5], frame[9]))
-            elif frame[5] == "news":
+            elif frame[5] == "replies":
                 self.credit += frame[6][2]
-                heard.append(("news", frame[6][:2]))
+                heard.append(("replies", frame[6][:2]))
             else:
                 heard.append((frame[5], frame[6]))
         return heard
@@ -141,9 +141,9 @@ async def test_what_happens_in_one_turn_is_told_in_one_frame(daemon: Daemon) -> 
         consumer.get()
     assert producer.sent == consumer.sent == []
     await turn()
-    assert producer.heard() == [("news", [[1, 2, 3], []])]
+    assert producer.heard() == [("replies", [[1, 2, 3], []])]
     given = [(number, False, False, b"x") for number in (1, 2, 3)]
-    assert consumer.heard() == [("news", [[], given])]
+    assert consumer.heard() == [("replies", [[], given])]
 
 
 async def test_a_large_item_does_not_overtake_a_small_one(daemon: Daemon) -> None:
@@ -154,7 +154,7 @@ async def test_a_large_item_does_not_overtake_a_small_one(daemon: Daemon) -> Non
     producer.put(b"small")
     producer.put_large()
     await turn()
-    assert consumer.heard() == [("news", [[], [(1, False, False, b"small")]]), ("give", 2, SIZE)]
+    assert consumer.heard() == [("replies", [[], [(1, False, False, b"small")]]), ("give", 2, SIZE)]
     consumer.tell("taken", [1, 2])
 
 
@@ -191,7 +191,7 @@ async def test_a_daemon_that_can_open_no_more_files_says_so_and_keeps_the_items(
         await turn()
     refused = [(word, facts[:2]) for word, facts in consumer.heard()]
     assert refused == [("failed", [number, "OSError"]) for number in (batch, later, -1)]
-    assert other.heard() == [("news", [[], [(waiting, False, False, b"small")]])]  # the others are none the worse
+    assert other.heard() == [("replies", [[], [(waiting, False, False, b"small")]])]  # the others are none the worse
     assert open_segments() == before + 2
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(copies[0])
@@ -223,7 +223,7 @@ async def test_beyond_its_slack_a_daemon_holds_no_bodies_of_waiting_puts(daemon:
     parked = producer.put_large()
     await turn()
     assert open_segments() == before + 1
-    assert producer.heard() == [("parked", [parked]), ("news", [[1], []])]
+    assert producer.heard() == [("parked", [parked]), ("replies", [[1], []])]
     get = consumer.get()
     consumer.tell("taken", [get])
     assert producer.heard() == [("pull", [parked])]
@@ -231,7 +231,7 @@ async def test_beyond_its_slack_a_daemon_holds_no_bodies_of_waiting_puts(daemon:
         [frames.PUT, 1, 0, 0, NUMBER, parked, b"k", 0, frames.SUPPLY, SIZE], [write_segment([bytes(SIZE)], SIZE)]
     )
     await turn()
-    assert producer.heard() == [("news", [[parked], []])]
+    assert producer.heard() == [("replies", [[parked], []])]
     get = consumer.get()
     consumer.tell("taken", [get])
 
@@ -244,7 +244,7 @@ async def test_a_dead_consumers_item_goes_to_the_next_flagged(daemon: Daemon) ->
     producer.put(b"x")
     daemon.die(first)
     await turn()
-    assert second.heard() == [("news", [[], [(1, False, True, b"x")]])]
+    assert second.heard() == [("replies", [[], [(1, False, True, b"x")]])]
 
 
 async def test_a_refusal_says_what_of_which_channel(daemon: Daemon) -> None:
@@ -365,7 +365,7 @@ async def test_who_asks_what_is_there_is_answered_when_others_have_been_heard(da
     producer.unread = [b"another"]
     get = asker.get(target=frames.NOW)
     await turn()
-    assert asker.heard() == [("news", [[], [(get, False, False, b"another")]])]
+    assert asker.heard() == [("replies", [[], [(get, False, False, b"another")]])]
 
 
 async def test_a_question_that_makes_no_sense_does_not_keep_others_from_their_answers(daemon: Daemon) -> None:
@@ -453,11 +453,11 @@ async def test_nonsense_is_refused_and_harms_nobody_else(daemon: Daemon) -> None
     with pytest.raises(FrameError):  # descriptors that are no sealed memory
         wild.put(10, fds=[os.open("/dev/null", os.O_RDONLY)])
     with pytest.raises(FrameError):  # for another process
-        wild.say([frames.QUEUE, 0, 0, process.id, NUMBER, "news", [[1], []]])
+        wild.say([frames.QUEUE, 0, 0, process.id, NUMBER, "replies", [[1], []]])
     process.put(b"x")
     process.get()
     await turn()
-    assert process.heard() == [("news", [[1], [(2, False, False, b"x")]])]
+    assert process.heard() == [("replies", [[1], [(2, False, False, b"x")]])]
 
 
 async def test_whoever_asks_nonsense_hears_so_and_what_it_asks_next_is_done(daemon: Daemon) -> None:
@@ -474,7 +474,7 @@ async def test_whoever_asks_nonsense_hears_so_and_what_it_asks_next_is_done(daem
     for number, (word, (refused, kind, text)) in enumerate((failed, also_failed), 1):
         assert (word, refused, kind) == ("failed", number, "ValueError")
         assert text.startswith("channel 'obs' can make nothing of a ")
-    assert news == ("news", [[3], [(4, False, False, b"x")]])
+    assert news == ("replies", [[3], [(4, False, False, b"x")]])
 
 
 async def test_of_what_is_asked_together_only_the_nonsense_is_refused(daemon: Daemon) -> None:
@@ -486,7 +486,7 @@ async def test_of_what_is_asked_together_only_the_nonsense_is_refused(daemon: Da
     await turn()
     heard = process.heard()
     assert [facts[0] for word, facts in heard if word == "failed"] == [2, 4]
-    assert heard[-1] == ("news", [[1, 3], [(5, False, False, b"a")]])
+    assert heard[-1] == ("replies", [[1, 3], [(5, False, False, b"a")]])
 
 
 async def test_credit_that_was_paid_for_nonsense_is_not_missed(daemon: Daemon) -> None:
@@ -508,7 +508,7 @@ async def test_a_batch_that_is_there_is_given_and_one_that_is_not_is_refused(dae
     process.put(b"a", weight=2)
     process.get(target=[3])
     await turn()
-    assert [word for word, _ in process.heard()] == ["failed", "news"]
+    assert [word for word, _ in process.heard()] == ["failed", "replies"]
     process.put(b"b", weight=1)
     get = process.get(target=[3])
     await turn()
