@@ -22,7 +22,7 @@ MAX_GIVEN: Final = 1024
 
 
 class ChannelReplies:
-    """Some of it at the end of the loop's turn, so that what belongs together is one frame."""
+    """Replies to a channel's clients: small ones leave together at the end of the loop's turn, one frame a client."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, router: Router) -> None:
         self._loop = loop
@@ -31,7 +31,7 @@ class ChannelReplies:
         self._to_flush: list[HostedChannel] = []
 
     def __repr__(self) -> str:
-        return f"<ChannelReplies [pending of {len(self._to_flush)} queues]>"
+        return f"<ChannelReplies [pending for {len(self._to_flush)} queues]>"
 
     def pending(self, hosted: HostedChannel, client: int) -> PendingReplies:
         pending = hosted.pending.get(client)
@@ -52,13 +52,13 @@ class ChannelReplies:
                 self.send(client, hosted.number, "replies", [pending.accepted, pending.given, pending.credit])
 
     def flush(self, hosted: HostedChannel, client: int) -> None:
-        """Tells one client now what it would be told at the end of the turn."""
+        """Sends now what one client would be sent at the end of the turn."""
         pending = hosted.pending.pop(client, None)
         if pending is not None:
             self.send(client, hosted.number, "replies", [pending.accepted, pending.given, pending.credit])
 
     def deliver(self, hosted: HostedChannel, get: Get) -> None:
-        """What a get has, as ``give()`` does it; a small item at the end of the turn."""
+        """The items of a get, as ``give()`` sends them; a small one at the end of the turn."""
         items = get.items
         item = items[0]
         if len(items) == 1 and type(item.body) is bytes and len(item.body) <= SMALL_BYTES:
@@ -68,7 +68,7 @@ class ChannelReplies:
                 self.send(get.consumer, hosted.number, "replies", [[], pending.given, 0])
                 pending.given = []
             return
-        self.flush(hosted, get.consumer)  # first come, first told
+        self.flush(hosted, get.consumer)  # first come, first served
         self.give(hosted, get.consumer, get.number, items)
 
     def give(self, hosted: HostedChannel, target: int, number: int, items: Sequence[Item]) -> None:

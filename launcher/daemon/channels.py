@@ -1,14 +1,14 @@
 """The channels whose queues live in this daemon.
 
-Plain calls from the router, no task and no wait: what a frame asks for is done, and what follows is sent, before the
-next frame is read.  The items that a queue holds are held here, bytes or descriptors of sealed memory, so that they
-outlive whoever put them.
+Plain calls from the router, no task and no wait: a frame is handled, and all that follows from it sent, before the next
+frame is read.  The items that a queue holds are held here, bytes or descriptors of sealed memory, so that they
+outlive their producers.
 
-A channel is its number (``channel_names.py``): what is asked of one that is not here is answered with "gone".
+A channel is its number (``channel_names.py``): requests to one that is not here are answered with "gone".
 
 Processes of this node put with credit (``_channels/state/credit.py``): such a put is done for them as soon as it is on
-their socket.  So whoever asks what a queue holds is answered when what is on those sockets has been read: it may have
-heard of the put from its producer.
+their socket.  So a question about a queue is answered when those sockets have been read: it may follow a put of
+which its client was told by the producer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Channels:
     """The queues of one daemon."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, router: Router, gone: set[int], budget: int) -> None:
-        """``gone`` are the endpoints that are no more; ``budget`` is ``max_bytes`` where nobody gives one."""
+        """``gone`` are the endpoints that are no more; ``budget`` is ``max_bytes`` where none is given."""
         self._loop = loop
         self._router = router
         self._gone = gone
@@ -52,9 +52,9 @@ class Channels:
         self._hosted: dict[int, HostedChannel] = {}
         self._replies = ChannelReplies(loop, router)
         self._questions: list[list[Any]] = []
-        """Frames that ask what a queue holds, and wait for what others have said before."""
+        """Frames with questions about a queue, which wait until the sockets of producers have been read."""
         self._discarded: set[int] = set()
-        """Channels that were thrown away a moment ago: what was on its way to them with credit is no loss."""
+        """Channels that were thrown away a moment ago: items on their way to them with credit are no loss."""
         router.on_channel = self.on_frame
 
     def __repr__(self) -> str:
@@ -136,7 +136,7 @@ class Channels:
             self._follow(hosted, steps)
 
     def _turn_down(self, hosted: HostedChannel, source: int, number: int, what: str, paid: int = 0) -> NoReturn:
-        """It makes no sense: whoever waits for it need not, nor does what its client asks after it."""
+        """Refuses a request that makes no sense: neither its caller nor later requests wait for it."""
         self._follow(hosted, hosted.queue.skip(source, number, paid))
         text = f"channel '{hosted.name}' can make nothing of {what}"
         self._replies.send(source, hosted.number, "failed", [number, "ValueError", text])
@@ -157,7 +157,7 @@ class Channels:
                     try:
                         ask(hosted, source, *request)
                     except TypeError as error:
-                        nonsense = nonsense or error  # the others are none the worse for it
+                        nonsense = nonsense or error  # the other requests are carried out
             self._taken(hosted, source, taken)
             if nonsense is not None:
                 raise nonsense
@@ -200,7 +200,7 @@ class Channels:
     # -- questions ----------------------------------------------------------------------------------------------
 
     def _must_drain(self, hosted: HostedChannel, source: int) -> bool:
-        """Whether others than who asks may have put what has not come in."""
+        """Whether other clients may have sent items that have not come in."""
         return any(holder != source for holder in hosted.queue.ledger.holders())
 
     def _drain_producers(self) -> None:
@@ -296,7 +296,7 @@ class Channels:
         self._hosted[op.number] = HostedChannel(op.number, op.name, requester.endpoint, queue)
 
     def _lends_to(self, client: int) -> bool:
-        """What a process of this node has said comes in even if it dies; from another one it may be lost on the way."""
+        """Items of a process of this node come in even if it dies; from another node they may be lost on the way."""
         return frames.node_of(client) == self._router.node
 
     async def close_channel(self, requester: Requester, op: operations.CloseChannel) -> Any:
@@ -358,7 +358,7 @@ class Channels:
         self._router.request(0, operations.QueueEnded(hosted.number))
 
     def describe(self, number: int, key: bytes) -> str:
-        """What is queued under a key of a channel, and who waits there, in words."""
+        """Says in words how much is queued under a key of a channel, and how many requests wait."""
         hosted = self._hosted.get(number)
         if hosted is None:
             return "not there"
@@ -371,7 +371,7 @@ class Channels:
         )
 
     def status(self) -> dict[str, Any]:
-        """What there is, by name; of several that have had one name all but the latest with their numbers."""
+        """The queues by name; of several that have had one name all but the latest with their numbers."""
         found: dict[str, Any] = {}
         for hosted in reversed(self._hosted.values()):
             found[f"{hosted.name} (number {hosted.number})" if hosted.name in found else hosted.name] = {
@@ -397,7 +397,7 @@ def _key(key: Any) -> bytes:
 
 
 def _is_question(frame: list[Any]) -> bool:
-    """Whether it asks what a queue holds."""
+    """Whether the answer depends on what the queue holds."""
     if frame[0] == frames.GET:
         return frame[7] == frames.NOW or type(frame[7]) is list
     return frame[0] == frames.QUEUE and frame[5] in ("size", "peek")

@@ -1,4 +1,4 @@
-"""A channel hosted by this daemon: its queue, and what its clients have not been told yet."""
+"""A channel hosted by this daemon: its queue, and the replies that its clients have not been sent yet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlinf_async._channels.state.queue import Queue
 
 
 class Segment:
-    """A descriptor of sealed memory; closed when the last who holds it lets go."""
+    """A descriptor of sealed memory; closed when its last reference goes."""
 
     __slots__ = ("fd", "size")
 
@@ -33,15 +33,15 @@ class HostedChannel:
         self.queue = queue
         self.prefetch = Prefetch(queue)
         self.pending: dict[int, PendingReplies] = {}
-        """By client, what it has not been told yet."""
+        """By client."""
         self.is_listed = False
-        """It is among those that have pending."""
+        """Among the queues that have pending replies."""
         self.closers: list[tuple[int, int]] = []
         """Asks that are answered when it is closed."""
 
 
 class PendingReplies:
-    """Told once per turn of the loop, in one frame: whose puts were accepted, small items that were given, credit."""
+    """Sent once per turn of the loop, in one frame: puts that were accepted, small items, credit."""
 
     __slots__ = ("accepted", "credit", "given")
 

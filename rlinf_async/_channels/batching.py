@@ -1,9 +1,9 @@
 """Batching of requests to a queue: several leave in one frame.
 
-Whatever waits leaves at the end of the loop's turn, or as soon as there is enough of it: then the daemon is busy with
-that while more follows.  Where no loop runs nothing waits::
+Requests that wait leave at the end of the loop's turn, or as soon as there are enough of them: then the daemon is busy
+with those while more follow.  Where no loop runs nothing waits::
 
-    batching.may_wait(now)      many have just come true at once: those who waited for them are likely to request again
+    batching.may_wait(now)      many have just been answered at once: their callers are likely to ask again
     batching.gathers()          something may be added now; it leaves at the end of this turn
     batching.gets.append(…)
     if batching.is_complete: batching.leave()
@@ -24,38 +24,38 @@ from rlinf_async._core.segment import close_fds
 T = TypeVar("T")
 
 MIN_BURST: Final = 4
-"""When so many requests come true at once, those who waited are likely to request again at once."""
+"""When so many requests are answered at once, their callers are likely to ask again at once."""
 
 _BURST_WINDOW_S: Final = 200e-6
-"""Seconds after that in which what they say waits for the end of the loop's turn, and leaves in one frame."""
+"""After that, in which requests wait for the end of the loop's turn, and leave in one frame."""
 
 _BATCH_SIZE: Final = 8
 _LARGE_BATCH_SIZE: Final = 4
-"""So many do not wait for more company: the daemon is busy with them while others follow.  What is large has a frame of
-its own, and several frames leave together."""
+"""So many do not wait for more: the daemon is busy with them while others follow.  A large item has a frame of its own,
+and several frames leave together."""
 
 
 class Client(Protocol):
-    """What knows how to send that which has only been kept back."""
+    """A connection that can be told to send everything that was kept back."""
 
     unsent: dict[Callable[[], None], None]
 
 
 class Sender(Protocol):
-    """What sends what has gathered."""
+    """Sends the requests of a batch."""
 
     def __call__(self, puts: list[Any], gets: list[Any], taken: list[int], large: list[Large]) -> None: ...
 
 
 Large = tuple[Put, bytes | int, Any]
-"""A put that has a frame of its own: its body, and its descriptors."""
+"""A put that has a frame of its own, its body, and its descriptors."""
 
 
 class Batching:
-    """Of one queue; from any thread.
+    """The requests to one queue that wait to be sent; from any thread.
 
     Attributes:
-        puts, gets, taken, large: what waits.
+        puts, gets, taken, large: in order.
     """
 
     def __init__(self, client: Client, send: Sender) -> None:
@@ -76,12 +76,12 @@ class Batching:
         return len(self.puts) >= _BATCH_SIZE or len(self.gets) >= _BATCH_SIZE or len(self.large) >= _LARGE_BATCH_SIZE
 
     def burst(self, count: int) -> None:
-        """So many requests have come true at once."""
+        """So many requests have been answered at once."""
         if count >= MIN_BURST:
             self._burst_until = time.monotonic() + _BURST_WINDOW_S
 
     def may_wait(self, now: float) -> bool:
-        """Whether what is said now may wait because others are likely to follow."""
+        """Whether a request may wait now, because others are likely to follow."""
         if not self._burst_until:
             return False
         if now > self._burst_until:
@@ -90,7 +90,7 @@ class Batching:
         return self.gathers()
 
     def gathers(self) -> bool:
-        """Has all of it leave at the end of the loop's turn; False where no loop runs."""
+        """Has everything leave at the end of the loop's turn; False where no loop runs."""
         loop = running_loop()
         if loop is None:
             return False
@@ -107,23 +107,23 @@ class Batching:
         self.leave()
 
     def leave(self) -> None:
-        """Sends what there is."""
+        """Sends everything."""
         self._send(emptied(self.puts), emptied(self.gets), emptied(self.taken), emptied(self.large))
 
     def hasten(self) -> None:
-        """Sends it if somebody waits for it."""
+        """Sends requests whose callers are about to wait."""
         if self.puts or self.gets or self.large:
             self.leave()
 
     def drop(self) -> None:
-        """There is nobody any more to say it to."""
+        """There is no queue any more."""
         self.puts.clear()
         for _, _, fds in emptied(self.large):
             close_fds(fds)
 
 
 def emptied(found: deque[T]) -> list[T]:
-    """Everything that is in it, while other threads may add more."""
+    """Takes everything out, while other threads may add more."""
     things: list[T] = []
     while found:
         try:

@@ -23,7 +23,7 @@ _ME: Final = 1
 
 
 class LocalQueue:
-    """The same queue without a daemon: what is put is handed over as it is, neither pickled nor copied."""
+    """The same queue without a daemon: items are handed over as they are, neither pickled nor copied."""
 
     has_told_of_loss = False
 
@@ -61,7 +61,7 @@ class LocalQueue:
                 number = self._enter(request)
                 steps = queue.put(
                     _ME, number, request.key,
-                    weight=request.weight, nbytes=request.nbytes, body=(request.carried,), nowait=request.mode == NOWAIT,
+                    request.weight, request.nbytes, body=(request.carried,), nowait=request.mode == NOWAIT,
                 )  # fmt: skip
             else:
                 assert isinstance(request, Get)
@@ -99,7 +99,7 @@ class LocalQueue:
         try:
             asyncio.get_running_loop().call_soon(self._follow, [])
         except RuntimeError:
-            pass  # the next who uses the queue does it
+            pass  # the next request does it
 
     def _withdraw(self, numbers: list[int]) -> None:
         steps: list[Step] = []

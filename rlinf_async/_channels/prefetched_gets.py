@@ -1,4 +1,4 @@
-"""The gets that this process sends to a queue ahead of its callers."""
+"""Prefetched gets: this process sends them to a queue before its callers ask."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from rlinf_async._core import frames
 from rlinf_async._core.segment import close_fds
 
 _TURN_S: Final = 1e-3
-"""Seconds for which a coroutine may get and get, and never has to wait, until others have their turn."""
+"""For which a coroutine may get and get, and never has to wait, until others have their turn."""
 
 
 class Sender(Protocol):
     """A queue as this process reaches it."""
 
     def send_held(self) -> None:
-        """Sends the gets that wait to be sent, and what has been taken."""
+        """Sends the gets that wait to be sent, and acknowledgements."""
 
     def tell(self, what: str, facts: Any) -> None:
         """Says something else."""
 
 
 class PrefetchedGets:
-    """Those of one queue.  From any thread.
+    """The prefetched gets of one queue.  From any thread.
 
     What is given back is said under the lock, and whether there is anything is asked under it: so no get that is asked
     for after it arrives before it, and has what is behind it.
@@ -47,7 +47,7 @@ class PrefetchedGets:
         gets: dict[int, Get[Any]],
         held: deque[Any],
     ) -> None:
-        """``gets`` are those that callers wait for, by number; what is put into ``held`` is sent by ``send_held``."""
+        """``gets`` have callers, by number; gets in ``held`` are sent by ``send_held``."""
         self._sender = sender
         self._client = client
         self._numbers = numbers
@@ -64,12 +64,12 @@ class PrefetchedGets:
     # -- callers ------------------------------------------------------------------------------------------------
 
     def take(self, get: Get[Any]) -> bool:
-        """Has one of those that were sent ahead be this one; False if there is none.  Of a batch there is none.
+        """Answers a caller's get by the oldest prefetched one; False if there is none.  For a batch there is none.
 
-        Either way it has its number: one before those of all gets that are sent ahead from now on.
+        Either way it has its number then, lower than those of all gets that are prefetched from now on.
         """
         key = get.key
-        if self._client.closed is not None:  # in a forked child, for one, where nobody may ever unlock it
+        if self._client.closed is not None:  # in a forked child, for one, where the lock may never be released
             get.number = next(self._numbers)
             return False
         with self._state.lock:
@@ -102,11 +102,11 @@ class PrefetchedGets:
         return True
 
     def asked(self, get: Get[Any]) -> None:
-        """It is none of those that were sent ahead."""
+        """A caller's get is sent, because none was prefetched."""
         self._state.asked(get.key, get.number)
 
     def had(self, get: Get[Any]) -> None:
-        """A caller has what it got: if that goes on, gets are sent ahead."""
+        """A caller has its item: if that goes on, gets are prefetched."""
         if not self.is_on or get.target is not None:
             return
         if self._state.had(get.key, get.number, get.since):
@@ -137,7 +137,7 @@ class PrefetchedGets:
     # -- the queue ----------------------------------------------------------------------------------------------
 
     def arrived(self, number: int, body: Any, fds: list[int], redelivered: bool) -> bool:
-        """False if nobody has sent such a get, or nobody wants it any more."""
+        """An item; False if its get is unknown, or was given up."""
         with self._state.lock:
             if self._state.arrived(number, (body, fds, redelivered)):
                 return True
@@ -147,7 +147,7 @@ class PrefetchedGets:
         return get is not None
 
     def large(self, key: bytes, nbytes: int) -> None:
-        """What a caller gets has memory of its own."""
+        """An item that came for a caller has memory of its own."""
         with self._state.lock:
             self._state.large(key, nbytes)
 
@@ -157,7 +157,7 @@ class PrefetchedGets:
             return None if self._state.ended(number) else self._gets.pop(number, None)
 
     def called_back(self, key: bytes) -> None:
-        """Somebody else asks for something under this key."""
+        """Another process asks for something under this key."""
         with self._state.lock:
             self._state.back_off(key, time.monotonic())
             self._give_back(key)
@@ -165,7 +165,7 @@ class PrefetchedGets:
     # -- back ---------------------------------------------------------------------------------------------------
 
     def cancel(self, key: bytes, number: int) -> None:
-        """A caller does not want its get any more; what was sent ahead comes after that, and goes back with it."""
+        """A caller gives its get up; prefetched gets come after that one, and go back with it."""
         if self._client.closed is None:
             with self._state.lock:
                 if key in self._state.open:

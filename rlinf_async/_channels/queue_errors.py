@@ -1,4 +1,4 @@
-"""The errors by which a queue refuses what it is asked."""
+"""Errors by which a queue refuses requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class QueueEnd:
 
     Attributes:
         put, get: the error of a put, and of a get.
-        closed: somebody closed the channel; otherwise the way to it is gone, and nothing is known of its contents.
+        closed: the channel was closed; otherwise the way to it is gone, and nothing is known of its contents.
     """
 
     put: BaseException

@@ -41,7 +41,7 @@ class Queues:
             return known if isinstance(known, Queues) else cls(client)
 
     def queue(self, node: int, channel: int, name: str, max_bytes: int = 0, maxsize: int = 0) -> RemoteQueue:
-        """The same for everybody who names the same channel."""
+        """One object per channel and node, however often it is asked for."""
         place = (frames.endpoint(node, 0), channel)
         with self._lock:
             queue = self._queues.get(place)

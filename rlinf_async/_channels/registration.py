@@ -51,7 +51,7 @@ async def create(
             await request.async_wait()
         known = await client.request(operations.NameChannel(name, roster), node=0)
     except RLinfAsyncError:
-        await close(client, roster)  # nobody will ever hear of what has been made
+        await close(client, roster)  # no process will ever be told of it
         raise
     if known["number"] != roster["number"]:
         logger.warning("there is a channel named '%s' already: connected to it", name)

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 _SHARE: Final = 32
 _WINDOW_BYTES: Final = 16 << 20
-"""Bytes, or the part of ``max_bytes``, that one process sends before it hears whether there is room."""
+"""The part of ``max_bytes``, or bytes, that one process sends before it is told whether there is room."""
 
 _SMALL_BYTES: Final = 2048
 """Bytes; a larger body has a frame of its own."""
@@ -76,7 +76,7 @@ class RemoteQueue:
         self._prefetched.is_on = not maxsize and not max_bytes
         self._last_put: Put | None = None
         self._unobserved = 0
-        """Puts in a row that were started when nobody had heard of the one before: several are under way."""
+        """Puts in a row that were started before the result of the one before was observed: several are under way."""
         self._over: QueueEnd | None = None
         """There is no such queue any more, or no way to it."""
 
@@ -214,7 +214,7 @@ class RemoteQueue:
         self._client.send((frames.GET, 0, me, place, channel, number, get.key, get.target, taken))
 
     def flush(self) -> None:
-        """Sends what has waited for batching."""
+        """Sends requests that have waited to be batched."""
         self._batching.flush()
 
     def send_held(self) -> None:
@@ -227,7 +227,9 @@ class RemoteQueue:
         if puts or gets:
             credited = [put[0] for put in puts if put[3] == frames.CREDITED]
             self._batching.burst(len(credited))
-            self.tell("requests", [puts, gets, taken], functools.partial(self._have_left, credited) if credited else None)
+            self.tell(
+                "requests", [puts, gets, taken], functools.partial(self._have_left, credited) if credited else None
+            )
         elif taken:
             self.tell("taken", taken)
 
@@ -235,7 +237,7 @@ class RemoteQueue:
         frame = (frames.QUEUE, 0, self._client.endpoint, self._place, self.channel, what, facts)
         self._client.send(frame, on_left=on_left)
 
-    # -- as a destination ----------------------------------------------------------------------------------------------
+    # -- as a destination ---------------------------------------------------------------------------------------
 
     def far_side(self, request: QueueRequest[Any]) -> Work[str]:
         return far_side.queue(self._client, self.node, self.channel, request.key)

@@ -16,14 +16,14 @@ from rlinf_async.work import Work
 
 
 class Replicas:
-    """The queues of one channel.  What is asked before it is known where they are waits here, in order.
+    """The queues of one channel.  Requests wait here, in order, until it is known where those are.
 
     A queue is made when it is first used: only who uses one is told of its end.
 
     Lifecycle: unknown (requests wait) -> open, or ended (they are refused).
 
     Attributes:
-        opening: what makes it known where they are.
+        opening: done when it is known where they are.
     """
 
     def __init__(self, client: NodeClient) -> None:
@@ -34,7 +34,7 @@ class Replicas:
         self._pins: dict[bytes, RemoteQueue] = {}
         self._pinning: dict[bytes, Work[None]] = {}
         self._queues: dict[int, RemoteQueue] = {}
-        """Those in use, by node."""
+        """By node, as far as they are used."""
         self._held: dict[bytes, list[QueueRequest[Any]]] = {}
         self._end: QueueEnd | None = None
         self._lock = threading.RLock()
@@ -78,7 +78,7 @@ class Replicas:
                     self._find(request.key)
 
     def flush(self) -> None:
-        """Sends what has waited for batching."""
+        """Sends requests that have waited to be batched."""
         for queue in list(self._queues.values()):
             queue.flush()
 
@@ -88,14 +88,14 @@ class Replicas:
             await pinned.async_wait()
 
     def _find(self, key: bytes) -> None:
-        """Sends what is held of a key, now or when it is known where that lives."""
+        """Sends the held requests of a key, now or when it is known where that lives."""
         nodes = self._roster["nodes"]
         if len(nodes) > 1:
             here = self._client.node
             operation = operations.PinKey(self._roster["number"], key, here if here in nodes else nodes[0])
             self._pinning[key] = Work()
-            request = self._client.request(operation, node=0, what="the node of a key")
-            request._follow(functools.partial(self._pin, key, request))
+            answer = self._client.request(operation, node=0, what="the node of a key")
+            answer._follow(functools.partial(self._pin, key, answer))
             return
         only = self._queue(nodes[0])
         for request in self._held.pop(key):
@@ -103,11 +103,11 @@ class Replicas:
         if not self._held:
             self._only = only  # last: nothing overtakes what was held
 
-    def _pin(self, key: bytes, request: Work[int | None]) -> None:
-        """Node 0 has said which replica has a key: the one on the node of whoever touched it first."""
+    def _pin(self, key: bytes, answer: Work[int | None]) -> None:
+        """Node 0 has said which replica has a key: on the node of the process that used it first."""
         with self._lock:
             try:
-                node = request._result()
+                node = answer._result()
             except Exception as error:
                 end = QueueEnd.of_lost(error)
             else:

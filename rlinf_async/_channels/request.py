@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Destination(Protocol):
-    """Where a request has gone: a queue of this process, or in some daemon.
+    """A queue to which requests go: in this process, or in a daemon.
 
     Attributes:
         has_told_of_loss: a put that nobody awaits was refused because the channel is closed, and the log says so.
@@ -34,23 +34,23 @@ class Destination(Protocol):
     def where(self) -> str: ...
 
     def far_side(self, request: QueueRequest[Any]) -> slow_waits.FarSide | None:
-        """What is in the queue, and who waits there, in words."""
+        """Says in words how much is queued, and how many requests wait."""
 
     @property
     def user_loop(self) -> asyncio.AbstractEventLoop | None:
         """The user's loop that has to turn for the queue's answers."""
 
     def hasten(self) -> None:
-        """A thread is about to wait: what has only been kept back goes now."""
+        """A thread is about to wait: requests that wait to be batched leave now."""
 
     def withdraw(self, request: QueueRequest[Any]) -> None:
-        """Nobody wants it any more: what waits is forgotten, what has arrived goes back."""
+        """The request is given up: if it waits it is forgotten, items that have arrived go back."""
 
     def withdraw_later(self, request: QueueRequest[Any]) -> None:
         """The same, from a finalizer: without locks."""
 
     def taken(self, get: Get[Any]) -> None:
-        """The user has what this get brought."""
+        """The user has the items of this get."""
 
     def open(self, body: Any, fds: list[int]) -> Any:
         """The value of an item."""
@@ -60,11 +60,11 @@ class QueueRequest(Work[T]):
     """Something asked of a queue, with a deadline of its own.
 
     Attributes:
-        destination: where it is waiting; None before it has left.
-        number: what it is known by there.
+        destination: its queue; None before it has left.
+        number: its name there.
         key: canonical.
         since: when it was asked; seconds of the monotonic clock.
-        opening: what waits for the channel to be known, where this has to wait for that.
+        opening: done when the channel is known, where this has to wait for that.
     """
 
     opening: Work[None] | None = None
@@ -146,8 +146,8 @@ class Put(QueueRequest[None]):
         nbytes: its size.
         ahead: bytes of it that have left before it was known whether there is room.
         pauses: a coroutine that awaits it lets others run, even if it is done.
-        observed: somebody has the result.
-        refused: a queue has turned it down, so that its item is lost unless somebody hears of that.
+        observed: a caller has the result.
+        refused: a queue has turned it down, so that its item is lost unless a caller is told.
     """
 
     _kind = "put"
@@ -216,7 +216,7 @@ class Get(QueueRequest[T]):
     Attributes:
         target: as in a GET frame: the weight of a batch, in a list if it must be there at once; None for one item,
             ``NOW`` for one that is there.
-        redelivered: what arrived, or some of it, had been handed to a consumer before who gave it back or died.
+        redelivered: items that arrived had been handed to a consumer before, which gave them back or died.
         pauses: as of a ``Put``.
     """
 
@@ -240,7 +240,7 @@ class Get(QueueRequest[T]):
     # -- arrival ------------------------------------------------------------------------------------------------
 
     def deliver(self, body: Any, fds: list[int], more: bool, redelivered: bool) -> None:
-        """One item of what was wanted."""
+        """An item arrives."""
         if redelivered:
             self.redelivered = True
         self._bodies.append((body, fds))
@@ -326,7 +326,7 @@ class Get(QueueRequest[T]):
         self._return()
 
     def _return(self) -> None:
-        """What has arrived goes back, if all who waited for it were cancelled before they could have it."""
+        """Gives items back that have arrived, if all their waiters were cancelled before they could have them."""
         with self._lock:
             if self._interested or not self._done or self._taken or self._error is not None:
                 return
@@ -346,14 +346,14 @@ class Question(QueueRequest[Any]):
 
     Args:
         word: ``"size"`` or ``"peek"``.
-        show: makes the result of what has been answered, in the thread of whoever waits.
+        show: makes the result of the answer, in the waiting thread.
     """
 
     def __init__(self, verb: str, channel: str, name: Any, key: bytes, word: str, show: Callable[[Any], Any]) -> None:
         super().__init__(verb, channel, name, key, None)
         self.word = word
         self.items: list[tuple[int, Callable[[], Any]]] = []
-        """Of a peek, what has come so far: an item's weight, and what makes it."""
+        """Of a peek, so far: an item's weight, and a function that decodes it."""
         self._show: Callable[[Any], Any] | None = show
 
     def refuse(self, end: QueueEnd) -> None:

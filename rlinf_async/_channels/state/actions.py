@@ -7,7 +7,7 @@ from typing import Any, Final
 
 
 class Act(IntEnum):
-    """What the owner of a queue does; the comment says with what."""
+    """Actions of a queue's owner; the comment says with what."""
 
     ACCEPTED = 0  # an item: it is in the queue, tell its producer
     DELIVER = 1  # a get: hand its items to its consumer

@@ -24,8 +24,8 @@ class ByteBudget:
         ledger: credit that producers hold is room, too.
 
     Attributes:
-        used: bytes of what is queued or leased, and of what has been promised room.
-        buffered: bytes of what waits for room and is held here nevertheless.
+        used: bytes of items that are queued or leased, or have been promised room.
+        buffered: bytes of bodies that are kept here while their puts wait for room.
         blocked: in the order in which they get bytes.
         partial: batches that hold items and want more.
     """

@@ -1,4 +1,4 @@
-"""The channels of a run, as node 0 knows them: their numbers and names, and who waits to hear of one.
+"""The channels of a run, as node 0 knows them: numbers, names, and requests to find one.
 
 A channel is its number: numbers rise by one and are used once.  One that is not in the table is that of a channel whose
 queues have all ended, so nothing has to be kept of those.  A name stands for one open channel at a time::
@@ -107,7 +107,7 @@ class ChannelTable:
         return None if known is None else known.roster
 
     def pin(self, number: int, key: bytes, node: int) -> int | None:
-        """The node that has a key: ``node`` if nobody has touched the key before; None if nothing can be there."""
+        """The node that has a key: ``node`` if the key was not used before; None if nothing can be there."""
         known = self._entries.get(number)
         if known is None or known.closed:
             return None if known is None else known.pins.get(key)
@@ -201,7 +201,7 @@ class ChannelTable:
                     del waiting[what]  # type: ignore[arg-type]
 
     def drop_party(self, gone: int) -> list[Waiter]:
-        """A process is no more: its promises will not be kept; who waits for one of them."""
+        """A process is no more: its promises will not be kept.  Returns the waiters for them."""
         self.forget_waiters(lambda waiter: waiter[0] == gone)
         self._made.pop(gone, None)
         self._open = {promise for promise in self._open if promise[0] != gone}

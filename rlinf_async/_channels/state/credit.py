@@ -1,6 +1,6 @@
 """Credit: room in a queue that a producer has been promised before it asks for it.
 
-Who holds credit puts without waiting for an answer: what it has said on its socket comes in, even if it dies.  The
+A producer that holds credit puts without waiting for an answer: items on its socket come in, even if it dies.  The
 queue sets the bytes aside, so that it can keep its word, and may ask for them back::
 
     queue ── GRANT bytes ──► producer ── items, as long as it can pay ──► queue
@@ -34,7 +34,7 @@ _DESCRIPTOR: Final = 256 << 10
 
 
 def cost(nbytes: int) -> int:
-    """What an item with a body of so many bytes is paid for with."""
+    """The price of an item with a body of so many bytes."""
     return nbytes + OVERHEAD if nbytes <= INLINE_LIMIT else max(nbytes + OVERHEAD, _DESCRIPTOR)
 
 
@@ -101,11 +101,11 @@ class _Account:
 
 
 class Ledger:
-    """The queue's side: who has been promised how much.
+    """The queue's side: how much each client has been promised.
 
     Args:
         max_bytes: of the queue.
-        lends_to: whether a client may have credit; None where nobody may.
+        lends_to: whether a client may have credit; None where none may.
     """
 
     def __init__(self, max_bytes: int, lends_to: Callable[[int], bool] | None = None) -> None:
@@ -118,13 +118,13 @@ class Ledger:
         self._full = max_bytes - max_bytes // 4
         self._accounts: dict[int, _Account] = {}
         self._idle: dict[int, _Account] = {}
-        """Those who hold credit and were not asked for it."""
+        """Of clients that hold credit and were not asked for it."""
 
     def __repr__(self) -> str:
         return f"<Ledger [{self.outstanding} bytes outstanding, {len(self._accounts)} accounts]>"
 
     def holders(self) -> list[int]:
-        """Who may have sent something that has not come in."""
+        """Clients that may have sent items which have not come in."""
         return [client for client, account in self._accounts.items() if account.outstanding or account.forfeited]
 
     def lend(self, client: int, held: int) -> int:
@@ -184,14 +184,14 @@ class Ledger:
         account.settle()
 
     def recall(self) -> list[Recall]:
-        """Asks everybody who has not been asked yet."""
+        """Asks every client that has not been asked yet."""
         if not self._idle:
             return []
         idle, self._idle = self._idle, {}
         return [self._recall(client, account) for client, account in idle.items() if account.outstanding]
 
     def recall_all(self) -> list[Recall]:
-        """Asks everybody, those too who have been asked and were not heard of."""
+        """Asks every client, also those that were asked and have not answered."""
         self._idle.clear()
         return [self._recall(client, account) for client, account in self._accounts.items() if account.outstanding]
 
@@ -201,7 +201,7 @@ class Ledger:
         return Recall(client, account.turn)
 
     def forfeit(self, recall: Recall) -> bool:
-        """What was recalled and has not come back is lost to the client; False if all had come back."""
+        """Credit that was recalled and has not come back is lost to the client; False if all had come back."""
         account = self._accounts.get(recall.client)
         if account is None or not account.recalled or account.turn != recall.turn or not account.outstanding:
             return False

@@ -1,4 +1,4 @@
-"""One key of a channel's queue: what is queued there, and the puts and gets that wait."""
+"""One key of a channel's queue: queued items, and the puts and gets that wait."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Read-ahead: gets that a process sends under a key before its callers ask, because they have asked again and again.
+"""Windows of prefetched gets: a process sends them under a key before its callers ask, who have asked again and again.
 
-Of each the number is known, and what it has brought once it has; a caller takes the oldest, brought or not: what was
-asked for first is had first.  The other side of it is ``_channels/state/prefetch.py``.
+Of each the number is known, and its item once that has arrived.  A caller takes the oldest, arrived or not: items are
+had in the order in which they were asked for.  The queue's side is ``prefetch.py``.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ WINDOW: Final = 16
 """Gets that are ahead of the callers of one key."""
 
 LARGE_WINDOW: Final = 4
-"""Those that are where items come in memory of their own."""
+"""The same, where items come in memory of their own."""
 
 MAX_ITEM_BYTES: Final = 4 << 20
-"""Bytes; of what is larger the copy takes so long that nothing is gained by asking early."""
+"""Of a larger item the copy takes so long that nothing is gained by asking early."""
 
 MIN_STREAK: Final = 8
-"""Items that a caller has had, one by one and each soon after the other, before any get is sent ahead of it.  Who has
-several gets under way does not need it."""
+"""Items that callers have had, one by one and each soon after the other, before gets are prefetched.  A caller that has
+several gets in flight does not need them."""
 
 MAX_GAP_S: Final = 5e-3
-"""Seconds."""
+"""Between two gets of such a streak."""
 
 IDLE_S: Final = 0.05
-"""Seconds without a caller, after which everything goes back."""
+"""Without a caller, after which everything goes back."""
 
 BACK_OFF_S: Final = 1.0
-"""Seconds without read-ahead, after somebody else has asked for something under the key."""
+"""Without prefetched gets, after another process has asked for something under the key."""
 
 _MAX_KEYS: Final = 64
-"""That are kept in mind."""
+"""Of which anything is remembered."""
 
 
 @dataclass(slots=True)
 class Window:
-    """Of one key.
+    """The prefetched gets of one key.
 
     Attributes:
-        numbers: the gets that nobody has taken, oldest first.
-        arrived: what they have brought, so far.
+        numbers: those that no caller has taken, oldest first.
+        arrived: their items, so far.
         streak: items that callers have had, each soon after the other, and none was asked for before the last was had.
-        asked_at: when a caller asked last.
+        asked_at: when a caller asked last; seconds of the monotonic clock.
         latest: the get that was asked for last.
         limit: gets that may be ahead; as many as is good for items of the size of the last one.
-        off_until: seconds of the monotonic clock, as all.
+        off_until: none is sent before, on the same clock.
     """
 
     numbers: deque[int] = field(default_factory=deque)
@@ -64,12 +64,12 @@ class Window:
 
 
 class PrefetchWindows:
-    """The windows of one queue.  Plain state; whoever uses it holds ``lock``."""
+    """The windows of one queue.  Plain state, to be used under ``lock``."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.open: dict[bytes, Window] = {}
-        """Those that have gets."""
+        """The windows that have gets."""
         self._windows: dict[bytes, Window] = {}
         self._under_way: dict[int, Window] = {}
         """By number, where nothing has arrived yet."""
@@ -80,13 +80,13 @@ class PrefetchWindows:
     # -- callers ------------------------------------------------------------------------------------------------
 
     def asked(self, key: bytes, number: int) -> None:
-        """A caller has asked, and it was none of those ahead."""
+        """A caller's get was sent, because none was prefetched."""
         window = self._windows.get(key)
         if window is not None:
             window.latest = number
 
     def had(self, key: bytes, number: int, asked_at: float) -> bool:
-        """A caller has what this get brought; whether gets may be sent ahead from now on.
+        """A caller has the item of this get; whether gets may be prefetched from now on.
 
         Needs no lock.
         """
@@ -105,13 +105,13 @@ class PrefetchWindows:
         return window.streak >= MIN_STREAK and not window.numbers and asked_at >= window.off_until
 
     def large(self, key: bytes, nbytes: int) -> None:
-        """What has come has memory of its own, so many bytes."""
+        """An item that came for a caller has memory of its own, so many bytes."""
         window = self._windows.get(key)
         if window is not None:
             _limit(window, nbytes)
 
     def take(self, key: bytes, asked_at: float) -> tuple[int, Delivery | None] | None:
-        """The oldest get is a caller's now, and what it has brought, if it has; None if there is none."""
+        """The oldest get, which is a caller's now, and its item if that has arrived; None if there is none."""
         window = self.open.get(key)
         if window is None:
             return None
@@ -127,7 +127,7 @@ class PrefetchWindows:
         return number, delivery
 
     def wanted(self, key: bytes) -> int:
-        """How many more gets are to be sent ahead now; several at a time."""
+        """How many more gets are to be prefetched now; several at a time."""
         window = self._windows.get(key)
         if window is None or window.streak < MIN_STREAK:
             return 0
@@ -135,12 +135,12 @@ class PrefetchWindows:
         return missing if missing * 2 >= window.limit else 0
 
     def limit(self, key: bytes) -> int:
-        """How many gets may be ahead."""
+        """How many gets may be prefetched."""
         window = self._windows.get(key)
         return WINDOW if window is None else window.limit
 
     def sent(self, key: bytes, numbers: list[int]) -> None:
-        """These are ahead too."""
+        """These gets were prefetched."""
         window = self.open[key] = self._windows.setdefault(key, Window())
         window.numbers.extend(numbers)
         for number in numbers:
@@ -149,7 +149,7 @@ class PrefetchWindows:
     # -- the queue ----------------------------------------------------------------------------------------------
 
     def arrived(self, number: int, delivery: Delivery) -> bool:
-        """False if that is no get which is ahead."""
+        """An item; False if its get is not prefetched."""
         window = self._under_way.pop(number, None)
         if window is None:
             return False
@@ -161,7 +161,7 @@ class PrefetchWindows:
         return True
 
     def ended(self, number: int) -> bool:
-        """Nothing will come of it; False if that is no get which is ahead."""
+        """Nothing will come of a get; False if that is not prefetched."""
         window = self._under_way.pop(number, None)
         if window is None:
             return False
@@ -173,15 +173,15 @@ class PrefetchWindows:
     # -- back ---------------------------------------------------------------------------------------------------
 
     def is_stale(self, key: bytes, now: float) -> bool:
-        """Nobody has asked for so long that what is there may be somebody else's by now."""
+        """No caller has asked for so long that another process may have been given the items by now."""
         return now - self.open[key].asked_at > IDLE_S
 
     def stale(self, now: float) -> list[bytes]:
-        """The keys of which that is so."""
+        """Keys of which no caller has asked for so long."""
         return [key for key in self.open if self.is_stale(key, now)]
 
     def back_off(self, key: bytes, now: float) -> None:
-        """Somebody else has asked for something under this key."""
+        """Another process has asked for something under this key."""
         window = self._windows.get(key)
         if window is not None:
             window.off_until = now + BACK_OFF_S
@@ -198,7 +198,7 @@ class PrefetchWindows:
             window.streak = 0
 
     def give_back(self, key: bytes) -> tuple[list[int], list[Delivery]]:
-        """All gets of a key that no caller has taken, and what they had brought."""
+        """All gets of a key that no caller has taken, and their items, as far as those had arrived."""
         window = self.open.pop(key, None)
         if window is None:
             return [], []

@@ -14,7 +14,7 @@ class Item:
         producer, number: the client that put it, and the number of that put among its requests.
         weight: counted by batches only.
         nbytes: its size, as it counts against ``max_bytes``.
-        body: what it carries; None while that is still with its producer.
+        body: None while that is still with its producer.
         place: its position in the queue, for good: an item that comes back goes there.
         redelivered: some consumer has been handed it before, and gave it back or died.
         pulled: it has been promised room, and its body is on its way.
@@ -46,7 +46,7 @@ class Get:
 
     Attributes:
         target: the weight of the batch; None where one item is wanted.
-        items: what it has; of a batch that waits, what it has so far.
+        items: of a batch that waits, those that it has so far.
         weight: of its items.
         delivered: it has been answered, and its consumer has not taken the items yet.
         prefetched: no caller of its consumer has asked for it yet, as far as is known here.

@@ -40,7 +40,7 @@ def refusal(act: int, what: Any, channel: str, max_bytes: int) -> tuple[str, str
 
 
 def closed_to_puts(channel: str, why: str = "") -> str:
-    """The text of the error of a put.  ``why`` says more than that somebody closed the channel."""
+    """The text of the error of a put.  ``why`` says more than that the channel was closed."""
     return f"channel '{channel}' is closed{why and f': {why}'}; nothing can be put there any more{_ANEW}"
 
 

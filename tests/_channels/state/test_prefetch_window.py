@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from rlinf_async._channels.state.prefetch_window import IDLE_S, LARGE_WINDOW, MAX_ITEM_BYTES, BACK_OFF_S, MAX_GAP_S, MIN_STREAK, WINDOW, PrefetchWindows
+from rlinf_async._channels.state.prefetch_window import (
+    BACK_OFF_S,
+    IDLE_S,
+    LARGE_WINDOW,
+    MAX_GAP_S,
+    MAX_ITEM_BYTES,
+    MIN_STREAK,
+    WINDOW,
+    PrefetchWindows,
+)
 
 K = b"k"
 
