@@ -244,17 +244,17 @@ class Channels:
             elif act == Act.RECALL:
                 # What it was granted is told first.  The other way round it would return what it has, and then get
                 # credit that is not reckoned with any more: what it puts for that would be lost.  A process that does
-                # not answer is waited for RETURN_TIMEOUT_S and no longer, or a stopped one would keep a channel from closing.
+                # not answer is waited for so long and no longer, or a stopped one would keep a channel from closing.
                 # tests/launcher/daemon/test_channels.py::test_a_close_is_answered_when_all_credit_is_back
                 # tests/launcher/daemon/test_channels.py::
                 # test_who_does_not_return_credit_is_closed_over_and_hears_what_is_lost
-                self._replies.tell(hosted, what.client)
+                self._replies.flush(hosted, what.client)
                 self._replies.send(what.client, hosted.number, "recall", None)
                 self._loop.call_later(settings.CHANNEL_RETURN_TIMEOUT_S(), self._forfeit, hosted, what)
             elif act == Act.ANSWER:
                 self._answer(hosted, what)
             elif act == Act.CALL_BACK:
-                self._replies.tell(hosted, what.client)
+                self._replies.flush(hosted, what.client)
                 self._replies.send(what.client, hosted.number, "call_back", what.key)
                 self._loop.call_later(settings.CHANNEL_RETURN_TIMEOUT_S(), self._forfeit_prefetched, hosted, what)
             elif act == Act.LOST:
