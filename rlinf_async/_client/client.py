@@ -429,7 +429,7 @@ class NodeClient:
 
     def _hear_daemon(self) -> None:
         """Something has come past the daemon: what the daemon had said before that is heard before it."""
-        if self._connection is not None and not self._connection.is_handling:
+        if self._connection is not None and not self._connection.reader.is_handling:
             self._connection.drain()
 
     def hear_out(self, endpoint: int) -> None:

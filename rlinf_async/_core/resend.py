@@ -10,7 +10,8 @@ kernel drops those that come.  So both ends count frames, from 1; control frames
                          ───── RESTART ─────►   goes on with frame 8
                          ── PIECE … frame 8 ►   its content, as bytes
 
-``_wire/unix.py`` does the sending.  Where a direct socket ends, what ``since`` gives goes by way of the daemon.
+``_wire/socket_writer.py`` does the sending.  Where a direct socket ends, what ``take`` gives goes by way of the
+daemon.
 """
 
 from __future__ import annotations
@@ -162,17 +163,17 @@ class Incoming:
         look_at: from so many frames on, and where there are ``descriptors``, ``owes`` is to be asked.
         is_strict: the next frame has to be looked at by ``take``: descriptors wait, were lost, or come in pieces.
         is_due: an acknowledgement rides on the next frame that is sent.
+        read_bytes: of the socket, in all; the caller counts them.
     """
 
-    __slots__ = ("_content", "_fds", "_is_skipping", "_is_told", "_lost_now",
-                 "_pieces", "_read_bytes", "_was_truncated", "acknowledged", "descriptors", "is_due",
-                 "is_strict",
-                 "look_at", "received")  # fmt: skip
+    __slots__ = ("_acknowledged_bytes", "_content", "_fds", "_is_skipping", "_is_told", "_lost_now",
+                 "_pieces", "_was_truncated", "acknowledged", "descriptors", "is_due", "is_strict",
+                 "look_at", "read_bytes", "received")  # fmt: skip
 
     def __init__(self) -> None:
         self.received = 0
         self.look_at = ACK_FRAMES
-        self._read_bytes = 0
+        self.read_bytes = self._acknowledged_bytes = 0
         self.is_strict = False
         self.is_due = False
         self.acknowledged = 0
@@ -256,31 +257,23 @@ class Incoming:
         self.is_strict = bool(self._fds) or self._was_truncated or self._pieces is not None
         return False
 
-    def owes(self, read_bytes: int) -> bool:
-        """Whether an acknowledgement is to be sent now; ``is_due`` says whether it may wait for the next frame.
-
-        Args:
-            read_bytes: of the socket, in all.
-        """
+    def owes(self) -> bool:
+        """Whether an acknowledgement is to be sent now; ``is_due`` says whether it may wait for the next frame."""
         frames_behind = self.received - self.acknowledged
         if (
             frames_behind >= ACK_NOW_FRAMES
-            or read_bytes - self._read_bytes + self._content >= ACK_NOW_BYTES
+            or self.read_bytes - self._acknowledged_bytes + self._content >= ACK_NOW_BYTES
             or self.descriptors >= ACK_NOW_DESCRIPTORS
         ):
             return True
         self.is_due = bool(self.descriptors) or frames_behind >= ACK_FRAMES
         return False
 
-    def acknowledge(self, read_bytes: int, about: int = frames.OF_THIS) -> Frame:
-        """The frame that says how much has come.
-
-        Args:
-            read_bytes: as in ``owes``.
-        """
+    def acknowledge(self, about: int = frames.OF_THIS) -> Frame:
+        """The frame that says how much has come."""
         self.is_due = False
         self._content = self.descriptors = 0
-        self._read_bytes = read_bytes
+        self._acknowledged_bytes = self.read_bytes
         self.acknowledged = self.received
         self.look_at = self.received + ACK_FRAMES
         return frames.ACK, 0, self.acknowledged, about

@@ -16,7 +16,7 @@ from rlinf_async._channels.state.channel_keys import MAX_KEY
 from rlinf_async._core import frames
 from rlinf_async._core.codec import encode_plain
 from rlinf_async._core.payload import pack_body
-from rlinf_async._wire.unix import MAX_FRAME
+from rlinf_async._wire.socket_writer import MAX_FRAME
 
 numbers = st.integers() | st.sampled_from(
     [MOST, MOST + 1, 2**64, -(2**63), np.int64(3), np.float32(3), True, None, "3"]

@@ -151,17 +151,17 @@ def test_what_does_not_fill_its_frame_is_refused() -> None:
 def test_an_acknowledgement_rides_along_and_is_sent_alone_only_when_much_waits_for_it(opened: list[int]) -> None:
     incoming = Incoming()
     incoming.received = resend.ACK_FRAMES - 1
-    assert not incoming.owes(0)
+    assert not incoming.owes()
     assert not incoming.is_due
     incoming.received += 1
-    assert not incoming.owes(0)
+    assert not incoming.owes()
     assert incoming.is_due
-    assert incoming.acknowledge(0) == (frames.ACK, 0, resend.ACK_FRAMES, frames.OF_THIS)
+    assert incoming.acknowledge() == (frames.ACK, 0, resend.ACK_FRAMES, frames.OF_THIS)
     assert not incoming.is_due
     incoming.received += resend.ACK_NOW_FRAMES
-    assert incoming.owes(0)
-    incoming.acknowledge(0)
+    assert incoming.owes()
+    incoming.acknowledge()
     receive(incoming, message(0), fds=[opened[0]])
-    assert not incoming.owes(0)
+    assert not incoming.owes()
     assert incoming.is_due
     assert incoming.descriptors

@@ -96,7 +96,7 @@ async def test_a_sender_is_told_although_its_receiver_has_nothing_to_say(monkeyp
     receiver.open()
     for number in range(100):
         sender.send((frames.MESSAGE, 0, 7, 0, number, b""))
-    await until(lambda: len(heard) == 100 and len(sender._departures.kept) < 64)
+    await until(lambda: len(heard) == 100 and len(sender._writer.buffer.kept) < 64)
     sender.close()
     receiver.close()
 

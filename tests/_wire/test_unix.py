@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from rlinf_async._core import frames
-from rlinf_async._wire import unix
-from rlinf_async._wire.unix import MAX_FRAME, Connection
+from rlinf_async._wire import socket_writer
+from rlinf_async._wire.socket_writer import MAX_FRAME
+from rlinf_async._wire.unix import Connection
 
 
 class End:
@@ -190,7 +191,7 @@ async def test_what_has_not_left_is_counted_and_the_end_of_a_jam_told(ends: Any)
     a.connection.on_drained = drained.set
     for number in range(64):
         a.connection.send((frames.EVENT, 0, 1, 2, "what", bytes(100_000) + bytes([number])))
-    a.connection._flush()
+    a.connection._writer.flush()
     assert 64 * 100_000 > a.connection.queued_bytes > 4 << 20
     await b.until(64)
     async with asyncio.timeout(10):
@@ -212,7 +213,7 @@ async def test_what_has_arrived_on_another_way_before_is_handled_before_and_afte
         heard.append(frame[4])
 
     def listen_to_the_slow_one() -> None:
-        if not thorough.is_handling:
+        if not thorough.reader.is_handling:
             thorough.drain()
 
     thorough = Connection(near_slow, loop, on_frame=from_slow, on_closed=print)
@@ -220,7 +221,7 @@ async def test_what_has_arrived_on_another_way_before_is_handled_before_and_afte
     packer = frames.new_packer()
     fast.sendall(packer.pack(signal_frame(1)) + packer.pack(signal_frame(2)))
     slow.sendall(packer.pack(signal_frame(3)) + packer.pack(signal_frame(4)))
-    assert quick.read() is not False
+    assert quick.reader.read() is not False
     assert heard == [1, 2, 3, 4]
     slow.sendall(packer.pack(signal_frame(5)))
     fast.sendall(packer.pack(signal_frame(6)))
@@ -235,7 +236,7 @@ async def test_what_has_arrived_on_another_way_before_is_handled_before_and_afte
 async def test_it_is_said_when_the_kernel_has_a_frame_and_not_before(
     ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unix, "_BURST", 0.0)  # what follows closely does not wait for the end of the turn
+    monkeypatch.setattr(socket_writer, "_BURST_S", 0.0)  # what follows closely does not wait for the end of the turn
     a, b = ends
     left: list[int] = []
     a.connection.send(signal_frame(0), on_left=lambda: left.append(0))

@@ -133,7 +133,7 @@ def test_the_waiter_of_what_was_read_first_runs_first(ends: Ends, monkeypatch: p
 
     last_for(monkeypatch, 0)
     main = threading.get_ident()
-    monkeypatch.setattr(ends.connection, "_on_frame", wake)
+    monkeypatch.setattr(ends.connection.reader, "_on_frame", wake)
     asyncio.set_event_loop(ends.loop)
     ends.loop.run_until_complete(both())
     asyncio.set_event_loop(None)
@@ -169,7 +169,7 @@ def test_a_socket_is_closed_while_the_other_thread_is_busy(ends: Ends) -> None:
     assert ends.reader.gate().wait(0) is False
 
 
-def test_a_successor_that_takes_the_number_of_a_socket_that_user_code_has_closed_is_read_by_both_threads(
+def test_a_successor_that_takes_the_number_of_a_closed_socket_is_read_by_both_threads(
     ends: Ends,
 ) -> None:
     number = ends.connection.fileno()

@@ -1,0 +1,44 @@
+"""Acknowledgements of received frames: on the next frame that is sent, or by themselves where none is sent for long."""
+
+from __future__ import annotations
+
+from asyncio import AbstractEventLoop
+
+from rlinf_async import settings
+from rlinf_async._core.resend import Incoming
+from rlinf_async._wire.socket_writer import SocketWriter
+
+
+class Acknowledgements:
+    """Decides when those of one connection are sent."""
+
+    __slots__ = ("_incoming", "_is_timing", "_loop", "_writer")
+
+    def __init__(self, incoming: Incoming, writer: SocketWriter, loop: AbstractEventLoop) -> None:
+        self._incoming = incoming
+        self._writer = writer
+        self._loop = loop
+        self._is_timing = False
+
+    def consider(self) -> None:
+        """After a read from which on one may be due."""
+        if self._incoming.owes():
+            self._writer.send_acknowledgement()
+        elif self._incoming.is_due and not self._is_timing:
+            self._is_timing = True
+            self._writer.on_loop(self._set_timer)
+
+    def _set_timer(self) -> None:
+        if not self._writer.is_closed:
+            self._loop.call_later(settings.DIRECT_ACK_S(), self._late, self._incoming.acknowledged)
+
+    def _late(self, acknowledged: int) -> None:
+        """So long after one was due: where no frame has taken an acknowledgement along since, one is sent."""
+        self._is_timing = False  # first: what comes from here on sets another one
+        if not self._incoming.is_due:
+            return
+        if self._incoming.acknowledged != acknowledged:
+            self._is_timing = True
+            self._set_timer()
+        else:
+            self._writer.send_acknowledgement()
