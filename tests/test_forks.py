@@ -289,7 +289,7 @@ def test_locks_that_other_threads_held_at_the_fork_hold_up_no_child(cluster: Clu
     leave = threading.Event()
 
     def hold() -> None:
-        with cluster._client._turns.lock, call._lock, stream._lock:  # as the thread that handles frames takes them
+        with cluster._client._arbiter.lock, call._lock, stream._lock:  # as the thread that handles frames takes them
             held.set()
             leave.wait(PATIENCE)
 

@@ -215,7 +215,7 @@ class Channels:
             for holder in {holder for hosted in asked.values() for holder in hosted.queue.ledger.holders()}:
                 endpoint = self._router.endpoints.get(frames.number_of(holder))
                 if endpoint is not None and endpoint.connection is not None:
-                    endpoint.connection.hear_out()
+                    endpoint.connection.read_available()
             for frame in questions:
                 hosted = self._hosted.get(frame[4])
                 if hosted is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from rlinf_async._wire.far_end import Ending
+from rlinf_async._wire.remote_exit import RemoteExit
 
 
 class Connector(Protocol):
@@ -19,5 +19,5 @@ class Connector(Protocol):
     def is_here(self) -> bool:
         """Whether the host is this machine."""
 
-    def explain(self, ending: Ending) -> str:
+    def explain(self, exited: RemoteExit) -> str:
         """Why the far side is gone, and what to try."""

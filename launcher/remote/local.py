@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlinf_async._wire.far_end import Ending, describe_ending
+from rlinf_async._wire.remote_exit import RemoteExit, describe_exit
 
 from .bootstrap import STUB, TOO_OLD
 from .host import Host
@@ -28,11 +28,11 @@ class LocalWay:
     def probe(self) -> Sequence[str]:
         return (self.python, "-V")
 
-    def explain(self, ending: Ending) -> str:
-        for line in ending.stderr:
+    def explain(self, exited: RemoteExit) -> str:
+        for line in exited.stderr:
             if line.startswith(TOO_OLD):
                 return f"{line.removeprefix(TOO_OLD)}, which is too old\nfix: --python PATH"
-        return describe_ending(ending)
+        return describe_exit(exited)
 
 
 def is_here(host: Host) -> bool:

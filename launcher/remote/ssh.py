@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rlinf_async._wire.far_end import Ending, describe_ending
+from rlinf_async._wire.remote_exit import RemoteExit, describe_exit
 from rlinf_async.errors import ConfigError
 
 from ..options import Options
@@ -36,8 +36,8 @@ class SshWay:
 
     is_here: bool = False
 
-    def explain(self, ending: Ending) -> str:
-        return explain(self, ending)
+    def explain(self, exited: RemoteExit) -> str:
+        return explain(self, exited)
 
 
 def way(host: Host, options: Options, python: str) -> SshWay:
@@ -72,29 +72,29 @@ def _shell_path(path: str) -> str:
     return shlex.quote(path)
 
 
-def explain(way: SshWay, ending: Ending) -> str:
+def explain(way: SshWay, exited: RemoteExit) -> str:
     """ssh's own complaint in one line, and what to try; else the last words of what ran there."""
     probe = shlex.join(way.probe)
-    if ending.exit_code in (126, 127) or _NO_COMMAND.search(_last(ending)):
-        verb = "cannot be run there" if ending.exit_code == 126 else "is not there"
+    if exited.exit_code in (126, 127) or _NO_COMMAND.search(_last(exited)):
+        verb = "cannot be run there" if exited.exit_code == 126 else "is not there"
         return f"{way.python} {verb}\nfix: name the host's Python: --python PATH, or python=PATH after the host"
-    for line in ending.stderr:
+    for line in exited.stderr:
         if line.startswith(TOO_OLD):
             return f"{line.removeprefix(TOO_OLD)}, which is too old\nfix: --python PATH, or python=PATH after the host"
-    if ending.exit_code == 255:
-        text = "\n".join(ending.stderr)
+    if exited.exit_code == 255:
+        text = "\n".join(exited.stderr)
         for pattern, cause in _CAUSES:
             if match := re.search(pattern, text, re.IGNORECASE):
                 return cause(way, match, probe)
-        said = "\n".join(f"ssh | {line}" for line in ending.stderr[-8:])
-        return f"ssh: {_last(ending)}\n{said}\ntry: {probe}" if said else f"ssh failed without a word\ntry: {probe}"
-    if ending.exit_code is not None and ending.exit_code < 0:
-        return "\n".join([f"its ssh client {ending.verdict()}, on this machine", *ending.last_lines()])
-    return describe_ending(ending)
+        said = "\n".join(f"ssh | {line}" for line in exited.stderr[-8:])
+        return f"ssh: {_last(exited)}\n{said}\ntry: {probe}" if said else f"ssh failed without a word\ntry: {probe}"
+    if exited.exit_code is not None and exited.exit_code < 0:
+        return "\n".join([f"its ssh client {exited.verdict()}, on this machine", *exited.last_lines()])
+    return describe_exit(exited)
 
 
-def _last(ending: Ending) -> str:
-    return ending.stderr[-1] if ending.stderr else "no connection"
+def _last(exited: RemoteExit) -> str:
+    return exited.stderr[-1] if exited.stderr else "no connection"
 
 
 def _key_unknown(way: SshWay, match: re.Match[str], probe: str) -> str:

@@ -188,13 +188,13 @@ class RemoteQueue:
         mode: int,
         body: bytes | int,
         fds: Any,
-        on_left: Callable[[], None] | None = None,
+        on_sent: Callable[[], None] | None = None,
         *,
         hold: bool = False,
     ) -> None:
         me, place, channel = self._client.endpoint, self._place, self.channel
         frame = (frames.PUT, len(fds), me, place, channel, put.number, put.key, put.weight, mode, body)
-        self._client.send(frame, fds, hold=hold, on_left=on_left)
+        self._client.send(frame, fds, hold=hold, on_sent=on_sent)
 
     def _start_get(self, get: Get[Any]) -> None:
         if self._prefetched.take(get):
@@ -222,8 +222,8 @@ class RemoteQueue:
 
     def _send_together(self, puts: list[Any], gets: list[Any], taken: list[int], large: list[Large]) -> None:
         for put, body, fds in large:
-            on_left = functools.partial(self._has_left, put.number)
-            self._send_put(put, frames.CREDITED, body, fds, on_left, hold=put is not large[-1][0])
+            on_sent = functools.partial(self._has_left, put.number)
+            self._send_put(put, frames.CREDITED, body, fds, on_sent, hold=put is not large[-1][0])
         if puts or gets:
             credited = [put[0] for put in puts if put[3] == frames.CREDITED]
             self._batching.burst(len(credited))
@@ -233,9 +233,9 @@ class RemoteQueue:
         elif taken:
             self.tell("taken", taken)
 
-    def tell(self, what: str, facts: Any, on_left: Callable[[], None] | None = None) -> None:
+    def tell(self, what: str, facts: Any, on_sent: Callable[[], None] | None = None) -> None:
         frame = (frames.QUEUE, 0, self._client.endpoint, self._place, self.channel, what, facts)
-        self._client.send(frame, on_left=on_left)
+        self._client.send(frame, on_sent=on_sent)
 
     # -- as a destination ---------------------------------------------------------------------------------------
 

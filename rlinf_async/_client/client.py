@@ -37,8 +37,8 @@ from rlinf_async._core.segment import close_fds, copy_fds
 from rlinf_async._waits import loop_watch
 from rlinf_async._waits.unobserved_errors import UnobservedErrors
 from rlinf_async._wire.direct_sockets import DirectSockets
+from rlinf_async._wire.reading.arbiter import ReadArbiter
 from rlinf_async._wire.reading.idle_reader import IdleReader
-from rlinf_async._wire.reading.turns import Turns
 from rlinf_async._wire.unix import Connection
 from rlinf_async.errors import ClosedError, ForkedProcessError, NodeLost
 from rlinf_async.work import Work
@@ -83,9 +83,9 @@ class NodeClient:
         self._connection: Connection | None = None
         self.shortcut: Callable[[int], Connection | None] = lambda endpoint: None
         """A socket of this worker's own to a process of its node, where it has one."""
-        self._turns = Turns()
+        self._arbiter = ReadArbiter()
         self.directs = DirectSockets(self._tell_caller_side, self._relay_call, self._no_longer_direct)
-        self._direct_calls = DirectCalls(self.directs, self._calls, self._turns.lock, self.send, self.later)
+        self._direct_calls = DirectCalls(self.directs, self._calls, self._arbiter.lock, self.send, self.later)
         self.own_directs: DirectSockets | None = None
         """The sockets that this worker has made for its callers."""
         self.user_loop: asyncio.AbstractEventLoop | None = None
@@ -115,7 +115,7 @@ class NodeClient:
     def connect_directly(self, sock: socket.socket, **callbacks: Any) -> Connection:
         """Has a socket to another process of this node read by whoever reads the daemon's."""
         connection = Connection(
-            sock, self.loop, turns=self._turns, on_arrival=self._hear_daemon, resumable=True, **callbacks
+            sock, self.loop, arbiter=self._arbiter, on_arrival=self._read_daemon_first, resumable=True, **callbacks
         )
         if self._idle is not None:
             connection.share(self._idle)
@@ -125,7 +125,12 @@ class NodeClient:
     def _connect(self, sock: socket.socket, facts: dict[str, Any]) -> Connection:
         on_batch = self._inbox.on_batch if self._inbox is not None else None
         self._connection = Connection(
-            sock, self.loop, on_frame=self._on_frame, on_closed=self._on_closed, on_batch=on_batch, turns=self._turns
+            sock,
+            self.loop,
+            on_frame=self._on_frame,
+            on_closed=self._on_closed,
+            on_batch=on_batch,
+            arbiter=self._arbiter,
         )
         self._connection.send((frames.HELLO, 0, 0, facts))
         return self._connection
@@ -314,18 +319,18 @@ class NodeClient:
         *,
         later: bool = False,
         hold: bool = False,
-        on_left: Callable[[], None] | None = None,
+        on_sent: Callable[[], None] | None = None,
     ) -> None:
         """Sends a frame as it is, from any thread; none once the client is closed.
 
         Args:
             hold: it leaves with the next one that is not held.
-            on_left: called, in any thread, when the kernel has all of it: then it reaches the daemon.
+            on_sent: called, in any thread, when the kernel has all of it: then it reaches the daemon.
         """
         if self._connection is None or self._closed is not None:
             close_fds(fds)
             return
-        self._connection.send(frame, fds, later=later, hold=hold, on_left=on_left)
+        self._connection.send(frame, fds, later=later, hold=hold, on_sent=on_sent)
 
     def _on_loop(self, callback: Callable[[], object]) -> None:
         if self.pid != process.pid:
@@ -348,7 +353,7 @@ class NodeClient:
             # That call has been answered, and must not fail: what the socket still holds is read first.
             # tests/test_failures.py::test_the_last_answer_of_a_worker_that_dies_at_once_is_not_lost
             if status in _TOLD_BY_DAEMONS:
-                self._drain_direct(frame[4], frame[5])
+                self._drain_callee(frame[4], frame[5])
             self._answer(frame[4], frame[5], status, body)
         elif kind in self.receivers:
             self.receivers[kind].on_frame(frame, fds)
@@ -427,16 +432,16 @@ class NodeClient:
         else:
             self._on_frame(frame, fds)
 
-    def _hear_daemon(self) -> None:
+    def _read_daemon_first(self) -> None:
         """Something has come past the daemon: what the daemon had said before that is heard before it."""
         if self._connection is not None and not self._connection.reader.is_handling:
             self._connection.drain()
 
-    def hear_out(self, endpoint: int) -> None:
+    def drain_direct(self, endpoint: int) -> None:
         """Takes in what a worker that is said to be gone still said on its own socket; where frames are handled."""
         self.directs.drain(endpoint)
 
-    def _drain_direct(self, call: int, slot: int) -> None:
+    def _drain_callee(self, call: int, slot: int) -> None:
         sink = self._calls.get(call)
         if sink is not None:
             self.directs.drain(sink._targets[slot])
@@ -517,7 +522,7 @@ class NodeClient:
         The socket is only shut where the loop may go on some time: it is registered there.
         """
         self.unobserved.close()
-        with self._turns.lock:
+        with self._arbiter.lock:
             self._end(error)
             if self._connection is not None:
                 if self.loop.is_closed():

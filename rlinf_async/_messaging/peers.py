@@ -178,7 +178,7 @@ class Peers:
 
     def on_ended(self, facts: dict[str, Any]) -> None:
         """A worker's daemon tells of its end."""
-        self._client.hear_out(facts["endpoint"])
+        self._client.drain_direct(facts["endpoint"])
         peer = self._peers.get(facts["endpoint"])
         if peer is not None:
             story = facts["story"]

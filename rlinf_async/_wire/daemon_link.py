@@ -16,15 +16,15 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from rlinf_async.errors import ClosedError, NodeLost
 
-MAX_MESSAGE = 1 << 20
+MAX_MESSAGE_BYTES = 1 << 20
 """Bytes that one bulk piece may hold; gRPC slows down beyond it."""
 CLOSED = "its daemon ended in order: it was stopped, or has lost its launcher"
 """The reason of a link that the other side has closed."""
-CLOSE_SECONDS = 2.0
+CLOSE_TIMEOUT_S = 2.0
 """For the peer to answer a goodbye."""
 
-_COALESCED = 256 << 10  # bytes; the throughput of larger messages is no better, and calls wait behind them
-_BULK_QUEUED = 4  # pieces: enough to keep the stream busy
+_BATCH_BYTES = 256 << 10  # bytes; the throughput of larger messages is no better, and calls wait behind them
+_MAX_QUEUED_PIECES = 4  # pieces: enough to keep the stream busy
 _GOODBYE = b""
 
 
@@ -92,12 +92,12 @@ class PeerLink:
         self._control_wake = asyncio.Event()
         self._bulk: deque[bytes] = deque()
         self._bulk_wake = asyncio.Event()
-        self._bulk_room = asyncio.Semaphore(_BULK_QUEUED)
+        self._bulk_room = asyncio.Semaphore(_MAX_QUEUED_PIECES)
         self._open_readers = 2
         self._closing = False  # by this side
         self._ending = False  # by either side: what is queued still leaves, nothing more is accepted
-        self._over = False  # nothing comes or goes any more
-        self._told = False
+        self._has_ended = False  # nothing comes or goes any more
+        self._has_told_end = False
         self._reason = ""
         self._task = asyncio.create_task(self._run(control, bulk, hang_up), name=f"link to node {peer}")
 
@@ -108,14 +108,14 @@ class PeerLink:
         """
         if self._ending or not data:
             return
-        if len(data) <= _COALESCED:
+        if len(data) <= _BATCH_BYTES:
             self._control.append(data)
         else:
-            self._control.extend(data[start : start + _COALESCED] for start in range(0, len(data), _COALESCED))
+            self._control.extend(data[start : start + _BATCH_BYTES] for start in range(0, len(data), _BATCH_BYTES))
         self._control_wake.set()
 
     async def send_bulk(self, piece: bytes) -> None:
-        """Queues a bulk piece of 1 to `MAX_MESSAGE` bytes, best 256 KiB; waits while a few are queued already.
+        """Queues a bulk piece of 1 to `MAX_MESSAGE_BYTES` bytes, best 256 KiB; waits while a few are queued already.
 
         Pieces leave in the order of the calls.  A cancelled call has queued nothing.
 
@@ -124,8 +124,8 @@ class PeerLink:
             ClosedError: this side has closed the link.
             NodeLost: the link has ended.
         """
-        if not 0 < len(piece) <= MAX_MESSAGE:
-            raise ValueError(f"a bulk piece holds 1 to {MAX_MESSAGE} bytes, got {len(piece)}")
+        if not 0 < len(piece) <= MAX_MESSAGE_BYTES:
+            raise ValueError(f"a bulk piece holds 1 to {MAX_MESSAGE_BYTES} bytes, got {len(piece)}")
         await self._bulk_room.acquire()
         if self._ending:
             self._bulk_room.release()  # wakes the next of those that wait
@@ -147,7 +147,7 @@ class PeerLink:
         self._end()
         self._listening.set()
         try:
-            await asyncio.wait([self._task], timeout=CLOSE_SECONDS)
+            await asyncio.wait([self._task], timeout=CLOSE_TIMEOUT_S)
         finally:
             if not self._task.done():
                 self._reason = "the other side closed without waiting for a goodbye any longer"
@@ -182,15 +182,15 @@ class PeerLink:
                 in_order = True
             except* Broken as broken:
                 self._reason = str(broken.exceptions[0])
-            self._over = True
+            self._has_ended = True
             self._tell_end()
         finally:
             self._end()
             await hang_up(in_order)
 
     def _tell_end(self) -> None:
-        if self._over and self._listening.is_set() and not (self._closing or self._told):
-            self._told = True
+        if self._has_ended and self._listening.is_set() and not (self._closing or self._has_told_end):
+            self._has_told_end = True
             try:
                 self._deliver("on_lost", self._reason or CLOSED)
             except Broken:
@@ -198,22 +198,22 @@ class PeerLink:
 
     async def _write_control(self, stream: Stream) -> None:
         queue = self._control
-        while await self._filled(queue, self._control_wake):
+        while await self._wait_for_data(queue, self._control_wake):
             size = len(queue[0])
             batch = [queue.popleft()]
-            while queue and size + len(queue[0]) <= _COALESCED:
+            while queue and size + len(queue[0]) <= _BATCH_BYTES:
                 size += len(queue[0])
                 batch.append(queue.popleft())
             await self._write(stream, b"".join(batch) if len(batch) > 1 else batch[0])
         await stream.write(_GOODBYE)
 
     async def _write_bulk(self, stream: Stream) -> None:
-        while await self._filled(self._bulk, self._bulk_wake):
+        while await self._wait_for_data(self._bulk, self._bulk_wake):
             await self._write(stream, self._bulk.popleft())
             self._bulk_room.release()
         await stream.write(_GOODBYE)
 
-    async def _filled(self, queue: deque[bytes], wake: asyncio.Event) -> bool:
+    async def _wait_for_data(self, queue: deque[bytes], wake: asyncio.Event) -> bool:
         """Waits until there is something to write; False when there is not and will not be."""
         while not queue and not self._ending:
             wake.clear()

@@ -8,7 +8,7 @@ from typing import Any
 from rlinf_async import settings
 from rlinf_async._wire import grpc
 from rlinf_async._wire.credentials import NodeCredentials, explain_refusal, node_name
-from rlinf_async._wire.daemon_link import CLOSE_SECONDS, Broken, PeerLink
+from rlinf_async._wire.daemon_link import CLOSE_TIMEOUT_S, Broken, PeerLink
 from rlinf_async._wire.hello import Hello
 from rlinf_async._wire.listen_address import parse_ip, split_endpoint
 from rlinf_async.errors import NodeLost
@@ -59,7 +59,7 @@ async def dial(
     async def hang_up(in_order: bool) -> None:
         try:
             if in_order:
-                async with asyncio.timeout(CLOSE_SECONDS):
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
                     await grpc.finish(control)
                     await grpc.finish(bulk)
         except TimeoutError:  # the peer said goodbye and then froze

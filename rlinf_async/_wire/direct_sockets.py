@@ -78,7 +78,7 @@ class DirectSockets:
                 self._tell(peer, 0)
             return
         if received >= 0:
-            connection.drain_if_there()
+            connection.drain_if_intact()
             connection.end()
             self.broke(peer)
             # It says of more than was sent: nothing can be made of it, and nothing is sent twice.
@@ -98,7 +98,7 @@ class DirectSockets:
         """Takes in everything that an endpoint still said before somebody else tells of its end."""
         connection = self.connections.get(peer)
         if connection is not None:
-            connection.drain_if_there()
+            connection.drain_if_intact()
 
     def close(self) -> None:
         for connection in self.connections.values():

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 
 from rlinf_async._wire.credentials import NodeCredentials
-from rlinf_async._wire.daemon_link import MAX_MESSAGE, Broken
+from rlinf_async._wire.daemon_link import MAX_MESSAGE_BYTES, Broken
 from rlinf_async.errors import AuthError, ClosedError, RLinfAsyncError, VersionMismatch
 
 # gRPC's core writes its own lines to stderr, and reads how many once, while it is imported.  What matters is
@@ -28,7 +28,7 @@ import grpc.aio  # noqa: E402
 if not _verbosity_is_set:
     del os.environ["GRPC_VERBOSITY"]
 
-_DETAILS = 1000  # characters: longer status details arrive as "metadata size exceeds hard limit"
+_MAX_DETAILS_CHARS = 1000  # characters: longer status details arrive as "metadata size exceeds hard limit"
 
 _log = logging.getLogger(__name__)
 _Options = list[tuple[str, int | str]]
@@ -43,8 +43,8 @@ _Handler = Callable[[Any, Any], Awaitable[None]]
 def _shared_options(keepalive: float) -> _Options:
     pace = round(keepalive * 1000)
     return [
-        ("grpc.max_receive_message_length", MAX_MESSAGE),
-        ("grpc.max_send_message_length", MAX_MESSAGE),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_metadata_size", 8192),
         ("grpc.keepalive_time_ms", pace),
         ("grpc.keepalive_timeout_ms", pace),
@@ -234,7 +234,7 @@ async def conclude(context: Any, reason: str) -> None:
 
 
 def _details(text: str) -> str:
-    return text.encode("ascii", "backslashreplace").decode()[:_DETAILS]
+    return text.encode("ascii", "backslashreplace").decode()[:_MAX_DETAILS_CHARS]
 
 
 def identities(context: Any) -> list[str]:

@@ -25,19 +25,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from rlinf_async._wire.far_end import Ending, describe_ending
 from rlinf_async._wire.marked_lines import LINE_KEPT, LINES_KEPT, MarkedLines
+from rlinf_async._wire.remote_exit import RemoteExit, describe_exit
 from rlinf_async.errors import ClosedError, DeadlineExceeded, LaunchError, RLinfAsyncError
 
-_READ: Final = 64 * 1024
+_READ_BYTES: Final = 64 * 1024
 _READS_PER_TURN: Final = 16
-_LAST_WORDS: Final = 2.0
-"""Seconds between the end of the output, or a SIGKILL, and the exit code."""
-_CUT: Final = 5.0
-"""Seconds that the far side has, once its stdin has ended, to end what it started: a guardian takes four at most."""
+_LAST_OUTPUT_S: Final = 2.0
+"""Between the end of the output, or a SIGKILL, and the exit code."""
+_STOP_S: Final = 5.0
+"""That the far side has, once its stdin has ended, to end what it started: a guardian takes four at most."""
 
-_LOST: Final = 0.8
-"""Seconds for the end of a far side that is known to be lost."""
+_STOP_LOST_S: Final = 0.8
+"""For the end of a far side that is known to be lost."""
 
 _open_here: weakref.WeakSet[Lifeline] = weakref.WeakSet()
 _fork_hook_set = False
@@ -65,7 +65,7 @@ class Lifeline:
         *,
         name: str,
         marker: str,
-        explain: Callable[[Ending], str],
+        explain: Callable[[RemoteExit], str],
     ) -> None:
         self.name = name
         self.marker = marker
@@ -77,11 +77,11 @@ class Lifeline:
         self._loop = asyncio.get_running_loop()
         self._writing = asyncio.Lock()
         self._output = MarkedLines(marker)
-        self._said: deque[str] = deque(maxlen=LINES_KEPT)
-        self._err = bytearray()
+        self._stderr_lines: deque[str] = deque(maxlen=LINES_KEPT)
+        self._stderr_rest = bytearray()
         self._news = asyncio.Event()
         self._exited = asyncio.Event()
-        self._out_ended = self._broken = self._sealed = self._closed = self._is_parents = False
+        self._out_ended = self._broken = self._sealed = self._closed = self._belongs_to_parent = False
         assert process.stderr is not None
         self._stderr = process.stderr
         os.set_blocking(self._stderr.fileno(), False)
@@ -100,11 +100,11 @@ class Lifeline:
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
         prelude: Iterable[bytes] = (),
-        explain: Callable[[Ending], str] = describe_ending,
+        explain: Callable[[RemoteExit], str] = describe_exit,
     ) -> Lifeline:
         """Starts ``argv`` in a session of its own and writes ``prelude`` to its stdin.
 
-        A far side that ends before it has read all of ``prelude`` is not an error here: ``receive`` tells the story.
+        A far side that ends before it has read all of ``prelude`` is not an error here: ``receive`` tells why.
 
         Args:
             env: the whole environment; None inherits ours.
@@ -115,7 +115,7 @@ class Lifeline:
         """
         global _fork_hook_set
         if not _fork_hook_set:
-            os.register_at_fork(after_in_child=_let_go_after_fork)
+            os.register_at_fork(after_in_child=_close_after_fork)
             _fork_hook_set = True
         process, near = _spawn(argv, env, cwd)
         near.setblocking(False)
@@ -135,7 +135,7 @@ class Lifeline:
     @property
     def stderr_tail(self) -> tuple[str, ...]:
         """The last lines of the far side's stderr."""
-        return tuple(self._said)
+        return tuple(self._stderr_lines)
 
     @property
     def exit_code(self) -> int | None:
@@ -153,7 +153,7 @@ class Lifeline:
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
         async with self._writing:
             if self._broken:
-                raise await self._story()
+                raise await self._exit_error()
             if self._sealed:
                 raise ClosedError(f"the lifeline of {self.name} is closed")
             try:
@@ -166,7 +166,7 @@ class Lifeline:
                 ) from None
             except OSError:
                 self._broken = self._sealed = True
-                raise await self._story() from None
+                raise await self._exit_error() from None
             except BaseException:
                 self.seal()  # half a line may have left: nothing may follow it
                 raise
@@ -182,7 +182,7 @@ class Lifeline:
             async with asyncio.timeout(timeout):
                 while not self._output.messages:
                     if self._out_ended:
-                        raise await self._story()
+                        raise await self._exit_error()
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
@@ -194,7 +194,7 @@ class Lifeline:
         await self._exited.wait()
         return self._process.returncode
 
-    async def stop(self, grace: float = 5.0, *, cut: float = _CUT, op: str = "stop") -> int | None:
+    async def stop(self, grace: float = 5.0, *, cut: float = _STOP_S, op: str = "stop") -> int | None:
         """Asks the far side to end within ``grace`` seconds; cuts its stdin then; kills it ``cut`` seconds later.
 
         Never raises for a far side that misbehaves; returns its exit code.  Afterwards the lifeline is closed.
@@ -202,7 +202,7 @@ class Lifeline:
         end = self._loop.time() + grace
         with suppress(RLinfAsyncError):
             await self.send({"op": op}, timeout=grace)
-        await self._gone_within(end - self._loop.time())
+        await self._exits_within(end - self._loop.time())
         await self.close(cut)
         return self._process.returncode
 
@@ -212,27 +212,27 @@ class Lifeline:
         Args:
             is_here: it is a process of this machine.  Elsewhere the end of its stdin has to do.
         """
-        end = self._loop.time() + _LOST / 2
+        end = self._loop.time() + _STOP_LOST_S / 2
         with suppress(RLinfAsyncError):
-            await self.send({"op": "stop"}, timeout=_LOST / 2)
-        if not await self._gone_within(end - self._loop.time()) and is_here:
+            await self.send({"op": "stop"}, timeout=_STOP_LOST_S / 2)
+        if not await self._exits_within(end - self._loop.time()) and is_here:
             # The guardian kills its daemon, which may have been stopped, and sweeps up.  To kill the guardian instead
             # would leave its daemon and their workers.
             # tests/test_embedding.py::test_closing_ends_although_the_daemon_is_frozen
             self._process.send_signal(signal.SIGUSR1)
-        await self.close(_LOST / 2)
+        await self.close(_STOP_LOST_S / 2)
 
     def kill(self) -> None:
         """SIGKILL to the local process.  What hangs on it ends by itself."""
-        if self._process.returncode is None and not self._is_parents:
+        if self._process.returncode is None and not self._belongs_to_parent:
             self._process.kill()
 
-    async def close(self, cut: float = _CUT) -> None:
+    async def close(self, cut: float = _STOP_S) -> None:
         """Cuts the lifeline, and kills the local process if it has not ended ``cut`` seconds later.  Idempotent."""
         self.seal()
-        if not self._closed and not await self._gone_within(cut):
+        if not self._closed and not await self._exits_within(cut):
             self.kill()
-            await self._gone_within(_LAST_WORDS)
+            await self._exits_within(_LAST_OUTPUT_S)
         if self._closed:
             return
         self._closed = True
@@ -244,7 +244,7 @@ class Lifeline:
             os.close(self._pidfd)
         self._out_ended = True
         self._news.set()
-        self._let_go()
+        self._close_descriptors()
 
     def end_without_loop(self, cut: float) -> None:
         """As ``close``, blocking, in any thread, where the loop is closed or is not run any more.
@@ -258,7 +258,7 @@ class Lifeline:
                 poll.register(self._pidfd, select.POLLIN)
                 if not poll.poll(cut * 1000):
                     self.kill()
-                    poll.poll(_LAST_WORDS * 1000)
+                    poll.poll(_LAST_OUTPUT_S * 1000)
                 self._process.poll()
         except OSError:
             pass  # the loop goes on after all, and has noticed the end
@@ -267,9 +267,9 @@ class Lifeline:
             _open_here.discard(self)
             if not self._exited.is_set():
                 os.close(self._pidfd)
-            self._let_go()
+            self._close_descriptors()
 
-    def _let_go(self) -> None:
+    def _close_descriptors(self) -> None:
         self._socket.close()
         self._stderr.close()
 
@@ -280,26 +280,28 @@ class Lifeline:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
 
-    async def _gone_within(self, seconds: float) -> bool:
+    async def _exits_within(self, seconds: float) -> bool:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._exited.wait()
         return self._exited.is_set()
 
-    async def _story(self) -> LaunchError:
+    async def _exit_error(self) -> LaunchError:
         # The end of the output usually comes a moment before the exit code does.
-        await self._gone_within(_LAST_WORDS)
-        return LaunchError(self._explain(Ending(self._process.returncode, tuple(self._output.noise), self.stderr_tail)))
+        await self._exits_within(_LAST_OUTPUT_S)
+        return LaunchError(
+            self._explain(RemoteExit(self._process.returncode, tuple(self._output.noise), self.stderr_tail))
+        )
 
     def mutterings(self) -> str:
         """Its last unasked words as lines to append to an error message; often empty."""
-        lines = Ending(None, tuple(self._output.noise), self.stderr_tail).last_lines()
+        lines = RemoteExit(None, tuple(self._output.noise), self.stderr_tail).last_lines()
         return "".join(f"\n{line}" for line in lines)
 
     def _on_stdout(self) -> None:
         for _ in range(_READS_PER_TURN):
             try:
-                data = self._socket.recv(_READ)
+                data = self._socket.recv(_READ_BYTES)
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:
@@ -316,27 +318,27 @@ class Lifeline:
     def _on_stderr(self) -> None:
         for _ in range(_READS_PER_TURN):
             try:
-                data = os.read(self._stderr.fileno(), _READ)
+                data = os.read(self._stderr.fileno(), _READ_BYTES)
             except (BlockingIOError, InterruptedError):
                 return
             if not data:
                 self._loop.remove_reader(self._stderr.fileno())
-                rest, self._err = self._err, bytearray()
+                rest, self._stderr_rest = self._stderr_rest, bytearray()
                 if rest:
                     self._on_stderr_line(rest)
                 return
-            self._err += data
-            *lines, self._err = self._err.split(b"\n")
-            if len(self._err) > _READ:
-                lines.append(self._err)
-                self._err = bytearray()
+            self._stderr_rest += data
+            *lines, self._stderr_rest = self._stderr_rest.split(b"\n")
+            if len(self._stderr_rest) > _READ_BYTES:
+                lines.append(self._stderr_rest)
+                self._stderr_rest = bytearray()
             for line in lines:
                 self._on_stderr_line(line)
 
     def _on_stderr_line(self, line: bytearray) -> None:
         text = line.decode(errors="replace").rstrip("\r")
         if text:
-            self._said.append(text[:LINE_KEPT])
+            self._stderr_lines.append(text[:LINE_KEPT])
         if self.on_stderr is not None:
             self.on_stderr(text)
 
@@ -371,10 +373,10 @@ def _spawn(
     return process, near
 
 
-def _let_go_after_fork() -> None:
+def _close_after_fork() -> None:
     # The far side ends when its stdin does, which is when every copy of this end is closed.  A child of the user's
     # process that kept its copy would keep a whole run alive after its parent was killed.
     # tests/_wire/test_lifeline.py::test_a_forked_child_does_not_keep_the_far_side_alive_when_its_parent_is_killed
     for lifeline in list(_open_here):
-        lifeline._is_parents = True
-        lifeline._let_go()
+        lifeline._belongs_to_parent = True
+        lifeline._close_descriptors()

@@ -15,14 +15,15 @@ import os
 import socket
 from collections.abc import Callable
 from typing import Final
-from weakref import WeakValueDictionary
+from weakref import WeakMethod, WeakValueDictionary
 
 
 class OwnedSocket:
     """A non-blocking socket in the table of descriptor numbers.
 
     Args:
-        on_number_taken: called, from any thread, when another one has this one's number; then it has none.
+        on_number_taken: a method that is called, from any thread, when another one has this one's number; then it has
+            none.  Its object is not kept alive.
     """
 
     __slots__ = ("__weakref__", "_inode", "_on_number_taken", "sock")
@@ -33,10 +34,10 @@ class OwnedSocket:
         _by_number[sock.fileno()] = self
         self.sock = sock
         self._inode = os.fstat(sock.fileno()).st_ino
-        self._on_number_taken = on_number_taken
+        self._on_number_taken = WeakMethod(on_number_taken)
         # Detached, not closed: the number is the successor's by now.
-        if predecessor is not None and predecessor.sock.detach() >= 0:
-            predecessor._on_number_taken()
+        if predecessor is not None and predecessor.sock.detach() >= 0 and (told := predecessor._on_number_taken()):
+            told()
 
     def fileno(self) -> int:
         return self.sock.fileno()

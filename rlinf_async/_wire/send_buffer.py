@@ -1,11 +1,11 @@
 """Send buffer of one socket: packed frames, the descriptors that ride on them, callbacks once they have left.
 
-Not safe for threads; whoever owns it holds a lock::
+Not safe for threads; its owner holds a lock::
 
-    departures.add(data, fds, nbytes, on_left)
-    state = departures.leave(sock)          # writes until nothing is left or the socket takes no more
-    for tell in departures.take_told():     # without the lock: it is other people's code
-        tell()
+    buffer.add(data, fds, nbytes, on_sent)
+    state = buffer.write_to(sock)               # writes until nothing is left or the socket takes no more
+    for callback in buffer.take_callbacks():    # without the lock: it is other people's code
+        callback()
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlinf_async._core.resend import Sent, Unacknowledged, pack, pieces
 
 MOST_FDS: Final = 64
 """Descriptors that go with one system call; a receiver takes each when it comes to the frame that it belongs to."""
-_BATCH: Final = 256 * 1024
+_BATCH_BYTES: Final = 256 * 1024
 _RESTART: Final = pack((frames.RESTART, 0))
 
 # As a plain number: the enum members of `socket` cost microseconds in arithmetic.
@@ -39,7 +39,7 @@ class State(Enum):
     EMPTY = "everything has left"
     FULL = "the socket takes no more for now, and says when it does"
     SHORT = "the kernel is short of something, and does not say when it no longer is"
-    GONE = "there is nobody at the other end"
+    GONE = "the other end is gone"
 
 
 class SendBuffer:
@@ -50,20 +50,20 @@ class SendBuffer:
         kept: what the other side may not have, with its descriptors.
     """
 
-    __slots__ = ("_left", "_queue", "_told", "kept", "nbytes")
+    __slots__ = ("_callbacks", "_queue", "_sent_bytes", "kept", "nbytes")
 
     def __init__(self) -> None:
         self._queue: deque[Sent] = deque()
         self.kept = Unacknowledged()
         self.nbytes = 0
-        self._left = 0
-        self._told: deque[tuple[int, Callable[[], None]]] = deque()
-        """What is called when so many bytes have left in all."""
+        self._sent_bytes = 0
+        self._callbacks: deque[tuple[int, Callable[[], None]]] = deque()
+        """By the bytes that have to be sent in all before each is called."""
 
     def __len__(self) -> int:
         return len(self._queue)
 
-    def add(self, data: bytes, fds: Sequence[int], nbytes: int = 0, on_left: Callable[[], None] | None = None) -> None:
+    def add(self, data: bytes, fds: Sequence[int], nbytes: int = 0, on_sent: Callable[[], None] | None = None) -> None:
         """Appends a packed frame, and keeps it until it is acknowledged; then its descriptors are closed.
 
         Args:
@@ -78,8 +78,8 @@ class SendBuffer:
             self.nbytes += len(data)
         else:
             self.add_plain(data)
-        if on_left is not None:
-            self._told.append((self._left + self.nbytes, on_left))
+        if on_sent is not None:
+            self._callbacks.append((self._sent_bytes + self.nbytes, on_sent))
 
     def add_plain(self, data: bytes) -> None:
         """The same, of a frame that nothing rides on and whose leaving is not told."""
@@ -105,7 +105,7 @@ class SendBuffer:
             for piece in pieces(data, fds, nbytes):
                 self.add_control(piece)
 
-    def leave(self, sock: socket.socket) -> State:
+    def write_to(self, sock: socket.socket) -> State:
         """Writes what the socket takes, in as few system calls as the descriptors allow."""
         queue = self._queue
         while queue:
@@ -115,8 +115,8 @@ class SendBuffer:
                 data = sent
             else:
                 data, fds, _ = sent
-            if queue and len(data) < _BATCH:
-                data, fds = self._with_company(data, fds)
+            if queue and len(data) < _BATCH_BYTES:
+                data, fds = self._coalesced(data, fds)
             try:
                 if fds:
                     rights = array.array("i", fds)
@@ -131,17 +131,17 @@ class SendBuffer:
                 queue.appendleft((data, fds, 0))
                 return State.SHORT if error.errno in _PASSING else State.GONE
             self.nbytes -= written
-            self._left += written
+            self._sent_bytes += written
             if written < len(data):
                 queue.appendleft((data[written:], fds, 0))
                 return State.FULL
         return State.EMPTY
 
-    def _with_company(self, data: bytes, fds: Sequence[int]) -> tuple[bytes, Sequence[int]]:
+    def _coalesced(self, data: bytes, fds: Sequence[int]) -> tuple[bytes, Sequence[int]]:
         queue = self._queue
         chunks = [data]
         size = len(data)
-        while queue and size < _BATCH:
+        while queue and size < _BATCH_BYTES:
             sent = queue.popleft()
             if not isinstance(sent, bytes):
                 sent, more, _ = sent
@@ -153,20 +153,20 @@ class SendBuffer:
             size += len(sent)
         return b"".join(chunks), fds
 
-    def take_told(self) -> Sequence[Callable[[], None]]:
-        """Whom to tell that something has left."""
-        told = self._told
-        if not told:
+    def take_callbacks(self) -> Sequence[Callable[[], None]]:
+        """The callbacks of frames that have been sent."""
+        callbacks = self._callbacks
+        if not callbacks:
             return ()
-        left = []
-        while told and told[0][0] <= self._left:
-            left.append(told.popleft()[1])
-        return left
+        due = []
+        while callbacks and callbacks[0][0] <= self._sent_bytes:
+            due.append(callbacks.popleft()[1])
+        return due
 
     def stop(self) -> None:
-        """Nothing leaves any more, and nobody is told that it has; what is kept stays."""
+        """Sends nothing more, and calls nothing back; what is kept stays."""
         self._queue.clear()
-        self._told.clear()
+        self._callbacks.clear()
         self.nbytes = 0
 
     def drop(self) -> None:

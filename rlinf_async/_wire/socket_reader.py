@@ -11,6 +11,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
+from weakref import WeakMethod
 
 from rlinf_async._core import frames
 from rlinf_async._core.frames import FrameError, FrameReader
@@ -38,7 +39,8 @@ class SocketReader:
     Args:
         incoming: counts what arrives.
         writer: of the same connection: it is told what the other side acknowledges.
-        on_failed: called where the socket or what it brings cannot be read.
+        on_failed: a method that is called where the socket or what it brings cannot be read; its object is not kept
+            alive.
 
     Attributes:
         is_handling: some frame is being handled, further up in the stack.
@@ -64,7 +66,7 @@ class SocketReader:
         self._on_frame = on_frame
         self._on_batch = on_batch
         self._on_arrival = on_arrival
-        self._on_failed = on_failed
+        self._on_failed = WeakMethod(on_failed)
         self.is_handling = False
         self.is_stopped = False
         self._arrived: deque[tuple[list[Any], list[int]]] = deque()
@@ -81,7 +83,7 @@ class SocketReader:
             return None
         except OSError as error:
             if not self.is_stopped:
-                self._on_failed(f"{type(error).__name__}: {error}")
+                self._fail(f"{type(error).__name__}: {error}")
             return None
         if size == 0:
             return False
@@ -96,12 +98,13 @@ class SocketReader:
             broken = str(error)
         # Before the first of these frames is handled, other sockets are read: what is there now was sent before them,
         # and these may tell of it.  After it has been read and not before: what comes later is later.
-        # tests/_wire/test_unix.py::test_what_has_arrived_on_another_way_before_is_handled_before_and_after_what_came_before_it
+        # tests/_wire/test_unix.py::
+        # test_what_has_arrived_on_another_way_before_is_handled_before_and_after_what_came_before_it
         if self._on_arrival is not None:
             self._on_arrival()
         self.handle()
         if broken is not None:
-            self._on_failed(broken)
+            self._fail(broken)
         if self._writer.is_closed or broken is not None:
             return None
         if self._on_batch is not None:
@@ -143,6 +146,10 @@ class SocketReader:
         finally:  # on a main thread a signal's handler may end a process, or try to
             self.is_handling = inside
 
+    def _fail(self, reason: str) -> None:
+        if (on_failed := self._on_failed()) is not None:
+            on_failed(reason)
+
     def stop(self) -> None:
         """Reads no more, and drops what has been read and not handled."""
         self.is_stopped = True
@@ -150,10 +157,6 @@ class SocketReader:
             close_all(fds)
         self._arrived.clear()
         self._incoming.drop()
-
-    def free(self) -> None:
-        """Frees the buffer of a reader that is stopped and that no thread is in."""
-        self._buffer = memoryview(b"")
 
 
 def _rights(ancillary: list[tuple[int, int, bytes]]) -> Sequence[int]:

@@ -13,6 +13,7 @@ import time
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Sequence
 from typing import Any, Final
+from weakref import WeakMethod
 
 from rlinf_async._core import frames
 from rlinf_async._core.frames import Frame, FrameError, new_packer
@@ -37,6 +38,9 @@ Relay = Callable[[list[Any], Sequence[int]], None]
 
 class SocketWriter:
     """Sends frames on a socket; descriptors given to it are closed when they have arrived.
+
+    The methods that it calls back do not keep their object alive, which has this one: in a circle, only the garbage
+    collector would free the buffers of what is closed.
 
     Args:
         incoming: of the same connection; its acknowledgements ride on the frames that are sent.
@@ -66,8 +70,8 @@ class SocketWriter:
         self._loop = loop
         self.incoming = incoming
         self._is_resumable = resumable
-        self._on_gone = on_gone
-        self._on_drained = on_drained
+        self._on_gone = WeakMethod(on_gone)
+        self._on_drained = WeakMethod(on_drained)
         self.thread = 0
         self.sibling: SocketWriter | None = None
         self.is_closed = False
@@ -86,7 +90,7 @@ class SocketWriter:
         *,
         later: bool = False,
         hold: bool = False,
-        on_left: Callable[[], None] | None = None,
+        on_sent: Callable[[], None] | None = None,
     ) -> None:
         """Sends a frame.
 
@@ -95,7 +99,7 @@ class SocketWriter:
 
         Args:
             hold: it leaves with the next one that is not held.
-            on_left: called, in any thread, when the kernel has all of it: then it arrives, even if this process dies.
+            on_sent: called, in any thread, when the kernel has all of it: then it arrives, even if this process dies.
 
         Raises:
             ValueError: the frame has more than ``MAX_FRAME`` bytes.
@@ -111,8 +115,8 @@ class SocketWriter:
             sibling = self.sibling
             if self.incoming.is_due or (sibling is not None and sibling.incoming.is_due):
                 self._add_acknowledgements(sibling)
-            if fds or on_left is not None:
-                self.buffer.add(data, fds, content_bytes(frame) if fds else 0, on_left)
+            if fds or on_sent is not None:
+                self.buffer.add(data, fds, content_bytes(frame) if fds else 0, on_sent)
             else:
                 self.buffer.add_plain(data)
             if hold or self._is_scheduled or self._is_blocked or not self.thread:
@@ -128,9 +132,9 @@ class SocketWriter:
                 self._is_scheduled = True
                 self._loop.call_soon_threadsafe(self.flush)
                 return
-            state, told = self._write_locked()
-        if told or state is not _EMPTY:
-            self._follow_up(state, told)
+            state, callbacks = self._write_locked()
+        if callbacks or state is not _EMPTY:
+            self._follow_up(state, callbacks)
 
     def send_all(self, sent: Sequence[tuple[Frame, Sequence[int]]]) -> None:
         """Sends several frames in as few system calls as their descriptors allow; on the loop's thread.
@@ -217,18 +221,18 @@ class SocketWriter:
         with self.lock:
             if self.is_closed or self._is_blocked:
                 return
-            state, told = self._write_locked()
-        self._follow_up(state, told)
+            state, callbacks = self._write_locked()
+        self._follow_up(state, callbacks)
 
     def _write_locked(self) -> tuple[State, Sequence[Callable[[], None]]]:
-        state = self.buffer.leave(self._sock)
+        state = self.buffer.write_to(self._sock)
         if state is State.GONE:
             self.buffer.stop()
         else:
             self._is_blocked = state is not _EMPTY
-        return state, self.buffer.take_told()
+        return state, self.buffer.take_callbacks()
 
-    def _follow_up(self, state: State, told: Sequence[Callable[[], None]]) -> None:
+    def _follow_up(self, state: State, callbacks: Sequence[Callable[[], None]]) -> None:
         if state is State.FULL:
             self.on_loop(self._await_writable)
         elif state is State.SHORT:
@@ -236,10 +240,12 @@ class SocketWriter:
         elif state is State.GONE:
             # Nothing else may tell of it: where user code has closed the descriptor, the loop does not watch it any
             # more.  Never from within: the sender may hold locks, and what is being read comes before what is unread.
+            on_gone = self._on_gone()
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._on_gone)
-        for tell in told:
-            tell()
+                if on_gone is not None:
+                    self._loop.call_soon_threadsafe(on_gone)
+        for callback in callbacks:
+            callback()
 
     def _await_writable(self) -> None:
         if not self.is_closed and self._socket.is_intact():
@@ -257,8 +263,8 @@ class SocketWriter:
     def _resume(self) -> None:
         self._is_blocked = False
         self._write()
-        if not self.buffer:
-            self._on_drained()
+        if not self.buffer and (on_drained := self._on_drained()) is not None:
+            on_drained()
 
     def on_loop(self, callback: Callable[[], None]) -> None:
         """Calls back on the loop's thread: now if that is this one."""
@@ -305,7 +311,7 @@ class SocketWriter:
         """Last words of a process that is about to end: writes what is queued, waiting at most ``timeout`` seconds."""
         with self.lock, contextlib.suppress(OSError):
             self._sock.settimeout(max(timeout, 0.001))
-            while self.buffer.leave(self._sock) is State.FULL:
+            while self.buffer.write_to(self._sock) is State.FULL:
                 pass
 
     def end(self) -> None:

@@ -19,8 +19,8 @@ from typing import Any
 from rlinf_async._core.resend import Incoming
 from rlinf_async._wire.acknowledgements import Acknowledgements
 from rlinf_async._wire.owned_socket import OwnedSocket
-from rlinf_async._wire.reading.idle_reader import BRISK, IdleReader
-from rlinf_async._wire.reading.turns import Turns
+from rlinf_async._wire.reading.arbiter import ReadArbiter
+from rlinf_async._wire.reading.idle_reader import RECENT_POLL_S, IdleReader
 from rlinf_async._wire.socket_reader import SocketReader
 from rlinf_async._wire.socket_writer import SocketWriter
 
@@ -34,7 +34,7 @@ class Connection:
     other end is gone or broke the protocol; not when ``close()`` was called here.
 
     A second thread may read too (``share``): then all three are called on either thread, though never on both at once;
-    connections that are given the same ``turns`` never call at once either.
+    connections that are given the same ``arbiter`` never call at once either.
 
     Args:
         resumable: what is sent once it has failed is kept for ``hand_over``.
@@ -54,12 +54,12 @@ class Connection:
         on_closed: Callable[[str], None],
         on_batch: Callable[[], None] | None = None,
         on_arrival: Callable[[], None] | None = None,
-        turns: Turns | None = None,
+        arbiter: ReadArbiter | None = None,
         resumable: bool = False,
     ) -> None:
         self._loop = loop
         self._on_closed = on_closed
-        self._turns = turns or Turns()
+        self._arbiter = arbiter or ReadArbiter()
         self._idle: IdleReader | None = None
         self.on_drained: Callable[[], None] | None = None
         self._socket = OwnedSocket(sock, self._number_taken)
@@ -126,7 +126,7 @@ class Connection:
     def share(self, idle: IdleReader) -> None:
         """Lets another thread read what arrives while it waits for something; before ``open``."""
         self._idle = idle
-        self._turns.idle = idle.loop
+        self._arbiter.idle_loop = idle.loop
         idle.add(self.fileno(), self._readable_elsewhere)
 
     def link(self, sibling: Connection) -> None:
@@ -144,18 +144,18 @@ class Connection:
     # -- reading ------------------------------------------------------------------------------------------------
 
     def _readable(self) -> None:
-        if self._idle is not None and self._idle.is_brisk() and self._socket.fileno() >= 0:
+        if self._idle is not None and self._idle.has_just_polled() and self._socket.fileno() >= 0:
             # The main thread will look in a moment.  What is read here would be handed over there, while both threads
             # want the interpreter.  The socket is not watched for that moment, since it stays readable; the timer has
             # this thread read after all where the main one has gone into user code meanwhile.
             # tests/_wire/reading/test_second_thread.py::test_who_looks_no_more_has_the_other_thread_read
             self._loop.remove_reader(self._socket.fileno())
-            self._loop.call_later(BRISK, self._watch)
+            self._loop.call_later(RECENT_POLL_S, self._watch)
             return
-        with self._turns.lock:
+        with self._arbiter.lock:
             if self._read() is False:
                 self._fail("end of file")
-            self._turns.hand_over()
+            self._arbiter.handled()
 
     def _watch(self) -> None:
         if self.is_closed:
@@ -167,7 +167,7 @@ class Connection:
         self._read_rest_and_fail()  # user code has closed the descriptor
 
     def _read_all(self) -> None:
-        with self._turns.lock:
+        with self._arbiter.lock:
             more = self._read()
             while more:
                 more = self._read()
@@ -176,43 +176,43 @@ class Connection:
 
     def _readable_here(self) -> None:
         """On the own loop, in the place of the other one."""
-        with self._turns.lock:
+        with self._arbiter.lock:
             self._read_all()
-            self._turns.hand_over()
+            self._arbiter.handled()
 
     def _readable_elsewhere(self, in_loop: bool) -> None:
         """On the other thread, whose loop runs or not."""
         # To the last byte: an exclusive wake-up is for one thread, and the other one hears nothing of bytes that are
         # left over; they would lie there until the next frame.
         # tests/_wire/reading/test_second_thread.py::test_the_thread_that_reads_reads_all_that_is_there
-        with self._turns.lock:
-            if in_loop and not self._turns.may_read:
+        with self._arbiter.lock:
+            if in_loop and not self._arbiter.may_read:
                 self._loop.call_soon_threadsafe(self._readable_here)
                 return
             self._read_all()
             if not in_loop:
-                self._turns.hand_over()
+                self._arbiter.handled()
             if self.reader.is_stopped and self._idle is not None:
                 self._idle.remove(self.fileno())
 
     def drain(self) -> None:
         """Handles what has been read, and reads everything that the other side still said before it went."""
-        with self._turns.lock:
+        with self._arbiter.lock:
             self.reader.handle()
             while self._read():
                 pass
 
-    def drain_if_there(self) -> None:
+    def drain_if_intact(self) -> None:
         """The same, of a socket whose descriptor user code may have closed."""
-        with self._turns.lock:
+        with self._arbiter.lock:
             if self._socket.is_intact():
                 self.drain()
             else:
                 self.reader.handle()
 
-    def hear_out(self) -> None:
+    def read_available(self) -> None:
         """Reads everything that the other side had said by now; it may go on talking."""
-        with self._turns.lock:
+        with self._arbiter.lock:
             self.reader.handle()
             if self.is_closed:
                 return
@@ -256,7 +256,7 @@ class Connection:
             # afterwards, ``on_closed`` would end that one.  So the turn is awaited, and only then it is looked whether
             # there is anything left to tell.
             # tests/_wire/test_breaks.py::test_the_late_end_of_a_socket_that_has_been_resumed_is_told_to_nobody
-            with self._turns.lock:
+            with self._arbiter.lock:
                 if not self.is_closed:
                     self.end()
                     self._on_closed(reason)
@@ -304,8 +304,7 @@ class Connection:
             with contextlib.suppress(OSError):
                 self._loop.remove_reader(fileno)
                 self._loop.remove_writer(fileno)
-        with self._turns.lock:  # so that no thread is about to read
+        with self._arbiter.lock:  # so that no thread is about to read
             if self._idle is not None:
                 self._idle.remove(fileno)
             self._socket.close()
-            self.reader.free()

@@ -86,7 +86,7 @@ class Runtime:
     def on_frame(self, frame: list[Any], fds: list[int]) -> None:
         kind = frame[0]
         if kind == frames.CALL:
-            self.shortcuts.hear_out(frame[2])
+            self.shortcuts.read_available(frame[2])
             self._take(frame, fds, self.shortcuts.to(frame[2]))
         elif kind == frames.CANCEL:
             self._cancel(frame[2], frame[4])
@@ -95,7 +95,7 @@ class Runtime:
         elif kind == frames.FAILED:
             self._hear_failure(frame[2], frame[4], frame[5])
         elif kind == frames.STOP:
-            self.shortcuts.hear_all_out()
+            self.shortcuts.read_all_available()
             self._on_main(self._stop, float(frame[3]))
 
     def _enqueue(self, call: Call) -> None:

@@ -114,15 +114,15 @@ class Shortcuts:
             del self._breaks[source]
             self._inbox.on_caller_gone(source, way)
 
-    def hear_out(self, source: int) -> None:
+    def read_available(self, source: int) -> None:
         """Takes in what a caller has sent directly, before something that it has sent another way."""
         way = self._connections.get(source)
         if way is not None:
-            way.hear_out()
+            way.read_available()
 
-    def hear_all_out(self) -> None:
+    def read_all_available(self) -> None:
         for source in list(self._connections):
-            self.hear_out(source)
+            self.read_available(source)
 
     def paid(self, source: int, call: int) -> None:
         """A call has been answered directly."""

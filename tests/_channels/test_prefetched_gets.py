@@ -156,12 +156,12 @@ def test_what_another_thread_asks_while_all_is_being_given_back_is_said_after_th
     told = consumer.queue.tell
     others: list[threading.Thread] = []
 
-    def tell(what: str, facts: Any, on_left: Any = None) -> None:
+    def tell(what: str, facts: Any, on_sent: Any = None) -> None:
         if what == "gave_back" and not others:
             others.append(threading.Thread(target=consumer.get if ask == "get" else first._return))
             others[0].start()
             others[0].join(0.1)  # it would be over by now, if it did not wait
-        told(what, facts, on_left)
+        told(what, facts, on_sent)
 
     monkeypatch.setattr(consumer.queue, "tell", tell)
     consumer.queue.on_word("call_back", K)

@@ -33,12 +33,12 @@ class Client:
         """How many frames, of those who wait to be told, left together."""
         self.before_held: Callable[[], object] = lambda: None
 
-    def send(self, frame: Any, fds: Any = (), *, hold: bool = False, on_left: Callable[[], None] | None = None) -> None:
+    def send(self, frame: Any, fds: Any = (), *, hold: bool = False, on_sent: Callable[[], None] | None = None) -> None:
         self.before_held() if hold else None
         self.sent.append(frame)
         close_fds(fds)
-        if on_left is not None:
-            self.waiting.append(on_left)
+        if on_sent is not None:
+            self.waiting.append(on_sent)
         if not hold:
             self.release()
 

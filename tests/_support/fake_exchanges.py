@@ -41,7 +41,7 @@ class Client:
     def shortcut(self, endpoint: int) -> None:
         """It has none."""
 
-    def hear_out(self, endpoint: int) -> None:
+    def drain_direct(self, endpoint: int) -> None:
         pass
 
     def call_soon_threadsafe(self, callback: Callable[..., None], *args: Any) -> None:

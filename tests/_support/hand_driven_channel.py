@@ -80,18 +80,18 @@ class Process:
 
     # as a client
 
-    def send(self, frame: Any, fds: Any = (), *, on_left: Callable[[], None] | None = None, **_: Any) -> None:
+    def send(self, frame: Any, fds: Any = (), *, on_sent: Callable[[], None] | None = None, **_: Any) -> None:
         if frame[2] == self.endpoint:
             self.up.append(list(frame))
-            if on_left is not None:
-                on_left()
+            if on_sent is not None:
+                on_sent()
         else:
             self.down.append(list(frame))
 
     def later(self, seconds: float, callback: Callable[[], None]) -> None:
         self.loop.call_later(seconds, callback)
 
-    def hear_out(self) -> None:
+    def read_available(self) -> None:
         self.says()
 
     def _gathers(self) -> bool:

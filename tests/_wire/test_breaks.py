@@ -13,7 +13,7 @@ from rlinf_async import settings
 from rlinf_async._core import frames
 from rlinf_async._core.segment import write_segment
 from rlinf_async._wire.direct_sockets import DirectSockets
-from rlinf_async._wire.reading.turns import Turns
+from rlinf_async._wire.reading.arbiter import ReadArbiter
 from rlinf_async._wire.unix import Connection
 
 EXPECTED = 0.05
@@ -61,15 +61,15 @@ async def test_frames_before_a_break_come_in_order_although_the_answer_to_one_of
 async def test_the_late_end_of_a_socket_that_has_been_resumed_is_told_to_nobody() -> None:
     """While one thread resumes a socket, the loop's is about to tell of its end: by then there may be a successor."""
     near, far = socket.socketpair()
-    turns, told = Turns(), []
+    arbiter, told = ReadArbiter(), []
     connection = Connection(
-        near, asyncio.get_running_loop(), on_frame=print, on_closed=told.append, turns=turns, resumable=True
+        near, asyncio.get_running_loop(), on_frame=print, on_closed=told.append, arbiter=arbiter, resumable=True
     )
     connection.open()
     resuming, may_end = threading.Event(), threading.Event()
 
     def resume() -> None:
-        with turns.lock:
+        with arbiter.lock:
             resuming.set()
             may_end.wait(10)
             connection.end()
@@ -113,7 +113,7 @@ class Socket:
     def link(self, sibling: Socket) -> None:
         self.sibling, sibling.sibling = sibling, self
 
-    def drain_if_there(self) -> None: ...
+    def drain_if_intact(self) -> None: ...
 
     def end(self) -> None:
         self.sibling = None

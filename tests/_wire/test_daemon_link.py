@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from rlinf_async._wire.daemon_link import CLOSED, MAX_MESSAGE
+from rlinf_async._wire.daemon_link import CLOSED, MAX_MESSAGE_BYTES
 from tests._support.daemon_link_pairs import (
     PIECE,
     Owner,
@@ -138,12 +138,12 @@ async def test_who_begins_to_listen_after_the_end_is_told_of_it():
         assert right.lost == [CLOSED]
 
 
-@pytest.mark.parametrize("size", [0, MAX_MESSAGE + 1])
+@pytest.mark.parametrize("size", [0, MAX_MESSAGE_BYTES + 1])
 async def test_a_piece_that_grpc_would_choke_on_is_refused_before_it_leaves(size: int):
     async with pair() as (left, right):
         with pytest.raises(ValueError, match=str(size)):
             await left.link.send_bulk(bytes(size))
         left.link.send(b"")
-        await left.link.send_bulk(bytes(MAX_MESSAGE))
+        await left.link.send_bulk(bytes(MAX_MESSAGE_BYTES))
         await right.until(lambda: right.bulk)
         assert right.lost == []

@@ -204,7 +204,7 @@ async def test_a_frozen_peer_is_lost_after_two_keepalives(role: str):
 
 
 async def test_closing_does_not_wait_for_a_frozen_peer(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(link_module, "CLOSE_SECONDS", 0.3)
+    monkeypatch.setattr(link_module, "CLOSE_TIMEOUT_S", 0.3)
     async with remote("accepts", settings.NODE_SILENCE_S.default) as (owner, process):
         process.send_signal(signal.SIGSTOP)
         start = time.monotonic()

@@ -21,7 +21,7 @@ import pytest
 from rlinf_async._core.frames import PROTOCOL
 from rlinf_async._wire import credentials as credentials_module
 from rlinf_async._wire.credentials import NodeCredentials, RunAuthority, node_name
-from rlinf_async._wire.daemon_link import MAX_MESSAGE
+from rlinf_async._wire.daemon_link import MAX_MESSAGE_BYTES
 from rlinf_async._wire.dial import dial
 from rlinf_async._wire.hello import Hello
 from rlinf_async._wire.peer_server import PeerServer
@@ -165,7 +165,7 @@ BAD_HELLOS = [
     (_hello(python="3.9"), "FAILED_PRECONDITION", ["node 0 runs Python 3.9", f"node 1 runs Python {PYTHON}"]),
     (_hello(python="\x1b[2J\n"), "FAILED_PRECONDITION", [r"\x1b[2J\n"]),
     (_hello(padding=[["x" * 255] * 16] * 16), "UNAUTHENTICATED", NO_HELLO),  # no part is too large, the whole is
-    (bytes(MAX_MESSAGE + 1), "RESOURCE_EXHAUSTED", []),
+    (bytes(MAX_MESSAGE_BYTES + 1), "RESOURCE_EXHAUSTED", []),
 ]
 
 

@@ -44,60 +44,60 @@ def ends() -> Iterator[tuple[Moody, socket.socket]]:
 
 
 def test_what_is_small_leaves_together_and_its_senders_are_told(ends: tuple[Moody, socket.socket]) -> None:
-    departures, told = SendBuffer(), []
+    buffer, told = SendBuffer(), []
     for number in range(5):
-        departures.add(bytes([number]) * 10, (), on_left=lambda number=number: told.append(number))
-    assert departures.nbytes == 50
-    assert departures.take_told() == []
-    assert departures.leave(ends[0]) is State.EMPTY
-    for tell in departures.take_told():
+        buffer.add(bytes([number]) * 10, (), on_sent=lambda number=number: told.append(number))
+    assert buffer.nbytes == 50
+    assert buffer.take_callbacks() == []
+    assert buffer.write_to(ends[0]) is State.EMPTY
+    for tell in buffer.take_callbacks():
         tell()
     assert told == [0, 1, 2, 3, 4]
-    assert (len(departures), departures.nbytes) == (0, 0)
+    assert (len(buffer), buffer.nbytes) == (0, 0)
     assert len(ends[1].recv(100)) == 50
 
 
 def test_a_full_socket_keeps_the_rest_for_later(ends: tuple[Moody, socket.socket]) -> None:
-    departures = SendBuffer()
-    departures.add(bytes(8 << 20), (), on_left=lambda: None)
-    assert departures.leave(ends[0]) is State.FULL
-    assert 0 < departures.nbytes < 8 << 20
-    assert departures.take_told() == []
+    buffer = SendBuffer()
+    buffer.add(bytes(8 << 20), (), on_sent=lambda: None)
+    assert buffer.write_to(ends[0]) is State.FULL
+    assert 0 < buffer.nbytes < 8 << 20
+    assert buffer.take_callbacks() == []
     received = 0
-    while departures.leave(ends[0]) is State.FULL:
+    while buffer.write_to(ends[0]) is State.FULL:
         received += len(ends[1].recv(1 << 20))
-    assert len(departures.take_told()) == 1
+    assert len(buffer.take_callbacks()) == 1
     while received < 8 << 20:
         received += len(ends[1].recv(1 << 20))
 
 
 @pytest.mark.parametrize("mood", [errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM])
 def test_a_kernel_that_is_short_of_something_loses_no_frame(ends: tuple[Moody, socket.socket], mood: int) -> None:
-    departures = SendBuffer()
+    buffer = SendBuffer()
     ends[0].moods = [mood] * 2
     reading, writing = os.pipe()
-    departures.add(b"with", [reading])
-    departures.add(b" company", ())
-    assert [departures.leave(ends[0]) for _ in range(3)] == [State.SHORT, State.SHORT, State.EMPTY]
+    buffer.add(b"with", [reading])
+    buffer.add(b" company", ())
+    assert [buffer.write_to(ends[0]) for _ in range(3)] == [State.SHORT, State.SHORT, State.EMPTY]
     data, fds, _, _ = socket.recv_fds(ends[1], 100, MOST_FDS)
     assert data == b"with company"
     assert len(fds) == 1
-    departures.drop()
+    buffer.drop()
     for fd in (*fds, writing):
         os.close(fd)
 
 
 def test_what_never_leaves_is_closed_and_nobody_told(ends: tuple[Moody, socket.socket]) -> None:
-    departures = SendBuffer()
+    buffer = SendBuffer()
     reading, writing = os.pipe()
-    departures.add(b"never", [reading], on_left=lambda: None)
+    buffer.add(b"never", [reading], on_sent=lambda: None)
     ends[1].close()
-    assert departures.leave(ends[0]) is State.GONE
-    departures.drop()
+    assert buffer.write_to(ends[0]) is State.GONE
+    buffer.drop()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(reading)
-    assert departures.take_told() == ()
-    assert (len(departures), departures.nbytes) == (0, 0)
+    assert buffer.take_callbacks() == ()
+    assert (len(buffer), buffer.nbytes) == (0, 0)
     os.close(writing)
 
 

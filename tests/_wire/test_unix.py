@@ -239,12 +239,12 @@ async def test_it_is_said_when_the_kernel_has_a_frame_and_not_before(
     monkeypatch.setattr(socket_writer, "_BURST_S", 0.0)  # what follows closely does not wait for the end of the turn
     a, b = ends
     left: list[int] = []
-    a.connection.send(signal_frame(0), on_left=lambda: left.append(0))
+    a.connection.send(signal_frame(0), on_sent=lambda: left.append(0))
     assert left == [0]
     large = bytes(100_000)
     for number in range(1, 21):  # far more than the socket holds
         a.connection.send(
-            (frames.REPLY, 0, 1, 2, 3, number, 0, large), on_left=lambda number=number: left.append(number)
+            (frames.REPLY, 0, 1, 2, 3, number, 0, large), on_sent=lambda number=number: left.append(number)
         )
     assert 0 < (len(left) - 1) * len(large) <= a.sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
     await b.until(21)
@@ -255,9 +255,9 @@ async def test_nothing_is_said_of_a_frame_that_never_leaves(ends: tuple[End, End
     a, b = ends
     left: list[int] = []
     b.connection.close()
-    a.connection.send(signal_frame(0), on_left=lambda: left.append(0))
+    a.connection.send(signal_frame(0), on_sent=lambda: left.append(0))
     a.connection.close()
-    a.connection.send(signal_frame(1), on_left=lambda: left.append(1))
+    a.connection.send(signal_frame(1), on_sent=lambda: left.append(1))
     await asyncio.sleep(0)
     assert left == []
 
@@ -267,9 +267,9 @@ async def test_what_had_been_said_is_read_at_once_and_no_more_is_waited_for(ends
     for number in range(5):
         pipe = os.pipe()
         a.connection.send_all([(signal_frame(number, 2), pipe)])
-    b.connection.hear_out()
+    b.connection.read_available()
     assert [frame[4] for frame, _ in b.frames] == list(range(5))
-    b.connection.hear_out()
+    b.connection.read_available()
     assert len(b.frames) == 5
     for _, fds in b.frames:
         for fd in fds:
@@ -280,7 +280,7 @@ async def test_what_is_held_leaves_with_the_next(ends: tuple[End, End]) -> None:
     a, b = ends
     left: list[int] = []
     for number in range(3):
-        a.connection.send(signal_frame(number), hold=True, on_left=lambda number=number: left.append(number))
+        a.connection.send(signal_frame(number), hold=True, on_sent=lambda number=number: left.append(number))
     assert a.connection.queued_bytes
     assert not left
     a.connection.send(signal_frame(3))

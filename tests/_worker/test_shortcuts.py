@@ -76,7 +76,7 @@ def test_the_very_first_direct_call_is_heard_before_what_the_daemon_relays(loop:
     for number in range(3):
         client.theirs.send(call(number))
     assert not client.theirs.is_behind()
-    shortcuts.hear_out(CALLER)
+    shortcuts.read_available(CALLER)
     assert inbox.heard == [(CALLER, 0), (CALLER, 1), (CALLER, 2)]
     client.theirs.close()
     way.close()
@@ -90,7 +90,7 @@ def test_a_caller_is_heard_out_from_the_moment_that_it_may_call_directly(loop: a
         assert client.theirs is not None
         client.theirs.send(call(7))
         assert not client.theirs.is_behind()
-        shortcuts.hear_out(CALLER)
+        shortcuts.read_available(CALLER)
 
     client.on_send = call_at_once
     way = shortcuts.to(CALLER)
@@ -104,4 +104,4 @@ def test_a_caller_is_heard_out_from_the_moment_that_it_may_call_directly(loop: a
 def test_without_leave_of_the_daemon_answers_go_by_way_of_it(loop: asyncio.AbstractEventLoop) -> None:
     shortcuts = Shortcuts(Client(loop), granted=False, inbox=Inbox())  # type: ignore[arg-type]
     assert shortcuts.to(CALLER) is None
-    shortcuts.hear_all_out()
+    shortcuts.read_all_available()

@@ -7,7 +7,7 @@ reads too, in its loop and where it waits outside of it, in a ``def`` method::
     reader = IdleReader(loop, selector, other_selector)      on that thread
     reader.add(sock.fileno(), read)                          read(True) within the loop, read(False) outside of it
     gate = reader.gate()                                     later, with the loop stopped:
-    gate.wait(10)                                            reads, until somebody calls gate.open(), for 10 s at most
+    gate.wait(10)                                            reads until gate.open() is called, for 10 s at most
 
 The kernel wakes one thread for what arrives: this one if it waits, otherwise the other one (``SharedSelector``).
 """
@@ -27,12 +27,11 @@ from typing import Final
 from rlinf_async._waits.parking import Gate, LockGate, reads
 from rlinf_async._wire.reading.shared_selector import SharedSelector
 
-BRISK: Final = 1e-3
-"""Seconds within which a thread that has looked for something to read is likely to look again; the other thread lets it
-have what has come meanwhile."""
+RECENT_POLL_S: Final = 1e-3
+"""A thread that has polled within this time is likely to poll again; the other thread leaves to it what has come."""
 
-_LONGEST: Final = 24 * 3600.0
-"""Seconds that the kernel is asked to wait at once; it counts them as milliseconds, and not far."""
+_MAX_POLL_S: Final = 24 * 3600.0
+"""That the kernel is asked to wait at once; it counts milliseconds, in 32 bits."""
 
 OnReadable = Callable[[bool], None]
 """Reads what is there; told whether the loop runs."""
@@ -52,8 +51,8 @@ class IdleReader:
         self._thread = threading.get_ident()
         self._readers: dict[int, OnReadable] = {}
         self._epoll = select.epoll()
-        self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._epoll.register(self._alarm, select.EPOLLIN)
+        self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll.register(self._wakeup, select.EPOLLIN)
 
     def __repr__(self) -> str:
         return f"<IdleReader [{len(self._readers)} sockets]>"
@@ -66,13 +65,13 @@ class IdleReader:
         # test_the_idle_loop_that_registered_first_reads_and_the_other_one_sleeps
         self._other.share(fd)
         self._readers[fd] = read
-        self._selector.read_at_once(fd, lambda: read(True))
+        self._selector.read_in_select(fd, lambda: read(True))
         self._epoll.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
 
     def remove(self, fd: int) -> None:
         """Idempotent; before the descriptor is closed, since its number may then come to mean another file."""
         if self._readers.pop(fd, None) is not None:
-            self._selector.read_no_more(fd)
+            self._selector.stop_reading(fd)
             with contextlib.suppress(OSError):  # user code has closed it under us
                 self._epoll.unregister(fd)
 
@@ -82,35 +81,35 @@ class IdleReader:
             return LockGate()  # a handler that raises may not do so where a frame is handled
         return _Gate(self)
 
-    def is_brisk(self) -> bool:
-        """Whether this thread has just looked for something to read; from any thread."""
-        return time.monotonic() - self._selector.looked_at < BRISK
+    def has_just_polled(self) -> bool:
+        """Whether this thread has just polled its sockets; from any thread."""
+        return time.monotonic() - self._selector.polled_at < RECENT_POLL_S
 
     def read_for(self, seconds: float) -> None:
-        """Waits until something arrives or somebody calls ``awake``, and reads it."""
+        """Waits until something arrives or ``wake`` is called, and reads it."""
         arrived = self._epoll.poll(seconds, len(self._readers) + 1)
-        self._selector.looked_at = time.monotonic()
+        self._selector.polled_at = time.monotonic()
         reads(True)
         try:
             for fd, _ in arrived:
                 read = self._readers.get(fd)
                 if read is not None:
                     read(False)
-                elif fd == self._alarm:
+                elif fd == self._wakeup:
                     os.eventfd_read(fd)
         finally:
             reads(False)
 
-    def awake(self) -> None:
+    def wake(self) -> None:
         """From any thread."""
         if threading.get_ident() != self._thread:
-            os.eventfd_write(self._alarm, 1)
+            os.eventfd_write(self._wakeup, 1)
 
     def forget(self) -> None:
         """In a forked child: lets go of what is the parent's."""
         self._readers.clear()
         self._epoll.close()
-        os.close(self._alarm)
+        os.close(self._wakeup)
 
 
 class _Gate:
@@ -122,7 +121,7 @@ class _Gate:
 
     def open(self) -> None:
         self._is_open = True
-        self._reader.awake()
+        self._reader.wake()
 
     def wait(self, seconds: float) -> bool:
         until = time.monotonic() + seconds
@@ -130,5 +129,5 @@ class _Gate:
             left = until - time.monotonic()
             if left < 0:
                 return False
-            self._reader.read_for(min(left, _LONGEST))
+            self._reader.read_for(min(left, _MAX_POLL_S))
         return True

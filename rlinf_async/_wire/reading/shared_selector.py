@@ -3,7 +3,7 @@
 The socket is registered with both loops as ``EPOLLEXCLUSIVE``: the kernel wakes one thread that waits, the one that
 registered first if it does, and none that is busy::
 
-    main loop     selector.read_at_once(fd, read)                registers first: woken while it is idle
+    main loop     selector.read_in_select(fd, read)                registers first: woken while it is idle
     socket loop   selector.share(fd); loop.add_reader(fd, …)     woken while the main thread is in user code
 """
 
@@ -29,7 +29,7 @@ class SharedSelector(selectors.BaseSelector):
     """A selector of one event loop, some of whose descriptors other loops wait for too.
 
     Attributes:
-        looked_at: when the loop has looked last for what is ready; seconds of the monotonic clock.
+        polled_at: when the loop polled last; seconds of the monotonic clock.
 
     Example:
         loop = asyncio.SelectorEventLoop(selector := SharedSelector())
@@ -41,20 +41,20 @@ class SharedSelector(selectors.BaseSelector):
         self._epoll = select.epoll()
         self._keys: dict[int, selectors.SelectorKey] = {}
         self._shared: set[int] = set()
-        self._at_once: dict[int, Callable[[], None]] = {}
-        self.looked_at = 0.0
+        self._read_in_select: dict[int, Callable[[], None]] = {}
+        self.polled_at = 0.0
 
-    def read_at_once(self, fd: int, read: Callable[[], None]) -> None:
+    def read_in_select(self, fd: int, read: Callable[[], None]) -> None:
         """Shares a descriptor, and reads it where the loop looks for what is ready, and not in a turn that follows.
 
         From any thread.  ``read`` is called on the loop's, which runs.
         """
-        self._at_once[fd] = read
+        self._read_in_select[fd] = read
         self._epoll.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
 
-    def read_no_more(self, fd: int) -> None:
+    def stop_reading(self, fd: int) -> None:
         """From any thread; before the descriptor is closed."""
-        if self._at_once.pop(fd, None) is not None:
+        if self._read_in_select.pop(fd, None) is not None:
             with contextlib.suppress(OSError):  # it was closed, and the kernel has forgotten it
                 self._epoll.unregister(fd)
 
@@ -94,14 +94,14 @@ class SharedSelector(selectors.BaseSelector):
         wait = -1.0 if timeout is None else max(0.0, timeout)
         ready = []
         keys = self._keys
-        at_once = self._at_once
+        read_in_select = self._read_in_select
         try:
-            events = self._epoll.poll(wait, len(keys) + len(at_once) or 1)
+            events = self._epoll.poll(wait, len(keys) + len(read_in_select) or 1)
         except InterruptedError:
             return []
-        self.looked_at = time.monotonic()
+        self.polled_at = time.monotonic()
         for fd, event in events:
-            read = at_once.get(fd)
+            read = read_in_select.get(fd)
             if read is not None:
                 try:
                     read()
@@ -124,12 +124,12 @@ class SharedSelector(selectors.BaseSelector):
         """
         self._epoll.close()
         self._epoll = select.epoll()
-        self._at_once.clear()
+        self._read_in_select.clear()
 
     def close(self) -> None:
         self._epoll.close()
         self._keys.clear()
-        self._at_once.clear()
+        self._read_in_select.clear()
 
     def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
         return self._keys

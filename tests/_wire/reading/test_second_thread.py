@@ -68,7 +68,7 @@ def ends() -> Iterator[Ends]:
 
 def last_for(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     for module in idle_reader, unix:
-        monkeypatch.setattr(module, "BRISK", seconds)
+        monkeypatch.setattr(module, "RECENT_POLL_S", seconds)
 
 
 def test_who_has_just_looked_has_what_comes_before_it_looks_again(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,9 +134,7 @@ def test_the_waiter_of_what_was_read_first_runs_first(ends: Ends, monkeypatch: p
     last_for(monkeypatch, 0)
     main = threading.get_ident()
     monkeypatch.setattr(ends.connection.reader, "_on_frame", wake)
-    asyncio.set_event_loop(ends.loop)
     ends.loop.run_until_complete(both())
-    asyncio.set_event_loop(None)
     may_go_on.set()
     assert order == [1, 2]
 

@@ -67,7 +67,7 @@ class Process:
                 heard.append((frame[5], frame[6]))
         return heard
 
-    def hear_out(self) -> None:
+    def read_available(self) -> None:
         """Says what it had said, and nobody has read yet."""
         unread, self.unread = self.unread, []
         for body in unread:

@@ -54,7 +54,7 @@ class Client:
         frames.pack(frame)
         self.sent.append(list(frame))
 
-    def hear_out(self) -> None:
+    def read_available(self) -> None:
         return
 
     def close(self) -> None:

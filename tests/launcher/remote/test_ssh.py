@@ -15,7 +15,7 @@ from rlinf_launcher.remote.bootstrap import STUB, shipment
 from rlinf_launcher.remote.host import Host
 from rlinf_launcher.remote.ssh import way
 
-from rlinf_async._wire.far_end import Ending
+from rlinf_async._wire.remote_exit import RemoteExit
 from rlinf_async.errors import ConfigError
 
 REFUSED = "ssh: connect to host node03 port 2222: Connection refused"
@@ -38,7 +38,7 @@ CHANGED_KEY = (
 def said(stderr: str, code: int = 255, host: Host | None = None, **options: object) -> str:
     host = host or Host("node03", user="u", port=2222)
     reached = way(host, Options(**options), "/opt/v/bin/python")  # type: ignore[arg-type]
-    return reached.explain(Ending(code, (), tuple(stderr.splitlines())))
+    return reached.explain(RemoteExit(code, (), tuple(stderr.splitlines())))
 
 
 def test_the_command_line_is_strict_and_quiet() -> None:
@@ -176,4 +176,4 @@ def test_the_ssh_of_this_machine_complains_as_expected(address: str, cause: str)
     reached = way(Host(address, port=1), Options(ssh_args=("-F", "none")), "python3")
     done = subprocess.run(reached.argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=30)
     assert done.returncode == 255
-    assert cause in reached.explain(Ending(done.returncode, (), tuple(done.stderr.splitlines())))
+    assert cause in reached.explain(RemoteExit(done.returncode, (), tuple(done.stderr.splitlines())))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Ending:
+class RemoteExit:
     """What is known of a far side that is gone.
 
     Attributes:
@@ -33,6 +33,6 @@ class Ending:
         return said + [f"stdout | {line}" for line in self.noise[-5:]]
 
 
-def describe_ending(ending: Ending) -> str:
+def describe_exit(exited: RemoteExit) -> str:
     """The text of an error where nothing more is known than how the far side went, and its last words."""
-    return "\n".join([f"its process {ending.verdict()}", *ending.last_lines()])
+    return "\n".join([f"its process {exited.verdict()}", *exited.last_lines()])
