@@ -124,6 +124,7 @@ class Queue:
         if item is not None and item.pulled and item.body is None:
             item.body = body
             self._run(self._keys[item.key], steps)
+            self._avoid_deadlock(steps)
         return steps
 
     def get(
@@ -463,6 +464,11 @@ class Queue:
             if waits:
                 self._run(key_queue, steps)
 
+    def _avoid_deadlock(self, steps: list[Step]) -> None:
+        """Looks anew at puts that wait for bytes when a batch may have gathered the last of them."""
+        if self.budget.blocked and self.budget.deadlocked:
+            self._unblock(steps)
+
     def _free_bytes(self, steps: list[Step]) -> None:
         """Credit is recalled; where every byte is held by batches that want more, one of them has to give up."""
         if self.ledger.outstanding:
@@ -489,6 +495,7 @@ class Queue:
             del self.clients[get.consumer].gets[get.number]
             steps.append((Act.EMPTY, get))
             self._withdraw([], [get], steps)
+        self._avoid_deadlock(steps)
 
     def suspend(self, get: Get) -> None:
         """A get that waits has to enter again, if it is not cancelled before."""

@@ -252,6 +252,24 @@ def test_a_batch_that_fills_all_bytes_is_an_error_instead_of_a_standstill() -> N
     assert [item.body for item in queue.peek(K)] == ["a", "b"]
 
 
+def test_batches_that_gather_all_bytes_while_a_put_waits_are_no_standstill() -> None:
+    queue = Queue(max_bytes=4, max_buffered=100)
+    queue.put(P, 1, K, 1, 1, "a")
+    queue.put(P, 2, L, 1, 3, "b")
+    queue.get(C, 1, K, 5)
+    assert queue.put(P, 3, K, 1, 2, "c") == []
+    assert acts(queue.get(C, 2, L, 5)) == [(Act.OUT_OF_BYTES, 1)]
+
+
+def test_a_batch_that_gathers_what_was_pulled_while_a_put_waits_is_no_standstill() -> None:
+    queue = Queue(max_bytes=4, max_buffered=100)
+    queue.get(C, 1, K, 5)
+    queue.put(P, 1, K, 1, 2, "a")
+    assert acts(queue.put(P, 2, K, 1, 2)) == [(Act.PULL, 2)]
+    assert queue.put(P, 3, L, 1, 3, "c") == []
+    assert acts(queue.supply(P, 2, "b")) == [(Act.ACCEPTED, 2), (Act.OUT_OF_BYTES, 1)]
+
+
 # -- bytes ------------------------------------------------------------------------------------------------------------
 
 
