@@ -1,4 +1,4 @@
-"""The user's script as a child process: it shares our terminal, and dies with us."""
+"""The user's script as a child process that dies with us, and the end of its orphans."""
 
 from __future__ import annotations
 

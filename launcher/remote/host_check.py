@@ -1,4 +1,4 @@
-"""The look at every host before anything starts: all at once, every failure listed."""
+"""Preflight of all hosts at once: every failure listed; its connections stay open and become the daemons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watches whether a user's event loop still turns, for waits in other threads and on other loops.
+"""Raises ``LoopNotRunning`` in waits for a user's event loop that was left or closed.
 
 A cluster that is opened in a coroutine lives on the loop that runs there.  A wait on that loop needs it to turn anyhow;
 a wait from elsewhere would last for ever once the loop is left (``run_until_complete`` has returned) or closed, of

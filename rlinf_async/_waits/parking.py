@@ -1,4 +1,4 @@
-"""Parking of threads outside of any event loop."""
+"""Gates: how a thread blocks outside of any event loop, and whether it may."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two event loops, on two threads, that read one socket: whoever is idle takes what arrives.
+"""Epoll selector of one event loop, whose descriptors another thread's loop watches too (EPOLLEXCLUSIVE).
 
 The socket is registered with both loops as ``EPOLLEXCLUSIVE``: the kernel wakes one thread that waits, the one that
 registered first if it does, and none that is busy::
