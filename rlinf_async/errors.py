@@ -64,27 +64,27 @@ class WorkerDied(PeerLost):
     last_words: Sequence[str] = ()
 
     @classmethod
-    def from_story(cls, story: Mapping[str, Any]) -> WorkerDied:
+    def from_exit_report(cls, report: Mapping[str, Any]) -> WorkerDied:
         """Builds the exception from what the daemon of the dead worker tells."""
-        where = f"rank {story['rank']} of group '{story['group']}' on {story['node']} (pid {story['pid']})"
-        lines = [f"{where} {story['verdict']}"]
-        if story.get("methods"):
-            lines.append("  open calls  " + ", ".join(story["methods"]))
-        if story.get("last_words"):
+        where = f"rank {report['rank']} of group '{report['group']}' on {report['node']} (pid {report['pid']})"
+        lines = [f"{where} {report['verdict']}"]
+        if report.get("methods"):
+            lines.append("  open calls  " + ", ".join(report["methods"]))
+        if report.get("last_words"):
             lines.append("  last words")
-            lines += [f"    | {line}" for line in story["last_words"]]
-        if story.get("log_path"):
-            lines.append("  {:<11} {}".format(*told_log(story)))
+            lines += [f"    | {line}" for line in report["last_words"]]
+        if report.get("log_path"):
+            lines.append("  {:<11} {}".format(*told_log(report)))
         error = cls("\n".join(lines))
-        error.__dict__.update(story)
+        error.__dict__.update(report)
         return error
 
 
-def told_log(story: Mapping[str, Any]) -> tuple[str, str]:
+def told_log(report: Mapping[str, Any]) -> tuple[str, str]:
     """What the log of a dead worker is to be called, and where it is: ``("full log", path)``."""
-    if lacks := story.get("log_lacks"):
-        return "log", f"{story['log_path']} ({lacks})"
-    return "full log", str(story["log_path"])
+    if lacks := report.get("log_lacks"):
+        return "log", f"{report['log_path']} ({lacks})"
+    return "full log", str(report["log_path"])
 
 
 class NodeLost(PeerLost):

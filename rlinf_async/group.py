@@ -175,9 +175,9 @@ class WorkerGroup:
             codec.encode_arguments(*share, describe=describe, root=("args", "kwargs"))
             for share in (((args, kwargs),) if shares is None else shares)
         ]
-        sink: Handle | Stream = Stream(self._callee, method) if streams else Handle(self._callee, method)
-        self._members.call(self._callee, sink, method, encoded, same=shares is None)
-        return sink
+        handler: Handle | Stream = Stream(self._callee, method) if streams else Handle(self._callee, method)
+        self._members.call(self._callee, handler, method, encoded, same=shares is None)
+        return handler
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

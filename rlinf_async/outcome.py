@@ -100,7 +100,7 @@ def error_of(callee: Callee, slot: int, status: int, body: Body) -> BaseExceptio
         return failures.rebuild(failures.unpack(bytes(body)))
     facts = frames.unpack(body)
     if status == Status.DIED:
-        return WorkerDied.from_story(facts)
+        return WorkerDied.from_exit_report(facts)
     if status == Status.LOST:
         node, reason = facts
         lost = callee.client.lost_nodes.get(node)
@@ -127,7 +127,7 @@ def root_error(callee: Callee, failed: Sequence[tuple[int, int, Body]]) -> BaseE
 
 
 def death_cause(facts: Mapping[str, Any]) -> str:
-    """What the failures that come of a worker's death share; of its story, or of a ``WorkerDied``'s attributes."""
+    """What failures caused by a worker's death share; of its exit report, or of a ``WorkerDied``'s attributes."""
     return f"death of pid {facts['pid']} on {facts['node']}"
 
 

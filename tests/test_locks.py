@@ -52,7 +52,7 @@ def held(cluster: Cluster) -> Any:
 
 
 async def get_in_line(worker: Owner) -> None:
-    """Returns when the daemon has passed the wish on."""
+    """Returns when the daemon has passed the request on."""
     worker.kept["place"] = worker.device_lock.acquire()
     await worker.acquire_free_port()
 

@@ -60,8 +60,8 @@ class Activity:
         now = time.monotonic()
         found = [self._router.endpoints.get(number) for number in op.numbers]
         return [
-            [_state(worker), worker.debts.ages(now, MAX_CALLS), len(worker.debts)]
-            if worker is not None and worker.obituary is None
+            [_state(worker), worker.pending_calls.ages(now, MAX_CALLS), len(worker.pending_calls)]
+            if worker is not None and worker.exit_report is None
             else None
             for worker in found
         ]

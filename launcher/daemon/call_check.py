@@ -43,10 +43,10 @@ class CallCheck:
         self._checks: dict[int, _Check] = {}
 
     def begin(self, workers: Iterable[Endpoint], then: Callable[[], None]) -> None:
-        """Calls back once the debts of these workers are true; at once where no process of this node is owed."""
+        """Calls back once the pending calls of these workers are true; at once where no caller is of this node."""
         owed: dict[int, list[list[int]]] = {}
         for worker in workers:
-            for source, call in worker.debts:
+            for source, call in worker.pending_calls:
                 if self._listens(source):
                     owed.setdefault(source, []).append([worker.number, call])
         if not owed:
@@ -61,7 +61,7 @@ class CallCheck:
     def _listens(self, source: int) -> bool:
         """Of calls from other nodes this daemon relays the answers: it knows of them."""
         caller = self._router.endpoints.get(frames.number_of(source))
-        return frames.node_of(source) == self._router.node and caller is not None and caller.obituary is None
+        return frames.node_of(source) == self._router.node and caller is not None and caller.exit_report is None
 
     async def calls_checked(self, requester: Requester, op: operations.CallsChecked) -> None:
         for number, call in op.finished:

@@ -40,17 +40,17 @@ class DeathWatch:
         watched = frames.endpoint(self._router.node, number)
         if endpoint is None:
             self._tell(watcher, watched, None)
-        elif endpoint.obituary is not None:
+        elif endpoint.exit_report is not None:
             process = (endpoint.root or endpoint).process
             expected = process is None or process.closing
-            self._tell(watcher, watched, None if expected else frames.unpack(endpoint.obituary))
+            self._tell(watcher, watched, None if expected else frames.unpack(endpoint.exit_report))
         else:
             self._watchers.setdefault(watched, set()).add(watcher)
 
-    def ended(self, endpoint: int, story: Any) -> None:
-        """A worker of this node has ended; ``story`` is None where its group was closed."""
+    def ended(self, endpoint: int, report: Any) -> None:
+        """A worker of this node has ended; ``report`` is None where its group was closed."""
         for watcher in self._watchers.pop(endpoint, ()):
-            self._tell(watcher, endpoint, story)
+            self._tell(watcher, endpoint, report)
 
     def forget(self, gone: int) -> None:
         """An endpoint of any node does not listen any more, and is not watched."""
@@ -60,6 +60,6 @@ class DeathWatch:
             if not self._watchers[watched]:
                 del self._watchers[watched]
 
-    def _tell(self, watcher: int, endpoint: int, story: Any) -> None:
-        facts = {"endpoint": endpoint, "story": story}
+    def _tell(self, watcher: int, endpoint: int, report: Any) -> None:
+        facts = {"endpoint": endpoint, "report": report}
         self._router.deliver((frames.EVENT, 0, endpoint, watcher, "ended", facts))

@@ -49,8 +49,8 @@ class Locks:
     def status(self) -> dict[str, list[int]]:
         """The devices that are held, by the holder's name."""
         held: dict[str, set[int]] = {}
-        for wish in self._devices.held.values():
-            held.setdefault(wish.name, set()).update(wish.devices)
+        for request in self._devices.held.values():
+            held.setdefault(request.name, set()).update(request.devices)
         return {name: sorted(devices) for name, devices in held.items()}
 
     def _tell(self, granted: Iterable[Ticket]) -> None:

@@ -23,8 +23,8 @@ class Endpoint:
         number: its id on this node.
         process: the worker process behind it; None for a driver, and for a worker's own subprocess.
         root: of such a subprocess, the worker that it descends from; then it has a name, and exchanges messages.
-        debts: calls that it has accepted and not yet answered.
-        obituary: once it is dead, the body of the answers to its calls.
+        pending_calls: calls that it has accepted and not yet answered.
+        exit_report: once it is dead, the body of the answers to its calls.
         is_known: a driver has said hello, and was welcome.
         has_shortcuts: it may hand sockets of its own to those who call it.
         awaited_by: endpoints that wait to hear from it how much of a direct socket has come, with the socket's owner.
@@ -36,8 +36,8 @@ class Endpoint:
         self.number = number
         self.role = role
         self.process: WorkerProcess | None = None
-        self.debts = PendingCalls()
-        self.obituary: bytes | None = None
+        self.pending_calls = PendingCalls()
+        self.exit_report: bytes | None = None
         self.connection: Connection | None = None
         self.root: Endpoint | None = None
         self.name = ""
@@ -50,7 +50,7 @@ class Endpoint:
         self.resumed: set[int] = set()
 
     def __repr__(self) -> str:
-        return f"<Endpoint {self.role} {self.number} [{len(self.debts)} calls open]>"
+        return f"<Endpoint {self.role} {self.number} [{len(self.pending_calls)} calls open]>"
 
     @property
     def exchanges(self) -> bool:

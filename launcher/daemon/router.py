@@ -92,7 +92,7 @@ class Router:
         if kind == frames.CALL:
             self._route_call(frame, fds)
         elif kind == frames.REPLY:
-            slot = source.debts.slot(frame[3], frame[4])
+            slot = source.pending_calls.slot(frame[3], frame[4])
             if slot is None and frame[3] in source.resumed and type(frame[5]) is int:
                 # It had answered past this daemon, on a socket that lost the answer, and said PAID since.  To drop this
                 # as an answer to an unknown call would leave the caller waiting; only a worker with a broken socket to
@@ -106,7 +106,7 @@ class Router:
                 return
             frame[5] = slot  # its own, whatever it says
             if frame[6] in frames.FINAL:
-                source.debts.pay(frame[3], frame[4])
+                source.pending_calls.complete(frame[3], frame[4])
                 self._gather(frame, fds)
             else:
                 self.deliver(frame, fds)
@@ -207,7 +207,7 @@ class Router:
     def _settle_debts(self, worker: Endpoint, calls: list[int]) -> None:
         """Calls that a worker has answered past the daemon."""
         for source, call in zip(calls[::2], calls[1::2], strict=True):
-            if worker.debts.pay(source, call):
+            if worker.pending_calls.complete(source, call):
                 for frame, fds in self._gathering.skip(source, call):
                     self.deliver(frame, fds)
 
@@ -226,14 +226,14 @@ class Router:
         now = time.monotonic()
         for number, slot, call, method in owed:
             worker = self.endpoints.get(number)
-            if worker is None or worker.process is None or worker.obituary is not None:
+            if worker is None or worker.process is None or worker.exit_report is not None:
                 self._refuse(caller.id, call, slot, worker, f"{method} (0.0 s)")
             else:
-                worker.debts.owe(caller.id, call, slot, method, now)
+                worker.pending_calls.add(caller.id, call, slot, method, now)
         for number, call in zip(paid[::2], paid[1::2], strict=True):
             worker = self.endpoints.get(number)
             if worker is not None:
-                worker.debts.pay(caller.id, call)
+                worker.pending_calls.complete(caller.id, call)
 
     def _share(self, frame: list[Any]) -> list[int]:
         """Has a content that came as bytes, when no descriptor was free here, ride on its frame after all."""
@@ -262,7 +262,7 @@ class Router:
         source.awaited_by.discard((frame[3], owner))
         if owner == source.id:
             source.resumed.add(frame[3])
-        if peer is None or peer.obituary is not None:
+        if peer is None or peer.exit_report is not None:
             self._answer_resume(frame[3], source.id, owner)
             return
         peer.awaited_by.add((source.id, owner))
@@ -328,7 +328,7 @@ class Router:
         mine: list[tuple[Endpoint, int]] = []
         for number, slot in targets:
             endpoint = self.endpoints.get(number)
-            if endpoint is None or endpoint.process is None or endpoint.obituary is not None:
+            if endpoint is None or endpoint.process is None or endpoint.exit_report is not None:
                 self._refuse(source, call, slot, endpoint)
             else:
                 mine.append((endpoint, slot))
@@ -342,7 +342,7 @@ class Router:
         if len(mine) > 1 and not credit:
             self._gathering.expect(source, call, len(mine))
         for endpoint, slot in mine:
-            endpoint.debts.owe(source, call, slot, method, now)
+            endpoint.pending_calls.add(source, call, slot, method, now)
             endpoint.send((kind, count, source, slot, call, method, credit, body), copies.pop() if count else ())
         for hop in elsewhere:
             fds_of_hop = copies.pop() if count else ()
@@ -355,7 +355,7 @@ class Router:
         mine: list[tuple[Endpoint, int]] = []
         for number, slot in targets:
             endpoint = self.endpoints.get(number)
-            if endpoint is not None and endpoint.exchanges and endpoint.obituary is None:
+            if endpoint is not None and endpoint.exchanges and endpoint.exit_report is None:
                 mine.append((endpoint, slot))
         try:
             copies = _duplicate(fds, len(mine) + len(elsewhere))
@@ -374,11 +374,11 @@ class Router:
 
     def _refuse(self, source: int, call: int, slot: int, endpoint: Endpoint | None, method: str = "") -> None:
         """Answers for a worker that is no more; ``method`` was open when it died, though it was not known here."""
-        if endpoint is not None and endpoint.obituary is not None:
-            status, body = Status.DIED, endpoint.obituary
+        if endpoint is not None and endpoint.exit_report is not None:
+            status, body = Status.DIED, endpoint.exit_report
             if method:
-                story = frames.unpack(body)
-                body = frames.pack({**story, "methods": [*story["methods"], method]})
+                report = frames.unpack(body)
+                body = frames.pack({**report, "methods": [*report["methods"], method]})
         elif endpoint is not None and endpoint.root is not None:
             text = f"'{endpoint.name}' is a subprocess of a worker: it exchanges messages, and has no methods to call"
             status, body = Status.UNKNOWN, frames.pack(text)
@@ -402,24 +402,24 @@ class Router:
 
     # -- ends ---------------------------------------------------------------------------------------------------
 
-    def bury(self, endpoint: Endpoint, story: Any, *, expected: bool) -> None:
-        """A worker is dead: everybody who waits for an answer of it learns the story.
+    def fail_pending_calls(self, endpoint: Endpoint, report: Any, *, expected: bool) -> None:
+        """A worker is dead: everybody who waits for an answer of it learns why.
 
         Args:
-            expected: its group is being closed; then the story is only that.
+            expected: its group is being closed; then the report is only that.
         """
-        endpoint.obituary = frames.pack(story)
+        endpoint.exit_report = frames.pack(report)
         me = frames.endpoint(self.node, 0)
-        status, body = Status.DIED, endpoint.obituary
+        status, body = Status.DIED, endpoint.exit_report
         if expected:
             status, body = Status.UNKNOWN, frames.pack("its group was closed")
 
-        def default(source: int, call: int, slot: int) -> None:
+        def fail(source: int, call: int, slot: int) -> None:
             for frame, fds in self._gathering.forget(source, call):
                 self.deliver(frame, fds)
             self.deliver((frames.REPLY, 0, me, source, call, slot, int(status), body))
 
-        run_all(f"the calls of {endpoint!r}", (partial(default, *debt) for debt in endpoint.debts.default()))
+        run_all(f"the calls of {endpoint!r}", (partial(fail, *call) for call in endpoint.pending_calls.fail_all()))
         self.end_resumptions(endpoint)
         if endpoint.connection is not None:
             endpoint.connection.close()
@@ -433,7 +433,7 @@ class Router:
             (
                 partial(endpoint.send, (frames.CANCEL, 0, source, 0, call))
                 for endpoint in self.endpoints.values()
-                for call in endpoint.debts.of_source(source)
+                for call in endpoint.pending_calls.of_source(source)
             ),
         )
 
@@ -442,7 +442,7 @@ class Router:
         return {
             source
             for endpoint in self.endpoints.values()
-            for source, _ in endpoint.debts
+            for source, _ in endpoint.pending_calls
             if frames.node_of(source) == node
         }
 
@@ -453,7 +453,7 @@ class Router:
     def tell_all(self, what: str, facts: Any) -> None:
         """Sends an event to every process of this node."""
         for endpoint in self.endpoints.values():
-            if endpoint.obituary is None:
+            if endpoint.exit_report is None:
                 self.tell(endpoint.id, what, facts)
 
     def broadcast(self, frame: frames.Frame) -> None:

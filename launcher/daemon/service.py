@@ -326,16 +326,16 @@ class DaemonService:
     def _bury(self, endpoint: Endpoint, group: Group | None, *, expected: bool) -> None:
         process = endpoint.process
         assert process is not None
-        story = process.story(endpoint.debts.methods(time.monotonic()))
+        report = process.exit_report(endpoint.pending_calls.methods(time.monotonic()))
         if not expected:
-            logger.warning("worker %s (pid %d) %s", process.birth.name, process.pid, story["verdict"])
+            logger.warning("worker %s (pid %d) %s", process.birth.name, process.pid, report["verdict"])
         parts = [
-            lambda: self.router.bury(endpoint, story, expected=expected),
-            lambda: self.death_watch.ended(endpoint.id, None if expected else story),
+            lambda: self.router.fail_pending_calls(endpoint, report, expected=expected),
+            lambda: self.death_watch.ended(endpoint.id, None if expected else report),
             lambda: self.forget_endpoint(endpoint.id, ended=process.closing),
         ]
         if group is not None and not expected:
-            parts.append(lambda: self.router.tell(group.owner, "died", {**story, "endpoint": endpoint.id}))
+            parts.append(lambda: self.router.tell(group.owner, "died", {**report, "endpoint": endpoint.id}))
         run_all(f"worker {process.birth.name}", parts)
 
     async def close(self, requester: Requester, op: operations.CloseGroup) -> None:
@@ -358,7 +358,7 @@ class DaemonService:
             me = frames.endpoint(self._site.node, 0)
             for endpoint in group.workers:
                 assert endpoint.process is not None
-                if endpoint.obituary is not None:
+                if endpoint.exit_report is not None:
                     self.forget_endpoint(endpoint.id)  # its channels have lived on with the group
                 endpoint.process.closing = True
                 endpoint.send((frames.STOP, 0, me, max(0.0, grace * 0.8)))
@@ -382,10 +382,10 @@ class DaemonService:
 
     def end_sub_worker(self, endpoint: Endpoint) -> None:
         """A subprocess of a worker has ended."""
-        story = self.sub_workers.end(endpoint)
-        if story is not None:
-            logger.warning("worker %s (pid %d) %s", endpoint.name, endpoint.pid, story["verdict"])
-        parts = (lambda: self.death_watch.ended(endpoint.id, story), lambda: self.forget_endpoint(endpoint.id))
+        report = self.sub_workers.end(endpoint)
+        if report is not None:
+            logger.warning("worker %s (pid %d) %s", endpoint.name, endpoint.pid, report["verdict"])
+        parts = (lambda: self.death_watch.ended(endpoint.id, report), lambda: self.forget_endpoint(endpoint.id))
         run_all(f"worker {endpoint.name}", parts)
 
     def forget_endpoint(self, gone: int, *, ended: bool = True) -> None:
@@ -453,9 +453,9 @@ class DaemonService:
             },
             "endpoints": len(self.router.endpoints),
             "busy": {
-                endpoint.process.birth.name: endpoint.debts.methods(now)
+                endpoint.process.birth.name: endpoint.pending_calls.methods(now)
                 for endpoint in self.router.endpoints.values()
-                if endpoint.process is not None and len(endpoint.debts)
+                if endpoint.process is not None and len(endpoint.pending_calls)
             },
             "names": self.names.directory.names(),
             "channels": self.channels.status(),

@@ -18,9 +18,11 @@ class StuckRanks:
     async def owes_call(self, requester: Requester, op: operations.OwesCall) -> bool:
         """Whether a worker owes a call of this ``source``, or one that was made ``after`` another."""
         endpoint = self._router.endpoints.get(op.number)
-        if endpoint is None or endpoint.obituary is not None:
+        if endpoint is None or endpoint.exit_report is not None:
             return False
-        return endpoint.debts.owes(op.source, op.call) or endpoint.debts.owes_after(op.source, op.after)
+        return endpoint.pending_calls.is_pending(op.source, op.call) or endpoint.pending_calls.has_later(
+            op.source, op.after
+        )
 
     async def kill_stuck(self, requester: Requester, op: operations.KillStuck) -> None:
         """Kills the requester, whose main thread cannot be freed."""

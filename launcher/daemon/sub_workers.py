@@ -63,12 +63,12 @@ class SubWorkers:
         return None
 
     def end(self, endpoint: Endpoint) -> dict[str, Any] | None:
-        """One has ended: buries it.  Its story; None where the group of its ancestor is being closed."""
+        """Fails its pending calls; its exit report, or None where its ancestor's group is being closed."""
         assert endpoint.root is not None
         root = endpoint.root.process
         assert root is not None
         group, _, rank = endpoint.name.rpartition(":")
-        story = {
+        report = {
             "group": group,
             "rank": int(rank),
             "node": self._node_name,
@@ -79,13 +79,13 @@ class SubWorkers:
             "log_path": root.log_path,
             "when": time.time(),
         }
-        self._router.bury(endpoint, story, expected=root.closing)
-        return None if root.closing else story
+        self._router.fail_pending_calls(endpoint, report, expected=root.closing)
+        return None if root.closing else report
 
     def forget(self, root: Endpoint) -> None:
         """A worker's group is closed: nobody asks for what became of its subprocesses any more."""
         for endpoint in self._of.pop(root.number, ()):
-            if endpoint.obituary is not None:
+            if endpoint.exit_report is not None:
                 self._router.endpoints.pop(endpoint.number, None)
 
 

@@ -185,7 +185,7 @@ class WorkerProcess:
         """The last lines on its stderr, by whichever of its processes."""
         return self._outputs[1].last_words()
 
-    def story(self, methods: list[str]) -> Mapping[str, Any]:
+    def exit_report(self, methods: list[str]) -> Mapping[str, Any]:
         """What the world is told about the death (see ``WorkerDied``)."""
         assert self.verdict is not None
         told = self._told_verdict if self.verdict.signal == "SIGKILL" else ""  # it may have died of something else

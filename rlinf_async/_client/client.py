@@ -143,18 +143,18 @@ class NodeClient:
 
     def call(
         self,
-        sink: ReplyHandler,
+        handler: ReplyHandler,
         route: list[list[Any]],
         method: str,
         body: bytes | int,
         fds: Sequence[int],
         credit: int = 0,
     ) -> None:
-        """Sends a call to every target of the route; the answers go to the sink."""
+        """Sends a call to every target of the route; the answers go to the handler."""
         call = next(self._ids)
-        self._calls[call] = sink
-        sink._begin(call)
-        targets = sink._targets
+        self._calls[call] = handler
+        handler._begin(call)
+        targets = handler._targets
         ways, rest = self._direct_calls.open(call, targets, method)
         try:
             count = len(fds)
@@ -172,7 +172,7 @@ class NodeClient:
             del self._calls[call]
             self._direct_calls.ended(call)
             raise
-        self._departed(call, sink)
+        self._departed(call, handler)
 
     @staticmethod
     def _copies(fds: Sequence[int], ways: int) -> list[int]:
@@ -189,7 +189,7 @@ class NodeClient:
 
     def call_each(
         self,
-        sink: ReplyHandler,
+        handler: ReplyHandler,
         targets: Sequence[int],
         method: str,
         bodies: Sequence[tuple[bytes | int, Sequence[int]]],
@@ -197,8 +197,8 @@ class NodeClient:
     ) -> None:
         """As ``call``, with a body of its own for every target."""
         call = next(self._ids)
-        self._calls[call] = sink
-        sink._begin(call)
+        self._calls[call] = handler
+        handler._begin(call)
         ways, rest = self._direct_calls.open(call, targets, method)
         for slot, way in ways:
             body, fds = bodies[slot]
@@ -207,26 +207,26 @@ class NodeClient:
             body, fds = bodies[slot]
             route = frames.route_to(targets, [slot])
             self.send((frames.CALL, len(fds), self.endpoint, route, call, method, credit, body), fds, later=True)
-        self._departed(call, sink)
+        self._departed(call, handler)
 
-    def _departed(self, call: int, sink: ReplyHandler) -> None:
-        sink._mark_departed()
+    def _departed(self, call: int, handler: ReplyHandler) -> None:
+        handler._mark_departed()
         if self._closed is not None or self.lost_nodes:
             try:
-                self._on_loop(lambda: self._fail_hopeless(call, sink))
+                self._on_loop(lambda: self._fail_hopeless(call, handler))
             except ClosedError:  # the loop is closed: nobody handles answers any more
-                self._fail_hopeless(call, sink)
+                self._fail_hopeless(call, handler)
 
-    def _fail_hopeless(self, call: int, sink: ReplyHandler) -> None:
+    def _fail_hopeless(self, call: int, handler: ReplyHandler) -> None:
         """A call that was made after the socket or a node went away fails at once."""
         if self._closed is not None:
-            self._lose(call, sink, str(self._closed))
+            self._lose(call, handler, str(self._closed))
         for node, lost in list(self.lost_nodes.items()):
-            self._lose(call, sink, str(lost), node)
+            self._lose(call, handler, str(lost), node)
 
-    def _lose(self, call: int, sink: ReplyHandler, reason: str, node: int | None = None) -> None:
+    def _lose(self, call: int, handler: ReplyHandler, reason: str, node: int | None = None) -> None:
         """No answer will come, or none from one node."""
-        for slot, target in enumerate(sink._targets):
+        for slot, target in enumerate(handler._targets):
             at = frames.node_of(target)
             if node is None or at == node:
                 self._answer(call, slot, Status.LOST, frames.pack([at, reason]))
@@ -426,8 +426,8 @@ class NodeClient:
             self.receivers[frames.MESSAGE].on_frame(frame, fds)
             return
         ours = frame[0] == frames.REPLY and frame[6] not in _TOLD_BY_DAEMONS
-        sink = self._calls.get(frame[4]) if ours else None
-        if sink is None or sink._targets[frame[5]] != source:
+        handler = self._calls.get(frame[4]) if ours else None
+        if handler is None or handler._targets[frame[5]] != source:
             close_fds(fds)
         else:
             self._on_frame(frame, fds)
@@ -442,17 +442,17 @@ class NodeClient:
         self.directs.drain(endpoint)
 
     def _drain_callee(self, call: int, slot: int) -> None:
-        sink = self._calls.get(call)
-        if sink is not None:
-            self.directs.drain(sink._targets[slot])
+        handler = self._calls.get(call)
+        if handler is not None:
+            self.directs.drain(handler._targets[slot])
 
     def _answer(self, call: int, slot: int, status: int, body: Body) -> None:
-        sink = self._calls.get(call)
-        if sink is None:
+        handler = self._calls.get(call)
+        if handler is None:
             return
         if status in frames.FINAL:
-            self._direct_calls.answered(call, sink._targets[slot])
-        if sink._answer(slot, status, body):
+            self._direct_calls.answered(call, handler._targets[slot])
+        if handler._answer(slot, status, body):
             self._calls.pop(call, None)
             self._direct_calls.ended(call)
 
@@ -464,8 +464,8 @@ class NodeClient:
             self.directs.drain(frames.endpoint(self.node, number))
         self._direct_calls.tell()
         for call in {call for _, call in facts["calls"]}:
-            sink = self._calls.get(call)
-            open_on[call] = set() if sink is None else {sink._targets[slot] for slot in sink._unanswered()}
+            handler = self._calls.get(call)
+            open_on[call] = set() if handler is None else {handler._targets[slot] for slot in handler._unanswered()}
         finished = [pair for pair in facts["calls"] if frames.endpoint(self.node, pair[0]) not in open_on[pair[1]]]
         self._tell(operations.CallsChecked(facts["check"], finished))
 
@@ -473,8 +473,8 @@ class NodeClient:
         node = facts["node"]
         error = NodeLost.from_facts(facts["name"], node, facts["reason"])
         self.lost_nodes[node] = error
-        for call, sink in list(self._calls.items()):
-            self._lose(call, sink, str(error), node)
+        for call, handler in list(self._calls.items()):
+            self._lose(call, handler, str(error), node)
         self._requests.fail(error, node=node)
 
     def _on_closed(self, reason: str) -> None:
@@ -489,8 +489,8 @@ class NodeClient:
         # Each by itself, and only those that are here: another thread may be adding one.  That thread finds ``_closed``
         # set afterwards, which it was before this looked, and has its call fail (``_departed``).
         # tests/_client/test_lost_daemon.py::test_calls_of_other_threads_end_whenever_the_daemon_dies
-        for call, sink in list(self._calls.items()):
-            self._lose(call, sink, str(error))
+        for call, handler in list(self._calls.items()):
+            self._lose(call, handler, str(error))
             self._calls.pop(call, None)
             self._direct_calls.ended(call)
         self._requests.fail(error)

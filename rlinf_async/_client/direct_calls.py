@@ -148,8 +148,8 @@ class DirectCalls:
     def _owed(self, call: int) -> list[tuple[int, int, int, str]]:
         method, ways = self._open[call]
         self._told.add(call)
-        sink = self._calls.get(call)
-        if sink is None:  # it has just been given up
+        handler = self._calls.get(call)
+        if handler is None:  # it has just been given up
             return []
-        waiting = [(sink._targets[slot], slot) for slot in sink._unanswered()]
+        waiting = [(handler._targets[slot], slot) for slot in handler._unanswered()]
         return [(frames.number_of(target), slot, call, method) for target, slot in waiting if target in ways]

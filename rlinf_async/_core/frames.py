@@ -155,7 +155,7 @@ class Status(IntEnum):
     END = 4
     """The stream has ended in order."""
     DIED = 5
-    """The target's process has ended; the body is its story."""
+    """The target's process has ended; the body is its exit report."""
     UNKNOWN = 6
     """There is no such target; the body says why."""
     LOST = 7

@@ -92,17 +92,17 @@ class PendingCalls:
         """(source, call) of every open call, oldest first."""
         return iter(self._open)
 
-    def owe(self, source: int, call: int, slot: int, method: str, now: float) -> None:
+    def add(self, source: int, call: int, slot: int, method: str, now: float) -> None:
         self._open[source, call] = (slot, method, now)
 
-    def pay(self, source: int, call: int) -> bool:
+    def complete(self, source: int, call: int) -> bool:
         """False if nothing was owed: an answer to nobody."""
         return self._open.pop((source, call), None) is not None
 
-    def owes(self, source: int, call: int) -> bool:
+    def is_pending(self, source: int, call: int) -> bool:
         return (source, call) in self._open
 
-    def owes_after(self, source: int, call: int) -> bool:
+    def has_later(self, source: int, call: int) -> bool:
         """Whether a call is open that this source made after ``call``."""
         return any(origin == source and number > call for origin, number in self._open)
 
@@ -115,11 +115,11 @@ class PendingCalls:
         """The open calls that came from this endpoint."""
         return [call for origin, call in self._open if origin == source]
 
-    def default(self) -> list[tuple[int, int, int]]:
+    def fail_all(self) -> list[tuple[int, int, int]]:
         """Forgets every debt; (source, call, slot) of each, oldest first."""
-        debts = [(source, call, slot) for (source, call), (slot, _, _) in self._open.items()]
+        open_calls = [(source, call, slot) for (source, call), (slot, _, _) in self._open.items()]
         self._open.clear()
-        return debts
+        return open_calls
 
     def ages(self, now: float, most: int) -> list[tuple[str, float]]:
         """What was asked and how many seconds ago, oldest first."""

@@ -25,7 +25,7 @@ class Ticket(NamedTuple):
 
 
 @dataclass
-class _Wish:
+class _Request:
     name: str
     devices: frozenset[int]
 
@@ -34,9 +34,9 @@ class _Wish:
 class DeviceLocks:
     """Sets of devices, each held by one holder at a time, as often as it likes.
 
-    A holder that has all the devices of a wish gets it at once; every other wish waits until all its devices are free
-    and no earlier wish waits for one of them.  So wishes for one device are served in order, and nobody holds half
-    of what he wants.  Whatever becomes of a ticket, ``give_back`` undoes it; ``drop`` undoes all of a holder's.
+    A holder that has all the devices of a request gets it at once; every other request waits until all its devices are
+    free and no earlier request waits for one of them.  So requests for one device are served in order, and none is half
+    served.  Whatever becomes of a ticket, ``give_back`` undoes it; ``drop`` undoes all of a holder's.
 
     Example:
         locks.take(Ticket(7, 1), "actor:0", [0, 1])      # True
@@ -44,8 +44,8 @@ class DeviceLocks:
         locks.give_back(Ticket(7, 1))                    # [Ticket(8, 1)]: tell it
     """
 
-    held: dict[Ticket, _Wish] = field(default_factory=dict)
-    waiting: dict[Ticket, _Wish] = field(default_factory=dict)
+    held: dict[Ticket, _Request] = field(default_factory=dict)
+    waiting: dict[Ticket, _Request] = field(default_factory=dict)
     _owners: dict[int, list[Ticket]] = field(default_factory=dict, repr=False)
     """By device, the tickets that it is held with; all are of one holder."""
 
@@ -60,11 +60,11 @@ class DeviceLocks:
         """
         if ticket in self.held or ticket in self.waiting:
             raise ValueError(f"{ticket} has been used for another acquisition")
-        wish = _Wish(name, frozenset(devices))
-        if all(self._is_held_by(device, ticket.holder) for device in wish.devices):
-            self._grant(ticket, wish)
+        request = _Request(name, frozenset(devices))
+        if all(self._is_held_by(device, ticket.holder) for device in request.devices):
+            self._grant(ticket, request)
             return True
-        self.waiting[ticket] = wish
+        self.waiting[ticket] = request
         return ticket in self._serve()
 
     def give_back(self, ticket: Ticket) -> list[Ticket]:
@@ -80,16 +80,18 @@ class DeviceLocks:
 
     def names(self, ticket: Ticket) -> list[str]:
         """Who stands in the way of a ticket that waits: the holders of its devices, then those who wait before it."""
-        wish = self.waiting.get(ticket)
-        if wish is None:
+        request = self.waiting.get(ticket)
+        if request is None:
             return []
         before = []
         for other, wanted in self.waiting.items():
             if other == ticket:
                 break
-            if wanted.devices & wish.devices:
+            if wanted.devices & request.devices:
                 before.append(wanted.name)
-        holders = [self.held[owner].name for device in sorted(wish.devices) for owner in self._owners.get(device, ())]
+        holders = [
+            self.held[owner].name for device in sorted(request.devices) for owner in self._owners.get(device, ())
+        ]
         return list(dict.fromkeys((*holders, *before)))
 
     def holders(self) -> set[int]:
@@ -100,15 +102,15 @@ class DeviceLocks:
         owners = self._owners.get(device)
         return owners is not None and owners[0].holder == holder
 
-    def _grant(self, ticket: Ticket, wish: _Wish) -> None:
-        self.held[ticket] = wish
-        for device in wish.devices:
+    def _grant(self, ticket: Ticket, request: _Request) -> None:
+        self.held[ticket] = request
+        for device in request.devices:
             self._owners.setdefault(device, []).append(ticket)
 
     def _remove(self, ticket: Ticket) -> None:
         self.waiting.pop(ticket, None)
-        wish = self.held.pop(ticket, None)
-        for device in wish.devices if wish is not None else ():
+        request = self.held.pop(ticket, None)
+        for device in request.devices if request is not None else ():
             self._owners[device].remove(ticket)
             if not self._owners[device]:
                 del self._owners[device]
@@ -117,14 +119,16 @@ class DeviceLocks:
         """Grants whatever waits and can be granted, in order."""
         wanted: set[int] = set()
         granted = []
-        for ticket, wish in list(self.waiting.items()):
-            free = all(device not in self._owners or self._is_held_by(device, ticket.holder) for device in wish.devices)
-            if free and not wish.devices & wanted:
+        for ticket, request in list(self.waiting.items()):
+            free = all(
+                device not in self._owners or self._is_held_by(device, ticket.holder) for device in request.devices
+            )
+            if free and not request.devices & wanted:
                 del self.waiting[ticket]
-                self._grant(ticket, wish)
+                self._grant(ticket, request)
                 granted.append(ticket)
             else:
-                wanted |= wish.devices
+                wanted |= request.devices
         return granted
 
 

@@ -46,7 +46,7 @@ class Failure:
 class Concern:
     """An open call that a failure concerns; ``is_own``: it is the one in which the rank failed."""
 
-    sink: Sink
+    handler: Sink
     failure: Failure
     is_own: bool
     told: bool = False
@@ -70,22 +70,22 @@ class FailureNotices:
         self.concerns: dict[int, Concern] = {}
         """By ``id``, the open calls that a failure concerns."""
 
-    def failed(self, failure: Failure, sink: Sink | None) -> None:
+    def failed(self, failure: Failure, handler: Sink | None) -> None:
         """A rank has failed: in a call, or between calls.  Where answers are handled."""
-        if sink is not None and sink._unanswered():
-            self.concerns[id(sink)] = Concern(sink, failure, is_own=True)
-        self._spread(failure, sink)
+        if handler is not None and handler._unanswered():
+            self.concerns[id(handler)] = Concern(handler, failure, is_own=True)
+        self._spread(failure, handler)
 
-    def finished(self, sink: Sink) -> None:
+    def finished(self, handler: Sink) -> None:
         """All ranks have answered; those of calls made meanwhile may have been met by a rank that was out of step."""
-        concern = self.concerns.pop(id(sink), None)
+        concern = self.concerns.pop(id(handler), None)
         if concern is not None and concern.is_own:
-            self._spread(concern.failure, sink)
+            self._spread(concern.failure, handler)
 
-    def _spread(self, failure: Failure, sink: Sink | None) -> None:
+    def _spread(self, failure: Failure, handler: Sink | None) -> None:
         if len(self._open) > len(self.concerns):  # not for each of a thousand calls that fail together
             for other in list(self._open.values()):
-                if other is not sink:
+                if other is not handler:
                     self.concerns.setdefault(id(other), Concern(other, failure, is_own=False))
         if self.concerns:
             self._arm(failure.at + self._quiet)
@@ -102,12 +102,12 @@ class FailureNotices:
         later: list[float] = []
         for concern in list(self.concerns.values()):
             due = concern.failure.at + self._quiet
-            if not concern.sink._unanswered():  # it was answered while it was still being sent
-                self.finished(concern.sink)
+            if not concern.handler._unanswered():  # it was answered while it was still being sent
+                self.finished(concern.handler)
                 continue
             if concern.told:
                 continue
-            if due > now or not concern.sink._departed:
+            if due > now or not concern.handler._departed:
                 later.append(max(due, now + _AGAIN_S))
                 continue
             concern.told = True
@@ -116,7 +116,7 @@ class FailureNotices:
             self._arm(min(later))
 
     def _tell_ranks(self, concern: Concern, now: float) -> None:
-        sink, failure = concern.sink, concern.failure
+        handler, failure = concern.handler, concern.failure
         facts = {
             "rank": failure.rank,
             "endpoint": failure.endpoint,
@@ -125,5 +125,5 @@ class FailureNotices:
             "seconds_ago": now - failure.at,
             "is_own": concern.is_own,
         }
-        targets = (sink._targets[slot] for slot in sink._unanswered())
-        self._client.tell_failure(sink._call, [target for target in targets if target != failure.endpoint], facts)
+        targets = (handler._targets[slot] for slot in handler._unanswered())
+        self._client.tell_failure(handler._call, [target for target in targets if target != failure.endpoint], facts)

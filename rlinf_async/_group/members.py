@@ -89,9 +89,9 @@ class Members:
         with self._lock:
             self._failure = error
             pending, self._pending = self._pending, []
-        for _, sink, _, bodies, _ in pending:
+        for _, handler, _, bodies, _ in pending:
             close_fds(fd for _, fds in bodies for fd in fds)
-            sink._fail(error)
+            handler._fail(error)
 
     @property
     def failed(self) -> bool:
@@ -161,19 +161,19 @@ class Members:
         """Ends calls; seconds to the next deadline, None where no call is open."""
         if self.deadline is None:
             return None
-        for sink in list(self.open.values()):
-            if isinstance(sink, Stream) or sink.done() or sink._expired:
+        for handler in list(self.open.values()):
+            if isinstance(handler, Stream) or handler.done() or handler._expired:
                 continue
-            left = max(sink._since, self._counts_from) + self.deadline.seconds - monotonic()
+            left = max(handler._since, self._counts_from) + self.deadline.seconds - monotonic()
             if left > 0:
                 return left
-            sink._expire()
+            handler._expire()
         return None
 
     # -- calls --------------------------------------------------------------------------------------------------
 
     def call(
-        self, callee: Callee, sink: Sink, method: str, encoded: Sequence[Encoded | bytes], *, same: bool = True
+        self, callee: Callee, handler: Sink, method: str, encoded: Sequence[Encoded | bytes], *, same: bool = True
     ) -> None:
         """Sends a call, or keeps it until it can be sent.  What it carries is fixed now.
 
@@ -190,15 +190,15 @@ class Members:
         if end is not None:
             if isinstance(end, ClosedError | ForkedProcessError):
                 raise end.with_traceback(None)
-            sink._fail(copy.copy(end))
+            handler._fail(copy.copy(end))
             return
         if self.client.loop.is_closed():
             raise loop_watch.closed(self.client.loop, f"{self.name}.{method}() was called")
-        if self.deadline is not None and isinstance(sink, Handle):
-            sink._since = monotonic()
+        if self.deadline is not None and isinstance(handler, Handle):
+            handler._since = monotonic()
         bodies = [pack_body(value) for value in encoded]
         if recorder.recorder is not None:
-            recorder.follow_call(sink, sink._ended, f"{self.name}.{method}")
+            recorder.follow_call(handler, handler._ended, f"{self.name}.{method}")
         if not self._started:
             with self._lock:
                 if self._failure is not None:
@@ -206,39 +206,39 @@ class Members:
                     self.client.unobserved.heard(cause_of(self._failure))
                     raise self._failure.with_traceback(None)
                 if not self._started:
-                    self._pending.append((callee, sink, method, bodies, same))
+                    self._pending.append((callee, handler, method, bodies, same))
                     return
-        self._send(callee, sink, method, bodies, same)
+        self._send(callee, handler, method, bodies, same)
 
-    def _send(self, callee: Callee, sink: Sink, method: str, bodies: Bodies, same: bool) -> None:
-        credit = sink._window if isinstance(sink, Stream) else 0
-        self.open[id(sink)] = sink
+    def _send(self, callee: Callee, handler: Sink, method: str, bodies: Bodies, same: bool) -> None:
+        credit = handler._window if isinstance(handler, Stream) else 0
+        self.open[id(handler)] = handler
         if self.deadline is not None and self._timer.acquire(blocking=False):
             self.client.later(self.deadline.seconds, self._look_at_deadlines)
         try:
             if same:
                 body, fds = bodies[0]
-                self.client.call(sink, callee.route, method, body, fds, credit)
+                self.client.call(handler, callee.route, method, body, fds, credit)
             else:
-                self.client.call_each(sink, callee.targets, method, bodies, credit)
+                self.client.call_each(handler, callee.targets, method, bodies, credit)
         except BaseException:
-            self.open.pop(id(sink), None)
-            self.notices.finished(sink)
+            self.open.pop(id(handler), None)
+            self.notices.finished(handler)
             raise
 
-    def call_failed(self, callee: Callee, sink: Sink) -> None:
+    def call_failed(self, callee: Callee, handler: Sink) -> None:
         """A rank has failed in a call."""
-        failed = [failure for failure in sink._tally.failures() if failure[1] != Status.UNKNOWN]
+        failed = [failure for failure in handler._tally.failures() if failure[1] != Status.UNKNOWN]
         if failed and not self.closed:
             slot, status, body = failed[0]
             self.notices.failed(
                 Failure(
                     callee.ranks[slot],
                     callee.targets[slot],
-                    sink._call,
-                    lambda: describe_failure(callee, sink._method, slot, status, body),
+                    handler._call,
+                    lambda: describe_failure(callee, handler._method, slot, status, body),
                 ),
-                sink,
+                handler,
             )
 
 

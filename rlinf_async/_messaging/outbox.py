@@ -57,33 +57,33 @@ class Outbox:
     def send(self, sending: Sending, receivers: Sequence[Peer], stream: Any) -> None:
         """Sends it, or announces it; a failure is the operation's."""
         line = self._line(stream, receivers)
-        letter = InFlight(sending, receivers)
+        in_flight = InFlight(sending, receivers)
         with line.order:
             for peer in receivers:
                 if peer.error is not None:
                     sending.fail(copy.copy(peer.error))
                     return
-            if not self._send(line, letter):
+            if not self._send(line, in_flight):
                 return
-        if letter.awaited:
+        if in_flight.awaited:
             # Set only now that the message has left.  Another thread that gives it up earlier would have WITHDRAW sent
             # ahead of the message; its receivers would pass over that, and then take what was given up.  Who gave up
             # before this line is found below, by ``done``.
             # tests/_messaging/test_mailbox.py::test_a_send_that_is_given_up_under_way_is_withdrawn
             # tests/test_exchange.py::test_a_send_that_is_given_up_in_the_middle_was_never_made
-            sending.withdraw = functools.partial(self._withdraw, line, letter)
-        self._settle(line, letter)
+            sending.withdraw = functools.partial(self._withdraw, line, in_flight)
+        self._settle(line, in_flight)
         if sending.done():
             sending.forget()
             if sending.has_failed:  # given up while it left
-                self._take_back(line, letter, ClosedError(f"{sending._describe()} was given up"))
+                self._take_back(line, in_flight, ClosedError(f"{sending._describe()} was given up"))
         for peer in receivers:
             if peer.error is not None:  # meanwhile
                 self._fail(line)
                 return
 
-    def _send(self, line: Line, letter: InFlight) -> bool:
-        sending, payload = letter.sending, letter.sending.payload
+    def _send(self, line: Line, in_flight: InFlight) -> bool:
+        sending, payload = in_flight.sending, in_flight.sending.payload
         try:
             way = self._way(line, payload)
             if payload.is_on_gpu and way not in WAYS:
@@ -92,9 +92,9 @@ class Outbox:
             sending.fail(error)
             return False
         with self._lock:
-            departure = line.departures.add(letter, payload.nbytes)
-            letter.departure = departure
-            line.open[departure.number] = letter
+            departure = line.departures.add(in_flight, payload.nbytes)
+            in_flight.departure = departure
+            line.open[departure.number] = in_flight
             number = departure.number
             if not departure.left:
                 # Under the lock: the thread that reads the socket may be told of room, or be asked for the content,
@@ -107,7 +107,7 @@ class Outbox:
                 return True
         start = (message_facts.DATA, line.stream, number, payload.kind, payload.about, departure.charge)
         try:
-            self._leave(line, letter, way, start)
+            self._leave(line, in_flight, way, start)
         except Exception as error:
             with self._lock:
                 line.open.pop(number, None)
@@ -133,26 +133,26 @@ class Outbox:
         collective = len(receivers) == 1 and payload.has_small_head and receivers[0].connection.is_good
         return transport_choice.choose(payload.nbytes, near=False, collective=collective)
 
-    def _leave(self, line: Line, letter: InFlight, way: str, start: tuple[Any, ...]) -> None:
+    def _leave(self, line: Line, in_flight: InFlight, way: str, start: tuple[Any, ...]) -> None:
         """
         Raises:
             Exception: its content cannot be packed; nothing has left.
         """
         if way in WAYS:
             try:
-                self._by_link(line, letter, line.receivers, way, start)
+                self._by_link(line, in_flight, line.receivers, way, start)
             except Exception as error:
-                self._distrust(line.receivers[0], letter, error)
-                way = self._plain_way(line, letter.sending.payload)
+                self._distrust(line.receivers[0], in_flight, error)
+                way = self._plain_way(line, in_flight.sending.payload)
             else:
                 return
         if way == transport_choice.FRAME:
-            self._by_frame(line, line.receivers, letter, start, *self._pack(line, letter))
+            self._by_frame(line, line.receivers, in_flight, start, *self._pack(line, in_flight))
         else:
-            self._by_link(line, letter, line.receivers, way, start)
+            self._by_link(line, in_flight, line.receivers, way, start)
 
-    def _pack(self, line: Line, letter: InFlight) -> tuple[Any, Sequence[int]]:
-        payload = letter.sending.payload
+    def _pack(self, line: Line, in_flight: InFlight) -> tuple[Any, Sequence[int]]:
+        payload = in_flight.sending.payload
         if line.receivers[0].endpoint == self._peers.me:
             return payload.copy(), ()
         return payload.pack()
@@ -161,27 +161,27 @@ class Outbox:
         self,
         line: Line,
         receivers: Sequence[Peer],
-        letter: InFlight,
+        in_flight: InFlight,
         start: tuple[Any, ...],
         body: Any,
         fds: Sequence[int],
     ) -> None:
-        if letter.sending.payload.kind != TENSOR:
+        if in_flight.sending.payload.kind != TENSOR:
             for peer in receivers:
-                letter.awaited.pop(peer.endpoint, None)
-            if not letter.awaited:
-                self._drop(line, letter)  # it is sent: what its receiver makes of it comes too late to be its error
+                in_flight.awaited.pop(peer.endpoint, None)
+            if not in_flight.awaited:
+                self._drop(line, in_flight)  # it is sent: what its receiver makes of it comes too late to be its error
         self._peers.post(receivers, (*start, None), body, fds)
 
     def _by_link(
-        self, line: Line, letter: InFlight, receivers: Sequence[Peer], way: str, start: tuple[Any, ...]
+        self, line: Line, in_flight: InFlight, receivers: Sequence[Peer], way: str, start: tuple[Any, ...]
     ) -> None:
-        payload, number = letter.sending.payload, letter.departure.number
-        letter.by_gpu = way in WAYS
+        payload, number = in_flight.sending.payload, in_flight.departure.number
+        in_flight.by_gpu = way in WAYS
         links = [self._peers.link(peer, way) for peer in receivers]
         body: bytes | int
         buffers: Sequence[Any]
-        if letter.by_gpu:  # and there is one receiver
+        if in_flight.by_gpu:  # and there is one receiver
             assert isinstance(payload, DevicePayload)
             buffers, places = payload.tensors(), [payload.places]
             body, fds = payload.pack_rest()
@@ -189,89 +189,89 @@ class Outbox:
             (body, buffers), places, fds = payload.parts(), [], ()
         sizes = [buffer.nbytes for buffer in buffers]
         for peer, link in zip(receivers, links, strict=True):
-            if letter.by_gpu and not peer.gpu_link.is_proven:
+            if in_flight.by_gpu and not peer.gpu_link.is_proven:
                 timeout = settings.GPU_LINK_TIMEOUT_S()  # libraries that find no way have been seen to search on
                 self._peers.later(timeout, functools.partial(self._lose_patience, line, number, peer, link))
-            letter.attempts += 1
+            in_flight.attempts += 1
             transfer = next(peer.transfers)
-            letter.links.append(link)
+            in_flight.links.append(link)
             self._peers.post((peer,), (*start, [way, transfer, sizes, *places]), body, fds)
             work = link.send(transfer, buffers)
-            work._follow(functools.partial(self._sent_by_link, line, letter, peer, work))
-        if letter.awaited and number not in line.open:  # withdrawn meanwhile: nobody will fetch it
-            for link in letter.links:
-                link.discard(ClosedError(f"{letter.sending._describe()} was withdrawn"))
+            work._follow(functools.partial(self._sent_by_link, line, in_flight, peer, work))
+        if in_flight.awaited and number not in line.open:  # withdrawn meanwhile: nobody will fetch it
+            for link in in_flight.links:
+                link.discard(ClosedError(f"{in_flight.sending._describe()} was withdrawn"))
 
-    def _sent_by_link(self, line: Line, letter: InFlight, peer: Peer, work: Any) -> None:
+    def _sent_by_link(self, line: Line, in_flight: InFlight, peer: Peer, work: Any) -> None:
         """Its success is the receiver's to tell; a failure may be known here alone."""
         try:
             work._result()
         except Exception as error:
-            self._again(line, letter, peer, error)
+            self._again(line, in_flight, peer, error)
 
     def _lose_patience(self, line: Line, number: int, peer: Peer, link: Any) -> None:
-        letter = line.open.get(number)
-        if letter is not None and letter.by_gpu and not peer.gpu_link.is_proven:
+        in_flight = line.open.get(number)
+        if in_flight is not None and in_flight.by_gpu and not peer.gpu_link.is_proven:
             link.discard(TransferFailed(f"{link!r} has brought nothing within {settings.GPU_LINK_TIMEOUT_S():g} s"))
 
-    def _distrust(self, peer: Peer, letter: InFlight, error: Exception) -> None:
+    def _distrust(self, peer: Peer, in_flight: InFlight, error: Exception) -> None:
         """A message has not come through."""
         logger.info("a message to %s did not come through: %s", peer.label, error)
-        if (peer.gpu_link if letter.by_gpu else peer.connection).fail() and letter.by_gpu:
+        if (peer.gpu_link if in_flight.by_gpu else peer.connection).fail() and in_flight.by_gpu:
             logger.warning("tensors on the GPU go to %s by way of the CPU from now on: %s", peer.label, error)
 
-    def _again(self, line: Line, letter: InFlight, peer: Peer, error: Exception) -> None:
+    def _again(self, line: Line, in_flight: InFlight, peer: Peer, error: Exception) -> None:
         """Sends the content once more, to one receiver and by another way."""
-        sending, number = letter.sending, letter.departure.number
+        sending, number = in_flight.sending, in_flight.departure.number
         with self._lock:
-            if number not in line.open or peer.endpoint not in letter.awaited or letter.is_certain:
+            if number not in line.open or peer.endpoint not in in_flight.awaited or in_flight.is_certain:
                 return
         if sending.done() or peer.error is not None:
             return
-        self._distrust(peer, letter, error)
-        if letter.attempts > _ATTEMPTS * len(line.receivers):
+        self._distrust(peer, in_flight, error)
+        if in_flight.attempts > _ATTEMPTS * len(line.receivers):
             sending.give_up(TransferFailed(f"{sending._describe()}: what it carries could not be transferred"))
             return
         start = (message_facts.CONTENT, line.stream, number, 0)
         near = peer.node == node_of(self._peers.me)
         way = transport_choice.choose(sending.payload.nbytes, near=near, collective=False)
         if way != transport_choice.FRAME:
-            self._by_link(line, letter, (peer,), way, start)
+            self._by_link(line, in_flight, (peer,), way, start)
             return
-        letter.is_certain, letter.by_gpu = True, False
+        in_flight.is_certain, in_flight.by_gpu = True, False
         try:
-            packed = self._pack(line, letter)
+            packed = self._pack(line, in_flight)
         except Exception as error:
             sending.give_up(error)
             return
-        self._by_frame(line, (peer,), letter, start, *packed)
-        self._settle(line, letter)
+        self._by_frame(line, (peer,), in_flight, start, *packed)
+        self._settle(line, in_flight)
 
     # -- ends ---------------------------------------------------------------------------------------------------
 
-    def _settle(self, line: Line, letter: InFlight) -> None:
-        if not letter.awaited:
-            self._drop(line, letter)
-            letter.sending.finish()
+    def _settle(self, line: Line, in_flight: InFlight) -> None:
+        if not in_flight.awaited:
+            self._drop(line, in_flight)
+            in_flight.sending.finish()
 
-    def _drop(self, line: Line, letter: InFlight) -> None:
-        if letter.departure.number in line.open:
+    def _drop(self, line: Line, in_flight: InFlight) -> None:
+        if in_flight.departure.number in line.open:
             with self._lock:
-                line.open.pop(letter.departure.number, None)
+                line.open.pop(in_flight.departure.number, None)
 
-    def _withdraw(self, line: Line, letter: InFlight, error: Exception) -> None:
+    def _withdraw(self, line: Line, in_flight: InFlight, error: Exception) -> None:
         """The operation was given up: the receivers that have not got the message never will."""
-        if letter.departure.number in line.open:
-            self._take_back(line, letter, error)
+        if in_flight.departure.number in line.open:
+            self._take_back(line, in_flight, error)
 
-    def _take_back(self, line: Line, letter: InFlight, error: Exception) -> None:
-        number = letter.departure.number
+    def _take_back(self, line: Line, in_flight: InFlight, error: Exception) -> None:
+        number = in_flight.departure.number
         with self._lock:
             line.open.pop(number, None)
             waiting = line.departures.withdraw(number)
         self._peers.post(line.receivers, (message_facts.WITHDRAW, line.stream, number))
         if not waiting:
-            for link in letter.links:
+            for link in in_flight.links:
                 link.discard(error)
 
     def fail(self, peer: Peer) -> None:
@@ -285,10 +285,10 @@ class Outbox:
         error = next(peer.error for peer in line.receivers if peer.error is not None)
         with self._lock:
             line.departures.fail()
-            letters = list(line.open.values())
+            messages = list(line.open.values())
             line.open.clear()
-        for letter in letters:
-            letter.sending.fail(copy.copy(error))
+        for in_flight in messages:
+            in_flight.sending.fail(copy.copy(error))
 
     # -- what receivers say -------------------------------------------------------------------------------------
 
@@ -308,42 +308,42 @@ class Outbox:
             if departure is not None:
                 self._go(line, departure.what)
 
-    def _go(self, line: Line, letter: InFlight) -> None:
+    def _go(self, line: Line, in_flight: InFlight) -> None:
         """The content of what was announced."""
-        departure, sending = letter.departure, letter.sending
+        departure, sending = in_flight.departure, in_flight.sending
         start = (message_facts.CONTENT, line.stream, departure.number, departure.charge)
         try:
-            self._leave(line, letter, self._way(line, sending.payload), start)
+            self._leave(line, in_flight, self._way(line, sending.payload), start)
         except Exception as error:
             with self._lock:
                 line.departures.undo(departure)
             sending.give_up(error)
-        self._settle(line, letter)
+        self._settle(line, in_flight)
 
     def on_taken(self, source: Peer, stream: Any, number: int) -> None:
         line = self._find(source.endpoint, stream)
-        letter = None if line is None else line.open.get(number)
-        if line is not None and letter is not None:
-            if letter.links and not letter.is_certain:
-                (source.gpu_link if letter.by_gpu else source.connection).is_proven = True
-            letter.awaited.pop(source.endpoint, None)
-            self._settle(line, letter)
+        in_flight = None if line is None else line.open.get(number)
+        if line is not None and in_flight is not None:
+            if in_flight.links and not in_flight.is_certain:
+                (source.gpu_link if in_flight.by_gpu else source.connection).is_proven = True
+            in_flight.awaited.pop(source.endpoint, None)
+            self._settle(line, in_flight)
 
     def on_lost(self, source: Peer, stream: Any, number: int) -> None:
         line = self._find(source.endpoint, stream)
-        letter = None if line is None else line.open.get(number)
-        if line is not None and letter is not None:
-            self._again(line, letter, source, TransferFailed("the receiver has not got it"))
+        in_flight = None if line is None else line.open.get(number)
+        if line is not None and in_flight is not None:
+            self._again(line, in_flight, source, TransferFailed("the receiver has not got it"))
 
     def on_refused(self, source: Peer, stream: Any, number: int, why: str) -> None:
         line = self._find(source.endpoint, stream)
         if line is None:
             return
         with self._lock:
-            letter = line.open.pop(number, None)
+            in_flight = line.open.pop(number, None)
             waited = line.departures.withdraw(number)
         if waited and len(line.receivers) > 1:
             self._peers.post(line.receivers, (message_facts.WITHDRAW, line.stream, number))
         text = f"{source.label} could not receive a message: {why}"
-        if letter is None or not letter.sending.fail(ValueError(text)):
+        if in_flight is None or not in_flight.sending.fail(ValueError(text)):
             logger.warning("%s", text)  # its operation was done when it left

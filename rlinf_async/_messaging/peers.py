@@ -181,9 +181,10 @@ class Peers:
         self._client.drain_direct(facts["endpoint"])
         peer = self._peers.get(facts["endpoint"])
         if peer is not None:
-            story = facts["story"]
+            report = facts["report"]
             self._end(
-                peer, WorkerDied.from_story(story) if story else ClosedError(f"{peer.label}: its group was closed")
+                peer,
+                WorkerDied.from_exit_report(report) if report else ClosedError(f"{peer.label}: its group was closed"),
             )
 
     def on_node_lost(self, facts: dict[str, Any]) -> None:

@@ -96,7 +96,7 @@ class AcceleratorUtil:
     def get_accel_pg_options(options: CollectiveGroupOptions | None, accelerator_type: str | None = None) -> Any:
         """``pg_options`` for ``torch.distributed.new_group``; None where nothing is wished or NCCL is not the back end.
 
-        Unset wishes are 4 thread blocks in a cluster, 32 at most and 1 at least.
+        Unset values are 4 thread blocks in a cluster, 32 at most and 1 at least.
         """
         if options is None or options.is_empty_options() or AcceleratorUtil.get_ccl_backend(accelerator_type) != "nccl":
             return None

@@ -1,4 +1,4 @@
-"""Tallies, debts and held-back frames."""
+"""Tallies, pending calls and held-back frames."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ def test_whatever_the_order_every_slot_is_answered_once(order: list[int], status
 
 
 def test_what_is_owed_is_told_oldest_first() -> None:
-    debts = PendingCalls()
+    pending = PendingCalls()
     for call in range(8):
-        debts.owe(1, call, 0, f"m{call}", float(call))
-    assert debts.pay(1, 0)
-    assert not debts.pay(1, 0)
-    assert debts.methods(10.0)[:2] == ["m1 (9.0 s)", "m2 (8.0 s)"]
-    assert debts.methods(10.0)[-1] == "and 2 more"
-    assert debts.of_source(1) == list(range(1, 8))
-    assert debts.of_source(2) == []
-    assert [call for _, call, _ in debts.default()] == list(range(1, 8))
-    assert len(debts) == 0
+        pending.add(1, call, 0, f"m{call}", float(call))
+    assert pending.complete(1, 0)
+    assert not pending.complete(1, 0)
+    assert pending.methods(10.0)[:2] == ["m1 (9.0 s)", "m2 (8.0 s)"]
+    assert pending.methods(10.0)[-1] == "and 2 more"
+    assert pending.of_source(1) == list(range(1, 8))
+    assert pending.of_source(2) == []
+    assert [call for _, call, _ in pending.fail_all()] == list(range(1, 8))
+    assert len(pending) == 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=40), st.data())

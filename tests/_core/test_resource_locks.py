@@ -76,7 +76,7 @@ def test_no_device_has_two_holders_nobody_is_forgotten_and_nobody_overtakes(
             if locks.take(Ticket(holder, number), str(holder), devices):
                 granted.append(Ticket(holder, number))
         elif what == "drop":
-            taken = {ticket: wish for ticket, wish in taken.items() if ticket.holder != holder}
+            taken = {ticket: request for ticket, request in taken.items() if ticket.holder != holder}
             granted += locks.drop(holder)
         else:
             mine = [ticket for ticket in taken if ticket.holder == holder]

@@ -18,7 +18,7 @@ from tests._support.fake_exchanges import FakeDeviceLink, Network
 from tests._support.fake_gpu_memory import StandIn
 
 BIG = torch.arange(100_000)
-STORY = {"group": "b", "rank": 0, "node": "n", "pid": 100, "verdict": "was killed by SIGKILL"}
+REPORT = {"group": "b", "rank": 0, "node": "n", "pid": 100, "verdict": "was killed by SIGKILL"}
 
 
 class Gpu(StandIn):
@@ -379,7 +379,7 @@ def test_a_deadline_in_mid_transfer_withdraws_it_and_spares_what_follows(network
 def test_the_end_of_a_peer_in_mid_transfer_fails_it_and_ends_the_link(network: Network, gpus: Gpus) -> None:
     sending = send(network, BIG)
     network.deliver()
-    network.client("a").announce("ended", {"endpoint": network.endpoints["b"], "story": STORY})
+    network.client("a").announce("ended", {"endpoint": network.endpoints["b"], "report": REPORT})
     with pytest.raises(WorkerDied, match="killed by SIGKILL"):
         sending.wait(0)
     assert isinstance(gpus.a.links[0].discarded[0], WorkerDied)

@@ -22,7 +22,7 @@ from rlinf_async.errors import ClosedError, DeadlineExceeded, NodeLost, Transfer
 from tests._support.fake_exchanges import FakeLink, Network, cancelled
 
 BIG = torch.arange(600_000)
-STORY = {"group": "b", "rank": 0, "node": "n", "pid": 100, "verdict": "was killed by SIGKILL"}
+REPORT = {"group": "b", "rank": 0, "node": "n", "pid": 100, "verdict": "was killed by SIGKILL"}
 
 
 @pytest.fixture
@@ -322,7 +322,7 @@ def test_the_end_of_a_peer_fails_what_is_open_with_it_and_spares_what_is_here(
     open_ones = [send(network, BIG), send(network, torch.zeros(10 << 20, dtype=torch.float64))]
     open_ones += [network.a.recv("b", 0, None, None) for _ in range(2)]
     network.deliver()
-    network.client("a").announce("ended", {"endpoint": network.endpoints["b"], "story": STORY})
+    network.client("a").announce("ended", {"endpoint": network.endpoints["b"], "report": REPORT})
     assert here.done()
     assert open_ones.pop(2).wait(0) == "here"
     for work in open_ones:
@@ -343,7 +343,7 @@ def test_the_loss_of_a_node_fails_what_is_open_with_its_workers(network: Network
 
 def test_after_the_end_the_name_is_looked_up_anew(network: Network) -> None:
     send(network, 1)
-    network.client("a").announce("ended", {"endpoint": network.endpoints["b"], "story": None})
+    network.client("a").announce("ended", {"endpoint": network.endpoints["b"], "report": None})
     network.names.discard("b")
     send(network, 2)
     assert list(network.lookups) == ["b"]

@@ -111,7 +111,7 @@ async def test_a_message_from_another_node_is_shared_there(house: House) -> None
 async def test_workers_that_have_ended_and_drivers_get_no_messages(house: House) -> None:
     source, _ = house.worker()
     dead, wire = house.worker()
-    dead.obituary = b"story"
+    dead.exit_report = b"report"
     driver, at_driver = house.worker("driver")
     fd = write_segment([b"x" * 50_000], 50_000)
     route = frames.route_to([dead.id, driver.id, frames.endpoint(0, 999), frames.endpoint(7, 1)])
@@ -162,7 +162,7 @@ async def test_who_watches_is_told_of_the_end_once_in_the_name_of_the_dead(house
     for source in (watcher.id, watcher.id, far):
         await house.obituaries.watch(Requester(source, 1), operations.Watch([watched.number]))
     house.obituaries.ended(watched.id, {"rank": 3})
-    facts = {"endpoint": watched.id, "story": {"rank": 3}}
+    facts = {"endpoint": watched.id, "report": {"rank": 3}}
     assert wire.sent == [[frames.EVENT, 0, watched.id, watcher.id, "ended", facts]]
     assert house.neighbour.sent == [[frames.EVENT, 0, watched.id, far, "ended", facts]]
     house.obituaries.ended(watched.id, {"rank": 3})
@@ -171,13 +171,13 @@ async def test_who_watches_is_told_of_the_end_once_in_the_name_of_the_dead(house
 
 async def test_an_end_that_has_been_is_told_at_once(house: House) -> None:
     (dead, _), (closed, _), (watcher, wire) = house.worker(), house.worker(), house.worker()
-    dead.obituary = closed.obituary = frames.pack({"rank": 3})
+    dead.exit_report = closed.exit_report = frames.pack({"rank": 3})
     closed.process.closing = True  # type: ignore[union-attr]
     await house.obituaries.watch(Requester(watcher.id, 1), operations.Watch([dead.number, closed.number, 999]))
     assert [frame[5] for frame in wire.sent] == [
-        {"endpoint": dead.id, "story": {"rank": 3}},
-        {"endpoint": closed.id, "story": None},
-        {"endpoint": 999, "story": None},
+        {"endpoint": dead.id, "report": {"rank": 3}},
+        {"endpoint": closed.id, "report": None},
+        {"endpoint": 999, "report": None},
     ]
 
 

@@ -35,16 +35,16 @@ async def may_come(router: Router, worker: Endpoint) -> bool:
 
 async def test_a_rank_may_come_by_the_call_itself_or_by_one_after_its_failure(router: Router, worker: Endpoint) -> None:
     for call, expected in [(4, False), (5, True), (6, False), (7, False), (8, True)]:
-        worker.debts.owe(CALLER, call, 0, "step", 0.0)
+        worker.pending_calls.add(CALLER, call, 0, "step", 0.0)
         assert await may_come(router, worker) is expected
-        worker.debts.pay(CALLER, call)
-    worker.debts.owe(CALLER + 1, 8, 0, "step", 0.0)
+        worker.pending_calls.complete(CALLER, call)
+    worker.pending_calls.add(CALLER + 1, 8, 0, "step", 0.0)
     assert not await may_come(router, worker)
 
 
 async def test_a_rank_that_is_dead_or_gone_does_not_come(router: Router, worker: Endpoint) -> None:
-    worker.debts.owe(CALLER, 8, 0, "step", 0.0)
-    worker.obituary = b"story"
+    worker.pending_calls.add(CALLER, 8, 0, "step", 0.0)
+    worker.exit_report = b"report"
     assert not await may_come(router, worker)
     del router.endpoints[worker.number]
     assert not await may_come(router, worker)
