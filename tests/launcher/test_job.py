@@ -362,8 +362,8 @@ async def test_who_ignores_the_first_interrupt_is_killed_within_five_seconds(sta
 async def test_a_second_interrupt_ends_everything_at_once(
     stage: Stage, report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_module, "_ALL_GRACE", 60.0)
-    monkeypatch.setattr(job_module, "_SCRIPT_GRACE", 60.0)
+    monkeypatch.setattr(job_module, "_ALL_GRACE_S", 60.0)
+    monkeypatch.setattr(job_module, "_SCRIPT_GRACE_S", 60.0)
     stage.behaviour = {"localhost": "stubborn"}
     stage.runs(DEAF)
     job = stage.job(report)
