@@ -113,7 +113,7 @@ class NodeClient:
         self.loop.call_soon(connection.open)
 
     def connect_directly(self, sock: socket.socket, **callbacks: Any) -> Connection:
-        """Has a socket to another process of this node read by whoever reads the daemon's."""
+        """Has a socket to another process of this node read by the threads that read the daemon's."""
         connection = Connection(
             sock, self.loop, arbiter=self._arbiter, on_arrival=self._read_daemon_first, resumable=True, **callbacks
         )
@@ -214,7 +214,7 @@ class NodeClient:
         if self._closed is not None or self.lost_nodes:
             try:
                 self._on_loop(lambda: self._fail_hopeless(call, handler))
-            except ClosedError:  # the loop is closed: nobody handles answers any more
+            except ClosedError:  # the loop is closed: no answer is handled any more
                 self._fail_hopeless(call, handler)
 
     def _fail_hopeless(self, call: int, handler: ReplyHandler) -> None:
@@ -286,7 +286,7 @@ class NodeClient:
 
         Args:
             what: what it does, for deadlines.
-            abandonable: whether it is cancelled when nobody waits for it any more.
+            abandonable: whether it is cancelled with its last waiter.
 
         Raises:
             ClosedError: the loop is closed.

@@ -1,7 +1,7 @@
-"""Calls that go straight to workers of this node, and what the daemon is told of them.
+"""Direct calls to workers of this node, past the daemon, and the reports of them that the daemon gets.
 
-A worker hands a socket of its own to whoever calls it from its node (``_worker/shortcuts.py``); from then on calls take
-that one too, unless something that the daemon relays is still on its way to the worker.  The daemon answers for the
+A worker hands a socket of its own to each caller on its node (``_worker/shortcuts.py``); from then on calls take that
+one too, unless something that the daemon relays is still on its way to the worker.  The daemon answers for the
 dead, so it hears of every call that is not answered at once, and tells its end if the worker dies of it::
 
     caller ── CALL ──► worker           caller ◄── REPLY ── worker
@@ -9,7 +9,7 @@ dead, so it hears of every call that is not answered at once, and tells its end 
     caller ◄── REPLY, "died" ── daemon  also where the worker had died before it was told
 
 In the other direction order is the worker's to keep: before it takes in what the daemon relays from a caller, it
-takes in what that one has sent directly.
+takes in what the same caller has sent directly.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Links of this worker that seem to lead far away: what is sent there is kept here while it would be under way.
 
-Where nothing is emulated ``here`` is None, and everybody who sends asks for nothing but that.  What is kept of one link
-leaves in its order; what is meant for others is not held up by it.  A link without a shared line needs nobody else.
+Where nothing is emulated ``here`` is None, and senders ask for nothing but that.  What is kept of one link
+leaves in its order; what is meant for others is not held up by it.  A link without a shared line needs no other node.
 Lines are shared by workers anywhere in the run, so node 0's daemon says when they are free
 (``launcher/daemon/emulated_lines.py``). On a line that is free, what the question takes is part of the wait; on one
 that is taken a message is never early, however long the question was under way, so that together they never get more
@@ -91,7 +91,7 @@ class FarLinks:
         def reserved() -> None:
             try:
                 through = request._result()
-            except Exception:  # node 0 is lost: nobody keeps the book of the lines
+            except Exception:  # node 0 is lost, which keeps the book of the lines
                 through = 0.0
             alone = max(nbytes / line.rate for line in crossing.lines)
             since = now if through <= alone + _EARLY else time.monotonic()
@@ -113,7 +113,7 @@ class FarLinks:
                 if due is None or due > now + _EARLY:
                     return  # and when it is due, those behind it come along
                 parcel = parcels.popleft()
-            # Nobody else takes parcels off, so that what was first also leaves first.
+            # No other task takes parcels off, so that what was first also leaves first.
             parcel.go()
         with self._lock:
             if not self._kept.get(link):
@@ -124,7 +124,7 @@ class FarLinks:
 
 
 here: FarLinks | None = None
-"""Of this worker; None where it sends to nobody far away."""
+"""Of this worker; None where no link of its own is emulated."""
 
 
 def use(links: FarLinks | None) -> None:

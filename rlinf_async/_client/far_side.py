@@ -99,7 +99,7 @@ def _one(client: Client, operation: Operation[str], node: int) -> Work[str]:
 
 
 def _when_all(asked: Sequence[slow_waits.FarSide], tell: Callable[[], str], client: Client | None = None) -> Work[str]:
-    """Words made once everybody has answered; or has had the time for it, which a ``client`` measures."""
+    """Words made once all have answered; or have had the time for it, which a ``client`` measures."""
     far_side: Work[str] = Work()
 
     def finish() -> None:

@@ -17,7 +17,7 @@ OnLoop = Callable[[Callable[[], None]], None]
 
 
 class Task(Work[Any]):
-    """One of them."""
+    """A coroutine that runs on the loop, as work."""
 
     _kind = "task"
 
@@ -69,7 +69,7 @@ class Task(Work[Any]):
 
 
 class Tasks:
-    """Those of one loop; whoever owns it awaits them all.
+    """The tasks of one loop, whose owner awaits them all.
 
     Args:
         on_loop: has something called on the loop, from any thread; raises ``ClosedError`` once the loop is closed, and

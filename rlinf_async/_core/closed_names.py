@@ -1,4 +1,4 @@
-"""Names of what was closed: whoever looks for one of them is told so, and does not wait for it."""
+"""Names of closed groups and channels: a lookup of one fails at once and does not wait."""
 
 from __future__ import annotations
 

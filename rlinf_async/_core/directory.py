@@ -13,7 +13,7 @@ class Entry:
     """One name.  It is reserved at launch and published once its workers exist.
 
     One that its members join one by one has no other owner than them, and is published while all ``size`` are there;
-    whoever looks for one member need not wait for the others.
+    a lookup of one member need not wait for the others.
     """
 
     owner: int
@@ -173,7 +173,7 @@ class Directory:
         return bool(ranks) and not entry.members
 
     def owners(self) -> set[int]:
-        """Everybody who owns a name, or is a member of one that has no other owner."""
+        """All that own a name, or are members of one that has no other owner."""
         members = {of for entry in self.entries.values() for of, _ in entry.members.values()}
         return members | {entry.owner for entry in self.entries.values() if entry.owner != NOBODY}
 

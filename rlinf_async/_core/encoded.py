@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 COPIED_BELOW: Final = 64 * 1024
-"""Smaller buffers never become views: one small array that somebody keeps would keep a whole segment."""
+"""Smaller buffers never become views: one small array that is kept would keep a whole segment."""
 
 _ALIGNMENT: Final = 64
 _ZEROS: Final = bytes(_ALIGNMENT)

@@ -1,7 +1,7 @@
 """The frames that cross a process border.
 
 A frame is a msgpack array: its kind, the number of file descriptors that ride on it, then its fields.  The
-same bytes travel over a UNIX socket and inside a gRPC message; whoever relays a frame reads its header and
+same bytes travel over a UNIX socket and inside a gRPC message; a relay reads a frame's header and
 never its body::
 
     CALL    kind fds source route   call method credit body     caller -> daemons -> (route becomes slot) worker

@@ -1,8 +1,8 @@
-"""Warm shared memory: segments that their owner writes again once nobody else holds them.
+"""Warm shared memory: segments that their owner writes again once no other process holds them.
 
 Fresh shared memory costs three times a copy, because the kernel clears every page of it.  So a process keeps the
 segments that it has handed out, and asks the kernel whether one is free: every receiver gets a read-only descriptor
-that was opened for it, and a write lease (``F_SETLEASE``) is granted on a file only while nobody else has it open.
+that was opened for it, and a write lease (``F_SETLEASE``) is granted on a file only while no other process has it open.
 A descriptor in a daemon or still under way in a socket counts, and so does a mapping, also one that a forked child has
 inherited.  Nothing has to be given back, and a receiver that is killed gives everything back::
 
@@ -177,7 +177,7 @@ def _make(parts: Sequence[Part], nbytes: int) -> _Segment:
         fd = os.open(f"/proc/self/fd/{made}", os.O_RDWR | os.O_CLOEXEC)
     finally:
         os.close(made)
-    # Whoever opens a file under a lease has its holder sent a signal: this one is ignored, SIGIO would end the process.
+    # Opening a file under a lease has its holder sent a signal: this one is ignored, SIGIO would end the process.
     fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
     return _Segment(fd, size)
 

@@ -1,8 +1,8 @@
 """Sealed anonymous memory (Linux): what one process writes once and others map.
 
 A segment has no name in any file system: it is a file descriptor, and the kernel frees the memory with the last
-descriptor or mapping of it.  It is sealed against changes of its size, so that whoever maps it cannot be killed by a
-peer that truncates it.
+descriptor or mapping of it.  It is sealed against changes of its size, so that a peer that truncates it
+cannot kill a process that maps it.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def close_fds(fds: Iterable[int]) -> None:
 
 
 def map_private(fd: int, nbytes: int) -> memoryview:
-    """Maps the first ``nbytes`` bytes of a segment, copy on write: what is changed here nobody else sees.
+    """Maps the first ``nbytes`` bytes of a segment, copy on write: changes stay in this process.
 
     The mapping lives as long as the view and whatever is made from it, and it holds a duplicate of ``fd`` for that
     time (mmap does so before Python 3.13); the caller's own stays the caller's.

@@ -1,6 +1,6 @@
 """Table of what waits in one place, and which words about long waits are due.
 
-Plain state: whoever owns a table calls ``due`` when ``next_due`` says so.  ``rows`` is public because beginning and
+Plain state: the owner of a table calls ``due`` when ``next_due`` says so.  ``rows`` is public because beginning and
 ending a wait happen on hot paths: both are one operation of a dict.
 """
 

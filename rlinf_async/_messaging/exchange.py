@@ -363,7 +363,7 @@ class _Finding(Work[int]):
 
 
 class _TakeObject:
-    """The message is an object, which is rebuilt in the thread of whoever waits for it."""
+    """The message is an object, which is rebuilt in the thread of its waiter."""
 
     def refuses(self, message: Message) -> str | None:
         if message.kind in (OBJECT, PAIR):
@@ -428,6 +428,6 @@ def _check(options: CollectiveGroupOptions | None, timeout: float | None) -> Non
 
 
 def _stream(peers: Sequence[Peer]) -> bytes:
-    """What the broadcasts among these workers are known by, whoever sends."""
+    """The name of the broadcasts among these workers; the same for each sender."""
     endpoints = sorted(peer.endpoint for peer in peers)
     return hashlib.blake2b(struct.pack(f"<{len(endpoints)}Q", *endpoints), digest_size=16).digest()

@@ -109,7 +109,7 @@ class Names:
         return False
 
     def is_pending(self, group: str, rank: int) -> bool:
-        """Whether somebody waits for it."""
+        """Whether a lookup waits for it."""
         return bool(self._lookups) and _key(group, rank) in self._lookups
 
     def forget(self, group: str) -> None:

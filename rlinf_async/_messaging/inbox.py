@@ -249,7 +249,7 @@ class Inbox:
     # -- the end ------------------------------------------------------------------------------------------------
 
     def fail(self, peer: Peer) -> None:
-        """A peer is gone: whoever waits for what cannot come any more learns it."""
+        """A peer is gone: receives of what cannot come any more fail."""
         for key, line in list(self._lines.items()):
             if line.source is peer or peer in line.others:
                 self._fail(line, peer)

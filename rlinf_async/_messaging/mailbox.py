@@ -1,7 +1,7 @@
 """A worker's mailbox: everything that other workers say to this one, and it to them.
 
     outbox.send (user's thread) ──► MESSAGE frame ──► daemons ──► on_frame (where the socket is read) ──► inbox
-    inbox.receive (user's thread): is it here already? Otherwise whoever reads the socket settles the Work
+    inbox.receive (user's thread): is it here already? Otherwise the thread that reads the socket settles the Work
 
 No operation has a task or a thread of its own: what arrives is handled where the socket is read.
 """

@@ -133,13 +133,13 @@ class Taking(Protocol):
         """Before anybody hears of it, in the thread that reads the socket; may raise."""
 
     def value(self, message: Message) -> Any:
-        """The result, in the thread of whoever waits for it."""
+        """The result, in the thread of its waiter."""
 
 
 class Receiving(Operation[T]):
     """A message that is wanted.
 
-    Whoever waits for it has it once a wait returns.  If the last waiter is cancelled before that, the message goes back
+    Its waiter has it once a wait returns.  If the last waiter is cancelled before that, the message goes back
     to the head of its line, as if it had not been received.
 
     Attributes:
@@ -156,7 +156,7 @@ class Receiving(Operation[T]):
         self._interested = 0
 
     def deliver(self, message: Message) -> bool:
-        """The message is this one's.  False if nobody wants it any more.
+        """The message is this one's.  False if it has been given up.
 
         Raises:
             Exception: it is not as was said; the operation has failed with that.
@@ -207,7 +207,7 @@ class Receiving(Operation[T]):
         self._return()
 
     def _return(self) -> None:
-        """Whoever waited was cancelled when the message was here and not yet theirs."""
+        """The waiter was cancelled when the message was here and not yet its own."""
         with self._lock:
             message = None if self._interested else self._message
             if message is None:

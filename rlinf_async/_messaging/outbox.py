@@ -198,7 +198,7 @@ class Outbox:
             self._peers.post((peer,), (*start, [way, transfer, sizes, *places]), body, fds)
             work = link.send(transfer, buffers)
             work._follow(functools.partial(self._sent_by_link, line, in_flight, peer, work))
-        if in_flight.awaited and number not in line.open:  # withdrawn meanwhile: nobody will fetch it
+        if in_flight.awaited and number not in line.open:  # withdrawn meanwhile: no receiver will fetch it
             for link in in_flight.links:
                 link.discard(ClosedError(f"{in_flight.sending._describe()} was withdrawn"))
 

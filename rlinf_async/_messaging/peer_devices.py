@@ -28,8 +28,8 @@ class Devices:
     """Two workers tell each other of their GPUs when the first large tensor of one is to go from one to the other.
 
     That one, and what follows it before the answer is here, goes by way of the CPU.  Who works on a GPU is known only
-    in a thread of the user's, so whoever is told of another's GPU says which its own is with the next message that it
-    sends or receives while CUDA is in use; CUDA is never brought up for this.
+    in a thread of the user's, so a worker that is told of another's GPU says which its own is with the next message
+    that it sends or receives while CUDA is in use; CUDA is never brought up for this.
 
     Args:
         tell: posts the facts of a GPU to a peer.
@@ -39,7 +39,7 @@ class Devices:
 
     Attributes:
         own: this worker's; None before it is known, and where there is none.
-        is_awaited: somebody has told of theirs and has not heard of this one: ``look`` when a user's thread is here.
+        is_awaited: a peer has told of its GPU and has not heard of this one: ``look`` when a user's thread is here.
     """
 
     def __init__(self, tell: Callable[[Peer, Sequence[Any]], None]) -> None:
@@ -93,7 +93,7 @@ class Devices:
         """As ``OwnGpu.make_link``.
 
         Raises:
-            ValueError: also where this worker has told nobody of a GPU.
+            ValueError: also where this worker has told no peer of a GPU.
         """
         if self.own is None:
             raise ValueError(f"a peer wants a link {name!r}, and this worker has no GPU")

@@ -12,7 +12,7 @@ from rlinf_async.work import Work
 class AsyncRouteWork(Work[Any]):
     """What ``send_to`` and ``recv_from`` return: done when all parts are, and failed with the first that fails.
 
-    What arrives is put together in the thread of whoever waits for it.
+    What arrives is put together in the thread of its waiter.
     """
 
     def __init__(self, what: str) -> None:

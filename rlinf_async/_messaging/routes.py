@@ -272,7 +272,7 @@ class Routes:
 
 def _advance_there(loop: asyncio.AbstractEventLoop, routes: Routes, group: str) -> None:
     """From the thread that has heard of a group, in that of the user's code."""
-    with contextlib.suppress(RuntimeError):  # the loop is closed, and whoever waited there is gone
+    with contextlib.suppress(RuntimeError):  # the loop is closed, and its waiters are gone
         loop.call_soon_threadsafe(routes._advance, group)
 
 

@@ -2,7 +2,7 @@
 
 A cluster that is opened in a coroutine lives on the loop that runs there.  A wait on that loop needs it to turn anyhow;
 a wait from elsewhere would last for ever once the loop is left (``run_until_complete`` has returned) or closed, of
-which asyncio tells nobody.  So each such wait asks the loop for a sign, and looks once there has been time for one::
+which asyncio does not tell.  So each such wait asks the loop for a sign, and looks once there has been time for one::
 
     waiting thread ── call_soon_threadsafe(sign) ──► loop        at the beginning, and again after each sign
     waiting thread    LOOP_TURN_S later: no sign, and the loop is not running: LoopNotRunning

@@ -15,7 +15,7 @@ class Gate(Protocol):
         """Ends the wait, or lets it end at once; from any thread."""
 
     def wait(self, seconds: float) -> bool:
-        """False after so many seconds in which nobody has opened it."""
+        """False after so many seconds in which it was not opened."""
 
 
 class LockGate:

@@ -1,6 +1,6 @@
 """Finds who waits, and the user's file and line, from the stacks of tasks and threads.
 
-Nothing is recorded while things run: a stack is looked at when a word about a long wait is said, or when somebody asks.
+Nothing is recorded while things run: a stack is looked at when a word about a long wait is said, or on request.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The near side makes a `RunAuthority` when it starts a run over several machines and hands every daemon its
 `NodeCredentials` over the lifeline.  The authority's key exists in that process's memory only and dies with it,
-so nobody can join a run from outside, not even another run of the same user.
+so no process can join a run from outside, not even another run of the same user.
 """
 
 from __future__ import annotations

@@ -253,5 +253,5 @@ class PeerLink:
 
 
 def report_failure(message: str, error: Exception) -> None:
-    """Tells the owner of the loop of a callback's exception, which nobody awaits."""
+    """Gives a callback's exception, which has no waiter, to the loop's exception handler."""
     asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})

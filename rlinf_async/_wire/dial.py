@@ -36,7 +36,7 @@ async def dial(
     Raises:
         AuthError: one side did not accept the other's certificate or identity, or the credentials are none.
         VersionMismatch: the two speak different protocols, or run different minor versions of Python.
-        NodeLost: nobody answers at that address, or not in time.
+        NodeLost: nothing answers at that address, or not in time.
         ConfigError: the address is not of that form.
     """
     host, port = split_endpoint(address)

@@ -95,7 +95,7 @@ class DirectSockets:
         self._on_end(peer, connection, received < 0)
 
     def drain(self, peer: int) -> None:
-        """Takes in everything that an endpoint still said before somebody else tells of its end."""
+        """Takes in everything that an endpoint still sent before its end is told by the daemon."""
         connection = self.connections.get(peer)
         if connection is not None:
             connection.drain_if_intact()

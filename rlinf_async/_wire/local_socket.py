@@ -32,8 +32,8 @@ def connect(path: str) -> socket.socket:
     """A socket to the daemon that listens at ``path``.
 
     Raises:
-        AuthError: the socket's directory or the listener belongs to somebody else.
-        ConnectionError, FileNotFoundError: nobody listens there.
+        AuthError: the socket's directory or the listener belongs to another user.
+        ConnectionError, FileNotFoundError: nothing listens there.
     """
     status = Path(path).parent.lstat()
     if status.st_uid != os.geteuid() or status.st_mode & 0o077:

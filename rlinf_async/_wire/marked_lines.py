@@ -18,7 +18,7 @@ class MarkedLines:
     """Bytes as they come, in; JSON objects behind a marker, one per line, out.
 
     Attributes:
-        messages: the objects, oldest first; whoever reads them takes them out.
+        messages: the objects, oldest first; their reader takes them out.
         noise: the last lines that were something else.
     """
 

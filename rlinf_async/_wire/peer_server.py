@@ -135,7 +135,7 @@ class PeerServer:
             await grpc.conclude(context, await asyncio.shield(ended))
 
     async def _greet(self, stream: Stream, context: Any) -> int:
-        """Reads and checks the Hello of whoever opened a control stream; returns its rank."""
+        """Reads and checks the Hello of the node that opened a control stream; returns its rank."""
         try:
             async with asyncio.timeout(self._patience):
                 data = await stream.read()

@@ -2,7 +2,7 @@
 
 A message leaves at once as long as what was sent and not received yet is small enough.  Any other one is announced,
 so that its place in the line is fixed, and its content follows when there is room for it again, or when every receiver
-has a receive for it.  Plain state: whoever owns it sends.
+has a receive for it.  Plain state: its owner sends.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Departures:
         departure.charge = 0
 
     def withdraw(self, number: int) -> bool:
-        """Nobody wants to send it any more.  False if it has left."""
+        """Its send was given up.  False if it has left."""
         return self._forget(number) is not None
 
     def fail(self) -> list[Departure]:

@@ -97,7 +97,7 @@ class Arrivals:
 
     Example:
         arrivals = Arrivals(refuses)
-        arrivals.data(1, OBJECT, None, 100, content)       # []: nobody wants it yet
+        arrivals.data(1, OBJECT, None, 100, content)       # []: no receive is posted yet
         arrivals.post(receive)                             # [Step(DELIVER, receive, message)]
         arrivals.due()                                     # None, or the total that the sender should hear of
     """
@@ -135,14 +135,14 @@ class Arrivals:
     # -- the receiver -------------------------------------------------------------------------------------------
 
     def post(self, receive: Any) -> list[Step]:
-        """Somebody wants the next message.  ``receive`` is hashable, and posted once."""
+        """Posts a receive of the next message.  ``receive`` is hashable, and posted once."""
         self._orders += 1
         wanted = self._wanted[receive] = _Wanted(self._orders, receive)
         self._posted.append(wanted)
         return self._match()
 
     def cancel(self, receive: Any) -> list[Step]:
-        """Nobody wants it any more; what was on its way to it goes to the next one."""
+        """Gives a receive up; what was on its way to it goes to the next one."""
         wanted = self._wanted.pop(receive, None)
         if wanted is None:
             return []  # it has been delivered to, or has failed
@@ -157,7 +157,7 @@ class Arrivals:
         return []
 
     def give_back(self, message: Message) -> list[Step]:
-        """It was delivered, and nobody has had it: it stands first again."""
+        """It was delivered, and its receiver has not had it: it stands first again."""
         message.charge = 0  # its room has been returned
         self._open[message.number] = message
         self._enqueue(message)
@@ -187,7 +187,7 @@ class Arrivals:
         return self._arrive(message)
 
     def expect(self, number: int, charge: int) -> Message | None:
-        """The content of a message has left its sender, by another way; None if nobody wants it any more."""
+        """The content of a message has left its sender, by another way; None if it was withdrawn."""
         message = self._open.get(number)
         if message is None or message.is_complete:
             self._total += charge
@@ -197,7 +197,7 @@ class Arrivals:
         return message
 
     def wanted_by(self, number: int) -> Any:
-        """The receive that a message on its way is for, as things stand; None where nobody wants it yet."""
+        """The receive that a message on its way is for, as things stand; None where none is posted yet."""
         wanted = self._paired.get(number)
         return None if wanted is None else wanted.receive
 
