@@ -221,7 +221,7 @@ class NodeClient:
         """A call that was made after the socket or a node went away fails at once."""
         if self._closed is not None:
             self._lose(call, handler, str(self._closed))
-        for node, lost in list(self.lost_nodes.items()):
+        for node, lost in list(self.lost_nodes.copy().items()):
             self._lose(call, handler, str(lost), node)
 
     def _lose(self, call: int, handler: ReplyHandler, reason: str, node: int | None = None) -> None:
@@ -473,7 +473,7 @@ class NodeClient:
         node = facts["node"]
         error = NodeLost.from_facts(facts["name"], node, facts["reason"])
         self.lost_nodes[node] = error
-        for call, handler in list(self._calls.items()):
+        for call, handler in list(self._calls.copy().items()):
             self._lose(call, handler, str(error), node)
         self._requests.fail(error, node=node)
 
@@ -488,8 +488,11 @@ class NodeClient:
         self.ready._settle(error=error)
         # Each by itself, and only those that are here: another thread may be adding one.  That thread finds ``_closed``
         # set afterwards, which it was before this looked, and has its call fail (``_departed``).
-        # tests/_client/test_lost_daemon.py::test_calls_of_other_threads_end_whenever_the_daemon_dies
-        for call, handler in list(self._calls.items()):
+        # Of a copy, which is made at once: a list of items is many tuples, their making may collect garbage, and what a
+        # finalizer runs lets another thread in.
+        # tests/_client/test_lost_daemon.py::test_calls_of_other_threads_end_whenever_the_daemon_dies, and
+        # tests/_client/test_lost_daemon.py::test_a_call_made_while_the_open_ones_end_leaves_none_open
+        for call, handler in list(self._calls.copy().items()):
             self._lose(call, handler, str(error))
             self._calls.pop(call, None)
             self._direct_calls.ended(call)

@@ -70,7 +70,7 @@ class Requests:
 
     def fail(self, error: Exception, *, node: int | None = None) -> None:
         """Ends all of them, or those to one node."""
-        for number, request in list(self._open.items()):
+        for number, request in list(self._open.copy().items()):
             if node is None or request.node == node:
                 del self._open[number]
                 request._settle(error=error)

@@ -39,7 +39,7 @@ class WaitTable:
         """Rows that have passed another of the ``marks`` (seconds, ascending): key, what, since, how many marks."""
         self.learn()
         found = []
-        for key, (what, since) in list(self.rows.items()):  # other threads begin and end waits meanwhile
+        for key, (what, since) in list(self.rows.copy().items()):  # other threads begin and end waits meanwhile
             passed = sum(now - since >= mark for mark in marks)
             if passed > self._said.get(key, (0, None))[0]:
                 found.append((key, what, since, passed))
@@ -60,7 +60,7 @@ class WaitTable:
         return min(
             (
                 since + marks[passed]
-                for key, (_, since) in list(self.rows.items())
+                for key, (_, since) in list(self.rows.copy().items())
                 if (passed := said.get(key, (0, None))[0]) < len(marks)
             ),
             default=FOREVER,

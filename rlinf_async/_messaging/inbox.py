@@ -250,7 +250,7 @@ class Inbox:
 
     def fail(self, peer: Peer) -> None:
         """A peer is gone: receives of what cannot come any more fail."""
-        for key, line in list(self._lines.items()):
+        for key, line in list(self._lines.copy().items()):
             if line.source is peer or peer in line.others:
                 self._fail(line, peer)
                 with self._lock:

@@ -276,7 +276,7 @@ class Outbox:
 
     def fail(self, peer: Peer) -> None:
         """A peer is gone: what is open on any stream to it fails."""
-        for key, line in list(self._lines.items()):
+        for key, line in list(self._lines.copy().items()):
             if peer in line.receivers:
                 self._lines.pop(key, None)
                 self._fail(line)

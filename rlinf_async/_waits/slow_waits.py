@@ -87,7 +87,7 @@ class Wait:
 def snapshot() -> list[Wait]:
     """Everything that waits in this process, the oldest first.  From any thread."""
     rows = [row for loop in _all_loops() for row in loop.read()]
-    for (ident, _), (work, since) in list(_threads.rows.items()):  # type: ignore[misc]
+    for (ident, _), (work, since) in list(_threads.rows.copy().items()):  # type: ignore[misc]
         rows.append((work, since, waiter_in_thread(ident)))  # type: ignore[has-type]
     found = [
         Wait(work._kind, work._describe(), work._whom(), since, waiter.name, waiter.line)
@@ -131,7 +131,7 @@ class LoopWaits:
 
     def read(self) -> list[tuple[Any, float, Waiter]]:
         """Each work, since when it is waited for, and who waits."""
-        return [(work, since, waiter_for(future)) for future, (work, since) in list(self.rows.items())]  # type: ignore[arg-type]
+        return [(work, since, waiter_for(future)) for future, (work, since) in list(self.rows.copy().items())]  # type: ignore[arg-type]
 
     def clear(self) -> None:
         self._table.clear()

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import threading
 from typing import Any
 
+import pytest
+
 from rlinf_async import Cluster, NodeLost, NodePlacementStrategy
+from rlinf_async._client.client import NodeClient
 from rlinf_async._core.pool import pool
 from rlinf_async._core.segment import close_fds
 from tests._support.workers import Plain
@@ -50,6 +54,47 @@ async def test_calls_of_other_threads_end_whenever_the_daemon_dies() -> None:
                     outcome = error
             ended.append(outcome)
         assert all(isinstance(outcome, NodeLost) for outcome in ended)
+
+
+async def test_a_call_made_while_the_open_ones_end_leaves_none_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with Cluster(num_nodes=1, log_to_driver=False) as cluster:
+        client = cluster._client
+        group = Plain.create_group().launch(cluster, placement=NodePlacementStrategy([0]), name="plain")
+        await group.hello()
+        handles = [group.sleep(30) for _ in range(30)]
+        on_ended, gone, made, pairs = client.on_ended, asyncio.Event(), list[int](), list[tuple[int, int]]()
+
+        def make(phase: str, _: object) -> None:  # a collection's finalizers let other threads run
+            made.append(-len(made) - 1)
+            client._calls[made[-1]] = client._calls[max(client._calls)]
+
+        def ended(client: NodeClient) -> None:
+            on_ended(client)
+            pairs.extend(
+                (number, number) for number in range(5000)
+            )  # those that lie ready are made without a collection
+            gc.callbacks.append(make)
+            gc.set_threshold(1)
+
+        def closed(_: object) -> None:
+            gc.set_threshold(*thresholds)
+            gc.callbacks.remove(make)
+            for call in made:
+                client._calls.pop(call, None)
+            gone.set()
+
+        thresholds = gc.get_threshold()
+        monkeypatch.setattr(client, "on_ended", ended)
+        client.events.on("closed", closed)
+        os.kill((await cluster.status())["pid"], signal.SIGKILL)
+        async with asyncio.timeout(3):
+            await gone.wait()
+        assert made
+        outcomes = [await handle.outcomes() for handle in handles if handle.done()]
+        assert len(outcomes) == 30
+        assert all(isinstance(outcome.error, NodeLost) for (outcome,) in outcomes)
 
 
 async def test_memory_of_a_call_that_was_being_made_when_the_daemon_died_goes_with_the_cluster() -> None:

@@ -63,11 +63,11 @@ class Outlets:
 
     @property
     def unready(self) -> list[Hashable]:
-        return [name for name, outlet in list(self._outlets.items()) if not outlet.is_ready]
+        return [name for name, outlet in list(self._outlets.copy().items()) if not outlet.is_ready]
 
     @property
     def refusals(self) -> dict[Hashable, Exception]:
-        found = {name: outlet.refusal for name, outlet in list(self._outlets.items())}
+        found = {name: outlet.refusal for name, outlet in list(self._outlets.copy().items())}
         return {name: error for name, error in found.items() if error is not None}
 
     @property
