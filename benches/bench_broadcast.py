@@ -1,4 +1,4 @@
-"""What it costs to broadcast from one worker to four, on its machine and on another node.
+"""Broadcast throughput from one worker to four, on its machine and on another node.
 
     python -m benches.bench_broadcast [--peer rlinf] [--peer ray] [--quick]
 

@@ -1,4 +1,4 @@
-"""What a call costs: alone, in flight with others, to a group, to another node, with a large argument.
+"""Latency and throughput of calls: alone, pipelined, to a group, to another node, with a large argument.
 
     python -m benches.bench_call [--peer ray] [--peer xoscar] [--quick]
 

@@ -1,4 +1,4 @@
-"""What a channel carries: small items one by one and in flight, tensors, many workers, many keys, between nodes.
+"""Channel throughput: small items one by one and pipelined, tensors, many workers, many keys, between nodes.
 
 python -m benches.bench_channel [--peer rlinf] [--peer ray] [--quick]
 """

@@ -1,4 +1,4 @@
-"""What it costs to get workers: from nothing, beside others, by the hundred; and what they weigh.
+"""Launch times of workers: the first cluster, a further group, hundreds; and their memory.
 
     python -m benches.bench_launch [--peer ray] [--peer xoscar] [--quick]
 

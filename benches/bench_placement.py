@@ -1,4 +1,4 @@
-"""What it costs to plan: ten thousand ranks on a cluster that exists only as numbers."""
+"""Planning time of a placement: ten thousand ranks on a cluster that exists only as numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What it costs to send: 8 bytes to 256 MiB, within a machine, between two, and on a GPU; and a worker that waits.
+"""Latency and throughput of sends: 8 bytes to 256 MiB, within a machine, between two, on a GPU; and idle workers.
 
     python -m benches.bench_send [--peer rlinf] [--peer ray] [--quick]
     python -m benches.bench_send --only two_nodes --only two_hosts      # nodes of this machine; network namespaces

@@ -1,4 +1,4 @@
-"""What it costs to send a trainer's weights: a gigabyte in three shapes, and a small policy, to 1, 2 and 4 receivers.
+"""Weight synchronisation times: a gigabyte in three shapes, and a small policy, to 1, 2 and 4 receivers.
 
     python -m benches.bench_weights [--peer torchrl] [--peer ray] [--peer rlinf] [--quick]
     python -m benches.bench_weights --only llm_1GiB_4

@@ -1,4 +1,4 @@
-"""What a daemon makes of frames that lie, that make no sense, and that are of another protocol."""
+"""Frames that lie, make no sense, or are of another protocol, at a daemon."""
 
 from __future__ import annotations
 

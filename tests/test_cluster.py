@@ -1,4 +1,4 @@
-"""What a cluster tells of itself and of the framework's variables."""
+"""``Cluster``: its description of itself, and the framework's environment variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers send to each other: one suite over every way that it may take."""
+"""Messages between workers: one suite over every transport."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of messages when somebody dies, leaves, or is late."""
+"""Messages whose sender or receiver dies, leaves, or is late."""
 
 from __future__ import annotations
 

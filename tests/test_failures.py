@@ -1,4 +1,4 @@
-"""What becomes of calls when workers raise, die, freeze, or when the caller gives up."""
+"""Calls whose workers raise, die or freeze, or whose caller gives up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the machine itself can do: the floor beneath the frameworks' figures, measured beside them."""
+"""Limits of the machine itself, measured beside the frameworks' figures."""
 
 from __future__ import annotations
 

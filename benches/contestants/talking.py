@@ -1,4 +1,4 @@
-"""What a worker does in RLinf's vocabulary; RLinf's workers and ours run these very lines."""
+"""Benchmark methods in RLinf's vocabulary; RLinf's workers and ours run these very lines."""
 
 from __future__ import annotations
 

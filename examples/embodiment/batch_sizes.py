@@ -1,4 +1,4 @@
-"""How one step's experience divides over ranks, optimiser steps and forward passes."""
+"""Division of one step's experience over ranks, optimiser steps and forward passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gives what to whom, through which queue, while the rollout runs.
+"""Queues between the groups while the rollout runs.
 
 Each env worker's simulators are cut into ``rollout.pipeline_stage_num`` stages, and every stage goes its own round::
 

@@ -1,4 +1,4 @@
-"""What crosses the borders between the groups: frozen records of arrays.
+"""Messages between the groups: frozen records of arrays.
 
 ``envs`` below is the number of simulators that a record speaks of: those of one worker, or all of them once
 :func:`concatenate` has put the workers' records side by side.

@@ -1,4 +1,4 @@
-"""Which seed serves which purpose.
+"""Seeds by purpose.
 
 Simulators' seeds for training, for the choice of when to stop, and for the final evaluation come from ranges
 that cannot meet.  What is drawn at a training step depends only on (seed, purpose, rank, step): a resumed run

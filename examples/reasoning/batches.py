@@ -1,4 +1,4 @@
-"""How a training step's responses divide among batches, ranks and optimiser steps."""
+"""Division of a training step's responses among batches, ranks and optimiser steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What crosses the borders between the groups, and the channels that it crosses them by.
+"""Messages between the groups, and the channels that carry them.
 
 One training step::
 

@@ -1,4 +1,4 @@
-"""What a test leaves behind: processes, threads, open files, shared memory, run directories, tasks.
+"""Leftovers of a test: processes, threads, open files, shared memory, run directories, tasks.
 
     with leaks.none_left():
         ...                      # AssertionError that names each leaked thing

@@ -1,4 +1,4 @@
-"""Who listens to a link and notes what is heard."""
+"""A listener to a link that records what arrives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trace file must be, and how to find one's way in it."""
+"""Trace files: their validity, and queries on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What strangers to a run knock at, and what they say there."""
+"""Listening sockets of a run, and the frames of clients that are not of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each step of a program does, channels aside."""
+"""Execution of a program's steps, channels aside."""
 
 from __future__ import annotations
 

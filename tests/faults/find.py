@@ -1,4 +1,4 @@
-"""How long the search takes to find something: ``python -m tests.faults.find SECONDS TIMES [KIND...]``.
+"""Time that the search takes to find something: ``python -m tests.faults.find SECONDS TIMES [KIND...]``.
 
 With kinds of violations (``hang``, ``lost``, ...) others do not count.
 """

@@ -1,4 +1,4 @@
-"""What is wrong with the operations of a program: promises that the journals show to be broken."""
+"""Broken promises of a program's operations, found in its journals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What random programs find, counted: ``python -m tests.faults.survey SECONDS [SEED] [STEP,STEP...]``.
+"""Count of what random programs find: ``python -m tests.faults.survey SECONDS [SEED] [STEP,STEP...]``.
 
 It does not stop at the first failure, and makes nothing shorter.  Steps that are named are left out.
 """

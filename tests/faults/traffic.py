@@ -1,4 +1,4 @@
-"""What the driver and the workers alike do with channels, each operation in a journal."""
+"""Channel operations of the driver and of workers, each in a journal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the log says in the meantime: that something is still waited for, and errors that nobody else is told of."""
+"""Log lines of a program: words about long waits, and errors that reach no caller."""
 
 from __future__ import annotations
 

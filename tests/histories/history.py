@@ -1,4 +1,4 @@
-"""What became of every item, from the journals of all who had it: Jepsen's four classes of a queue."""
+"""Fate of every item, from the journals of its holders: Jepsen's four classes of a queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sender holds in its hand while the receivers apply what it has sent."""
+"""Handle of one weight update: its acknowledgements, its deadline, its report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong around a daemon must not end it, hang those who wait for it, or leave anything behind."""
+"""Faults around a daemon: they end nothing, hang nothing and leave nothing behind."""
 
 from __future__ import annotations
 
