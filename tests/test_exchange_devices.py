@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rlinf_async import Cluster, NodePlacementStrategy
-from rlinf_async._transports.gpu_reach import CUDA_IPC, NCCL, STAGED
+from rlinf_async._transports.gpu_link_choice import CUDA_IPC, NCCL, STAGED
 from tests._support import failing_exchanges
 from tests._support import gpu_exchanges as talk
 from tests._support.exchanges import Talker

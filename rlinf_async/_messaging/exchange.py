@@ -23,7 +23,7 @@ from rlinf_async._messaging.peer import Peer
 from rlinf_async._messaging.state.matching import Message
 from rlinf_async._messaging.state.message_facts import OBJECT, PAIR, POINT_TO_POINT, TENSOR
 from rlinf_async._trace import recorder
-from rlinf_async._transports.gpu_reach import WORTH_A_LINK
+from rlinf_async._transports.gpu_link_choice import WORTH_A_LINK
 from rlinf_async._transports.memory import Place
 from rlinf_async.address import WorkerInfo
 from rlinf_async.work import Work

@@ -17,7 +17,7 @@ from rlinf_async._messaging.peers import Peers
 from rlinf_async._messaging.state import message_facts
 from rlinf_async._messaging.state.matching import Arrivals, Do, Message, Step
 from rlinf_async._messaging.state.message_facts import TENSOR
-from rlinf_async._transports.gpu_reach import WAYS
+from rlinf_async._transports.gpu_link_choice import WAYS
 from rlinf_async._transports.transport_choice import COLLECTIVE
 from rlinf_async.errors import SerializationError, TransferFailed
 

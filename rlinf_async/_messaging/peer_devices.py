@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_async._messaging.peer import Peer
-from rlinf_async._transports.gpu_reach import Gpu, way_between
+from rlinf_async._transports.gpu_link_choice import Gpu, way_between
 from rlinf_async._transports.link import Post
 from rlinf_async.errors import ConfigError
 

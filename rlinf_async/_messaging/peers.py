@@ -14,7 +14,7 @@ from rlinf_async._core import frames, operations
 from rlinf_async._messaging.peer import Peer
 from rlinf_async._messaging.peer_devices import Devices
 from rlinf_async._messaging.state import message_facts
-from rlinf_async._transports.gpu_reach import WAYS
+from rlinf_async._transports.gpu_link_choice import WAYS
 from rlinf_async._transports.transport_choice import make_link
 from rlinf_async.errors import ClosedError, WorkerDied
 

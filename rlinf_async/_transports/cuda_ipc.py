@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rlinf_async._transports.deferred import Deferred
+from rlinf_async._transports.deferred_actions import Deferred
 from rlinf_async._transports.device_link import DeviceLink
 from rlinf_async._transports.device_memory import CudaMemory, DeviceMemory, Handle
 from rlinf_async._transports.lazy_thread import LazyThread

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from torch.distributed import ProcessGroupGloo
 
-from rlinf_async._transports.gloo import GlooDevice
-from rlinf_async._transports.gloo_sockets import Address, Connection, is_named_in
+from rlinf_async._transports.gloo_device import GlooDevice
 from rlinf_async._transports.pair import Owner, Pair
 from rlinf_async._transports.pair_store import PeerStore
+from rlinf_async._transports.tcp_connections import Address, Connection, is_named_in
 from rlinf_async._transports.transfer import Receiving, Sending
 from rlinf_async.errors import TransferFailed
 

@@ -11,9 +11,9 @@ import torch
 
 from rlinf_async._transports.cuda_ipc import CudaIpcLink
 from rlinf_async._transports.device_link import DeviceLink
-from rlinf_async._transports.gpu_reach import CUDA_IPC, NCCL, STAGED, WORTH_A_LINK, Gpu
+from rlinf_async._transports.gpu_link_choice import CUDA_IPC, NCCL, STAGED, WORTH_A_LINK, Gpu
 from rlinf_async._transports.link import Post
-from rlinf_async._transports.nccl import NcclLink
+from rlinf_async._transports.nccl_link import NcclLink
 from rlinf_async._transports.staging import StagedLink
 
 

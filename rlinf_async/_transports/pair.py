@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
-from rlinf_async._transports.gloo_sockets import Address
+from rlinf_async._transports.tcp_connections import Address
 from rlinf_async._transports.transfer import Receiving, Sending
 
 

@@ -22,11 +22,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final, Generic
 
-from rlinf_async._transports.deferred import Deferred
-from rlinf_async._transports.gloo_sockets import Address
+from rlinf_async._transports.deferred_actions import Deferred
 from rlinf_async._transports.link import Post
 from rlinf_async._transports.open_transfers import OpenTransfers, Request
 from rlinf_async._transports.pair import Pair
+from rlinf_async._transports.tcp_connections import Address
 from rlinf_async._transports.transfer import Buffer, Receiving, Sending, Transfer
 from rlinf_async.errors import TransferFailed
 from rlinf_async.work import Work

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final
 
-from rlinf_async._transports.gloo_connections import end_connections
-from rlinf_async._transports.gloo_sockets import connections
+from rlinf_async._transports.gloo_abort import end_connections
+from rlinf_async._transports.tcp_connections import connections
 
 logger = logging.getLogger(__name__)
 

@@ -42,7 +42,7 @@ def make_link(name: str, post: Post, first: bool, address: str) -> Link:
     if name == PIECES:
         return InlineLink(post, first, address)
     if name == COLLECTIVE:
-        from rlinf_async._transports.collective import GlooLink
+        from rlinf_async._transports.gloo_link import GlooLink
 
         return GlooLink(post, first, address)
     raise ValueError(f"there is no link {name!r} between workers")

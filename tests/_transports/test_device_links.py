@@ -16,7 +16,7 @@ from rlinf_async._transports import cuda_ipc, staging
 from rlinf_async._transports.cuda_ipc import CudaIpcLink
 from rlinf_async._transports.device_memory import Handle
 from rlinf_async._transports.link import Post
-from rlinf_async._transports.nccl import NcclLink
+from rlinf_async._transports.nccl_link import NcclLink
 from rlinf_async._transports.nccl_pair import make_nccl_group
 from rlinf_async._transports.staging import StagedLink
 from rlinf_async.errors import TransferFailed

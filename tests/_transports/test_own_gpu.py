@@ -11,7 +11,7 @@ import torch
 from rlinf_async._messaging import peer_devices
 from rlinf_async._transports import own_gpu
 from rlinf_async._transports.cuda_ipc import CudaIpcLink
-from rlinf_async._transports.gpu_reach import CUDA_IPC, WAYS, Gpu, way_between
+from rlinf_async._transports.gpu_link_choice import CUDA_IPC, WAYS, Gpu, way_between
 from rlinf_async._transports.own_gpu import OwnGpu, find_own_gpu
 
 

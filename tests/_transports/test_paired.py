@@ -12,9 +12,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from rlinf_async._transports.gloo_sockets import Address
 from rlinf_async._transports.pair import Owner, Pair
 from rlinf_async._transports.paired import PairedLink
+from rlinf_async._transports.tcp_connections import Address
 from rlinf_async._transports.transfer import Receiving, Sending
 from rlinf_async.errors import TransferFailed
 from rlinf_async.work import Work

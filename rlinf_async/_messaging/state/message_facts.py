@@ -18,7 +18,7 @@ before it takes a message, *charge* what it takes of the stream's room, in bytes
       LOST       stream number                              the content did not come through: send it again
       REFUSED    stream number why                          its receive does not want such a message
     both ways
-      GPU        machine uuid model reachable               what ``gpu_reach.Gpu`` says; wants to hear the other's
+      GPU        machine uuid model reachable               what ``gpu_link_choice.Gpu`` says; wants to hear the other's
       LINK       name facts                                 what one end of a link says to the other
 
 The content is the body of the frame, where *way* is None; otherwise *way* is ``[name of a link, transfer, sizes]``, and

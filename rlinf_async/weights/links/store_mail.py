@@ -27,7 +27,7 @@ import torch
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # torch does not list it
 
 from rlinf_async._core import frames
-from rlinf_async._transports.gloo_sockets import Connection, is_named_in
+from rlinf_async._transports.tcp_connections import Connection, is_named_in
 from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded, PeerLost, TransferFailed
 
 CLOSED: Final = b"closed"

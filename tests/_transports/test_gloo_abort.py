@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch.distributed import HashStore, ProcessGroupGloo
 
-from rlinf_async._transports.gloo_connections import end_connections
-from rlinf_async._transports.gloo_sockets import Connection, is_named_in
-from tests._transports.test_gloo_sockets import connected
+from rlinf_async._transports.gloo_abort import end_connections
+from rlinf_async._transports.tcp_connections import Connection, is_named_in
+from tests._transports.test_tcp_connections import connected
 
 Groups = list[Any]
 

@@ -1,4 +1,4 @@
-"""State shared by all Gloo pairs of a process: one device with its thread, and one thread that sends.
+"""Gloo devices: one per local address, shared by all Gloo pairs of a process, with its sending thread.
 
 Gloo sends and receives in the device's thread, but begins to send in the caller's: it copies into the socket for as
 long as that takes any, so a thread has to be lent to it.  It never waits there for a peer.

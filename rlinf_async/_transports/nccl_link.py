@@ -1,4 +1,4 @@
-"""NCCL as a link between the GPUs of two workers."""
+"""Tensors between the GPUs of two workers over NCCL process groups: a ``DeviceLink``."""
 
 from __future__ import annotations
 

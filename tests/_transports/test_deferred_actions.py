@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from rlinf_async._transports.deferred import Deferred
+from rlinf_async._transports.deferred_actions import Deferred
 
 
 def test_what_is_added_is_done_in_order_without_the_lock_also_what_that_adds() -> None:

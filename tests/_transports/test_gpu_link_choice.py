@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf_async._transports.gpu_reach import Gpu, way_between
+from rlinf_async._transports.gpu_link_choice import Gpu, way_between
 
 HERE = Gpu("machine 1", "GPU-1", "H100")
 

@@ -1,4 +1,4 @@
-"""The TCP connection that Gloo has made, found among the process's files: the only handle by which it can be ended.
+"""TCP connections of this process, found among its descriptors: the only handle by which one of Gloo's can be ended.
 
 Gloo itself has no way to end an operation: ``abort`` and ``shutdown`` of its groups end none, and a deadline closes the
 pair but may leave the peer waiting.  A ``shutdown(2)`` of the connection ends everything at once, on both sides.

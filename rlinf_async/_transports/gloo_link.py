@@ -1,4 +1,4 @@
-"""torch.distributed as a link."""
+"""Tensors between two workers over a Gloo process group: a ``Link``."""
 
 from __future__ import annotations
 

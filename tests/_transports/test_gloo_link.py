@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_async._transports.collective import GlooLink
+from rlinf_async._transports.gloo_link import GlooLink
 from rlinf_async._transports.gloo_pair import GlooPair
-from rlinf_async._transports.gloo_sockets import Connection, connections
 from rlinf_async._transports.memory import Place
+from rlinf_async._transports.tcp_connections import Connection, connections
 from rlinf_async._transports.transfer import MemoryReceiving
 from rlinf_async.errors import TransferFailed
 from rlinf_async.work import Work

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlinf_async._transports.gloo_sockets import Connection, is_named_in
+from rlinf_async._transports.tcp_connections import Connection, is_named_in
 from rlinf_async.errors import TransferFailed
 
 

@@ -1,4 +1,4 @@
-"""The TCP connections of torch's Gloo process groups: found by what Gloo's threads wait for, and ended.
+"""Ending the TCP connections of torch's Gloo process groups, found by the epoll descriptors of Gloo's threads.
 
 Gloo has no way to end a pending operation.  Each of its devices has a thread in ``epoll_wait``; the kernel tells on
 which descriptors.  So nothing else of the process is touched: not torch's store, nor the user's own connections.
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from rlinf_async._transports.gloo_sockets import Connection, connection_at
+from rlinf_async._transports.tcp_connections import Connection, connection_at
 
 _THREAD: Final = "gloo_tcp_loop"
 
