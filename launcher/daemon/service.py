@@ -25,7 +25,6 @@ from .channels import Channels
 from .cleanup import run_all
 from .death_watch import DeathWatch
 from .device_locks import Locks
-from .emulated_lines import EmulatedLines
 from .endpoint import Endpoint
 from .group_names import Names
 from .handlers import Handlers, Requester
@@ -34,6 +33,7 @@ from .probes import Probes
 from .profiled_worker import ProfiledBirth
 from .resources import count_memory
 from .router import Router
+from .shared_links import SharedLinkService
 from .stuck_ranks import StuckRanks
 from .sub_workers import SubWorkers
 from .templates import MARKER, Template, Templates
@@ -111,7 +111,7 @@ class DaemonService:
         self.ports = Ports(site.address)
         self.sub_workers = SubWorkers(router, site.name)
         self.probes = Probes(site.name, site.environment)
-        self.emulated_lines = EmulatedLines()
+        self.shared_links = SharedLinkService()
         self.stuck_ranks = StuckRanks(router)
         self.call_check = CallCheck(loop, router)
         self.traces = Traces(router, site.name, site.run, site.log_dir, lambda: self.welcome, answer, self.gone)
@@ -154,7 +154,7 @@ class DaemonService:
         on(operations.LeasePort, self.ports.lease_port)
         on(operations.LockDevices, self.locks.lock_devices)
         on(operations.UnlockDevices, self.locks.unlock_devices)
-        on(operations.ReserveLines, self.emulated_lines.reserve_lines)
+        on(operations.ReserveLines, self.shared_links.reserve_lines)
         on(operations.Inventory, self.probes.inventory)
         on(operations.NodeStatus, self.node_status)
         on(operations.WorkerActivity, self.activity.worker_activity)

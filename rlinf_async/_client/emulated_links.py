@@ -1,11 +1,11 @@
 """Links of this worker that seem to lead far away: what is sent there is kept here while it would be under way.
 
 Where nothing is emulated ``here`` is None, and senders ask for nothing but that.  What is kept of one link
-leaves in its order; what is meant for others is not held up by it.  A link without a shared line needs no other node.
-Lines are shared by workers anywhere in the run, so node 0's daemon says when they are free
-(``launcher/daemon/emulated_lines.py``). On a line that is free, what the question takes is part of the wait; on one
+leaves in its order; what is meant for others is not held up by it.  A link of its own needs no other node.
+Links are shared by workers anywhere in the run, so node 0's daemon says when they are free
+(``launcher/daemon/shared_links.py``). On a link that is free, what the question takes is part of the wait; on one
 that is taken a message is never early, however long the question was under way, so that together they never get more
-than the line carries.
+than the link carries.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _EARLY: Final = 1e-4
 """Seconds by which a timer may be early."""
 
 
-class _Parcel:
-    """Something that is kept, until ``due``; None while that is not known."""
+class _Delayed:
+    """A message that is kept, until ``due``; None while that is not known."""
 
     __slots__ = ("due", "go")
 
@@ -36,7 +36,7 @@ class _Parcel:
         self.due = due
 
 
-class FarLinks:
+class EmulatedLinks:
     """The links of one worker.  All methods may be called from any thread.
 
     Args:
@@ -48,12 +48,12 @@ class FarLinks:
         self._emulation = emulation
         self._name = worker_key(name)
         self._lock = threading.Lock()
-        self._kept: dict[Hashable, deque[_Parcel]] = {}
+        self._kept: dict[Hashable, deque[_Delayed]] = {}
         self._emptied: dict[Hashable, Work[None]] = {}
 
     def __repr__(self) -> str:
-        kept = sum(len(parcels) for parcels in self._kept.values())
-        return f"<FarLinks of {self._name} [{kept} messages under way]>"
+        kept = sum(len(queue) for queue in self._kept.values())
+        return f"<EmulatedLinks of {self._name} [{kept} messages under way]>"
 
     def send(self, link: Hashable, workers: Sequence[str], nbytes: int, go: Callable[[], None]) -> None:
         """Calls ``go``, which sends, when a message of that size would have arrived.
@@ -67,11 +67,11 @@ class FarLinks:
             go()
             return
         now = time.monotonic()
-        parcel = _Parcel(go, None if crossing.lines else now + crossing.delay)
+        delayed = _Delayed(go, None if crossing.links else now + crossing.delay)
         with self._lock:
-            self._kept.setdefault(link, deque()).append(parcel)
-        if parcel.due is None:
-            self._reserve(link, parcel, crossing, nbytes, now)
+            self._kept.setdefault(link, deque()).append(delayed)
+        if delayed.due is None:
+            self._reserve(link, delayed, crossing, nbytes, now)
         else:
             self._client.later(crossing.delay, lambda: self._release(link))
 
@@ -84,19 +84,19 @@ class FarLinks:
         done._settle()
         return done
 
-    def _reserve(self, link: Hashable, parcel: _Parcel, crossing: Crossing, nbytes: int, now: float) -> None:
-        operation = operations.ReserveLines([[line.name, line.rate] for line in crossing.lines], nbytes)
-        request = self._client.request(operation, node=0, what="room on an emulated line")
+    def _reserve(self, link: Hashable, delayed: _Delayed, crossing: Crossing, nbytes: int, now: float) -> None:
+        operation = operations.ReserveLines([[link.name, link.rate] for link in crossing.links], nbytes)
+        request = self._client.request(operation, node=0, what="room on an emulated link")
 
         def reserved() -> None:
             try:
                 through = request._result()
-            except Exception:  # node 0 is lost, which keeps the book of the lines
+            except Exception:  # node 0 is lost, which keeps the book of the shared links
                 through = 0.0
-            alone = max(nbytes / line.rate for line in crossing.lines)
+            alone = max(nbytes / link.rate for link in crossing.links)
             since = now if through <= alone + _EARLY else time.monotonic()
-            parcel.due = since + through + crossing.delay
-            self._client.later(max(0.0, parcel.due - time.monotonic()), lambda: self._release(link))
+            delayed.due = since + through + crossing.delay
+            self._client.later(max(0.0, delayed.due - time.monotonic()), lambda: self._release(link))
 
         request._follow(reserved)
 
@@ -106,15 +106,15 @@ class FarLinks:
         emptied: Work[Any] | None = None
         while True:
             with self._lock:
-                parcels = self._kept.get(link)
-                if not parcels:
+                queue = self._kept.get(link)
+                if not queue:
                     break
-                due = parcels[0].due
+                due = queue[0].due
                 if due is None or due > now + _EARLY:
                     return  # and when it is due, those behind it come along
-                parcel = parcels.popleft()
-            # No other task takes parcels off, so that what was first also leaves first.
-            parcel.go()
+                delayed = queue.popleft()
+            # No other task takes messages off, so that what was first also leaves first.
+            delayed.go()
         with self._lock:
             if not self._kept.get(link):
                 self._kept.pop(link, None)
@@ -123,11 +123,11 @@ class FarLinks:
             emptied._settle()
 
 
-here: FarLinks | None = None
+here: EmulatedLinks | None = None
 """Of this worker; None where no link of its own is emulated."""
 
 
-def use(links: FarLinks | None) -> None:
+def use(links: EmulatedLinks | None) -> None:
     """From now on this process sends by these."""
     global here
     here = links

@@ -23,7 +23,7 @@ from rlinf_async._messaging.peer import Peer
 from rlinf_async._messaging.state.matching import Message
 from rlinf_async._messaging.state.message_facts import OBJECT, PAIR, POINT_TO_POINT, TENSOR
 from rlinf_async._trace import recorder
-from rlinf_async._transports.gpu_link_choice import WORTH_A_LINK
+from rlinf_async._transports.gpu_link_choice import MIN_GPU_LINK_BYTES
 from rlinf_async._transports.memory import Place
 from rlinf_async.address import WorkerInfo
 from rlinf_async.work import Work
@@ -92,7 +92,7 @@ class Exchange:
 
     def _send(self, sending: Sending, member: Member, stream: str | None) -> Work[None]:
         devices = self._devices
-        if devices.is_awaited or (sending.payload.nbytes >= WORTH_A_LINK and devices.own is None):
+        if devices.is_awaited or (sending.payload.nbytes >= MIN_GPU_LINK_BYTES and devices.own is None):
             devices.look()
 
         def start(peers: Sequence[Peer]) -> None:

@@ -33,15 +33,15 @@ class InFlight:
         self.is_certain = False
 
 
-class Line:
-    """One stream, at its sender."""
+class SendStream:
+    """A stream of messages, at its sender."""
 
-    __slots__ = ("departures", "is_near", "open", "order", "receivers", "stream")
+    __slots__ = ("departures", "id", "is_same_node", "open", "order", "receivers")
 
-    def __init__(self, stream: Any, receivers: Sequence[Peer], node: int) -> None:
-        self.stream = stream
+    def __init__(self, stream_id: Any, receivers: Sequence[Peer], node: int) -> None:
+        self.id = stream_id
         self.receivers = receivers
-        self.is_near = all(peer.node == node for peer in receivers)
+        self.is_same_node = all(peer.node == node for peer in receivers)
         """The receivers are all on this node."""
         self.departures = Departures(peer.endpoint for peer in receivers)
         self.order = threading.Lock()

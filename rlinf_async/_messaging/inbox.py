@@ -17,25 +17,25 @@ from rlinf_async._messaging.peers import Peers
 from rlinf_async._messaging.state import message_facts
 from rlinf_async._messaging.state.matching import Arrivals, Do, Message, Step
 from rlinf_async._messaging.state.message_facts import TENSOR
-from rlinf_async._transports.gpu_link_choice import WAYS
-from rlinf_async._transports.transport_choice import COLLECTIVE
+from rlinf_async._transports.gpu_link_choice import GPU_LINKS
+from rlinf_async._transports.transport_choice import GLOO
 from rlinf_async.errors import SerializationError, TransferFailed
 
 logger = logging.getLogger(__name__)
 
 
-class _Line:
-    """One stream, at its receiver.
+class _ReceiveStream:
+    """A stream of messages, at its receiver.
 
     Attributes:
         others: endpoints without which nothing more will come, besides the source.
     """
 
-    __slots__ = ("arrivals", "others", "source", "stream")
+    __slots__ = ("arrivals", "id", "others", "source")
 
-    def __init__(self, source: Peer, stream: Any) -> None:
+    def __init__(self, source: Peer, stream_id: Any) -> None:
         self.source = source
-        self.stream = stream
+        self.id = stream_id
         self.arrivals = Arrivals(lambda receiving, message: receiving.taking.refuses(message))
         self.others: set[Peer] = set()
 
@@ -47,93 +47,93 @@ class Inbox:
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
         self._lock = threading.Lock()
-        self._lines: dict[tuple[int, Any], _Line] = {}
+        self._streams: dict[tuple[int, Any], _ReceiveStream] = {}
 
     def __repr__(self) -> str:
-        return f"<Inbox {len(self._lines)} streams>"
+        return f"<Inbox {len(self._streams)} streams>"
 
-    def _line(self, source: Peer, stream: Any) -> _Line:
-        line = self._lines.get((source.endpoint, stream))
-        if line is None:
+    def _stream(self, source: Peer, stream_id: Any) -> _ReceiveStream:
+        stream = self._streams.get((source.endpoint, stream_id))
+        if stream is None:
             with self._lock:
-                line = self._lines.setdefault((source.endpoint, stream), _Line(source, stream))
-        return line
+                stream = self._streams.setdefault((source.endpoint, stream_id), _ReceiveStream(source, stream_id))
+        return stream
 
-    def has_message(self, source: Peer, stream: Any) -> bool:
+    def has_message(self, source: Peer, stream_id: Any) -> bool:
         """Whether something from there is here already."""
-        line = self._lines.get((source.endpoint, stream))
+        stream = self._streams.get((source.endpoint, stream_id))
         with self._lock:
-            return line is not None and line.arrivals.has_message
+            return stream is not None and stream.arrivals.has_message
 
     # -- receiving ----------------------------------------------------------------------------------------------
 
-    def receive(self, receiving: Receiving[Any], source: Peer, stream: Any, others: Iterable[Peer] = ()) -> None:
+    def receive(self, receiving: Receiving[Any], source: Peer, stream_id: Any, others: Iterable[Peer] = ()) -> None:
         """Wants the next message.
 
         Args:
             others: who must live too, for there to be one.
         """
-        line = self._line(source, stream)
-        arrivals = line.arrivals
-        receiving.withdraw = lambda error: self._act(line, arrivals.cancel, receiving)
-        receiving.back = lambda message: self._act(line, arrivals.give_back, message)
+        stream = self._stream(source, stream_id)
+        arrivals = stream.arrivals
+        receiving.withdraw = lambda error: self._act(stream, arrivals.cancel, receiving)
+        receiving.back = lambda message: self._act(stream, arrivals.give_back, message)
         if others:
             with self._lock:
-                line.others.update(others)
-        self._act(line, arrivals.post, receiving)
+                stream.others.update(others)
+        self._act(stream, arrivals.post, receiving)
         if receiving.done():  # given up before it was posted
-            self._act(line, arrivals.cancel, receiving)
+            self._act(stream, arrivals.cancel, receiving)
             receiving.withdraw = None
-        gone = next((peer for peer in line.others if peer.error is not None), None) if line.others else None
+        gone = next((peer for peer in stream.others if peer.error is not None), None) if stream.others else None
         if source.error is not None:
             gone = source
         if gone is not None:
-            self._fail(line, gone)
+            self._fail(stream, gone)
 
-    def _act(self, line: _Line, decide: Callable[..., list[Step]], *facts: Any) -> None:
+    def _act(self, stream: _ReceiveStream, decide: Callable[..., list[Step]], *facts: Any) -> None:
         """Does what the stream's state decides, and what follows from it."""
         with self._lock:
             steps = decide(*facts)
-            total = line.arrivals.due()
+            total = stream.arrivals.due()
         while steps:
             more: list[Step] = []
             for step in steps:
-                more += self._do(line, step)
+                more += self._do(stream, step)
             steps = more
         if total is not None:
-            self._peers.post((line.source,), (message_facts.ROOM, line.stream, total))
+            self._peers.post((stream.source,), (message_facts.ROOM, stream.id, total))
 
-    def _do(self, line: _Line, step: Step) -> list[Step]:
+    def _do(self, stream: _ReceiveStream, step: Step) -> list[Step]:
         receive, message = step.receive, step.message
         if step.do is Do.FAIL:
             receive.fail(copy.copy(step.why))  # which comes to hold on to the frames that it is raised through
             return []
         assert message is not None
         if step.do is Do.GRANT:
-            self._reply(line, message_facts.GRANT, message.number)
+            self._reply(stream, message_facts.GRANT, message.number)
         elif step.do is Do.REFUSE:
             error = step.why if isinstance(step.why, Exception) else ValueError(f"{receive._describe()}: {step.why}")
             receive.fail(error)
-            self._reply(line, message_facts.REFUSED, message.number, str(step.why))
+            self._reply(stream, message_facts.REFUSED, message.number, str(step.why))
         else:
-            return self._deliver(line, receive, message)
+            return self._deliver(stream, receive, message)
         return []
 
-    def _deliver(self, line: _Line, receive: Receiving[Any], message: Message) -> list[Step]:
+    def _deliver(self, stream: _ReceiveStream, receive: Receiving[Any], message: Message) -> list[Step]:
         try:
             taken = receive.deliver(message)
         except Exception as error:
-            self._reply(line, message_facts.REFUSED, message.number, f"{type(error).__name__}: {error}")
+            self._reply(stream, message_facts.REFUSED, message.number, f"{type(error).__name__}: {error}")
             return []
         if not taken:
             with self._lock:
-                return line.arrivals.give_back(message)
+                return stream.arrivals.give_back(message)
         if message.kind == TENSOR:
-            self._reply(line, message_facts.TAKEN, message.number)
+            self._reply(stream, message_facts.TAKEN, message.number)
         return []
 
-    def _reply(self, line: _Line, what: int, *facts: Any) -> None:
-        self._peers.post((line.source,), (what, line.stream, *facts))
+    def _reply(self, stream: _ReceiveStream, what: int, *facts: Any) -> None:
+        self._peers.post((stream.source,), (what, stream.id, *facts))
 
     # -- what senders say ---------------------------------------------------------------------------------------
 
@@ -142,84 +142,90 @@ class Inbox:
         source: Peer,
         body: Any,
         fds: list[int],
-        stream: Any,
+        stream_id: Any,
         number: int,
         kind: int,
         about: Any,
         charge: int,
-        way: Any,
+        via: Any,
     ) -> None:
-        line = self._line(source, stream)
-        arrivals = line.arrivals
-        if way is not None:
-            self._act(line, arrivals.data, number, kind, about, charge)
-            self._fetch(line, number, kind, way, body, fds)
+        stream = self._stream(source, stream_id)
+        arrivals = stream.arrivals
+        if via is not None:
+            self._act(stream, arrivals.data, number, kind, about, charge)
+            self._fetch(stream, number, kind, via, body, fds)
             return
         try:
             content = _content(body, fds)
         except Exception as error:
-            self._act(line, arrivals.data, number, kind, about, charge)
-            self._act(line, arrivals.spoil, number, error)
+            self._act(stream, arrivals.data, number, kind, about, charge)
+            self._act(stream, arrivals.spoil, number, error)
         else:
-            self._act(line, arrivals.data, number, kind, about, charge, content)
+            self._act(stream, arrivals.data, number, kind, about, charge, content)
 
-    def on_announce(self, source: Peer, stream: Any, number: int, kind: int, about: Any) -> None:
-        line = self._line(source, stream)
-        self._act(line, line.arrivals.announce, number, kind, about)
+    def on_announce(self, source: Peer, stream_id: Any, number: int, kind: int, about: Any) -> None:
+        stream = self._stream(source, stream_id)
+        self._act(stream, stream.arrivals.announce, number, kind, about)
 
     def on_content(
-        self, source: Peer, body: Any, fds: list[int], stream: Any, number: int, charge: int, way: Any
+        self, source: Peer, body: Any, fds: list[int], stream_id: Any, number: int, charge: int, via: Any
     ) -> None:
-        line = self._line(source, stream)
-        arrivals = line.arrivals
-        if way is not None:
+        stream = self._stream(source, stream_id)
+        arrivals = stream.arrivals
+        if via is not None:
             with self._lock:
                 message = arrivals.expect(number, charge)
             if message is None:  # it was here, or is not wanted
                 close_fds(fds)
-                self._reply(line, message_facts.TAKEN, number)
-                self._act(line, list)
+                self._reply(stream, message_facts.TAKEN, number)
+                self._act(stream, list)
             else:
-                self._fetch(line, number, message.kind, way, body, fds)
+                self._fetch(stream, number, message.kind, via, body, fds)
             return
         try:
             content = _content(body, fds)
         except Exception as error:
-            self._act(line, arrivals.spoil, number, error)
+            self._act(stream, arrivals.spoil, number, error)
         else:
-            self._act(line, arrivals.content, number, charge, content)
+            self._act(stream, arrivals.content, number, charge, content)
 
-    def on_withdraw(self, source: Peer, stream: Any, number: int) -> None:
-        line = self._line(source, stream)
-        self._act(line, line.arrivals.withdraw, number)
+    def on_withdraw(self, source: Peer, stream_id: Any, number: int) -> None:
+        stream = self._stream(source, stream_id)
+        self._act(stream, stream.arrivals.withdraw, number)
 
-    def _fetch(self, line: _Line, number: int, kind: int, way: Any, body: Any, fds: list[int]) -> None:
+    def _fetch(self, stream: _ReceiveStream, number: int, kind: int, via: Any, body: Any, fds: list[int]) -> None:
         """Has a link bring the content of a message."""
-        name, transfer, sizes, *places = way
+        name, transfer, sizes, *places = via
         content: Content | Exception = Content(body)
-        if name in WAYS:
+        if name in GPU_LINKS:
             try:
                 content = _content(body, fds)
             except Exception as error:
                 content = error
-        if name == COLLECTIVE and kind != TENSOR and not body:
+        if name == GLOO and kind != TENSOR and not body:
             # Its connection shows no credentials: nothing that came by it is unpickled.
-            text = f"{line.source.label} wanted to send a pickle by a connection that is not authenticated"
-            self._act(line, line.arrivals.spoil, number, SerializationError(text))
+            text = f"{stream.source.label} wanted to send a pickle by a connection that is not authenticated"
+            self._act(stream, stream.arrivals.spoil, number, SerializationError(text))
             return
         with self._lock:
-            wanted = line.arrivals.wanted_by(number)
+            wanted = stream.arrivals.wanted_by(number)
         place = None if wanted is None else wanted.taking.place()
         try:
-            link = self._peers.link(line.source, name)
+            link = self._peers.link(stream.source, name)
             work = link.receive(transfer, sizes) if place is None else link.receive_in(transfer, sizes, place)
         except Exception as error:
-            self._lost(line, number, error)
+            self._lost(stream, number, error)
             return
-        work._follow(lambda: self._fetched(line, number, kind, content, places, work))
+        work._follow(lambda: self._fetched(stream, number, kind, content, places, work))
 
     def _fetched(
-        self, line: _Line, number: int, kind: int, rest: Content | Exception, places: list[list[int]], work: Any
+        self,
+        stream: _ReceiveStream,
+        number: int,
+        kind: int,
+        rest: Content | Exception,
+        places: list[list[int]],
+        work: Any,
     ) -> None:
         """
         Args:
@@ -230,37 +236,37 @@ class Inbox:
             buffers = work._result()
         except Exception as error:
             if isinstance(error, MemoryError) and not places:
-                self._act(line, line.arrivals.spoil, number, error)
+                self._act(stream, stream.arrivals.spoil, number, error)
             else:
-                self._lost(line, number, error)
+                self._lost(stream, number, error)
             return
         if isinstance(rest, Exception):
-            self._act(line, line.arrivals.spoil, number, rest)
+            self._act(stream, stream.arrivals.spoil, number, rest)
             return
         content = DeviceContent(rest, places[0], buffers) if places else Content(rest.body, buffers)
         if kind != TENSOR:
-            self._reply(line, message_facts.TAKEN, number)
-        self._act(line, line.arrivals.content, number, 0, content)
+            self._reply(stream, message_facts.TAKEN, number)
+        self._act(stream, stream.arrivals.content, number, 0, content)
 
-    def _lost(self, line: _Line, number: int, error: Exception) -> None:
-        logger.info("a message from %s has not come through: %s", line.source.label, error)
-        self._reply(line, message_facts.LOST, number)
+    def _lost(self, stream: _ReceiveStream, number: int, error: Exception) -> None:
+        logger.info("a message from %s has not come through: %s", stream.source.label, error)
+        self._reply(stream, message_facts.LOST, number)
 
     # -- the end ------------------------------------------------------------------------------------------------
 
     def fail(self, peer: Peer) -> None:
         """A peer is gone: receives of what cannot come any more fail."""
-        for key, line in list(self._lines.copy().items()):
-            if line.source is peer or peer in line.others:
-                self._fail(line, peer)
+        for key, stream in list(self._streams.copy().items()):
+            if stream.source is peer or peer in stream.others:
+                self._fail(stream, peer)
                 with self._lock:
-                    if line.arrivals.is_idle:
-                        self._lines.pop(key, None)
+                    if stream.arrivals.is_idle:
+                        self._streams.pop(key, None)
 
-    def _fail(self, line: _Line, peer: Peer) -> None:
+    def _fail(self, stream: _ReceiveStream, peer: Peer) -> None:
         error = peer.error
         assert error is not None
-        self._act(line, line.arrivals.fail, error)
+        self._act(stream, stream.arrivals.fail, error)
 
 
 def _content(body: Any, fds: list[int]) -> Content:

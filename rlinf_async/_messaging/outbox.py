@@ -12,7 +12,7 @@ from typing import Any, Final
 from rlinf_async import settings
 from rlinf_async._core.frames import node_of
 from rlinf_async._messaging.device_content import DevicePayload
-from rlinf_async._messaging.in_flight import InFlight, Line
+from rlinf_async._messaging.in_flight import InFlight, SendStream
 from rlinf_async._messaging.message_content import Payload
 from rlinf_async._messaging.operation import Sending
 from rlinf_async._messaging.peer import Peer
@@ -20,7 +20,7 @@ from rlinf_async._messaging.peers import Peers
 from rlinf_async._messaging.state import message_facts
 from rlinf_async._messaging.state.message_facts import TENSOR
 from rlinf_async._transports import transport_choice
-from rlinf_async._transports.gpu_link_choice import WAYS
+from rlinf_async._transports.gpu_link_choice import GPU_LINKS
 from rlinf_async._transports.shared_memory import fits
 from rlinf_async.errors import ClosedError, TransferFailed
 
@@ -36,34 +36,36 @@ class Outbox:
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
         self._lock = threading.Lock()
-        self._lines: dict[Any, Line] = {}
+        self._streams: dict[Any, SendStream] = {}
 
     def __repr__(self) -> str:
-        return f"<Outbox {len(self._lines)} streams [{sum(len(line.open) for line in self._lines.values())} open]>"
+        return (
+            f"<Outbox {len(self._streams)} streams [{sum(len(stream.open) for stream in self._streams.values())} open]>"
+        )
 
-    def _line(self, stream: Any, receivers: Sequence[Peer]) -> Line:
-        key = receivers[0].endpoint if stream == message_facts.POINT_TO_POINT else stream
-        line = self._lines.get(key)
-        if line is None:
+    def _stream(self, stream_id: Any, receivers: Sequence[Peer]) -> SendStream:
+        key = receivers[0].endpoint if stream_id == message_facts.POINT_TO_POINT else stream_id
+        stream = self._streams.get(key)
+        if stream is None:
             with self._lock:
-                line = self._lines.setdefault(key, Line(stream, receivers, node_of(self._peers.me)))
-        return line
+                stream = self._streams.setdefault(key, SendStream(stream_id, receivers, node_of(self._peers.me)))
+        return stream
 
-    def _find(self, source: int, stream: Any) -> Line | None:
-        return self._lines.get(source if stream == message_facts.POINT_TO_POINT else stream)
+    def _find(self, source: int, stream_id: Any) -> SendStream | None:
+        return self._streams.get(source if stream_id == message_facts.POINT_TO_POINT else stream_id)
 
     # -- sending ------------------------------------------------------------------------------------------------
 
-    def send(self, sending: Sending, receivers: Sequence[Peer], stream: Any) -> None:
+    def send(self, sending: Sending, receivers: Sequence[Peer], stream_id: Any) -> None:
         """Sends it, or announces it; a failure is the operation's."""
-        line = self._line(stream, receivers)
+        stream = self._stream(stream_id, receivers)
         in_flight = InFlight(sending, receivers)
-        with line.order:
+        with stream.order:
             for peer in receivers:
                 if peer.error is not None:
                     sending.fail(copy.copy(peer.error))
                     return
-            if not self._send(line, in_flight):
+            if not self._send(stream, in_flight):
                 return
         if in_flight.awaited:
             # Set only now that the message has left.  Another thread that gives it up earlier would have WITHDRAW sent
@@ -71,30 +73,30 @@ class Outbox:
             # before this line is found below, by ``done``.
             # tests/_messaging/test_mailbox.py::test_a_send_that_is_given_up_under_way_is_withdrawn
             # tests/test_exchange.py::test_a_send_that_is_given_up_in_the_middle_was_never_made
-            sending.withdraw = functools.partial(self._withdraw, line, in_flight)
-        self._settle(line, in_flight)
+            sending.withdraw = functools.partial(self._withdraw, stream, in_flight)
+        self._settle(stream, in_flight)
         if sending.done():
             sending.forget()
             if sending.has_failed:  # given up while it left
-                self._take_back(line, in_flight, ClosedError(f"{sending._describe()} was given up"))
+                self._take_back(stream, in_flight, ClosedError(f"{sending._describe()} was given up"))
         for peer in receivers:
             if peer.error is not None:  # meanwhile
-                self._fail(line)
+                self._fail(stream)
                 return
 
-    def _send(self, line: Line, in_flight: InFlight) -> bool:
+    def _send(self, stream: SendStream, in_flight: InFlight) -> bool:
         sending, payload = in_flight.sending, in_flight.sending.payload
         try:
-            way = self._way(line, payload)
-            if payload.is_on_gpu and way not in WAYS:
+            transport = self._choose_transport(stream, payload)
+            if payload.is_on_gpu and transport not in GPU_LINKS:
                 payload.make_plain()  # here, and not in the thread that reads the socket
         except Exception as error:
             sending.fail(error)
             return False
         with self._lock:
-            departure = line.departures.add(in_flight, payload.nbytes)
+            departure = stream.departures.add(in_flight, payload.nbytes)
             in_flight.departure = departure
-            line.open[departure.number] = in_flight
+            stream.open[departure.number] = in_flight
             number = departure.number
             if not departure.left:
                 # Under the lock: the thread that reads the socket may be told of room, or be asked for the content,
@@ -102,64 +104,64 @@ class Outbox:
                 # tests/_messaging/test_mailbox.py::
                 # test_no_content_overtakes_its_announcement_when_room_is_returned_at_that_moment
                 self._peers.post(
-                    line.receivers, (message_facts.ANNOUNCE, line.stream, number, payload.kind, payload.about)
+                    stream.receivers, (message_facts.ANNOUNCE, stream.id, number, payload.kind, payload.about)
                 )
                 return True
-        start = (message_facts.DATA, line.stream, number, payload.kind, payload.about, departure.charge)
+        start = (message_facts.DATA, stream.id, number, payload.kind, payload.about, departure.charge)
         try:
-            self._leave(line, in_flight, way, start)
+            self._leave(stream, in_flight, transport, start)
         except Exception as error:
             with self._lock:
-                line.open.pop(number, None)
-                line.departures.undo(departure)
+                stream.open.pop(number, None)
+                stream.departures.undo(departure)
             sending.fail(error)
             return False
         return True
 
-    def _way(self, line: Line, payload: Payload) -> str:
-        receivers = line.receivers
+    def _choose_transport(self, stream: SendStream, payload: Payload) -> str:
+        receivers = stream.receivers
         if receivers[0].endpoint == self._peers.me:
-            return transport_choice.FRAME
+            return transport_choice.IN_FRAME
         if isinstance(payload, DevicePayload):
             by_gpu = self._peers.devices.way_to(receivers[0])
             if by_gpu is not None and fits(payload.rest):
                 return by_gpu
-        return self._plain_way(line, payload)
+        return self._cpu_transport(stream, payload)
 
-    def _plain_way(self, line: Line, payload: Payload) -> str:
-        if line.is_near:
-            return transport_choice.choose(payload.nbytes, near=True, collective=False)
-        receivers = line.receivers
-        collective = len(receivers) == 1 and payload.has_small_head and receivers[0].connection.is_good
-        return transport_choice.choose(payload.nbytes, near=False, collective=collective)
+    def _cpu_transport(self, stream: SendStream, payload: Payload) -> str:
+        if stream.is_same_node:
+            return transport_choice.choose(payload.nbytes, same_node=True, gloo=False)
+        receivers = stream.receivers
+        gloo = len(receivers) == 1 and payload.has_small_head and receivers[0].connection.is_good
+        return transport_choice.choose(payload.nbytes, same_node=False, gloo=gloo)
 
-    def _leave(self, line: Line, in_flight: InFlight, way: str, start: tuple[Any, ...]) -> None:
+    def _leave(self, stream: SendStream, in_flight: InFlight, transport: str, start: tuple[Any, ...]) -> None:
         """
         Raises:
             Exception: its content cannot be packed; nothing has left.
         """
-        if way in WAYS:
+        if transport in GPU_LINKS:
             try:
-                self._by_link(line, in_flight, line.receivers, way, start)
+                self._by_link(stream, in_flight, stream.receivers, transport, start)
             except Exception as error:
-                self._distrust(line.receivers[0], in_flight, error)
-                way = self._plain_way(line, in_flight.sending.payload)
+                self._distrust(stream.receivers[0], in_flight, error)
+                transport = self._cpu_transport(stream, in_flight.sending.payload)
             else:
                 return
-        if way == transport_choice.FRAME:
-            self._by_frame(line, line.receivers, in_flight, start, *self._pack(line, in_flight))
+        if transport == transport_choice.IN_FRAME:
+            self._by_frame(stream, stream.receivers, in_flight, start, *self._pack(stream, in_flight))
         else:
-            self._by_link(line, in_flight, line.receivers, way, start)
+            self._by_link(stream, in_flight, stream.receivers, transport, start)
 
-    def _pack(self, line: Line, in_flight: InFlight) -> tuple[Any, Sequence[int]]:
+    def _pack(self, stream: SendStream, in_flight: InFlight) -> tuple[Any, Sequence[int]]:
         payload = in_flight.sending.payload
-        if line.receivers[0].endpoint == self._peers.me:
+        if stream.receivers[0].endpoint == self._peers.me:
             return payload.copy(), ()
         return payload.pack()
 
     def _by_frame(
         self,
-        line: Line,
+        stream: SendStream,
         receivers: Sequence[Peer],
         in_flight: InFlight,
         start: tuple[Any, ...],
@@ -170,15 +172,17 @@ class Outbox:
             for peer in receivers:
                 in_flight.awaited.pop(peer.endpoint, None)
             if not in_flight.awaited:
-                self._drop(line, in_flight)  # it is sent: what its receiver makes of it comes too late to be its error
+                self._drop(
+                    stream, in_flight
+                )  # it is sent: what its receiver makes of it comes too late to be its error
         self._peers.post(receivers, (*start, None), body, fds)
 
     def _by_link(
-        self, line: Line, in_flight: InFlight, receivers: Sequence[Peer], way: str, start: tuple[Any, ...]
+        self, stream: SendStream, in_flight: InFlight, receivers: Sequence[Peer], transport: str, start: tuple[Any, ...]
     ) -> None:
         payload, number = in_flight.sending.payload, in_flight.departure.number
-        in_flight.by_gpu = way in WAYS
-        links = [self._peers.link(peer, way) for peer in receivers]
+        in_flight.by_gpu = transport in GPU_LINKS
+        links = [self._peers.link(peer, transport) for peer in receivers]
         body: bytes | int
         buffers: Sequence[Any]
         if in_flight.by_gpu:  # and there is one receiver
@@ -191,26 +195,26 @@ class Outbox:
         for peer, link in zip(receivers, links, strict=True):
             if in_flight.by_gpu and not peer.gpu_link.is_proven:
                 timeout = settings.GPU_LINK_TIMEOUT_S()  # libraries that find no way have been seen to search on
-                self._peers.later(timeout, functools.partial(self._lose_patience, line, number, peer, link))
+                self._peers.later(timeout, functools.partial(self._lose_patience, stream, number, peer, link))
             in_flight.attempts += 1
             transfer = next(peer.transfers)
             in_flight.links.append(link)
-            self._peers.post((peer,), (*start, [way, transfer, sizes, *places]), body, fds)
+            self._peers.post((peer,), (*start, [transport, transfer, sizes, *places]), body, fds)
             work = link.send(transfer, buffers)
-            work._follow(functools.partial(self._sent_by_link, line, in_flight, peer, work))
-        if in_flight.awaited and number not in line.open:  # withdrawn meanwhile: no receiver will fetch it
+            work._follow(functools.partial(self._sent_by_link, stream, in_flight, peer, work))
+        if in_flight.awaited and number not in stream.open:  # withdrawn meanwhile: no receiver will fetch it
             for link in in_flight.links:
                 link.discard(ClosedError(f"{in_flight.sending._describe()} was withdrawn"))
 
-    def _sent_by_link(self, line: Line, in_flight: InFlight, peer: Peer, work: Any) -> None:
+    def _sent_by_link(self, stream: SendStream, in_flight: InFlight, peer: Peer, work: Any) -> None:
         """Its success is the receiver's to tell; a failure may be known here alone."""
         try:
             work._result()
         except Exception as error:
-            self._again(line, in_flight, peer, error)
+            self._again(stream, in_flight, peer, error)
 
-    def _lose_patience(self, line: Line, number: int, peer: Peer, link: Any) -> None:
-        in_flight = line.open.get(number)
+    def _lose_patience(self, stream: SendStream, number: int, peer: Peer, link: Any) -> None:
+        in_flight = stream.open.get(number)
         if in_flight is not None and in_flight.by_gpu and not peer.gpu_link.is_proven:
             link.discard(TransferFailed(f"{link!r} has brought nothing within {settings.GPU_LINK_TIMEOUT_S():g} s"))
 
@@ -220,130 +224,130 @@ class Outbox:
         if (peer.gpu_link if in_flight.by_gpu else peer.connection).fail() and in_flight.by_gpu:
             logger.warning("tensors on the GPU go to %s by way of the CPU from now on: %s", peer.label, error)
 
-    def _again(self, line: Line, in_flight: InFlight, peer: Peer, error: Exception) -> None:
-        """Sends the content once more, to one receiver and by another way."""
+    def _again(self, stream: SendStream, in_flight: InFlight, peer: Peer, error: Exception) -> None:
+        """Sends the content once more, to one receiver and by another transport."""
         sending, number = in_flight.sending, in_flight.departure.number
         with self._lock:
-            if number not in line.open or peer.endpoint not in in_flight.awaited or in_flight.is_certain:
+            if number not in stream.open or peer.endpoint not in in_flight.awaited or in_flight.is_certain:
                 return
         if sending.done() or peer.error is not None:
             return
         self._distrust(peer, in_flight, error)
-        if in_flight.attempts > _ATTEMPTS * len(line.receivers):
+        if in_flight.attempts > _ATTEMPTS * len(stream.receivers):
             sending.give_up(TransferFailed(f"{sending._describe()}: what it carries could not be transferred"))
             return
-        start = (message_facts.CONTENT, line.stream, number, 0)
-        near = peer.node == node_of(self._peers.me)
-        way = transport_choice.choose(sending.payload.nbytes, near=near, collective=False)
-        if way != transport_choice.FRAME:
-            self._by_link(line, in_flight, (peer,), way, start)
+        start = (message_facts.CONTENT, stream.id, number, 0)
+        same_node = peer.node == node_of(self._peers.me)
+        transport = transport_choice.choose(sending.payload.nbytes, same_node=same_node, gloo=False)
+        if transport != transport_choice.IN_FRAME:
+            self._by_link(stream, in_flight, (peer,), transport, start)
             return
         in_flight.is_certain, in_flight.by_gpu = True, False
         try:
-            packed = self._pack(line, in_flight)
+            packed = self._pack(stream, in_flight)
         except Exception as error:
             sending.give_up(error)
             return
-        self._by_frame(line, (peer,), in_flight, start, *packed)
-        self._settle(line, in_flight)
+        self._by_frame(stream, (peer,), in_flight, start, *packed)
+        self._settle(stream, in_flight)
 
     # -- ends ---------------------------------------------------------------------------------------------------
 
-    def _settle(self, line: Line, in_flight: InFlight) -> None:
+    def _settle(self, stream: SendStream, in_flight: InFlight) -> None:
         if not in_flight.awaited:
-            self._drop(line, in_flight)
+            self._drop(stream, in_flight)
             in_flight.sending.finish()
 
-    def _drop(self, line: Line, in_flight: InFlight) -> None:
-        if in_flight.departure.number in line.open:
+    def _drop(self, stream: SendStream, in_flight: InFlight) -> None:
+        if in_flight.departure.number in stream.open:
             with self._lock:
-                line.open.pop(in_flight.departure.number, None)
+                stream.open.pop(in_flight.departure.number, None)
 
-    def _withdraw(self, line: Line, in_flight: InFlight, error: Exception) -> None:
+    def _withdraw(self, stream: SendStream, in_flight: InFlight, error: Exception) -> None:
         """The operation was given up: the receivers that have not got the message never will."""
-        if in_flight.departure.number in line.open:
-            self._take_back(line, in_flight, error)
+        if in_flight.departure.number in stream.open:
+            self._take_back(stream, in_flight, error)
 
-    def _take_back(self, line: Line, in_flight: InFlight, error: Exception) -> None:
+    def _take_back(self, stream: SendStream, in_flight: InFlight, error: Exception) -> None:
         number = in_flight.departure.number
         with self._lock:
-            line.open.pop(number, None)
-            waiting = line.departures.withdraw(number)
-        self._peers.post(line.receivers, (message_facts.WITHDRAW, line.stream, number))
+            stream.open.pop(number, None)
+            waiting = stream.departures.withdraw(number)
+        self._peers.post(stream.receivers, (message_facts.WITHDRAW, stream.id, number))
         if not waiting:
             for link in in_flight.links:
                 link.discard(error)
 
     def fail(self, peer: Peer) -> None:
         """A peer is gone: what is open on any stream to it fails."""
-        for key, line in list(self._lines.copy().items()):
-            if peer in line.receivers:
-                self._lines.pop(key, None)
-                self._fail(line)
+        for key, stream in list(self._streams.copy().items()):
+            if peer in stream.receivers:
+                self._streams.pop(key, None)
+                self._fail(stream)
 
-    def _fail(self, line: Line) -> None:
-        error = next(peer.error for peer in line.receivers if peer.error is not None)
+    def _fail(self, stream: SendStream) -> None:
+        error = next(peer.error for peer in stream.receivers if peer.error is not None)
         with self._lock:
-            line.departures.fail()
-            messages = list(line.open.values())
-            line.open.clear()
+            stream.departures.fail()
+            messages = list(stream.open.values())
+            stream.open.clear()
         for in_flight in messages:
             in_flight.sending.fail(copy.copy(error))
 
     # -- what receivers say -------------------------------------------------------------------------------------
 
-    def on_room(self, source: Peer, stream: Any, total: int) -> None:
-        line = self._find(source.endpoint, stream)
-        if line is not None:
+    def on_room(self, source: Peer, stream_id: Any, total: int) -> None:
+        stream = self._find(source.endpoint, stream_id)
+        if stream is not None:
             with self._lock:
-                leaving = line.departures.received(source.endpoint, total)
+                leaving = stream.departures.received(source.endpoint, total)
             for departure in leaving:
-                self._go(line, departure.what)
+                self._go(stream, departure.what)
 
-    def on_grant(self, source: Peer, stream: Any, number: int) -> None:
-        line = self._find(source.endpoint, stream)
-        if line is not None:
+    def on_grant(self, source: Peer, stream_id: Any, number: int) -> None:
+        stream = self._find(source.endpoint, stream_id)
+        if stream is not None:
             with self._lock:
-                departure = line.departures.granted(source.endpoint, number)
+                departure = stream.departures.granted(source.endpoint, number)
             if departure is not None:
-                self._go(line, departure.what)
+                self._go(stream, departure.what)
 
-    def _go(self, line: Line, in_flight: InFlight) -> None:
+    def _go(self, stream: SendStream, in_flight: InFlight) -> None:
         """The content of what was announced."""
         departure, sending = in_flight.departure, in_flight.sending
-        start = (message_facts.CONTENT, line.stream, departure.number, departure.charge)
+        start = (message_facts.CONTENT, stream.id, departure.number, departure.charge)
         try:
-            self._leave(line, in_flight, self._way(line, sending.payload), start)
+            self._leave(stream, in_flight, self._choose_transport(stream, sending.payload), start)
         except Exception as error:
             with self._lock:
-                line.departures.undo(departure)
+                stream.departures.undo(departure)
             sending.give_up(error)
-        self._settle(line, in_flight)
+        self._settle(stream, in_flight)
 
-    def on_taken(self, source: Peer, stream: Any, number: int) -> None:
-        line = self._find(source.endpoint, stream)
-        in_flight = None if line is None else line.open.get(number)
-        if line is not None and in_flight is not None:
+    def on_taken(self, source: Peer, stream_id: Any, number: int) -> None:
+        stream = self._find(source.endpoint, stream_id)
+        in_flight = None if stream is None else stream.open.get(number)
+        if stream is not None and in_flight is not None:
             if in_flight.links and not in_flight.is_certain:
                 (source.gpu_link if in_flight.by_gpu else source.connection).is_proven = True
             in_flight.awaited.pop(source.endpoint, None)
-            self._settle(line, in_flight)
+            self._settle(stream, in_flight)
 
-    def on_lost(self, source: Peer, stream: Any, number: int) -> None:
-        line = self._find(source.endpoint, stream)
-        in_flight = None if line is None else line.open.get(number)
-        if line is not None and in_flight is not None:
-            self._again(line, in_flight, source, TransferFailed("the receiver has not got it"))
+    def on_lost(self, source: Peer, stream_id: Any, number: int) -> None:
+        stream = self._find(source.endpoint, stream_id)
+        in_flight = None if stream is None else stream.open.get(number)
+        if stream is not None and in_flight is not None:
+            self._again(stream, in_flight, source, TransferFailed("the receiver has not got it"))
 
-    def on_refused(self, source: Peer, stream: Any, number: int, why: str) -> None:
-        line = self._find(source.endpoint, stream)
-        if line is None:
+    def on_refused(self, source: Peer, stream_id: Any, number: int, why: str) -> None:
+        stream = self._find(source.endpoint, stream_id)
+        if stream is None:
             return
         with self._lock:
-            in_flight = line.open.pop(number, None)
-            waited = line.departures.withdraw(number)
-        if waited and len(line.receivers) > 1:
-            self._peers.post(line.receivers, (message_facts.WITHDRAW, line.stream, number))
+            in_flight = stream.open.pop(number, None)
+            waited = stream.departures.withdraw(number)
+        if waited and len(stream.receivers) > 1:
+            self._peers.post(stream.receivers, (message_facts.WITHDRAW, stream.id, number))
         text = f"{source.label} could not receive a message: {why}"
         if in_flight is None or not in_flight.sending.fail(ValueError(text)):
             logger.warning("%s", text)  # its operation was done when it left

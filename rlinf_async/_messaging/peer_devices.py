@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_async._messaging.peer import Peer
-from rlinf_async._transports.gpu_link_choice import Gpu, way_between
+from rlinf_async._transports.gpu_link_choice import Gpu, gpu_link_between
 from rlinf_async._transports.link import Post
 from rlinf_async.errors import ConfigError
 
@@ -87,7 +87,7 @@ class Devices:
             self._introduce(peer)
             return None
         # The receiver opens the sender's memory.
-        return way_between(peer.gpu, self.own.gpu, peer.reachable)
+        return gpu_link_between(peer.gpu, self.own.gpu, peer.reachable)
 
     def make_link(self, name: str, post: Post, first: bool, address: str) -> DeviceLink:
         """As ``OwnGpu.make_link``.

@@ -14,7 +14,7 @@ from rlinf_async._core import frames, operations
 from rlinf_async._messaging.peer import Peer
 from rlinf_async._messaging.peer_devices import Devices
 from rlinf_async._messaging.state import message_facts
-from rlinf_async._transports.gpu_link_choice import WAYS
+from rlinf_async._transports.gpu_link_choice import GPU_LINKS
 from rlinf_async._transports.transport_choice import make_link
 from rlinf_async.errors import ClosedError, WorkerDied
 
@@ -136,7 +136,7 @@ class Peers:
         self._client.later(seconds, callback)
 
     def link(self, peer: Peer, name: str) -> Any:
-        """The link of that name to a peer, made at its first use: a ``Link``, or, for ``reach.WAYS``, a ``DeviceLink``.
+        """The link of that name to a peer, made at its first use: a ``Link``, or, for ``GPU_LINKS``, a ``DeviceLink``.
 
         Raises:
             ValueError: there is no such link.
@@ -146,7 +146,7 @@ class Peers:
             with self._lock:
                 link = peer.links.get(name)
                 if link is None:
-                    make = self.devices.make_link if name in WAYS else make_link
+                    make = self.devices.make_link if name in GPU_LINKS else make_link
                     link = peer.links[name] = make(
                         name,
                         lambda facts: self.post((peer,), (message_facts.LINK, name, facts)),

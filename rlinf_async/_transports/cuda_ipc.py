@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rlinf_async._transports.deferred_actions import Deferred
+from rlinf_async._transports.deferred_actions import DeferredActions
 from rlinf_async._transports.device_link import DeviceLink
 from rlinf_async._transports.device_memory import CudaMemory, DeviceMemory, Handle
 from rlinf_async._transports.lazy_thread import LazyThread
@@ -55,7 +55,7 @@ class CudaIpcLink(DeviceLink):
         self._memory = memory or CudaMemory()
         self._lane = LazyThread("rlinf-cuda-ipc")
         self._stream = SideStream(device)
-        self._agenda = Deferred()
+        self._deferred = DeferredActions()
         self._offers: dict[int, _Offer] = {}
         self._asked: dict[int, Transfer[list[torch.Tensor]]] = {}
         self._copied: dict[int, list[torch.Tensor]] = {}
@@ -70,15 +70,15 @@ class CudaIpcLink(DeviceLink):
 
     def send(self, transfer: int, buffers: Sequence[torch.Tensor]) -> Work[None]:
         offer = _Offer(transfer, buffers)
-        with self._agenda.deciding():
+        with self._deferred.locked():
             if transfer in self._unwanted:
-                self._agenda.add(functools.partial(offer.fail, self._unwanted.pop(transfer)))
+                self._deferred.add(functools.partial(offer.fail, self._unwanted.pop(transfer)))
                 return offer
             try:
                 handles = [tuple(self._memory.export(buffer)) for buffer in buffers if buffer.nbytes]
                 mark, told = self._memory.mark(self._device)
             except Exception as error:
-                self._agenda.add(functools.partial(offer.fail, error))
+                self._deferred.add(functools.partial(offer.fail, error))
                 self._tell("broken", [], [transfer], f"{type(error).__name__}: {error}")
                 return offer
             offer.kept.append(mark)
@@ -88,9 +88,9 @@ class CudaIpcLink(DeviceLink):
 
     def receive(self, transfer: int, sizes: Sequence[int]) -> Work[list[torch.Tensor]]:
         asked: Transfer[list[torch.Tensor]] = Transfer(transfer, sizes)
-        with self._agenda.deciding():
+        with self._deferred.locked():
             if transfer in self._withdrawn:
-                self._agenda.add(functools.partial(asked.fail, self._withdrawn.pop(transfer)))
+                self._deferred.add(functools.partial(asked.fail, self._withdrawn.pop(transfer)))
                 return asked
             self._newest = max(self._newest, transfer)
             self._asked[transfer] = asked
@@ -99,7 +99,7 @@ class CudaIpcLink(DeviceLink):
         return asked
 
     def on_control(self, facts: Any) -> None:
-        with self._agenda.deciding():
+        with self._deferred.locked():
             match facts:
                 case "offer", number, handles, mark:
                     told = [Handle(*handle) for handle in handles]
@@ -111,34 +111,34 @@ class CudaIpcLink(DeviceLink):
                     offer = self._offers.pop(number, None)
                     if offer is not None:
                         self._tell("kept", number)
-                        self._agenda.add(functools.partial(offer.finish, None))
+                        self._deferred.add(functools.partial(offer.finish, None))
                 case "kept", number:
                     tensors = self._copied.pop(number, None)
                     if tensors is not None:
-                        self._agenda.add(functools.partial(self._asked.pop(number).finish, tensors))
+                        self._deferred.add(functools.partial(self._asked.pop(number).finish, tensors))
                 case "broken", received, sent, text:
                     self._hear_of_the_end(received, sent, text)
                 case _:
                     raise ValueError(f"a link does not know what to do with {facts!r}")
 
     def discard(self, error: Exception) -> None:
-        with self._agenda.deciding():
+        with self._deferred.locked():
             received, sent = list(self._asked), list(self._offers)
             if received or sent:
                 self._fail(received, sent, error)
                 self._tell("broken", received, sent, f"{type(error).__name__}: {error}")
 
     def _tell(self, *facts: Any) -> None:
-        self._agenda.add(lambda: self._post(facts))
+        self._deferred.add(lambda: self._post(facts))
 
     def _fail(self, received: Sequence[int], sent: Sequence[int], error: Exception) -> None:
         for transfer in [self._asked.pop(number, None) for number in received]:
             if transfer is not None:
                 self._copied.pop(transfer.number, None)
-                self._agenda.add(functools.partial(transfer.fail, error))
+                self._deferred.add(functools.partial(transfer.fail, error))
         for offer in [self._offers.pop(number, None) for number in sent]:
             if offer is not None:
-                self._agenda.add(functools.partial(offer.fail, error))
+                self._deferred.add(functools.partial(offer.fail, error))
 
     def _hear_of_the_end(self, received: Sequence[int], sent: Sequence[int], text: str) -> None:
         error = TransferFailed(f"the peer gave it up: {text}")
@@ -158,12 +158,12 @@ class CudaIpcLink(DeviceLink):
             tensors = self._copies(asked.sizes, handles, mark)
         except Exception as error:
             failure = error
-            with self._agenda.deciding():
+            with self._deferred.locked():
                 if self._asked.get(number) is asked:
                     self._fail([number], [], failure)
                     self._tell("broken", [number], [], f"{type(failure).__name__}: {failure}")
             return
-        with self._agenda.deciding():
+        with self._deferred.locked():
             if self._asked.get(number) is asked:  # and was not given up meanwhile
                 self._copied[number] = tensors
                 self._tell("received", number)

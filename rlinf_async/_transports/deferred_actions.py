@@ -7,14 +7,14 @@ import threading
 from collections.abc import Callable, Iterator
 
 
-class Deferred:
+class DeferredActions:
     """A lock, and what was decided under it: done in that order, one at a time, by whichever thread comes first.
 
     So nothing foreign is called under the lock, and what is told to others is told in the order of the decisions::
 
-        with agenda.deciding():
+        with deferred.locked():
             self.state = ...
-            agenda.add(lambda: post(facts))
+            deferred.add(lambda: post(facts))
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Deferred:
         self._is_acting = False
 
     @contextlib.contextmanager
-    def deciding(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Holds the lock; what was added is done at the end, or by a thread that is at it, also after an error."""
         try:
             with self._lock:
@@ -32,7 +32,7 @@ class Deferred:
             self._act()
 
     def add(self, do: Callable[[], object]) -> None:
-        """While deciding only.  ``do`` does not raise."""
+        """While locked only.  ``do`` does not raise."""
         self._todo.append(do)
 
     def _act(self) -> None:

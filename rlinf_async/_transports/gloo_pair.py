@@ -25,7 +25,7 @@ _CONNECTING: Final = timedelta(seconds=0.3)
 """Gloo gives a connection up to five times this long, and cannot be interrupted meanwhile."""
 
 _ARRIVING: Final = timedelta(seconds=1.5)
-"""For one parcel that the peer is sending.  Gloo cannot be interrupted in the middle of one, not even by the end of its
+"""For one chunk that the peer is sending.  Gloo cannot be interrupted in the middle of one, not even by the end of its
 connection, and afterwards it closes the pair; so this is how long a thread may stay behind when a pair breaks."""
 
 _TAGS: Final = 1 << 31
@@ -38,7 +38,7 @@ class _Taken:
 
     def __init__(self, receiving: Receiving[Any], start: int) -> None:
         self.receiving = receiving
-        self.parcels = receiving.parcels[start:]
+        self.chunks = receiving.chunks[start:]
         self.works: deque[Any] = deque()
 
     def let_go(self) -> None:
@@ -191,8 +191,8 @@ class GlooPair(Pair):
             return
         taken.append(_Taken(receiving, start))
         tag = self._tag
-        for parcel in taken[-1].parcels:
-            taken[-1].works.append(self._group.recv([parcel], 1 - self._rank, self._tag))
+        for chunk in taken[-1].chunks:
+            taken[-1].works.append(self._group.recv([chunk], 1 - self._rank, self._tag))
             self._tag = (self._tag + 1) % _TAGS
         self._owner.ready(self, receiving, tag, start)
 
@@ -250,9 +250,9 @@ class GlooPair(Pair):
         with self._changed:
             self._sent[sending.number] = (sending, works)
         try:
-            parcels = sending.parcels()
+            chunks = sending.chunks()
             self._owner.sends(self, sending)
-            for index in range(start, len(parcels)):
-                works.append(group.send([parcels[index]], 1 - self._rank, (tag + index - start) % _TAGS))
+            for index in range(start, len(chunks)):
+                works.append(group.send([chunks[index]], 1 - self._rank, (tag + index - start) % _TAGS))
         except Exception as error:
             self._break(error)

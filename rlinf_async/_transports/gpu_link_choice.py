@@ -10,9 +10,9 @@ CUDA_IPC: Final = "cuda_ipc"
 NCCL: Final = "nccl"
 STAGED: Final = "staged"
 
-WAYS: Final = frozenset({CUDA_IPC, NCCL, STAGED})
+GPU_LINKS: Final = frozenset({CUDA_IPC, NCCL, STAGED})
 
-WORTH_A_LINK: Final = 64 << 10
+MIN_GPU_LINK_BYTES: Final = 64 << 10
 """Bytes from which on a tensor stays on its GPU; smaller ones are sooner copied to the CPU with the rest."""
 
 
@@ -31,7 +31,7 @@ class Gpu:
     model: str
 
 
-def way_between(ours: Gpu, theirs: Gpu, reachable: Collection[str] = ()) -> str:
+def gpu_link_between(ours: Gpu, theirs: Gpu, reachable: Collection[str] = ()) -> str:
     """The fastest way that works; both sides come to the same answer if both can reach the other's GPU.
 
     Args:

@@ -21,7 +21,7 @@ class _DeviceSending(Sending):
         on_gpu = [buffer.device for buffer in buffers if buffer.is_cuda]
         self._written = torch.cuda.current_stream(on_gpu[0]).record_event() if on_gpu else None
 
-    def parcels(self) -> list[torch.Tensor]:
+    def chunks(self) -> list[torch.Tensor]:
         if self._written is not None:
             torch.cuda.current_stream().wait_event(self._written)
         return self._buffers
@@ -37,7 +37,7 @@ class _DeviceReceiving(Receiving[torch.Tensor]):
             self.buffers = [torch.empty(size, dtype=torch.uint8, device=self._device) for size in self.sizes]
         except torch.OutOfMemoryError as error:
             raise MemoryError(str(error)) from error
-        self.parcels = [buffer for buffer in self.buffers if buffer.nbytes]
+        self.chunks = [buffer for buffer in self.buffers if buffer.nbytes]
 
 
 class NcclLink(PairedLink[torch.Tensor], DeviceLink):

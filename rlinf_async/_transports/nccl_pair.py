@@ -143,15 +143,15 @@ class NcclPair(Pair):
             return
         if start is None:
             return
-        parcels = receiving.parcels[start:]
+        chunks = receiving.chunks[start:]
         self._owner.ready(self, receiving, 0, start)
         with self._changed:
             self._changed.wait_for(lambda: self._error or receiving.number in self._coming)
             if self._error is not None:
                 return
             self._coming.remove(receiving.number)
-        for parcel in parcels:
-            group.recv([parcel], 1 - self._rank, 0).wait(_FOR_EVER)
+        for chunk in chunks:
+            group.recv([chunk], 1 - self._rank, 0).wait(_FOR_EVER)
             self._synchronize()
             self._owner.arrived(self, receiving)
 
@@ -168,10 +168,10 @@ class NcclPair(Pair):
             if self._error is not None:
                 return
             sending, start = self._wanted.popleft()
-        parcels = sending.parcels()[start:]
+        chunks = sending.chunks()[start:]
         self._owner.sends(self, sending)
-        for parcel in parcels:
-            group.send([parcel], 1 - self._rank, 0).wait(_FOR_EVER)
+        for chunk in chunks:
+            group.send([chunk], 1 - self._rank, 0).wait(_FOR_EVER)
         self._synchronize()
 
     def _synchronize(self) -> None:

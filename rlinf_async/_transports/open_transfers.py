@@ -19,7 +19,7 @@ _SomeTransfer = TypeVar("_SomeTransfer", bound=Transfer[Any])
 
 
 class Request(NamedTuple):
-    """The peer is ready to receive: under which tag, how many bytes in all, from which parcel on."""
+    """The peer is ready to receive: under which tag, how many bytes in all, from which chunk on."""
 
     tag: int
     nbytes: int

@@ -11,7 +11,7 @@ import torch
 
 from rlinf_async._transports.cuda_ipc import CudaIpcLink
 from rlinf_async._transports.device_link import DeviceLink
-from rlinf_async._transports.gpu_link_choice import CUDA_IPC, NCCL, STAGED, WORTH_A_LINK, Gpu
+from rlinf_async._transports.gpu_link_choice import CUDA_IPC, MIN_GPU_LINK_BYTES, NCCL, STAGED, Gpu
 from rlinf_async._transports.link import Post
 from rlinf_async._transports.nccl_link import NcclLink
 from rlinf_async._transports.staging import StagedLink
@@ -40,7 +40,7 @@ class OwnGpu:
             isinstance(obj, torch.Tensor)
             and obj.is_cuda
             and obj.device.index == self.device.index
-            and obj.nbytes >= WORTH_A_LINK
+            and obj.nbytes >= MIN_GPU_LINK_BYTES
         )
 
     def mark(self) -> Any:

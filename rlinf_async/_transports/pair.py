@@ -34,7 +34,7 @@ class Pair(ABC):
 
     @abstractmethod
     def send(self, sending: Sending, tag: int, start: int) -> None:
-        """The opposite number is ready for its parcels from ``start`` on."""
+        """The opposite number is ready for its chunks from ``start`` on."""
 
     @abstractmethod
     def expect(self, number: int) -> None:
@@ -59,7 +59,7 @@ class Owner(Protocol):
         """The opposite number's ``admit`` is to be called with this: our end of the connection that we made."""
 
     def begins(self, pair: Pair, receiving: Receiving[Any]) -> int | None:
-        """The first parcel that has not arrived, from which on the peer may be sending now; None: not wanted.
+        """The first chunk that has not arrived, from which on the peer may be sending now; None: not wanted.
 
         Raises:
             MemoryError: there is no room for it; ``refuses`` is to be called.
@@ -72,7 +72,7 @@ class Owner(Protocol):
         """The opposite number's ``expect`` is to be called."""
 
     def arrived(self, pair: Pair, receiving: Receiving[Any]) -> None:
-        """One more parcel is complete."""
+        """One more chunk is complete."""
 
     def refuses(self, pair: Pair, receiving: Receiving[Any], error: Exception) -> None:
         """There is no room for it; the pair goes on."""

@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final, Generic
 
-from rlinf_async._transports.deferred_actions import Deferred
+from rlinf_async._transports.deferred_actions import DeferredActions
 from rlinf_async._transports.link import Post
 from rlinf_async._transports.open_transfers import OpenTransfers, Request
 from rlinf_async._transports.pair import Pair
@@ -55,7 +55,7 @@ class PairedLink(ABC, Generic[Buffer]):
         self._post = post
         self._first = first
         self._address = address
-        self._agenda = Deferred()
+        self._deferred = DeferredActions()
         self._generation = 0
         self._pair: Pair | None = None
         self._attempts = 0
@@ -85,20 +85,20 @@ class PairedLink(ABC, Generic[Buffer]):
         if not sending.nbytes:
             sending.finish(None)
             return sending
-        with self._agenda.deciding():
+        with self._deferred.locked():
             match self._open_transfers.offer(sending):
                 case Request() as request:
                     self._begin(sending, request)
                 case TransferFailed() as error:
-                    self._agenda.add(functools.partial(sending.fail, error))
+                    self._deferred.add(functools.partial(sending.fail, error))
         return sending
 
     def _refuse(self, number: int, error: Exception) -> Work[None]:
         """It cannot be sent: the peer, which waits for it, is told."""
         refused: Transfer[None] = Transfer(number, [])
-        with self._agenda.deciding():
+        with self._deferred.locked():
             self._open_transfers.refuse(number)
-            self._agenda.add(functools.partial(refused.fail, error))
+            self._deferred.add(functools.partial(refused.fail, error))
             self._tell("broken", self._generation - 1, [], [number], _tell_of(error))
         return refused
 
@@ -110,10 +110,10 @@ class PairedLink(ABC, Generic[Buffer]):
             receiving.allocate()
             receiving.complete()
             return receiving
-        with self._agenda.deciding():
+        with self._deferred.locked():
             error = self._open_transfers.ask(receiving)
             if error is not None:
-                self._agenda.add(functools.partial(receiving.fail, error))
+                self._deferred.add(functools.partial(receiving.fail, error))
             elif self._pair is None:
                 self._open()
             else:
@@ -121,13 +121,13 @@ class PairedLink(ABC, Generic[Buffer]):
         return receiving
 
     def discard(self, error: Exception) -> None:
-        with self._agenda.deciding():
+        with self._deferred.locked():
             if self._pair is not None or self._open_transfers.receivings or self._open_transfers.sendings:
                 self._break(error, *self._all())
 
     def on_control(self, facts: Any) -> None:
         kind, generation, *rest = facts
-        with self._agenda.deciding():
+        with self._deferred.locked():
             if kind == "broken":
                 self._hear_of_the_end(generation, *rest)
                 return
@@ -147,7 +147,7 @@ class PairedLink(ABC, Generic[Buffer]):
     # -- decisions, under the lock ----------------------------------------------------------------------------------
 
     def _tell(self, kind: str, generation: int, *rest: Any) -> None:
-        self._agenda.add(lambda: self._post((kind, generation, *rest)))
+        self._deferred.add(lambda: self._post((kind, generation, *rest)))
 
     def _all(self) -> tuple[list[int], list[int]]:
         return list(self._open_transfers.receivings), list(self._open_transfers.sendings)
@@ -169,7 +169,7 @@ class PairedLink(ABC, Generic[Buffer]):
             return
         sending.tries = 1 if request.start > sending.start else sending.tries + 1
         sending.start = request.start
-        self._agenda.add(lambda: pair.send(sending, request.tag, request.start))
+        self._deferred.add(lambda: pair.send(sending, request.tag, request.start))
 
     def _break(
         self,
@@ -181,7 +181,7 @@ class PairedLink(ABC, Generic[Buffer]):
         """Ends this generation: the transfers that are named fail, the others go on with the next one."""
         pair, self._pair = self._pair, None
         if pair is not None:  # before any sender may mutate its memory
-            self._agenda.add(functools.partial(pair.close, error))
+            self._deferred.add(functools.partial(pair.close, error))
         self._open_transfers.forget_requests()
         received, sent = self._give_up(error, receivings, sendings)
         worn_out = self._open_transfers.worn_out()
@@ -200,7 +200,7 @@ class PairedLink(ABC, Generic[Buffer]):
         """Lets those fail that are still open; returns their numbers."""
         received, sent = self._open_transfers.give_up(receivings, sendings)
         for transfer in (*received, *sent):
-            self._agenda.add(functools.partial(transfer.fail, error))
+            self._deferred.add(functools.partial(transfer.fail, error))
         return [receiving.number for receiving in received], [sending.number for sending in sent]
 
     # -- what the opposite number says, under the lock --------------------------------------------------------------
@@ -212,13 +212,13 @@ class PairedLink(ABC, Generic[Buffer]):
             case ("open",):
                 pass  # it is
             case "store", key, value:
-                self._agenda.add(lambda: pair.hear(key, value))
+                self._deferred.add(lambda: pair.hear(key, value))
             case "connected", host, port:
-                self._agenda.add(lambda: pair.admit((host, port)))
+                self._deferred.add(lambda: pair.admit((host, port)))
             case "ready", number, tag, nbytes, start:
                 self._hear_ready(number, Request(tag, nbytes, start))
             case "coming", number:
-                self._agenda.add(lambda: pair.expect(number))
+                self._deferred.add(lambda: pair.expect(number))
             case _:
                 raise ValueError(f"a link does not know what to do with {kind!r} {rest!r}")
 
@@ -236,8 +236,8 @@ class PairedLink(ABC, Generic[Buffer]):
         sending = self._open_transfers.sent(number)
         if sending is not None:
             if self._pair is not None:
-                self._agenda.add(functools.partial(self._pair.forget, number))
-            self._agenda.add(functools.partial(sending.finish, None))
+                self._deferred.add(functools.partial(self._pair.forget, number))
+            self._deferred.add(functools.partial(sending.finish, None))
 
     def _hear_of_the_end(self, generation: int, received: Sequence[int], sent: Sequence[int], text: str) -> None:
         """The peer has thrown its half away up to this generation, and has given these transfers up."""
@@ -268,7 +268,7 @@ class PairedLink(ABC, Generic[Buffer]):
         with self._about(pair) as is_current:
             if not is_current or receiving.number not in self._open_transfers.receivings:
                 return None
-            if not receiving.parcels:
+            if not receiving.chunks:
                 receiving.allocate()
             receiving.tries += 1
             return receiving.arrived
@@ -289,10 +289,10 @@ class PairedLink(ABC, Generic[Buffer]):
                 return
             receiving.tries = 0
             receiving.arrived += 1
-            if receiving.arrived == len(receiving.parcels):
+            if receiving.arrived == len(receiving.chunks):
                 del self._open_transfers.receivings[receiving.number]
                 self._tell("received", self._generation, receiving.number)
-                self._agenda.add(receiving.complete)
+                self._deferred.add(receiving.complete)
 
     def refuses(self, pair: Pair, receiving: Receiving[Any], error: Exception) -> None:
         with self._about(pair) as is_current:
@@ -313,7 +313,7 @@ class PairedLink(ABC, Generic[Buffer]):
     @contextlib.contextmanager
     def _about(self, pair: Pair) -> Iterator[bool]:
         """Decides on what a pair says; whether it is the one of this generation."""
-        with self._agenda.deciding():
+        with self._deferred.locked():
             yield pair is self._pair
 
 

@@ -39,10 +39,10 @@ class _StagedSending(MemorySending):
         on_gpu = [buffer for buffer in buffers if buffer.is_cuda]
         self._copied = torch.cuda.current_stream(on_gpu[0].device).record_event() if on_gpu else None
 
-    def parcels(self) -> list[torch.Tensor]:
+    def chunks(self) -> list[torch.Tensor]:
         if self._copied is not None:
             self._copied.synchronize()
-        return super().parcels()
+        return super().chunks()
 
 
 class _StagedReceiving(Receiving[torch.Tensor]):
@@ -53,10 +53,10 @@ class _StagedReceiving(Receiving[torch.Tensor]):
         self._views: list[memoryview] = []
 
     def allocate(self) -> None:
-        self.parcels, self._views = make_room(self.sizes, pinned)
+        self.chunks, self._views = make_room(self.sizes, pinned)
 
     def complete(self) -> None:
-        views, self._views, self.parcels = self._views, [], []
+        views, self._views, self.chunks = self._views, [], []
         try:
             with self._stream.until_done():
                 tensors = [_flat(view).to(self._device, copy=True) for view in views]

@@ -1,8 +1,8 @@
-"""One message's memory on its way over a link, and the parcels that it travels in.
+"""One message's memory on its way over a link, and the chunks that it travels in.
 
-Large buffers travel where they are, in parcels of a few MiB: after an error a transfer goes on with the parcel that has
+Large buffers travel where they are, in chunks of a few MiB: after an error a transfer goes on with the chunk that has
 not arrived.  Small ones travel together in one, because each costs as much as a few hundred kilobytes.  Both sides work
-the parcels out from the sizes.
+the chunks out from the sizes.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Buffer = TypeVar("Buffer")
 """Flat bytes: a memoryview of the CPU's memory, or a tensor of a GPU's."""
 
 _SMALL: Final = 64 << 10
-"""Bytes of a buffer that is worth a parcel of its own."""
+"""Bytes of a buffer that is worth a chunk of its own."""
 
-PARCEL: Final = 4 << 20
-"""Bytes of the largest parcel."""
+CHUNK_BYTES: Final = 4 << 20
+"""Bytes of the largest chunk."""
 
 _ALIGNMENT: Final = 64
-"""Of the buffers in a parcel, in bytes: any tensor can stand there."""
+"""Of the buffers in a chunk, in bytes: any tensor can stand there."""
 
 
 class Transfer(Work[T]):
@@ -38,7 +38,7 @@ class Transfer(Work[T]):
     Attributes:
         number: the two sides' name for it.
         sizes: of its buffers, in bytes.
-        tries: how often it has begun since the last parcel arrived.
+        tries: how often it has begun since the last chunk arrived.
     """
 
     def __init__(self, number: int, sizes: Sequence[int]) -> None:
@@ -65,10 +65,10 @@ class Sending(Transfer[None]):
     """Buffers that the peer may ask for."""
 
     start = 0
-    """The parcel with which it began last."""
+    """The chunk with which it began last."""
 
     @abstractmethod
-    def parcels(self) -> list[torch.Tensor]:
+    def chunks(self) -> list[torch.Tensor]:
         """Flat bytes to send: views of large buffers, copies of small ones."""
 
 
@@ -76,14 +76,14 @@ class Receiving(Transfer[list[Buffer]]):
     """Buffers that the peer has promised.
 
     Attributes:
-        parcels: flat bytes to receive into, once there is room.
-        buffers: what the parcels are then the contents of.
-        arrived: how many parcels are complete.
+        chunks: flat bytes to receive into, once there is room.
+        buffers: what the chunks are then the contents of.
+        arrived: how many chunks are complete.
     """
 
     def __init__(self, number: int, sizes: Sequence[int]) -> None:
         super().__init__(number, sizes)
-        self.parcels: list[torch.Tensor] = []
+        self.chunks: list[torch.Tensor] = []
         self.buffers: list[Buffer] = []
         self.arrived = 0
 
@@ -96,8 +96,8 @@ class Receiving(Transfer[list[Buffer]]):
         """
 
     def complete(self) -> None:
-        """All parcels have arrived."""
-        buffers, self.buffers, self.parcels = self.buffers, [], []
+        """All chunks have arrived."""
+        buffers, self.buffers, self.chunks = self.buffers, [], []
         self.finish(buffers)
 
 
@@ -108,15 +108,15 @@ class MemorySending(Sending):
         super().__init__(number, [buffer.nbytes for buffer in buffers])
         self._buffers = buffers
 
-    def parcels(self) -> list[torch.Tensor]:
+    def chunks(self) -> list[torch.Tensor]:
         alone, together, nbytes = _divide(self.sizes)
-        parcels = [part for index in alone for part in _split(_view(self._buffers[index]))]
+        chunks = [part for index in alone for part in _split(_view(self._buffers[index]))]
         if nbytes:
             small = bytearray(nbytes)
             for index, offset in together:
                 small[offset : offset + self.sizes[index]] = self._buffers[index]
-            parcels.append(torch.frombuffer(small, dtype=torch.uint8))
-        return parcels
+            chunks.append(torch.frombuffer(small, dtype=torch.uint8))
+        return chunks
 
 
 class MemoryReceiving(Receiving[memoryview]):
@@ -127,7 +127,7 @@ class MemoryReceiving(Receiving[memoryview]):
         self._memory = memory
 
     def allocate(self) -> None:
-        self.parcels, self.buffers = make_room(self.sizes, self._memory)
+        self.chunks, self.buffers = make_room(self.sizes, self._memory)
 
 
 def make_room(sizes: Sequence[int], memory: Memory) -> tuple[list[torch.Tensor], list[memoryview]]:
@@ -135,12 +135,12 @@ def make_room(sizes: Sequence[int], memory: Memory) -> tuple[list[torch.Tensor],
     alone, together, nbytes = _divide(sizes)
     buffers = {index: memory.take(sizes[index]) for index in alone}
     views = [torch.frombuffer(buffer, dtype=torch.uint8) for buffer in buffers.values()]
-    parcels = [part for view in views for part in _split(view)]
+    chunks = [part for view in views for part in _split(view)]
     small = memory.take(nbytes)
     buffers.update((index, small[offset : offset + sizes[index]]) for index, offset in together)
     if nbytes:
-        parcels.append(torch.frombuffer(small, dtype=torch.uint8))
-    return parcels, [buffers[index] for index in range(len(sizes))]
+        chunks.append(torch.frombuffer(small, dtype=torch.uint8))
+    return chunks, [buffers[index] for index in range(len(sizes))]
 
 
 def _divide(sizes: Sequence[int]) -> tuple[list[int], list[tuple[int, int]], int]:
@@ -155,7 +155,7 @@ def _divide(sizes: Sequence[int]) -> tuple[list[int], list[tuple[int, int]], int
 
 
 def _split(flat: torch.Tensor) -> list[torch.Tensor]:
-    return [flat[start : start + PARCEL] for start in range(0, len(flat), PARCEL)]
+    return [flat[start : start + CHUNK_BYTES] for start in range(0, len(flat), CHUNK_BYTES)]
 
 
 def _view(buffer: memoryview) -> torch.Tensor:

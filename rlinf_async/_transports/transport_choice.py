@@ -11,26 +11,26 @@ from rlinf_async._transports.shared_memory import fits
 
 logger = logging.getLogger(__name__)
 
-FRAME: Final = ""
-"""In the frame itself: small ones inline, others as memory that rides on it, or in pieces between two daemons."""
+IN_FRAME: Final = ""
+"""In the frame itself: small messages inline, others as memory that rides on it, or in pieces between two daemons."""
 
 PIECES: Final = "pieces"
-COLLECTIVE: Final = "gloo"
+GLOO: Final = "gloo"
 
-COLLECTIVE_FROM: Final = 1 << 20
-"""Bytes from which on a connection of their own is worth its while to two workers on different machines."""
+MIN_GLOO_BYTES: Final = 1 << 20
+"""From this size on two workers on different machines use a connection of their own."""
 
 
-def choose(nbytes: int, *, near: bool, collective: bool) -> str:
-    """The way of a message of so many bytes.
+def choose(nbytes: int, *, same_node: bool, gloo: bool) -> str:
+    """The transport of a message of so many bytes.
 
     Args:
-        near: its receivers are all on this machine.
-        collective: it has one receiver, and a connection to it can be had.
+        same_node: its receivers are all on this machine.
+        gloo: it has one receiver, and a connection to it can be had.
     """
-    if not near and collective and nbytes >= COLLECTIVE_FROM:
-        return COLLECTIVE
-    return FRAME if fits(nbytes) else PIECES
+    if not same_node and gloo and nbytes >= MIN_GLOO_BYTES:
+        return GLOO
+    return IN_FRAME if fits(nbytes) else PIECES
 
 
 def make_link(name: str, post: Post, first: bool, address: str) -> Link:
@@ -41,7 +41,7 @@ def make_link(name: str, post: Post, first: bool, address: str) -> Link:
     """
     if name == PIECES:
         return InlineLink(post, first, address)
-    if name == COLLECTIVE:
+    if name == GLOO:
         from rlinf_async._transports.gloo_link import GlooLink
 
         return GlooLink(post, first, address)

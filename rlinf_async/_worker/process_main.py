@@ -89,14 +89,14 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, 
     _leave(client, code)
 
 
-def _emulated_links(client: NodeClient, identity: context.Identity) -> emulated_links.FarLinks | None:
+def _emulated_links(client: NodeClient, identity: context.Identity) -> emulated_links.EmulatedLinks | None:
     """The links to far workers as the run's configuration emulates them; None where it does not."""
     if not identity.config:
         return None
     config = NetEmulationConfig.from_cfg(json.loads(identity.config)["cluster"].get("net_emulation"))
     if config is None:
         return None
-    return emulated_links.FarLinks(client, NetEmulation(config), f"{identity.group_name}:{identity.info.rank}")
+    return emulated_links.EmulatedLinks(client, NetEmulation(config), f"{identity.group_name}:{identity.info.rank}")
 
 
 _breaking: Final = threading.Lock()

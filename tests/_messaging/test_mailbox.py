@@ -308,7 +308,7 @@ def test_a_message_that_cannot_be_packed_fails_alone_and_takes_no_room(
     send(near, "next")
     near.deliver()
     assert recv(near).wait(0) == "next"
-    assert all(line.departures.outstanding < 1000 for line in near.a._mailbox.outbox._lines.values())
+    assert all(stream.departures.outstanding < 1000 for stream in near.a._mailbox.outbox._streams.values())
 
 
 # -- the end --------------------------------------------------------------------------------------------------------
@@ -413,17 +413,14 @@ def test_what_has_been_received_is_not_kept(network: Network) -> None:
 
 def test_the_largest_that_rides_on_a_frame_between_nodes_is_below_what_a_link_is_worth() -> None:
     assert (
-        transport_choice.choose(transport_choice.COLLECTIVE_FROM - 1, near=False, collective=True)
-        == transport_choice.FRAME
+        transport_choice.choose(transport_choice.MIN_GLOO_BYTES - 1, same_node=False, gloo=True)
+        == transport_choice.IN_FRAME
+    )
+    assert transport_choice.choose(transport_choice.MIN_GLOO_BYTES, same_node=False, gloo=True) == transport_choice.GLOO
+    assert (
+        transport_choice.choose(transport_choice.MIN_GLOO_BYTES, same_node=True, gloo=True) == transport_choice.IN_FRAME
     )
     assert (
-        transport_choice.choose(transport_choice.COLLECTIVE_FROM, near=False, collective=True)
-        == transport_choice.COLLECTIVE
-    )
-    assert (
-        transport_choice.choose(transport_choice.COLLECTIVE_FROM, near=True, collective=True) == transport_choice.FRAME
-    )
-    assert (
-        transport_choice.choose(transport_choice.COLLECTIVE_FROM, near=False, collective=False)
-        == transport_choice.FRAME
+        transport_choice.choose(transport_choice.MIN_GLOO_BYTES, same_node=False, gloo=False)
+        == transport_choice.IN_FRAME
     )

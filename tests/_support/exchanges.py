@@ -317,7 +317,7 @@ def links_that_were_made(worker: Any) -> list[str]:
 
 def send_only_by_the_daemons(worker: Any) -> None:
     """No connections between workers of different nodes."""
-    transport_choice.COLLECTIVE_FROM = 1 << 62  # type: ignore[misc]
+    transport_choice.MIN_GLOO_BYTES = 1 << 62  # type: ignore[misc]
 
 
 def segments(pids: Iterable[int]) -> dict[int, int]:

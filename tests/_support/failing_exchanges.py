@@ -202,8 +202,8 @@ def messages_here(worker: Any) -> int:
     """Complete, and not received yet."""
     exchange = context.exchange
     assert exchange is not None
-    lines = exchange._mailbox.inbox._lines.values()
-    return sum(message.is_complete for line in lines for message in line.arrivals._queue)
+    streams = exchange._mailbox.inbox._streams.values()
+    return sum(message.is_complete for stream in streams for message in stream.arrivals._queue)
 
 
 def send_blank_in_time(worker: Any, other: str, nbytes: int, seconds: float) -> str:

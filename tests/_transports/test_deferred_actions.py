@@ -6,26 +6,26 @@ import threading
 
 import pytest
 
-from rlinf_async._transports.deferred_actions import Deferred
+from rlinf_async._transports.deferred_actions import DeferredActions
 
 
 def test_what_is_added_is_done_in_order_without_the_lock_also_what_that_adds() -> None:
-    agenda, done = Deferred(), []
+    deferred, done = DeferredActions(), []
 
     def first() -> None:
-        with agenda.deciding():  # which would stand still if the lock were held
-            agenda.add(lambda: done.append(3))
+        with deferred.locked():  # which would stand still if the lock were held
+            deferred.add(lambda: done.append(3))
         done.append(1)
 
-    with agenda.deciding():
-        agenda.add(first)
-        agenda.add(lambda: done.append(2))
+    with deferred.locked():
+        deferred.add(first)
+        deferred.add(lambda: done.append(2))
         assert done == []
     assert done == [1, 2, 3]
 
 
 def test_another_thread_does_not_overtake() -> None:
-    agenda, done = Deferred(), []
+    deferred, done = DeferredActions(), []
     started, go_on = threading.Event(), threading.Event()
 
     def slow() -> None:
@@ -34,14 +34,14 @@ def test_another_thread_does_not_overtake() -> None:
         done.append("slow")
 
     def decide() -> None:
-        with agenda.deciding():
-            agenda.add(slow)
+        with deferred.locked():
+            deferred.add(slow)
 
     thread = threading.Thread(target=decide)
     thread.start()
     assert started.wait(5)
-    with agenda.deciding():
-        agenda.add(lambda: done.append("fast"))
+    with deferred.locked():
+        deferred.add(lambda: done.append("fast"))
     assert done == []
     go_on.set()
     thread.join(5)
@@ -49,11 +49,11 @@ def test_another_thread_does_not_overtake() -> None:
 
 
 def test_what_was_decided_before_an_error_is_done() -> None:
-    agenda, done = Deferred(), []
+    deferred, done = DeferredActions(), []
 
     def decide() -> None:
-        with agenda.deciding():
-            agenda.add(lambda: done.append(1))
+        with deferred.locked():
+            deferred.add(lambda: done.append(1))
             raise ValueError("twice")
 
     with pytest.raises(ValueError, match="twice"):

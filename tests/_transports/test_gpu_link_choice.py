@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf_async._transports.gpu_link_choice import Gpu, way_between
+from rlinf_async._transports.gpu_link_choice import Gpu, gpu_link_between
 
 HERE = Gpu("machine 1", "GPU-1", "H100")
 
@@ -23,4 +23,4 @@ HERE = Gpu("machine 1", "GPU-1", "H100")
     ],
 )
 def test_the_way_is_the_fastest_that_works(theirs: Gpu, reachable: list[str], way: str) -> None:
-    assert way_between(HERE, theirs, reachable) == way
+    assert gpu_link_between(HERE, theirs, reachable) == way

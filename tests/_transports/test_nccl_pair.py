@@ -53,7 +53,7 @@ class Cuda:
 
     def make_group(self, store: Any, rank: int) -> Any:
         def operation(what: str) -> Any:
-            def begin(parcels: Any, peer: int, tag: int) -> Any:
+            def begin(chunks: Any, peer: int, tag: int) -> Any:
                 self.note(what)
                 return SimpleNamespace(wait=lambda timeout: self.note("wait"))
 
@@ -77,13 +77,13 @@ class Cuda:
 
 
 class One(Sending):
-    def parcels(self) -> list[torch.Tensor]:
+    def chunks(self) -> list[torch.Tensor]:
         return [torch.zeros(1)]
 
 
 class Other(Receiving[torch.Tensor]):
     def allocate(self) -> None:
-        self.parcels = [torch.zeros(1)]
+        self.chunks = [torch.zeros(1)]
 
 
 def test_each_direction_has_a_stream_of_its_own_so_that_neither_waits_for_the_other_nor_for_the_user(

@@ -11,7 +11,7 @@ import torch
 from rlinf_async._messaging import peer_devices
 from rlinf_async._transports import own_gpu
 from rlinf_async._transports.cuda_ipc import CudaIpcLink
-from rlinf_async._transports.gpu_link_choice import CUDA_IPC, WAYS, Gpu, way_between
+from rlinf_async._transports.gpu_link_choice import CUDA_IPC, GPU_LINKS, Gpu, gpu_link_between
 from rlinf_async._transports.own_gpu import OwnGpu, find_own_gpu
 
 
@@ -34,7 +34,7 @@ def test_the_gpu_is_the_current_one_with_those_that_it_reaches() -> None:
     assert own.device == torch.device("cuda", 1)
     assert own.gpu == Gpu("boot id", "uuid 1", "H200")
     assert own.reachable == {"uuid 2"}
-    assert way_between(own.gpu, Gpu("boot id", "uuid 2", "H100"), own.reachable) == CUDA_IPC
+    assert gpu_link_between(own.gpu, Gpu("boot id", "uuid 2", "H100"), own.reachable) == CUDA_IPC
 
 
 @pytest.mark.usefixtures("driver")
@@ -58,7 +58,7 @@ def test_tensors_of_the_cpu_and_what_is_no_tensor_are_not_kept() -> None:
 
 def test_every_way_has_its_link_and_nothing_else_has() -> None:
     own = OwnGpu(torch.device("cuda", 0), Gpu("boot id", "uuid", "H200"))
-    made = {name: own.make_link(name, print, True, "127.0.0.1") for name in WAYS}
+    made = {name: own.make_link(name, print, True, "127.0.0.1") for name in GPU_LINKS}
     assert len({type(link) for link in made.values()}) == 3
     assert isinstance(made[CUDA_IPC], CudaIpcLink)
     with pytest.raises(ValueError, match="there is no link 'gloo' between GPUs"):

@@ -25,13 +25,13 @@ class WordSending(Sending):
         super().__init__(number, [len(words)])
         self.words = list(words)
 
-    def parcels(self) -> list[torch.Tensor]:
+    def chunks(self) -> list[torch.Tensor]:
         raise NotImplementedError
 
 
 class WordReceiving(Receiving[str]):
     def allocate(self) -> None:
-        self.parcels = [torch.empty(0)] * self.nbytes
+        self.chunks = [torch.empty(0)] * self.nbytes
         self.buffers = [""] * self.nbytes
 
 

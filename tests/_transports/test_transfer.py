@@ -7,11 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_async._transports.memory import WarmMemory
-from rlinf_async._transports.transfer import PARCEL, MemoryReceiving, MemorySending
+from rlinf_async._transports.transfer import CHUNK_BYTES, MemoryReceiving, MemorySending
 
 SIZES = st.lists(
     st.one_of(
-        st.integers(0, 300), st.integers(65_500, 65_600), st.sampled_from([PARCEL - 1, PARCEL, PARCEL + 1, 2 * PARCEL])
+        st.integers(0, 300),
+        st.integers(65_500, 65_600),
+        st.sampled_from([CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES]),
     ),
     max_size=12,
 )
@@ -28,11 +30,11 @@ def test_parcels_copied_one_by_one_carry_every_buffer_to_its_place(sizes: list[i
     sending = MemorySending(1, [memoryview(each if read_only else bytearray(each)) for each in contents])
     receiving = MemoryReceiving(1, sizes, WarmMemory())
     receiving.allocate()
-    parcels = sending.parcels()
-    assert [len(parcel) for parcel in parcels] == [len(parcel) for parcel in receiving.parcels]
-    assert all(0 < len(parcel) <= PARCEL for parcel in parcels)
-    for target, parcel in zip(receiving.parcels, parcels, strict=True):
-        target.copy_(parcel)
+    chunks = sending.chunks()
+    assert [len(chunk) for chunk in chunks] == [len(chunk) for chunk in receiving.chunks]
+    assert all(0 < len(chunk) <= CHUNK_BYTES for chunk in chunks)
+    for target, chunk in zip(receiving.chunks, chunks, strict=True):
+        target.copy_(chunk)
     buffers = receiving.buffers
     receiving.complete()
     assert [bytes(each) for each in receiving.wait()] == contents
@@ -40,10 +42,10 @@ def test_parcels_copied_one_by_one_carry_every_buffer_to_its_place(sizes: list[i
 
 
 def test_large_buffers_are_sent_from_where_they_are_and_small_ones_in_one_parcel() -> None:
-    large, small = bytearray(PARCEL), [bytearray(100) for _ in range(50)]
-    parcels = MemorySending(1, [*map(memoryview, small), memoryview(large)]).parcels()
-    assert [len(parcel) for parcel in parcels] == [PARCEL, 50 * 128]
-    assert parcels[0].data_ptr() == torch.frombuffer(large, dtype=torch.uint8).data_ptr()
+    large, small = bytearray(CHUNK_BYTES), [bytearray(100) for _ in range(50)]
+    chunks = MemorySending(1, [*map(memoryview, small), memoryview(large)]).chunks()
+    assert [len(chunk) for chunk in chunks] == [CHUNK_BYTES, 50 * 128]
+    assert chunks[0].data_ptr() == torch.frombuffer(large, dtype=torch.uint8).data_ptr()
 
 
 def test_every_buffer_stands_where_any_tensor_can() -> None:

@@ -1,7 +1,7 @@
-"""Emulated delay of messages between data centres, over lines that others share.
+"""Emulated delay of messages between data centres, over links that others share.
 
 Workers are known by their names, ``"Env:0"``; a configuration may name ``"Env"`` for all of them.  Only what it names
-is far: a message between two that are in no pair crosses nothing, whatever lines they are behind.
+is far: a message between two that are in no pair crosses nothing, whatever links they are behind.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 BYTES_PER_MEGABIT: Final = 125_000
 
-_MOST_LINES: Final = 4096
+_MAX_SHARED_LINKS: Final = 4096
 
 
 class Pair(Protocol):
@@ -53,11 +53,11 @@ class Config(Protocol):
 
 
 @dataclass(frozen=True)
-class Line:
+class SharedLink:
     """What some workers share.
 
     Attributes:
-        name: the same for everybody who means this line.
+        name: the same for everybody who means this link.
         rate: bytes per second.
     """
 
@@ -71,37 +71,37 @@ class Crossing:
 
     Attributes:
         delay: seconds on the way; that of the farthest receiver.
-        lines: that the message crosses, each once however many receivers are behind it.
+        links: that the message crosses, each once however many receivers are behind it.
     """
 
     delay: float
-    lines: tuple[Line, ...]
+    links: tuple[SharedLink, ...]
 
 
-class Lines:
-    """How far ahead the lines of a run are taken."""
+class SharedLinks:
+    """How far ahead the links of a run are taken."""
 
     def __init__(self) -> None:
         self._free_at: dict[str, float] = {}
 
     def __repr__(self) -> str:
-        return f"<Lines {sorted(self._free_at)}>"
+        return f"<SharedLinks {sorted(self._free_at)}>"
 
-    def reserve(self, lines: Iterable[Line], nbytes: int, now: float) -> float:
-        """Has the lines carry a message, behind what they carry already.
+    def reserve(self, links: Iterable[SharedLink], nbytes: int, now: float) -> float:
+        """Has the links carry a message, behind what they carry already.
 
         Args:
             now: seconds of a clock that is the same for all.
 
         Returns:
-            Seconds until the slowest of them has carried it; 0.0 without lines.
+            Seconds until the slowest of them has carried it; 0.0 without links.
         """
         through = now
-        for line in lines:
-            free_at = max(now, self._free_at.pop(line.name, now)) + nbytes / line.rate
-            self._free_at[line.name] = free_at
+        for link in links:
+            free_at = max(now, self._free_at.pop(link.name, now)) + nbytes / link.rate
+            self._free_at[link.name] = free_at
             through = max(through, free_at)
-        while len(self._free_at) > _MOST_LINES:  # the one that was used longest ago
+        while len(self._free_at) > _MAX_SHARED_LINKS:  # the one that was used longest ago
             del self._free_at[next(iter(self._free_at))]
         return through - now
 
@@ -122,15 +122,15 @@ class NetEmulation:
                     self._add(src, dst, pair.delay_ms / 1e3)
                     if config.symmetric:
                         self._add(dst, src, pair.delay_ms / 1e3)
-        self._lines: dict[str, Line] = {}
+        self._links: dict[str, SharedLink] = {}
         for group in config.bandwidth_groups:
-            line = Line(",".join(group.members), group.bandwidth_mbps * BYTES_PER_MEGABIT)
-            self._lines.update(dict.fromkeys(group.members, line))
-        self._taken = Lines()
+            link = SharedLink(",".join(group.members), group.bandwidth_mbps * BYTES_PER_MEGABIT)
+            self._links.update(dict.fromkeys(group.members, link))
+        self._taken = SharedLinks()
         self.crossing = lru_cache(maxsize=4096)(self._crossing)
 
     def __repr__(self) -> str:
-        return f"<NetEmulation [{len(self._delays)} pairs, {len(set(self._lines.values()))} lines]>"
+        return f"<NetEmulation [{len(self._delays)} pairs, {len(set(self._links.values()))} links]>"
 
     def _add(self, src: str, dst: str, delay: float) -> None:
         self._delays[src, dst] = max(delay, self._delays.get((src, dst), 0.0))
@@ -152,21 +152,21 @@ class NetEmulation:
         delays = {dst: delay for dst in dsts if (delay := self.delay(src, dst)) is not None}
         if not delays:
             return None
-        lines = [line for name in (src, *delays) if (line := self._line(name)) is not None]
-        return Crossing(max(delays.values()), tuple(dict.fromkeys(lines)))
+        links = [link for name in (src, *delays) if (link := self._link(name)) is not None]
+        return Crossing(max(delays.values()), tuple(dict.fromkeys(links)))
 
-    def _line(self, worker: str) -> Line | None:
-        return next((self._lines[name] for name in _names(worker) if name in self._lines), None)
+    def _link(self, worker: str) -> SharedLink | None:
+        return next((self._links[name] for name in _names(worker) if name in self._links), None)
 
     def is_idle(self, group: Group) -> bool:
-        """Whether a line is never crossed, because none of its members is far from anybody."""
+        """Whether a link is never crossed, because none of its members is far from anybody."""
         far = {name for pair in self._delays for name in pair}
         return not any(name in _names(member) or member in _names(name) for member in group.members for name in far)
 
     # -- for a network without a cluster ----------------------------------------------------------------------------
 
     def reserve(self, src: str, dst: str, nbytes: int, now: float) -> float:
-        """Seconds until a message that leaves now has arrived; its lines are taken for so long as they carry it."""
+        """Seconds until a message that leaves now has arrived; its links are taken for so long as they carry it."""
         return self.reserve_broadcast(src, [dst], nbytes, now)
 
     def reserve_broadcast(self, src: str, dsts: Sequence[str], nbytes: int, now: float) -> float:
@@ -174,7 +174,7 @@ class NetEmulation:
         crossing = self.crossing(src, tuple(dsts))
         if crossing is None:
             return 0.0
-        return self._taken.reserve(crossing.lines, nbytes, now) + crossing.delay
+        return self._taken.reserve(crossing.links, nbytes, now) + crossing.delay
 
 
 def _names(worker: str) -> tuple[str, ...]:

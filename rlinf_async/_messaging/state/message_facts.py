@@ -7,9 +7,9 @@ before it takes a message, *charge* what it takes of the stream's room, in bytes
 
     sender -> receiver
       INTRODUCE  group rank node pid                        before all else: who is speaking
-      DATA       stream number kind about charge way        a message
+      DATA       stream number kind about charge via        a message
       ANNOUNCE   stream number kind about                   its place in the line; it waits for room, or for a receive
-      CONTENT    stream number charge way                   of a message that was announced, or that was lost
+      CONTENT    stream number charge via                   of a message that was announced, or that was lost
       WITHDRAW   stream number                              there is no such message
     receiver -> sender
       GRANT      stream number                              it has a receive: send the content now
@@ -21,9 +21,9 @@ before it takes a message, *charge* what it takes of the stream's room, in bytes
       GPU        machine uuid model reachable               what ``gpu_link_choice.Gpu`` says; wants to hear the other's
       LINK       name facts                                 what one end of a link says to the other
 
-The content is the body of the frame, where *way* is None; otherwise *way* is ``[name of a link, transfer, sizes]``, and
+The content is the body of the frame, where *via* is None; otherwise *via* is ``[name of a link, transfer, sizes]``, and
 the link brings buffers of these sizes, of which the frame's body, where it is not empty, is the first.  Between GPUs
-*way* ends with the places of these buffers among all; the rest of the content is a body of its own, and rides on the
+*via* ends with the places of these buffers among all; the rest of the content is a body of its own, and rides on the
 frame as any other.
 """
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_async._messaging.state.emulated_delay import Line, Lines, NetEmulation
+from rlinf_async._messaging.state.emulated_delay import NetEmulation, SharedLink, SharedLinks
 from rlinf_async.configuration import NetEmulationConfig
 
 MEGABIT = 125_000
@@ -68,7 +68,7 @@ def test_a_broadcast_takes_its_own_line_once_and_each_line_of_receivers_once_and
     crossing = network.crossing("A:0", ("B:0", "B:1", "C:0", "D:0", "E:0"))
     assert crossing is not None
     assert crossing.delay == 0.040
-    assert [line.rate for line in crossing.lines] == [80 * MEGABIT, 8 * MEGABIT, 16 * MEGABIT]
+    assert [line.rate for line in crossing.links] == [80 * MEGABIT, 8 * MEGABIT, 16 * MEGABIT]
     assert network.reserve_broadcast("A:0", ["B:0", "C:0", "E:0"], 1_000_000, now=0.0) == pytest.approx(1.010)
     assert network.reserve_broadcast("A:0", ["E:0", "E:1"], 1_000_000, now=0.0) == 0.0
 
@@ -94,8 +94,8 @@ def test_a_line_that_nothing_crosses_is_known_as_such() -> None:
 
 
 def test_the_book_of_lines_is_bounded() -> None:
-    lines = Lines()
+    lines = SharedLinks()
     for number in range(10_000):
-        lines.reserve([Line(str(number), 1.0)], 1, now=0.0)
+        lines.reserve([SharedLink(str(number), 1.0)], 1, now=0.0)
     assert len(lines._free_at) <= 4096
-    assert lines.reserve([Line("9999", 1.0)], 1, now=0.0) == 2.0
+    assert lines.reserve([SharedLink("9999", 1.0)], 1, now=0.0) == 2.0

@@ -1,4 +1,4 @@
-"""When what crosses an emulated line leaves, by a clock that stands still meanwhile."""
+"""Departure times of messages over an emulated link, by a stopped clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlinf_async._client import emulated_links
-from rlinf_async._client.emulated_links import FarLinks
+from rlinf_async._client.emulated_links import EmulatedLinks
 from rlinf_async._messaging.state.emulated_delay import NetEmulation
 from rlinf_async.configuration import NetEmulationConfig
 from rlinf_async.work import Work
@@ -59,7 +59,7 @@ def sent(seat: Seat) -> list[tuple[int, float]]:
     """What has left, and when; two messages are sent at 0."""
     config = NetEmulationConfig.from_cfg(NETWORK)
     assert config is not None
-    links, sent = FarLinks(seat, NetEmulation(config), "thin:0"), []  # type: ignore[arg-type]
+    links, sent = EmulatedLinks(seat, NetEmulation(config), "thin:0"), []  # type: ignore[arg-type]
     for number in range(2):
         links.send("link", ["far:0"], TENTH, lambda number=number: sent.append((number, round(seat.now - 100, 6))))  # type: ignore[misc]
     return sent
