@@ -44,50 +44,51 @@ if TYPE_CHECKING:
     from rlinf_async._group.each import each as each
     from rlinf_async._group.wait_all import wait_all as wait_all
     from rlinf_async._trace.tracer import Tracer as Tracer
-    from rlinf_async.address import NodeInfo as NodeInfo
-    from rlinf_async.address import WorkerAddress as WorkerAddress
-    from rlinf_async.address import WorkerInfo as WorkerInfo
-    from rlinf_async.channel import Channel as Channel
-    from rlinf_async.channel import WeightedItem as WeightedItem
+    from rlinf_async.address import NodeInfo as NodeInfo, WorkerAddress as WorkerAddress, WorkerInfo as WorkerInfo
+    from rlinf_async.channel import Channel as Channel, WeightedItem as WeightedItem
     from rlinf_async.cluster import Cluster as Cluster
     from rlinf_async.configuration import ClusterConfig as ClusterConfig
-    from rlinf_async.errors import AuthError as AuthError
-    from rlinf_async.errors import ClosedError as ClosedError
-    from rlinf_async.errors import ConfigError as ConfigError
-    from rlinf_async.errors import DeadlineExceeded as DeadlineExceeded
-    from rlinf_async.errors import EndOfChannel as EndOfChannel
-    from rlinf_async.errors import ForkedProcessError as ForkedProcessError
-    from rlinf_async.errors import LaunchError as LaunchError
-    from rlinf_async.errors import LoopNotRunning as LoopNotRunning
-    from rlinf_async.errors import NodeLost as NodeLost
-    from rlinf_async.errors import PeerLost as PeerLost
-    from rlinf_async.errors import RemoteError as RemoteError
-    from rlinf_async.errors import RLinfAsyncError as RLinfAsyncError
-    from rlinf_async.errors import SerializationError as SerializationError
-    from rlinf_async.errors import StaleVersion as StaleVersion
-    from rlinf_async.errors import TransferFailed as TransferFailed
-    from rlinf_async.errors import UnobservedFailure as UnobservedFailure
-    from rlinf_async.errors import VersionMismatch as VersionMismatch
-    from rlinf_async.errors import WeightMismatch as WeightMismatch
-    from rlinf_async.errors import WorkerDied as WorkerDied
+    from rlinf_async.errors import (
+        AuthError as AuthError,
+        ClosedError as ClosedError,
+        ConfigError as ConfigError,
+        DeadlineExceeded as DeadlineExceeded,
+        EndOfChannel as EndOfChannel,
+        ForkedProcessError as ForkedProcessError,
+        LaunchError as LaunchError,
+        LoopNotRunning as LoopNotRunning,
+        NodeLost as NodeLost,
+        PeerLost as PeerLost,
+        RemoteError as RemoteError,
+        RLinfAsyncError as RLinfAsyncError,
+        SerializationError as SerializationError,
+        StaleVersion as StaleVersion,
+        TransferFailed as TransferFailed,
+        UnobservedFailure as UnobservedFailure,
+        VersionMismatch as VersionMismatch,
+        WeightMismatch as WeightMismatch,
+        WorkerDied as WorkerDied,
+    )
     from rlinf_async.group import WorkerGroup as WorkerGroup
     from rlinf_async.handle import Handle as Handle
-    from rlinf_async.hardware import AcceleratorFamily as AcceleratorFamily
-    from rlinf_async.hardware import Hardware as Hardware
-    from rlinf_async.hardware import register_accelerator as register_accelerator
+    from rlinf_async.hardware import (
+        AcceleratorFamily as AcceleratorFamily,
+        Hardware as Hardware,
+        register_accelerator as register_accelerator,
+    )
     from rlinf_async.outcome import Outcome as Outcome
-    from rlinf_async.placement import ComponentPlacement as ComponentPlacement
-    from rlinf_async.placement import FlexiblePlacementStrategy as FlexiblePlacementStrategy
-    from rlinf_async.placement import NodePlacementStrategy as NodePlacementStrategy
-    from rlinf_async.placement import PackedPlacementStrategy as PackedPlacementStrategy
-    from rlinf_async.placement import PlacementStrategy as PlacementStrategy
-    from rlinf_async.profiling import ProfileConfig as ProfileConfig
-    from rlinf_async.profiling import TorchProfileConfig as TorchProfileConfig
+    from rlinf_async.placement import (
+        ComponentPlacement as ComponentPlacement,
+        FlexiblePlacementStrategy as FlexiblePlacementStrategy,
+        NodePlacementStrategy as NodePlacementStrategy,
+        PackedPlacementStrategy as PackedPlacementStrategy,
+        PlacementStrategy as PlacementStrategy,
+    )
+    from rlinf_async.profiling import ProfileConfig as ProfileConfig, TorchProfileConfig as TorchProfileConfig
     from rlinf_async.rlinf import *  # noqa: F403
     from rlinf_async.stream import Stream as Stream
     from rlinf_async.torchrl import *  # noqa: F403
-    from rlinf_async.weights import SyncReport as SyncReport
-    from rlinf_async.weights import WorkerWeightSyncScheme as WorkerWeightSyncScheme
+    from rlinf_async.weights import SyncReport as SyncReport, WorkerWeightSyncScheme as WorkerWeightSyncScheme
     from rlinf_async.work import Work as Work
     from rlinf_async.worker import Worker as Worker
 else:

@@ -1,39 +1,40 @@
 """Lazy public names: a module's imports under ``if TYPE_CHECKING``, carried out when a name is asked for.
 
 They are a module's one table of public names: type checkers and editors read it as it stands, and here it is read for
-``__getattr__``, ``__dir__`` and ``__all__``.  Each name has a line of its own, ``from its.module import Name as Name``;
+``__getattr__``, ``__dir__`` and ``__all__``.  Each name is imported as itself, ``from its.module import Name as Name``;
 names that come by ``from another.table import *`` resolve too, and are not shown.
 """
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 
 @functools.cache
 def read_table(module: str) -> tuple[dict[str, str], list[str]]:
-    """Public names of a module, each with the module that it stands in; and further tables."""
-    spec = importlib.util.find_spec(module)
-    assert spec is not None
-    assert spec.origin is not None
-    tree = ast.parse(Path(spec.origin).read_bytes())
+    """Public names of a module, each with the module that it stands in; and further tables.
+
+    The module's compiled code is run once more, as for a type checker, with an ``__import__`` that only takes notes:
+    that needs no source file.  The table begins behind the import of ``lazy_names``.
+    """
     homes: dict[str, str] = {}
     others: list[str] = []
-    for block in tree.body:
-        for node in block.body if isinstance(block, ast.If) else ():
-            if isinstance(node, ast.ImportFrom) and node.module:
-                names = [alias.name for alias in node.names]
-                if names == ["*"]:
-                    others.append(node.module)
-                else:
-                    homes.update(dict.fromkeys(names, node.module))
+
+    def note(name: str, scope: Any, _: Any, names: tuple[str, ...], __: int) -> SimpleNamespace:
+        if names == ("*",):
+            others.append(name)
+        elif lazy_names.__name__ in scope:
+            homes.update(dict.fromkeys(names, name))
+        return SimpleNamespace(**dict.fromkeys(names, True), __all__=())
+
+    loader: Any = getattr(importlib.util.find_spec(module), "loader", None)
+    exec(loader.get_code(module), {"__builtins__": {"__import__": note}, "__name__": module})
     return homes, others
 
 

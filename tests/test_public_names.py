@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import compileall
 import dataclasses
 import importlib
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -86,3 +88,23 @@ def test_public_modules_are_found_after_the_import_of_the_package_alone() -> Non
     script += "\nprint(hasattr(rlinf_async, 'Clutser'), [name for name in ('torch', 'grpc') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == ["WorkerDied", "False []"]
+
+
+def test_names_are_found_where_only_compiled_files_are_installed(tmp_path: Path) -> None:
+    package = tmp_path / "rlinf_async"
+    shutil.copytree(Path(rlinf_async.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    assert compileall.compile_dir(package, quiet=1, legacy=True)
+    for source in package.rglob("*.py"):
+        source.unlink()
+    script = (
+        "import rlinf_async\nprint(rlinf_async.__file__, rlinf_async.Work.__name__, rlinf_async.CommMapper.__name__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script],
+        cwd="/",
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [str(package / "__init__.pyc"), "Work", "CommMapper"]

@@ -1,34 +1,27 @@
 """Hardware of nodes: accelerators of every maker, robots, and what users register of their own; no torch."""
 
-from rlinf_async.hardware import robots
-from rlinf_async.hardware.accelerator import REHEARSAL, AcceleratorFamily, Accelerators, AcceleratorType, is_rehearsal
-from rlinf_async.hardware.cards import Device
-from rlinf_async.hardware.extension import EXTENSION, load_extension
-from rlinf_async.hardware.families import FAMILIES, Accelerator, find_accelerators, get_family, register_accelerator
-from rlinf_async.hardware.hardware import Hardware, HardwareConfig, HardwareInfo, HardwareResource, NodeHardwareConfig
-from rlinf_async.hardware.robot import Robot, RobotConfig, RobotInfo
-
-__all__ = [
-    "EXTENSION",
-    "FAMILIES",
-    "REHEARSAL",
-    "Accelerator",
-    "AcceleratorFamily",
-    "AcceleratorType",
-    "Accelerators",
-    "Device",
-    "Hardware",
-    "HardwareConfig",
-    "HardwareInfo",
-    "HardwareResource",
-    "NodeHardwareConfig",
-    "Robot",
-    "RobotConfig",
-    "RobotInfo",
-    "find_accelerators",
-    "get_family",
-    "is_rehearsal",
-    "load_extension",
-    "register_accelerator",
-    "robots",
-]
+from rlinf_async.hardware import robots as robots
+from rlinf_async.hardware.accelerator import (
+    REHEARSAL as REHEARSAL,
+    AcceleratorFamily as AcceleratorFamily,
+    Accelerators as Accelerators,
+    AcceleratorType as AcceleratorType,
+    is_rehearsal as is_rehearsal,
+)
+from rlinf_async.hardware.cards import Device as Device
+from rlinf_async.hardware.extension import EXTENSION as EXTENSION, load_extension as load_extension
+from rlinf_async.hardware.families import (
+    FAMILIES as FAMILIES,
+    Accelerator as Accelerator,
+    find_accelerators as find_accelerators,
+    get_family as get_family,
+    register_accelerator as register_accelerator,
+)
+from rlinf_async.hardware.hardware import (
+    Hardware as Hardware,
+    HardwareConfig as HardwareConfig,
+    HardwareInfo as HardwareInfo,
+    HardwareResource as HardwareResource,
+    NodeHardwareConfig as NodeHardwareConfig,
+)
+from rlinf_async.hardware.robot import Robot as Robot, RobotConfig as RobotConfig, RobotInfo as RobotInfo

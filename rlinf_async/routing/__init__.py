@@ -1,39 +1,27 @@
 """Routing of batches from the ranks of one group to those of another.  Pure: no worker, no channel."""
 
 from rlinf_async.routing.batches import (
-    get_batch_size,
-    infer_batch_size,
-    merge_batches,
-    split_batch,
-    validate_batch_size,
+    get_batch_size as get_batch_size,
+    infer_batch_size as infer_batch_size,
+    merge_batches as merge_batches,
+    split_batch as split_batch,
+    validate_batch_size as validate_batch_size,
 )
 from rlinf_async.routing.decoupled import (
-    DecoupledRouteEntry,
-    build_batch_index,
-    decoupled_build_recv_plan,
-    decoupled_build_send_plan,
-    split_channel_message,
+    DecoupledRouteEntry as DecoupledRouteEntry,
+    build_batch_index as build_batch_index,
+    decoupled_build_recv_plan as decoupled_build_recv_plan,
+    decoupled_build_send_plan as decoupled_build_send_plan,
+    split_channel_message as split_channel_message,
 )
-from rlinf_async.routing.keys import build_route_channel_key, build_send_key
-from rlinf_async.routing.mapper import CommMapper
-from rlinf_async.routing.plans import RouteEntry, RoutePlan, build_recv_plan, build_send_plan
-
-__all__ = [
-    "CommMapper",
-    "DecoupledRouteEntry",
-    "RouteEntry",
-    "RoutePlan",
-    "build_batch_index",
-    "build_recv_plan",
-    "build_route_channel_key",
-    "build_send_key",
-    "build_send_plan",
-    "decoupled_build_recv_plan",
-    "decoupled_build_send_plan",
-    "get_batch_size",
-    "infer_batch_size",
-    "merge_batches",
-    "split_batch",
-    "split_channel_message",
-    "validate_batch_size",
-]
+from rlinf_async.routing.keys import (
+    build_route_channel_key as build_route_channel_key,
+    build_send_key as build_send_key,
+)
+from rlinf_async.routing.mapper import CommMapper as CommMapper
+from rlinf_async.routing.plans import (
+    RouteEntry as RouteEntry,
+    RoutePlan as RoutePlan,
+    build_recv_plan as build_recv_plan,
+    build_send_plan as build_send_plan,
+)
