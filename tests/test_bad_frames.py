@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from rlinf_async import Cluster, LaunchError, NodePlacementStrategy, VersionMismatch
 from rlinf_async._core import codec, frames, operations

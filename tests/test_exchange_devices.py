@@ -13,8 +13,7 @@ import torch
 
 from rlinf_async import Cluster, NodePlacementStrategy
 from rlinf_async._transports.gpu_link_choice import CUDA_IPC, NCCL, STAGED
-from tests._support import failing_exchanges
-from tests._support import gpu_exchanges as talk
+from tests._support import failing_exchanges, gpu_exchanges as talk
 from tests._support.exchanges import Talker
 
 pytestmark = pytest.mark.shared_cluster

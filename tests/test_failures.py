@@ -15,8 +15,16 @@ import psutil
 import pytest
 import torch
 
-from rlinf_async import ClosedError, Cluster, LaunchError, NodePlacementStrategy, RemoteError, WorkerDied, each
-from rlinf_async import handle as handles
+from rlinf_async import (
+    ClosedError,
+    Cluster,
+    LaunchError,
+    NodePlacementStrategy,
+    RemoteError,
+    WorkerDied,
+    each,
+    handle as handles,
+)
 from tests._support.workers import Plain, SeedWorker, Stillborn
 
 pytestmark = pytest.mark.shared_cluster

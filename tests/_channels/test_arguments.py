@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rlinf_async._channels.arguments import MOST, RequestArguments, seconds, whole_number
 from rlinf_async._channels.state.channel_keys import MAX_KEY

@@ -12,8 +12,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rlinf_async._core import codec, failures
 from rlinf_async._core.failures import Failure, capture, pack, rebuild, unpack

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgpack
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rlinf_async._core import frames
 from rlinf_async._core.frames import FrameError, FrameReader, endpoint, node_of, number_of, route_to

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rlinf_async._core.frames import Status
 from rlinf_async._core.pending_calls import Holdback, Next, PendingCalls, Tally, fold

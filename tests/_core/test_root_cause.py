@@ -7,8 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rlinf_async._core.failures import Failure, capture, rebuild
 from rlinf_async._core.root_cause import choose_root_cause, fold_ranks, root_cause

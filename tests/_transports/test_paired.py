@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from rlinf_async._transports.pair import Owner, Pair

@@ -19,8 +19,7 @@ import psutil
 import pytest
 
 from rlinf_async import settings
-from rlinf_async._wire import daemon_link as link_module
-from rlinf_async._wire import grpc as module
+from rlinf_async._wire import daemon_link as link_module, grpc as module
 from rlinf_async.errors import ClosedError, NodeLost
 from tests._support.daemon_link_pairs import (
     AUTHORITY,

@@ -4,8 +4,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from problems import Problem, ProblemSets, ProblemSpace
 from tokenizer import CHARACTERS, CharacterTokenizer
 from verifier import is_correct

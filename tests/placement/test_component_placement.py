@@ -4,8 +4,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from omegaconf import OmegaConf
 
 from rlinf_async.errors import ConfigError

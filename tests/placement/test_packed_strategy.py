@@ -3,8 +3,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from rlinf_async.errors import ConfigError
 from rlinf_async.placement import NodePlacementStrategy, PackedPlacementStrategy, default_strategy

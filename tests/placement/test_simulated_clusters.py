@@ -6,8 +6,7 @@ import time
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rlinf_async.configuration import ClusterConfig
 from rlinf_async.errors import ConfigError

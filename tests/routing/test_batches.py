@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rlinf_async.errors import ConfigError
 from rlinf_async.routing import get_batch_size, infer_batch_size, merge_batches, split_batch, validate_batch_size

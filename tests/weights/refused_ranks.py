@@ -18,8 +18,7 @@ from ranks import run
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 
-from rlinf_async import MultiProcessWeightSyncScheme
-from rlinf_async import WorkerWeightSyncScheme as ByCalls
+from rlinf_async import MultiProcessWeightSyncScheme, WorkerWeightSyncScheme as ByCalls
 from rlinf_async.errors import TransferFailed
 from rlinf_async.weights.model.gather import gather_buckets
 from rlinf_async.weights.model.gather_calls import Calls

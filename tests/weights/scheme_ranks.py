@@ -15,8 +15,12 @@ from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.tensor import DTensor
 
-from rlinf_async import DistributedWeightSyncScheme, MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
-from rlinf_async import WorkerWeightSyncScheme as ByCalls
+from rlinf_async import (
+    DistributedWeightSyncScheme,
+    MultiProcessWeightSyncScheme,
+    SharedMemWeightSyncScheme,
+    WorkerWeightSyncScheme as ByCalls,
+)
 
 RANKS = 2
 

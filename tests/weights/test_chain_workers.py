@@ -12,8 +12,7 @@ import psutil
 import pytest
 
 from rlinf_async import Cluster
-from tests.weights.weight_workers import Launch, Rollout, Trainer
-from tests.weights.weight_workers import begin as begin_weights
+from tests.weights.weight_workers import Launch, Rollout, Trainer, begin as begin_weights
 
 pytestmark = pytest.mark.shared_cluster
 

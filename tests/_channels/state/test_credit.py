@@ -6,8 +6,7 @@ from collections import deque
 from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rlinf_async._channels.state.actions import Act, Step

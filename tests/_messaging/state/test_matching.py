@@ -6,8 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from rlinf_async._messaging.state.flow_control import OVERHEAD, Departures

@@ -8,8 +8,7 @@ import threading
 from collections import defaultdict
 from typing import Any
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rlinf_async._trace.state.spans import Event, Recorder, Span, plain
 

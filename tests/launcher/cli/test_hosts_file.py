@@ -5,8 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from rlinf_launcher.cli.host_ranges import MOST_HOSTS, expand
 from rlinf_launcher.cli.hosts_file import Host, describe, parse_hosts, parse_list, read_hosts
 from rlinf_launcher.source_text import Span

@@ -5,8 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from rlinf_launcher.cli.flags import FLAGS, GROUPS, help_text
 from rlinf_launcher.cli.parsing import exported, parse
 from rlinf_launcher.options import Options

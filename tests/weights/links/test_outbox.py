@@ -12,8 +12,7 @@ import threading
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rlinf_async.errors import DeadlineExceeded, PeerLost
 from rlinf_async.weights.links import outbox

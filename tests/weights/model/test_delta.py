@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rlinf_async.errors import WeightMismatch
 from rlinf_async.weights.model import delta as codec

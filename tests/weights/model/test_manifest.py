@@ -7,8 +7,7 @@ from typing import Any
 import msgpack
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rlinf_async.errors import WeightMismatch
 from rlinf_async.weights.model.manifest import ALIGNMENT, Manifest, dtype_of

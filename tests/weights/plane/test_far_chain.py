@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from rlinf_async.errors import PeerLost, TransferFailed, WorkerDied
 from rlinf_async.weights.plane import far_nodes

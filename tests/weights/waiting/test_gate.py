@@ -9,8 +9,7 @@ import threading
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rlinf_async.errors import DeadlineExceeded
 from rlinf_async.weights.waiting.gate import ReadingGate
