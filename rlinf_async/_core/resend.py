@@ -35,7 +35,8 @@ MAX_KEPT_DESCRIPTORS: Final = 256
 
 PIECE_BYTES: Final = 256 * 1024
 ACK_FRAMES: Final = 64
-"""Frames without an acknowledgement, from which on one rides on the next frame in the other direction."""
+"""Frames without an acknowledgement, from which on one rides on the next frame in the other direction; where none goes
+there, one follows by itself from twice as many on."""
 
 ACK_NOW_FRAMES: Final = 4096
 ACK_NOW_BYTES: Final = MAX_KEPT_BYTES // 2

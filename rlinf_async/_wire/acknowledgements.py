@@ -5,7 +5,7 @@ from __future__ import annotations
 from asyncio import AbstractEventLoop
 
 from rlinf_async import settings
-from rlinf_async._core.resend import Incoming
+from rlinf_async._core.resend import ACK_FRAMES, Incoming
 from rlinf_async._wire.socket_writer import SocketWriter
 
 
@@ -22,9 +22,12 @@ class Acknowledgements:
 
     def consider(self) -> None:
         """After a read from which on one may be due."""
-        if self._incoming.owes():
+        incoming = self._incoming
+        if incoming.owes():
             self._writer.send_acknowledgement()
-        elif self._incoming.is_due and not self._is_timing:
+        elif not self._is_timing and (incoming.descriptors or incoming.received >= incoming.look_at + ACK_FRAMES):
+            # Not as soon as one is due: where each frame is answered the next answer takes it along, and a loop with a
+            # timer pays for it in every turn.
             self._is_timing = True
             self._writer.on_loop(self._set_timer)
 

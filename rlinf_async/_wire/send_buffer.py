@@ -48,17 +48,17 @@ class SendBuffer:
     Attributes:
         nbytes: of what has been added and has not left.
         kept: what the other side may not have, with its descriptors.
+        callbacks: of frames that have not been sent, by the bytes that have to be sent in all before each is called.
     """
 
-    __slots__ = ("_callbacks", "_queue", "_sent_bytes", "kept", "nbytes")
+    __slots__ = ("_queue", "_sent_bytes", "callbacks", "kept", "nbytes")
 
     def __init__(self) -> None:
         self._queue: deque[Sent] = deque()
         self.kept = Unacknowledged()
         self.nbytes = 0
         self._sent_bytes = 0
-        self._callbacks: deque[tuple[int, Callable[[], None]]] = deque()
-        """By the bytes that have to be sent in all before each is called."""
+        self.callbacks: deque[tuple[int, Callable[[], None]]] = deque()
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -75,17 +75,12 @@ class SendBuffer:
             loaded = data, fds, nbytes
             self.kept.add(loaded)
             self._queue.append(loaded)
-            self.nbytes += len(data)
         else:
-            self.add_plain(data)
-        if on_sent is not None:
-            self._callbacks.append((self._sent_bytes + self.nbytes, on_sent))
-
-    def add_plain(self, data: bytes) -> None:
-        """The same, of a frame that nothing rides on and whose leaving is not told."""
-        self.kept.add_plain(data)
-        self._queue.append(data)
+            self.kept.add_plain(data)
+            self._queue.append(data)
         self.nbytes += len(data)
+        if on_sent is not None:
+            self.callbacks.append((self._sent_bytes + self.nbytes, on_sent))
 
     def add_control(self, data: bytes, fds: Sequence[int] = ()) -> None:
         """Appends what is not kept."""
@@ -155,7 +150,7 @@ class SendBuffer:
 
     def take_callbacks(self) -> Sequence[Callable[[], None]]:
         """The callbacks of frames that have been sent."""
-        callbacks = self._callbacks
+        callbacks = self.callbacks
         if not callbacks:
             return ()
         due = []
@@ -166,7 +161,7 @@ class SendBuffer:
     def stop(self) -> None:
         """Sends nothing more, and calls nothing back; what is kept stays."""
         self._queue.clear()
-        self._callbacks.clear()
+        self.callbacks.clear()
         self.nbytes = 0
 
     def drop(self) -> None:

@@ -115,10 +115,8 @@ class SocketWriter:
             sibling = self.sibling
             if self.incoming.is_due or (sibling is not None and sibling.incoming.is_due):
                 self._add_acknowledgements(sibling)
-            if fds or on_sent is not None:
-                self.buffer.add(data, fds, content_bytes(frame) if fds else 0, on_sent)
-            else:
-                self.buffer.add_plain(data)
+            buffer = self.buffer
+            buffer.add(data, fds, content_bytes(frame) if fds else 0, on_sent)
             if hold or self._is_scheduled or self._is_blocked or not self.thread:
                 return
             if threading.get_ident() == self.thread:
@@ -132,9 +130,11 @@ class SocketWriter:
                 self._is_scheduled = True
                 self._loop.call_soon_threadsafe(self.flush)
                 return
-            state, callbacks = self._write_locked()
-        if callbacks or state is not _EMPTY:
-            self._follow_up(state, callbacks)
+            state = buffer.write_to(self._sock)
+            if state is _EMPTY and not buffer.callbacks:
+                return
+            callbacks = self._written(state)
+        self._follow_up(state, callbacks)
 
     def send_all(self, sent: Sequence[tuple[Frame, Sequence[int]]]) -> None:
         """Sends several frames in as few system calls as their descriptors allow; on the loop's thread.
@@ -221,16 +221,17 @@ class SocketWriter:
         with self.lock:
             if self.is_closed or self._is_blocked:
                 return
-            state, callbacks = self._write_locked()
+            state = self.buffer.write_to(self._sock)
+            callbacks = self._written(state)
         self._follow_up(state, callbacks)
 
-    def _write_locked(self) -> tuple[State, Sequence[Callable[[], None]]]:
-        state = self.buffer.write_to(self._sock)
+    def _written(self, state: State) -> Sequence[Callable[[], None]]:
+        """The callbacks that are due after a write; under the lock."""
         if state is State.GONE:
             self.buffer.stop()
         else:
             self._is_blocked = state is not _EMPTY
-        return state, self.buffer.take_callbacks()
+        return self.buffer.take_callbacks()
 
     def _follow_up(self, state: State, callbacks: Sequence[Callable[[], None]]) -> None:
         if state is State.FULL:

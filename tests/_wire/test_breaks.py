@@ -11,6 +11,7 @@ import pytest
 
 from rlinf_async import settings
 from rlinf_async._core import frames
+from rlinf_async._core.resend import ACK_FRAMES
 from rlinf_async._core.segment import write_segment
 from rlinf_async._wire.direct_sockets import DirectSockets
 from rlinf_async._wire.reading.arbiter import ReadArbiter
@@ -94,9 +95,9 @@ async def test_a_sender_is_told_although_its_receiver_has_nothing_to_say(monkeyp
     receiver = Connection(right, loop, on_frame=lambda frame, _: heard.append(frame[4]), on_closed=print)
     sender.open()
     receiver.open()
-    for number in range(100):
+    for number in range(3 * ACK_FRAMES):
         sender.send((frames.MESSAGE, 0, 7, 0, number, b""))
-    await until(lambda: len(heard) == 100 and len(sender._writer.buffer.kept) < 64)
+    await until(lambda: len(heard) == 3 * ACK_FRAMES and len(sender._writer.buffer.kept) < 2 * ACK_FRAMES)
     sender.close()
     receiver.close()
 
