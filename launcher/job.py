@@ -193,7 +193,7 @@ class Job:
         archive = await asyncio.to_thread(pack, folder)
         if archive.warning:
             self._report.warn(archive.warning)
-        self._report.detail(f"--sync ships {archive.files} files, {len(archive.data) / 1e6:.1f} MB, from {folder}")
+        self._report.note(f"--sync ships {folder}: {archive.files} files, {len(archive.data) / 1e6:.1f} MB compressed")
         return archive
 
     async def _go(self, node: Node) -> None:

@@ -19,7 +19,7 @@ MakeHosts = Callable[..., FakeHosts]
 LAUNCH = [sys.executable, "-m", "rlinf_launcher"]
 
 SMALL_JOB = [
-    "examples/embodiment/train_embodied_agent.py",
+    "train_embodied_agent.py",
     "cluster.num_nodes=2",
     "cluster.component_placement.env=0-1",
     "cluster.component_placement.rollout=1",
@@ -35,10 +35,10 @@ SMALL_JOB = [
 ]
 
 
-def launch(hosts: FakeHosts, *arguments: str, check: bool = True, timeout: float = 150) -> Any:
-    """``rlinf-launch`` as the user of the driver's host types it, from the checkout."""
+def launch(hosts: FakeHosts, *arguments: str, check: bool = True, timeout: float = 150, cwd: Path = CHECKOUT) -> Any:
+    """``rlinf-launch`` as the user of the driver's host types it."""
     ssh = ["--ssh-args", " ".join(hosts.ssh_args)]
-    return hosts.driver.run([*LAUNCH, *ssh, *arguments], cwd=CHECKOUT, check=check, timeout=timeout)
+    return hosts.driver.run([*LAUNCH, *ssh, *arguments], cwd=cwd, check=check, timeout=timeout)
 
 
 def hosts_file(folder: Path, *lines: str) -> str:
@@ -55,13 +55,8 @@ def test_the_main_job_runs_across_two_hosts_one_of_them_without_the_checkout(
     nodes = hosts_file(tmp_path, "node0", "node1")
     done = launch(
         hosts,
-        "--hosts",
-        nodes,
-        "--sync",
-        str(CHECKOUT),
-        "--",
-        *SMALL_JOB,
-        f"runner.logger.log_path={tmp_path / 'logs'}",
+        *("--hosts", nodes, "--sync", *SMALL_JOB, f"runner.logger.log_path={tmp_path / 'logs'}"),
+        cwd=CHECKOUT / "examples" / "embodiment",
     )
     assert "2 env, 1 rollout and 2 actor workers" in done.stdout
     assert "evaluation of InvertedPendulum-v5" in done.stdout

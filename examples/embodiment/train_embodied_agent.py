@@ -3,12 +3,12 @@
     python train_embodied_agent.py                                     the default: InvertedPendulum-v5
     python train_embodied_agent.py --config halfcheetah_ppo            a file in config/, or a path to one
     python train_embodied_agent.py runner.seed=1 env.total_num_envs=64         overrides, by their dotted names
-    rlinf-launch --hosts nodes.txt train_embodied_agent.py cluster.num_nodes=2 \
+    rlinf-launch --hosts nodes.txt --sync train_embodied_agent.py cluster.num_nodes=2 \
         cluster.component_placement.env=0-1 cluster.component_placement.actor=0-1
 
 Three groups of workers share the work: simulators (``env``), policy inference (``rollout``) and training
 (``actor``).  ``cluster.component_placement`` says where they run.  What the examples share lies in
-``common/`` beside this folder: ``--sync`` ships it with the checkout, or with ``--sync ..`` from here.
+``common/`` beside this folder: ``--sync`` ships it, with the checkout.
 """
 
 from __future__ import annotations

@@ -3,13 +3,12 @@
     python main_grpo.py                                      the default: two_terms_disaggregated
     python main_grpo.py --config two_terms_collocated        a file in config/math/, or a path to one
     python main_grpo.py runner.seed=1 algorithm.group_size=16          overrides, by their dotted names
-    rlinf-launch --hosts nodes.txt main_grpo.py cluster.num_nodes=2 cluster.fake_gpus=null \
+    rlinf-launch --hosts nodes.txt --sync main_grpo.py cluster.num_nodes=2 cluster.fake_gpus=null \
         cluster.component_placement.actor=0-7 cluster.component_placement.rollout=8-15 rollout.batch_size=8
 
 Three groups of workers share the work: the model answers problems (``rollout``), a verifier judges the answers
 (``reward``), and the model learns (``actor``).  ``cluster.component_placement`` says where they run.  What the
-examples share lies in ``common/`` beside this folder: ``--sync`` ships it with the checkout, or with ``--sync ..`` from
-here.
+examples share lies in ``common/`` beside this folder: ``--sync`` ships it, with the checkout.
 """
 
 from __future__ import annotations

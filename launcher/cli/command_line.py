@@ -15,10 +15,10 @@ from .flags import BY_SPELLING, FLAGS, FOREIGN, Flag
 
 T = TypeVar("T")
 
-# The flags whose value may be left out, what the next word must be to be meant by it, and what stands for it else.
-_MAY_STAND_ALONE: dict[str, tuple[Callable[[str], bool], str]] = {
-    "sync": (lambda word: Path(word).is_dir(), "."),
-    "show-placement": (lambda word: word.endswith((".yaml", ".yml")), ""),
+# The flags whose value may be left out (it is empty then), and what the next word must be to be meant by it.
+_MAY_STAND_ALONE: dict[str, Callable[[str], bool]] = {
+    "sync": lambda word: Path(word).is_dir(),
+    "show-placement": lambda word: word.endswith((".yaml", ".yml")),
 }
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
@@ -117,8 +117,8 @@ def _read_long(word: str, argv: list[str], words: ArgumentWords) -> None:
     if equals:
         _add(words, flag, Value(text, written))
     elif flag.name in _MAY_STAND_ALONE:
-        is_meant, default = _MAY_STAND_ALONE[flag.name]
-        _add(words, flag, Value(argv.pop(0) if argv and is_meant(argv[0]) else default, written))
+        is_meant = argv and _MAY_STAND_ALONE[flag.name](argv[0])
+        _add(words, flag, Value(argv.pop(0) if is_meant else "", written))
     elif flag.metavar:
         _add(words, flag, _next(argv, written, flag))
     else:

@@ -68,7 +68,8 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag(
             "sync",
             "[DIR]",
-            "ship a folder (default: this one) to every node and put it first on the path there. "
+            "ship a folder to every node, and put it first on the path there (default: this one, or the nearest "
+            "above with a pyproject.toml or .git). "
             "The next word is taken for DIR if it is a folder; --sync=DIR says so plainly.",
         ),
         Flag(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -137,10 +139,22 @@ def _path(value: Value) -> Path:
 
 
 def _folder(value: Value) -> Path:
+    if not value.text:
+        return _project(value)
     folder = _path(value).resolve()
     if not folder.is_dir():
         raise value.error(f"{value.text!r} is not a folder", "name the folder that holds your code")
     return folder
+
+
+def _project(value: Value) -> Path:
+    """The nearest folder from here upwards that looks like a project, below the home folder; else this folder."""
+    here = Path.cwd().resolve()
+    too_large = {Path("/"), Path(os.environ.get("HOME", "/")).resolve()}
+    if here in too_large:
+        raise value.error(f"all of {here} would be shipped", "go to the folder of your code, or name it: --sync=DIR")
+    below = itertools.takewhile(lambda folder: folder not in too_large, (here, *here.parents))
+    return next((each for each in below if (each / "pyproject.toml").exists() or (each / ".git").exists()), here)
 
 
 def _user(value: Value) -> str:

@@ -13,6 +13,8 @@ from rlinf_launcher.remote.exported_env import EXPORTED, OWN_TO_A_MACHINE, RESER
 
 from rlinf_async.errors import ConfigError
 
+CHECKOUT = Path(__file__).parents[3]
+
 
 def parsed(line: str, **environ: str) -> Options:
     return parse(shlex.split(line), environ)
@@ -151,7 +153,34 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_sync_without_a_folder_is_the_working_directory(project: Path) -> None:
+def test_sync_without_a_folder_is_the_project_that_this_one_is_in(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project / "src")
+    assert parsed("--sync x").sync == project / "src"
+    (project / "pyproject.toml").touch()
+    assert parsed("--sync x").sync == project
+    (project / "src" / ".git").mkdir()
+    assert parsed("--sync x").sync == project / "src"
+    for example in ("embodiment", "reasoning"):  # they import what is in examples/common
+        monkeypatch.chdir(CHECKOUT / "examples" / example)
+        assert parsed("--sync x").sync == CHECKOUT
+
+
+def test_sync_without_a_folder_ships_neither_a_home_nor_a_whole_disk(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / ".git").mkdir()
+    monkeypatch.setenv("HOME", str(project))
+    assert refusal("--sync x").startswith(f"--sync: all of {project} would be shipped")
+    assert parsed("--sync=. x").sync == project
+    monkeypatch.chdir(project / "src")
+    assert parsed("--sync x").sync == project / "src"
+    monkeypatch.chdir("/")
+    assert "all of / would be shipped" in refusal("--sync x")
+
+
+def test_sync_without_a_project_around_is_the_working_directory(project: Path) -> None:
     assert parsed("--sync train.py") == Options(script="train.py", sync=project)
     assert parsed("--sync -n 2 train.py").sync == project
     assert parsed("--sync missing.py").script == "missing.py"
