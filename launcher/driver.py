@@ -1,19 +1,17 @@
-"""The user's script as a child process that dies with us, and the end of its orphans."""
+"""The user's script as a child process that dies with us."""
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-_PR_SET_CHILD_SUBREAPER: Final = 36
 _AFTER_KILL: Final = 2.0
 
 
@@ -78,54 +76,3 @@ def _in_foreground() -> bool:
         return os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
     except OSError:
         return False
-
-
-class Orphans:
-    """What the script's processes leave behind: it becomes our child, whatever its session, and ends with the run.
-
-    Only what bears the run's id in its environment is ended.  Children that we had before are not touched.
-    """
-
-    def __init__(self, run: str) -> None:
-        self._mark = f"RLINF_RUN_ID={run}".encode()
-        self._others = set(_children())
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-    def end(self) -> None:
-        """Kills and reaps them, and what they leave in turn."""
-        while found := list(self._find()):
-            for pid in found:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-                with suppress(ChildProcessError):
-                    os.waitpid(pid, 0)
-        _prctl(_PR_SET_CHILD_SUBREAPER, 0)
-
-    def _find(self) -> Iterator[int]:
-        for pid in _children():
-            if pid not in self._others and (self._mark in _environment(pid) or _is_ending(pid)):
-                yield pid
-
-
-def _children() -> Iterator[int]:
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # the thread has ended
-            yield from map(int, (task / "children").read_text().split())
-
-
-def _environment(pid: int) -> list[bytes]:
-    """Its entries; none where it has ended, or is about to."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return []
-
-
-def _is_ending(pid: int) -> bool:
-    """Its memory is gone, and so is what it bore in its environment; children that it leaves come to us next."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/statm").read_text().startswith("0 ")
-    return True
-
-
-def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

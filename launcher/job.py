@@ -18,8 +18,9 @@ from rlinf_async._wire.mesh import launch_error, start_nodes
 from rlinf_async._wire.node_config import NodeConfig
 from rlinf_async.errors import LaunchError
 
-from .driver import Driver, Orphans
+from .driver import Driver
 from .options import Options
+from .orphans import Orphans
 from .remote.archive import Archive, pack
 from .remote.host_check import HostCheck
 from .remote.plan import Node, driver_python

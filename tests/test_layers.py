@@ -75,7 +75,7 @@ OPEN_TO_LAUNCHER = (
     *("hardware", "configuration", "_wire", "placement"),
 )
 # The near side runs beside the user, bottom first; the far side is each node's daemon.
-NEAR = ("source_text report options driver die_with_parent", "remote", "job", "cli", "__main__")
+NEAR = ("source_text report options driver orphans die_with_parent", "remote", "job", "cli", "__main__")
 FAR = ("daemon",)
 LAUNCHER_HEIGHT = {room: height for height, line in enumerate(NEAR) for room in rooms(line)}
 

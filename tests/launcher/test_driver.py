@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from rlinf_launcher import driver as driver_module
-from rlinf_launcher.driver import Driver, Orphans
+from rlinf_launcher.driver import Driver
+from rlinf_launcher.orphans import Orphans
 
 LISTENER = """
 import os, signal, sys, time
