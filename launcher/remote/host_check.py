@@ -126,7 +126,6 @@ class HostCheck:
             "python_minimum": list(PYTHON_MINIMUM),
             "packages": [*PACKAGES, *(BETWEEN_NODES if len(self._nodes) > 1 else ())],
             "version": own_version(),
-            "package_root": str(Path(__file__).resolve().parents[2]),
             "python_path": self.python_path,
             "path": [str(options.sync)] if options.sync is not None else [],
             "sync_dir": str(options.sync) if options.sync is not None else None,

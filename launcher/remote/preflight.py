@@ -160,10 +160,6 @@ class Survey:
         first = [str(self.sync)] if self.sync else list(self.request["path"])
         self.python_path = first + [part for part in self.request["python_path"].split(os.pathsep) if part]
         sys.path[:0] = self.python_path
-        root = self.mapped(self.request["package_root"])
-        if find("rlinf_async") is None and (root / "rlinf_async").is_dir():
-            self.python_path.append(str(root))
-            sys.path.append(str(root))
         lacking = [name for name in self.request["packages"] if find(name) is None]
         if lacking:
             fix = "pip install " + " ".join(lacking) + " there"
