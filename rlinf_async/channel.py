@@ -22,7 +22,7 @@ from rlinf_async._client import emulated_links, registry
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import process
 from rlinf_async._trace import recorder
-from rlinf_async._waits.parking import may_wait
+from rlinf_async._waits.thread_gate import may_wait
 from rlinf_async.errors import EndOfChannel
 from rlinf_async.work import Work, blocking
 

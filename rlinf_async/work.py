@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from rlinf_async._core import process
 from rlinf_async._waits import loop_watch, slow_waits, unobserved_errors
-from rlinf_async._waits.parking import Gate, may_wait, new_gate
+from rlinf_async._waits.thread_gate import Gate, may_wait, new_gate
 from rlinf_async.errors import DeadlineExceeded, ForkedProcessError, UnobservedFailure
 
 logger = logging.getLogger(__name__)

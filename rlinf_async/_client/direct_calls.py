@@ -1,7 +1,7 @@
 """Direct calls to workers of this node, past the daemon, and the reports of them that the daemon gets.
 
-A worker hands a socket of its own to each caller on its node (``_worker/shortcuts.py``); from then on calls take that
-one too, unless something that the daemon relays is still on its way to the worker.  The daemon answers for the
+A worker hands a socket of its own to each caller on its node (``_worker/direct_callers.py``); from then on calls take
+that one too, unless something that the daemon relays is still on its way to the worker.  The daemon answers for the
 dead, so it hears of every call that is not answered at once, and tells its end if the worker dies of it::
 
     caller ── CALL ──► worker           caller ◄── REPLY ── worker

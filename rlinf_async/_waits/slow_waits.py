@@ -24,7 +24,7 @@ from typing import Any, Final, Protocol
 from rlinf_async import settings
 from rlinf_async._core.wait_table import FOREVER, WaitTable
 from rlinf_async._waits import loop_watch, unobserved_errors
-from rlinf_async._waits.parking import Gate
+from rlinf_async._waits.thread_gate import Gate
 from rlinf_async._waits.user_code import Waiter, waiter_for, waiter_in_thread
 
 logger = logging.getLogger(__name__)

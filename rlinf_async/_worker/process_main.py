@@ -20,13 +20,13 @@ from rlinf_async._client.client import NodeClient
 from rlinf_async._messaging.exchange import Exchange
 from rlinf_async._messaging.state.emulated_delay import NetEmulation
 from rlinf_async._trace import recorder
-from rlinf_async._waits.parking import LockGate, wait_at
+from rlinf_async._waits.thread_gate import LockGate, wait_at
 from rlinf_async._wire.reading.idle_reader import IdleReader
 from rlinf_async._wire.reading.shared_selector import SharedSelector
 from rlinf_async._worker import context
+from rlinf_async._worker.direct_callers import Shortcuts
 from rlinf_async._worker.rendezvous_store import MasterStore
 from rlinf_async._worker.runtime import Runtime
-from rlinf_async._worker.shortcuts import Shortcuts
 from rlinf_async.configuration import NetEmulationConfig
 
 BROKEN: Final = 70

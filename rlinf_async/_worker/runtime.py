@@ -34,12 +34,12 @@ from rlinf_async._trace import recorder
 from rlinf_async._wire.unix import Connection
 from rlinf_async._worker import context
 from rlinf_async._worker.collective_watch import CollectiveWatch, advice
+from rlinf_async._worker.direct_callers import Shortcuts
 from rlinf_async._worker.failure_log import FailureLog
 from rlinf_async._worker.main_module import adopt
 from rlinf_async._worker.methods import CONSTRUCT, Kind, Methods
 from rlinf_async._worker.rendezvous_store import MasterStore
 from rlinf_async._worker.running_call import Call, State
-from rlinf_async._worker.shortcuts import Shortcuts
 
 logger = logging.getLogger(__name__)
 

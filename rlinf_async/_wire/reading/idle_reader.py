@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from rlinf_async._waits.parking import Gate, LockGate, reads
+from rlinf_async._waits.thread_gate import Gate, LockGate, reads
 from rlinf_async._wire.reading.shared_selector import SharedSelector
 
 RECENT_POLL_S: Final = 1e-3

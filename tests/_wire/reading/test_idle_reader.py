@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from rlinf_async._waits.parking import LockGate
+from rlinf_async._waits.thread_gate import LockGate
 from rlinf_async._wire.reading.idle_reader import IdleReader
 from rlinf_async._wire.reading.shared_selector import SharedSelector
 from rlinf_async.work import Work, blocking

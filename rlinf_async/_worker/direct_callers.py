@@ -95,8 +95,8 @@ class Shortcuts:
         # In the table before the caller has its end.  The caller's first direct call may be on the socket when the
         # daemon relays what the caller sent after it; a socket that is not in the table is not read before that, and
         # the relayed one would run first.
-        # tests/_worker/test_shortcuts.py::test_the_very_first_direct_call_is_heard_before_what_the_daemon_relays
-        # tests/_worker/test_shortcuts.py::test_a_caller_is_heard_out_from_the_moment_that_it_may_call_directly
+        # tests/_worker/test_direct_callers.py::test_the_very_first_direct_call_is_heard_before_what_the_daemon_relays
+        # tests/_worker/test_direct_callers.py::test_a_caller_is_heard_out_from_the_moment_that_it_may_call_directly
         self._directs.add(source, way, self._client.directs)
         self._client.send((frames.DIRECT, 1, self._client.endpoint, source), [theirs.detach()])
 

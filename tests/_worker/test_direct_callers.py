@@ -11,7 +11,7 @@ import pytest
 
 from rlinf_async._core import frames
 from rlinf_async._wire.unix import Connection
-from rlinf_async._worker.shortcuts import Shortcuts
+from rlinf_async._worker.direct_callers import Shortcuts
 
 CALLER = frames.endpoint(0, 3)
 
