@@ -98,12 +98,12 @@ def test_a_rank_answers_for_itself_only(cluster: Cluster) -> None:
 def test_a_rank_answers_for_itself_only_on_its_own_socket_to_the_caller(cluster: Cluster) -> None:
     group = Plain.create_group().launch(cluster, placement=NodePlacementStrategy([0, 0]), name="direct").wait_ready()
     with contextlib.closing(group):
-        shortcuts = "next(it for it in __import__('gc').get_objects() if type(it).__name__ == 'Shortcuts')"
+        direct_callers = "next(it for it in __import__('gc').get_objects() if type(it).__name__ == 'DirectCallers')"
         forged = codec.encode("forged").to_bytes()
         calls = 20 + next(cluster._client._ids)
         frames_of = f"[(2, 0, 0, 0, call, 0, status, {forged}) for call in range({calls}) for status in (0, 5)]"
         honest = "__import__('time').sleep(0.3) or 'honest'"
-        forge = f"[{shortcuts}.to({cluster._client.endpoint}).send(frame) for frame in {frames_of}] and 'done'"
+        forge = f"[{direct_callers}.to({cluster._client.endpoint}).send(frame) for frame in {frames_of}] and 'done'"
         assert group.run(f"{honest} if self._rank == 0 else {forge}").wait() == ["honest", "done"]
 
 

@@ -62,7 +62,7 @@ async def test_a_death_names_no_call_that_the_daemon_has_not_heard_the_end_of(
     await pair[0].hello()
     answered = pair[0].sleep(0.1)
     await pair[0].sleep(LONG)  # the daemon has been told of the other one
-    monkeypatch.setattr(direct_calls, "TELL_AFTER", 60)
+    monkeypatch.setattr(direct_calls, "REPORT_DELAY_S", 60)
     await answered
     with pytest.raises(WorkerDied) as caught:
         await pair[0].die([0], "SIGKILL")
@@ -72,7 +72,7 @@ async def test_a_death_names_no_call_that_the_daemon_has_not_heard_the_end_of(
 async def test_a_death_names_no_relayed_call_of_which_the_worker_could_not_tell_any_more(cluster: Cluster) -> None:
     pair = pair_of(cluster)
     await pair
-    await pair[0].run("setattr(sys.modules['rlinf_async._worker.direct_callers'], '_TELL_AFTER', 60)")
+    await pair[0].run("setattr(sys.modules['rlinf_async._worker.direct_callers'], '_REPORT_DELAY_S', 60)")
     assert await busy(cluster) == {}
     with pytest.raises(WorkerDied) as caught:
         await pair[0].die([0], "SIGKILL")

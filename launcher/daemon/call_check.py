@@ -5,7 +5,7 @@ Of a call that was answered directly the daemon hears some milliseconds later.  
 ``RLINF_CALL_CHECK_S`` where one of them does not listen::
 
     daemon ── "check_calls": what you called, and is owed ──► caller
-    daemon ◄── DEBTS: what has not been told yet ──────────── caller
+    daemon ◄── PENDING: what has not been told yet ──────────── caller
     daemon ◄── "calls_checked": what has been answered ────── caller
 """
 
@@ -44,18 +44,18 @@ class CallCheck:
 
     def begin(self, workers: Iterable[Endpoint], then: Callable[[], None]) -> None:
         """Calls back once the pending calls of these workers are true; at once where no caller is of this node."""
-        owed: dict[int, list[list[int]]] = {}
+        unanswered: dict[int, list[list[int]]] = {}
         for worker in workers:
             for source, call in worker.pending_calls:
                 if self._listens(source):
-                    owed.setdefault(source, []).append([worker.number, call])
-        if not owed:
+                    unanswered.setdefault(source, []).append([worker.number, call])
+        if not unanswered:
             then()
             return
         number = next(self._numbers)
         timer = self._loop.call_later(settings.CALL_CHECK_S(), self._end, number)
-        self._checks[number] = _Check(set(owed), then, timer)
-        for source, calls in owed.items():
+        self._checks[number] = _Check(set(unanswered), then, timer)
+        for source, calls in unanswered.items():
             self._router.tell(source, "check_calls", {"check": number, "calls": calls})
 
     def _listens(self, source: int) -> bool:

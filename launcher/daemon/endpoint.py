@@ -26,7 +26,7 @@ class Endpoint:
         pending_calls: calls that it has accepted and not yet answered.
         exit_report: once it is dead, the body of the answers to its calls.
         is_known: a driver has said hello, and was welcome.
-        has_shortcuts: it may hand sockets of its own to those who call it.
+        has_direct_sockets: it may hand sockets of its own to those who call it.
         awaited_by: endpoints that wait to hear from it how much of a direct socket has come, with the socket's owner.
         resumed: callers whose socket of this worker has ended; answers that it said were given may have been lost.
     """
@@ -45,7 +45,7 @@ class Endpoint:
         self.pidfd = -1
         self._left_out: dict[tuple[str, str], tuple[int, str]] = {}
         self.is_known = False
-        self.has_shortcuts = False
+        self.has_direct_sockets = False
         self.awaited_by: set[tuple[int, int]] = set()
         self.resumed: set[int] = set()
 

@@ -36,7 +36,7 @@ MAX_INLINE: Final = 4 << 20
 
 _SIGNALS: Final = frozenset({frames.CANCEL, frames.CREDIT, frames.FAILED})
 
-MOST_SHORTCUTS: Final = 256
+MAX_DIRECT_WORKERS: Final = 256
 """Workers of a node that answer past the daemon; each costs those who call it a file descriptor."""
 
 
@@ -65,11 +65,11 @@ class Router:
         self.endpoints[endpoint.number] = endpoint
         return endpoint
 
-    def grant_shortcuts(self, worker: Endpoint) -> bool:
+    def grant_direct_sockets(self, worker: Endpoint) -> bool:
         """Whether a new worker may hand out sockets: each process has one of every worker that it calls."""
-        having = sum(1 for endpoint in self.endpoints.values() if endpoint.has_shortcuts)
-        worker.has_shortcuts = having < MOST_SHORTCUTS
-        return worker.has_shortcuts
+        having = sum(1 for endpoint in self.endpoints.values() if endpoint.has_direct_sockets)
+        worker.has_direct_sockets = having < MAX_DIRECT_WORKERS
+        return worker.has_direct_sockets
 
     # -- frames from local processes ------------------------------------------------------------------------------
 
@@ -94,9 +94,9 @@ class Router:
         elif kind == frames.REPLY:
             slot = source.pending_calls.slot(frame[3], frame[4])
             if slot is None and frame[3] in source.resumed and type(frame[5]) is int:
-                # It had answered past this daemon, on a socket that lost the answer, and said PAID since.  To drop this
-                # as an answer to an unknown call would leave the caller waiting; only a worker with a broken socket to
-                # this very caller may do so.
+                # It had answered past this daemon, on a socket that lost the answer, and said SETTLED since.  To drop
+                # this as an answer to an unknown call would leave the caller waiting; only a worker with a broken
+                # socket to this very caller may do so.
                 # tests/test_broken_sockets.py::test_calls_outlive_their_socket_and_run_once_in_order
                 self.deliver(frame, fds)
                 return
@@ -122,16 +122,16 @@ class Router:
                 self._on_request(source.id, frame[4], frame[5], frame[6])
             else:
                 self._to_neighbour(frame[3], frame, ())
-        elif kind == frames.PAID:
+        elif kind == frames.SETTLED:
             close_fds(fds)
-            self._settle_debts(source, frame[3])
-        elif kind == frames.DEBTS:
+            self._complete_calls(source, frame[3])
+        elif kind == frames.PENDING:
             close_fds(fds)
-            self._keep_debts(source, frame[3], frame[4])
+            self._note_pending(source, frame[3], frame[4])
         elif kind == frames.RESUME:
             close_fds(fds)
             self._resume(source, frame)
-        elif kind == frames.DIRECT and source.has_shortcuts and len(fds) == 1:
+        elif kind == frames.DIRECT and source.has_direct_sockets and len(fds) == 1:
             self.deliver(frame, fds)
         else:
             close_fds(fds)
@@ -204,7 +204,7 @@ class Router:
         elif self._release_timer is None:
             self._release_timer = self._loop.call_later(MAX_DELAY_S, self._release)
 
-    def _settle_debts(self, worker: Endpoint, calls: list[int]) -> None:
+    def _complete_calls(self, worker: Endpoint, calls: list[int]) -> None:
         """Calls that a worker has answered past the daemon."""
         for source, call in zip(calls[::2], calls[1::2], strict=True):
             if worker.pending_calls.complete(source, call):
@@ -215,22 +215,22 @@ class Router:
         """A call that a caller has the answer of."""
         endpoint = self.endpoints.get(worker)
         if endpoint is not None:
-            self._settle_debts(endpoint, [source, call])
+            self._complete_calls(endpoint, [source, call])
 
-    def _keep_debts(self, caller: Endpoint, owed: list[list[Any]], paid: list[int]) -> None:
+    def _note_pending(self, caller: Endpoint, pending: list[list[Any]], answered: list[int]) -> None:
         """Calls that went past the daemon: they are open still, or have been answered."""
-        # The caller tells of direct calls only after a while (``TELL_AFTER``), and the worker may have died in between.
-        # Its burial has answered the calls that were known then; one that was added now would never be answered.  So it
-        # is refused at once, with its method among those that were open at the death.
+        # The caller tells of direct calls only after a while (``direct_calls.REPORT_DELAY_S``), and the worker may have
+        # died in between.  Its burial has answered the calls that were known then; one that was added now would never
+        # be answered.  So it is refused at once, with its method among those that were open at the death.
         # tests/_client/test_direct_calls.py::test_a_death_before_the_daemon_has_heard_of_the_call_is_told_too
         now = time.monotonic()
-        for number, slot, call, method in owed:
+        for number, slot, call, method in pending:
             worker = self.endpoints.get(number)
             if worker is None or worker.process is None or worker.exit_report is not None:
                 self._refuse(caller.id, call, slot, worker, f"{method} (0.0 s)")
             else:
                 worker.pending_calls.add(caller.id, call, slot, method, now)
-        for number, call in zip(paid[::2], paid[1::2], strict=True):
+        for number, call in zip(answered[::2], answered[1::2], strict=True):
             worker = self.endpoints.get(number)
             if worker is not None:
                 worker.pending_calls.complete(caller.id, call)

@@ -256,7 +256,7 @@ class DaemonService:
             "seed": None if op.seed is None else op.seed + worker["rank"],
             "threads": threads,
             "max_concurrency": op.max_concurrency,
-            "shortcuts": self.router.grant_shortcuts(endpoint),
+            "direct_sockets": self.router.grant_direct_sockets(endpoint),
             "info": {**worker["info"], "node_name": site.name},
             "world_size": op.world_size,
             "group": group.name,

@@ -58,7 +58,7 @@ class NodeClient:
         welcome: what the daemon said of the run: its id, its nodes, this process's place.
         ready: done when the daemon has answered.
         events: what daemons announce.
-        directs: the sockets that workers of this node have made for this process.
+        direct_sockets: the sockets that workers of this node have made for this process.
         receivers: by kind, who takes the frames that are neither the client's own nor the inbox's.
         unobserved: the errors of this client's calls that were not awaited.
         user_loop: ``loop``, where that is the user's; None where a thread of the framework runs it.
@@ -81,12 +81,12 @@ class NodeClient:
         self._calls: dict[int, ReplyHandler] = {}
         self._requests = Requests()
         self._connection: Connection | None = None
-        self.shortcut: Callable[[int], Connection | None] = lambda endpoint: None
+        self.direct_connection: Callable[[int], Connection | None] = lambda endpoint: None
         """A socket of this worker's own to a process of its node, where it has one."""
         self._arbiter = ReadArbiter()
-        self.directs = DirectSockets(self._tell_caller_side, self._relay_call, self._no_longer_direct)
-        self._direct_calls = DirectCalls(self.directs, self._calls, self._arbiter.lock, self.send, self.later)
-        self.own_directs: DirectSockets | None = None
+        self.direct_sockets = DirectSockets(self._send_resume_of_caller, self._relay_call, self._no_longer_direct)
+        self._direct_calls = DirectCalls(self.direct_sockets, self._calls, self._arbiter.lock, self.send, self.later)
+        self.own_direct_sockets: DirectSockets | None = None
         """The sockets that this worker has made for its callers."""
         self.user_loop: asyncio.AbstractEventLoop | None = None
         self._idle: IdleReader | None = None
@@ -360,7 +360,7 @@ class NodeClient:
         elif kind == frames.DIRECT:
             self._accept_direct(frame[2], fds)
         elif kind == frames.RESUME:
-            table = self.own_directs if frame[4] == self.endpoint else self.directs
+            table = self.own_direct_sockets if frame[4] == self.endpoint else self.direct_sockets
             if table is not None:
                 table.resume(frame[2], frame[5])
         elif kind == frames.ANSWER:
@@ -393,20 +393,20 @@ class NodeClient:
         way = self.connect_directly(
             socket.socket(fileno=fds.pop()),
             on_frame=functools.partial(self._on_direct, source),
-            on_closed=lambda reason: self.directs.broke(source),
+            on_closed=lambda reason: self.direct_sockets.broke(source),
         )
-        self.directs.add(source, way, self.own_directs)
+        self.direct_sockets.add(source, way, self.own_direct_sockets)
 
-    def tell_received(self, peer: int, owner: int, received: int) -> None:
+    def send_resume(self, peer: int, owner: int, received: int) -> None:
         """Tells the other end of a direct socket that it is read no more."""
         self.send((frames.RESUME, 0, self.endpoint, peer, owner, received))
 
-    def _tell_caller_side(self, worker: int, received: int) -> None:
+    def _send_resume_of_caller(self, worker: int, received: int) -> None:
         # First the calls, then the count: the worker relays answers that the socket lost as soon as it has the count,
         # and the daemon drops answers to calls that it does not know.
         # tests/test_broken_sockets.py::test_calls_outlive_their_socket_and_run_once_in_order
-        self._direct_calls.tell()
-        self.tell_received(worker, worker, received)
+        self._direct_calls.report()
+        self.send_resume(worker, worker, received)
 
     def _relay_call(self, worker: int, frame: list[Any], fds: Sequence[int]) -> None:
         """A CALL, CANCEL or CREDIT in the form that a daemon routes."""
@@ -439,12 +439,12 @@ class NodeClient:
 
     def drain_direct(self, endpoint: int) -> None:
         """Takes in what a worker that is said to be gone still said on its own socket; where frames are handled."""
-        self.directs.drain(endpoint)
+        self.direct_sockets.drain(endpoint)
 
     def _drain_callee(self, call: int, slot: int) -> None:
         handler = self._calls.get(call)
         if handler is not None:
-            self.directs.drain(handler._targets[slot])
+            self.direct_sockets.drain(handler._targets[slot])
 
     def _answer(self, call: int, slot: int, status: int, body: Body) -> None:
         handler = self._calls.get(call)
@@ -461,8 +461,8 @@ class NodeClient:
         open_on: dict[int, set[int]] = {}
         # What a worker still said on its own socket counts as well: it may have died since.
         for number in {number for number, _ in facts["calls"]}:
-            self.directs.drain(frames.endpoint(self.node, number))
-        self._direct_calls.tell()
+            self.direct_sockets.drain(frames.endpoint(self.node, number))
+        self._direct_calls.report()
         for call in {call for _, call in facts["calls"]}:
             handler = self._calls.get(call)
             open_on[call] = set() if handler is None else {handler._targets[slot] for slot in handler._unanswered()}
@@ -513,7 +513,7 @@ class NodeClient:
         # another thread makes meanwhile finds ``_closed`` rather than a socket that takes frames and never answers.
         # tests/test_embedding.py::test_calls_that_are_open_when_the_cluster_closes_fail_with_closed
         self._end(ClosedError(reason))
-        self.directs.close()
+        self.direct_sockets.close()
         if self._connection is not None:
             self._connection.close()
         if _all_closed():
@@ -529,7 +529,7 @@ class NodeClient:
             self._end(error)
             if self._connection is not None:
                 if self.loop.is_closed():
-                    self.directs.close()
+                    self.direct_sockets.close()
                     self._connection.close()
                 else:
                     self._connection.shut()
@@ -540,7 +540,7 @@ class NodeClient:
         self._calls.clear()
         self._requests.forget()
         self.unobserved.forget()
-        self.directs.forget()
+        self.direct_sockets.forget()
         if self._connection is not None:
             self._connection.forget()
 

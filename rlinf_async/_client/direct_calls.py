@@ -5,7 +5,7 @@ that one too, unless something that the daemon relays is still on its way to the
 dead, so it hears of every call that is not answered at once, and tells its end if the worker dies of it::
 
     caller ── CALL ──► worker           caller ◄── REPLY ── worker
-    caller ── DEBTS ──► daemon          2 ms later, if it is still open; and again when it has been answered
+    caller ── PENDING ──► daemon        2 ms later, if it is still open; and again when it has been answered
     caller ◄── REPLY, "died" ── daemon  also where the worker had died before it was told
 
 In the other direction order is the worker's to keep: before it takes in what the daemon relays from a caller, it
@@ -23,10 +23,10 @@ from rlinf_async._core import frames
 from rlinf_async._wire.direct_sockets import DirectSockets
 from rlinf_async._wire.unix import Connection
 
-TELL_AFTER: Final = 0.002
+REPORT_DELAY_S: Final = 0.002
 """Seconds after which the daemon hears of calls that are still open, or have been answered since it heard of them."""
 
-MOST_TARGETS: Final = 8
+MAX_TARGETS: Final = 8
 """Ranks; a call to more of them costs its caller less if the daemon fans it out."""
 
 
@@ -34,7 +34,7 @@ class DirectCalls:
     """What one client has under way past its daemon.
 
     Args:
-        directs: the sockets that workers have handed out.
+        direct_sockets: the sockets that workers have handed out.
         open_calls: of the client, by number.
         lock: held wherever answers are handled.
         send: to the daemon.
@@ -43,13 +43,13 @@ class DirectCalls:
 
     def __init__(
         self,
-        directs: DirectSockets,
+        direct_sockets: DirectSockets,
         open_calls: Mapping[int, ReplyHandler],
         lock: threading.RLock,
         send: Callable[[frames.Frame], None],
         later: Callable[[float, Callable[[], None]], None],
     ) -> None:
-        self._directs = directs
+        self._direct_sockets = direct_sockets
         self._calls = open_calls
         self._lock = lock
         self._send = send
@@ -58,13 +58,13 @@ class DirectCalls:
         """By worker, the last call that went to it by way of the daemon."""
         self._open: dict[int, tuple[str, Sequence[int]]] = {}
         """The calls that are open: what they call, and whom directly."""
-        self._untold: list[int] = []
-        self._told: set[int] = set()
-        self._paid: list[int] = []
+        self._unreported: list[int] = []
+        self._reported: set[int] = set()
+        self._answered: list[int] = []
         self._armed = False
 
     def __repr__(self) -> str:
-        return f"<DirectCalls [{len(self._open)} open, {len(self._told)} of them known to the daemon]>"
+        return f"<DirectCalls [{len(self._open)} open, {len(self._reported)} of them known to the daemon]>"
 
     def open(self, call: int, targets: Sequence[int], method: str) -> tuple[list[tuple[int, Connection]], list[int]]:
         """A call is about to be sent.
@@ -76,16 +76,17 @@ class DirectCalls:
         # Calls of one caller run in the order in which they were made, and there are two ways: one hop by the socket,
         # two by the daemon.  A direct call would overtake a relayed one before it, so it is relayed too as long as that
         # is unanswered.  A relayed call would overtake direct ones only at the worker, which reads all that has come on
-        # the socket before it takes in a relayed one (``Shortcuts.read_available``).  A broken socket takes calls on
+        # the socket before it takes in a relayed one (``DirectCallers.read_available``).  A broken socket takes calls
+        # on
         # all the same: they are kept, and relayed in their order when it is handed over.
         # tests/_client/test_direct_calls.py::test_calls_run_in_their_order_whichever_way_they_take
         # tests/_client/test_direct_calls.py::test_a_call_follows_those_that_a_broken_socket_still_owes
         relayed, calls = self._relayed, self._calls
-        many = len(targets) > MOST_TARGETS
+        many = len(targets) > MAX_TARGETS
         ways: list[tuple[int, Connection]] = []
         rest: list[int] = []
         for slot, target in enumerate(targets):
-            way = self._directs.find(target)
+            way = self._direct_sockets.find(target)
             if way is None or (relayed.get(target) in calls and not way.is_closed) or (many and not way.is_behind()):
                 relayed[target] = call
                 rest.append(slot)
@@ -93,7 +94,7 @@ class DirectCalls:
                 ways.append((slot, way))
         if ways:
             self._open[call] = (method, [targets[slot] for slot, _ in ways] if rest else targets)
-            self._untold.append(call)
+            self._unreported.append(call)
             if not self._armed:
                 self._arm()
         return ways, rest
@@ -104,7 +105,7 @@ class DirectCalls:
         direct: list[Connection] = []
         relayed: list[int] = []
         for target in targets:
-            way = self._directs.find(target) if target in ways else None
+            way = self._direct_sockets.find(target) if target in ways else None
             if way is None:
                 relayed.append(target)
             else:
@@ -117,15 +118,15 @@ class DirectCalls:
 
     def answered(self, call: int, target: int) -> None:
         """A worker has given its last answer to a call; under the lock."""
-        if call in self._told and target in self._open[call][1]:
-            self._paid += (frames.number_of(target), call)
+        if call in self._reported and target in self._open[call][1]:
+            self._answered += (frames.number_of(target), call)
             if not self._armed:
                 self._arm()
 
     def ended(self, call: int) -> None:
         """All have answered a call; under the lock."""
         self._open.pop(call, None)
-        self._told.discard(call)
+        self._reported.discard(call)
 
     def forget(self, worker: int) -> None:
         """There is no way to a worker any more."""
@@ -133,21 +134,21 @@ class DirectCalls:
 
     def _arm(self) -> None:
         self._armed = True
-        self._later(TELL_AFTER, self.tell)
+        self._later(REPORT_DELAY_S, self.report)
 
-    def tell(self) -> None:
-        """Tells the daemon of calls that are still open, and of those that were told of and have been answered."""
+    def report(self) -> None:
+        """Reports to the daemon calls that are still open, and those reported before that have been answered."""
         with self._lock:
             self._armed = False
-            untold, self._untold = self._untold, []
-            paid, self._paid = self._paid, []
-            owed = [debt for call in untold if call in self._open for debt in self._owed(call)]
-        if owed or paid:
-            self._send((frames.DEBTS, 0, 0, owed, paid))
+            unreported, self._unreported = self._unreported, []
+            answered, self._answered = self._answered, []
+            pending = [row for call in unreported if call in self._open for row in self._open_of(call)]
+        if pending or answered:
+            self._send((frames.PENDING, 0, 0, pending, answered))
 
-    def _owed(self, call: int) -> list[tuple[int, int, int, str]]:
+    def _open_of(self, call: int) -> list[tuple[int, int, int, str]]:
         method, ways = self._open[call]
-        self._told.add(call)
+        self._reported.add(call)
         handler = self._calls.get(call)
         if handler is None:  # it has just been given up
             return []

@@ -21,8 +21,8 @@ never its body::
     GIVE    kind fds source target  channel number more weight redelivered body that daemon -> a party
     QUEUE   kind 0   source place   channel what facts                          both ways: all else about a channel
     DIRECT  kind 1   source target                              worker -> daemon -> caller on its node: a socket
-    PAID    kind 0   source calls                               worker -> daemon: [source, call, ...] answered directly
-    DEBTS   kind 0   source owed paid                           caller -> daemon: calls that went past it
+    SETTLED kind 0   source calls                               worker -> daemon: [source, call, ...] answered directly
+    PENDING kind 0   source pending answered                    caller -> daemon: calls that went past it
     CLOCK   kind 0   source node asked theirs                   daemon -> daemon: the time, of a question 0
     RESUME  kind 0   source target owner received               process -> daemon -> process: their socket is gone
     ACK     kind 0   received about                             both ends of one socket: retransmission
@@ -36,8 +36,8 @@ list of ranks.  A *body* is bytes, or an int: the size of the sealed memory whos
 or, between nodes only, ``[transfer, size]``: the body comes in pieces on the bulk stream.
 
 A worker hands out sockets of its own (DIRECT), on which small CALLs come and REPLYs go past the daemon, CANCELs and
-CREDITs too.  DEBTS tells of them afterwards: ``owed`` lists ``[number, slot, call, method]`` of those that are
-still open, ``paid`` is ``[number, call, ...]`` of those that were told of and have been answered.
+CREDITs too.  PENDING tells of them afterwards: ``pending`` lists ``[number, slot, call, method]`` of those that are
+still open, ``answered`` is ``[number, call, ...]`` of those that were told of and have been answered.
 
 Where such a socket ends while both processes live, each tells the other by way of the daemon how many frames it has had
 (RESUME; ``owner`` is the worker that had made the socket), and gets those that it lacks by way of the daemon too.
@@ -81,8 +81,8 @@ GET: Final = 13
 GIVE: Final = 14
 QUEUE: Final = 15
 DIRECT: Final = 16
-PAID: Final = 17
-DEBTS: Final = 18
+SETTLED: Final = 17
+PENDING: Final = 18
 CLOCK: Final = 19
 FAILED: Final = 20
 RESUME: Final = 21
@@ -131,8 +131,8 @@ LENGTHS: Final[dict[int, int]] = {
     GIVE: 10,
     QUEUE: 7,
     DIRECT: 4,
-    PAID: 4,
-    DEBTS: 5,
+    SETTLED: 4,
+    PENDING: 5,
     CLOCK: 6,
     FAILED: 6,
     RESUME: 6,

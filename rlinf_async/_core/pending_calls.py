@@ -108,15 +108,15 @@ class PendingCalls:
 
     def slot(self, source: int, call: int) -> int | None:
         """The slot that an answer to this call is for; None if no answer is owed."""
-        debt = self._open.get((source, call))
-        return None if debt is None else debt[0]
+        pending = self._open.get((source, call))
+        return None if pending is None else pending[0]
 
     def of_source(self, source: int) -> list[int]:
         """The open calls that came from this endpoint."""
         return [call for origin, call in self._open if origin == source]
 
     def fail_all(self) -> list[tuple[int, int, int]]:
-        """Forgets every debt; (source, call, slot) of each, oldest first."""
+        """Forgets every pending call; (source, call, slot) of each, oldest first."""
         open_calls = [(source, call, slot) for (source, call), (slot, _, _) in self._open.items()]
         self._open.clear()
         return open_calls

@@ -110,11 +110,11 @@ class Peers:
 
     def _send_to(self, peer: Peer, facts: Sequence[Any], body: Any = b"", fds: Sequence[int] = ()) -> None:
         # Whatever goes to one peer goes one way, so that nothing overtakes anything.
-        way = self._client.shortcut(peer.endpoint) or self._client
+        way = self._client.direct_connection(peer.endpoint) or self._client
         way.send((frames.MESSAGE, len(fds), self._client.endpoint, peer.route, facts, body), fds)
 
     def _send_to_all(self, peers: Sequence[Peer], facts: Sequence[Any], body: Any, fds: Sequence[int]) -> None:
-        near = [peer for peer in peers if self._client.shortcut(peer.endpoint) is not None]
+        near = [peer for peer in peers if self._client.direct_connection(peer.endpoint) is not None]
         far = [peer.endpoint for peer in peers if peer not in near]
         for peer in near if far else near[:-1]:
             try:

@@ -20,7 +20,7 @@ from typing import Any
 from rlinf_async._core.frames import FrameError
 from rlinf_async._wire.unix import Connection
 
-Tell = Callable[[int, int], None]
+SendResume = Callable[[int, int], None]
 Relay = Callable[[int, list[Any], Sequence[int]], None]
 OnEnd = Callable[[int, Connection, bool], None]
 
@@ -29,23 +29,23 @@ class DirectSockets:
     """Resumable connections by the endpoint at their other end: those that were made here, or those that were given.
 
     Args:
-        tell: tells an endpoint, by way of the daemon, how many frames of the socket with it have come.
+        send_resume: tells an endpoint, by way of the daemon, how many frames of the socket with it have come.
         relay: sends an endpoint a frame of that socket by way of the daemon.
         on_end: called with an endpoint and a connection that is used no more, and whether its process has ended.
     """
 
-    def __init__(self, tell: Tell, relay: Relay, on_end: OnEnd) -> None:
-        self._tell = tell
+    def __init__(self, send_resume: SendResume, relay: Relay, on_end: OnEnd) -> None:
+        self._send_resume = send_resume
         self._relay = relay
         self._on_end = on_end
         self.connections: dict[int, Connection | None] = {}
         """None stands for an endpoint that is to have none."""
-        self._told: set[int] = set()
+        self._broken: set[int] = set()
         self._replaced: set[int] = set()
         """Endpoints whose first socket is gone."""
 
     def __repr__(self) -> str:
-        return f"<DirectSockets [{len(self.connections)} connections, {len(self._told)} of them broken]>"
+        return f"<DirectSockets [{len(self.connections)} connections, {len(self._broken)} of them broken]>"
 
     def find(self, peer: int) -> Connection | None:
         """The socket to an endpoint, if there is one; it takes frames also while it is broken."""
@@ -65,9 +65,9 @@ class DirectSockets:
     def broke(self, peer: int) -> None:
         """The socket to an endpoint has ended, here or there."""
         connection = self.connections.get(peer)
-        if connection is not None and peer not in self._told:
-            self._told.add(peer)
-            self._tell(peer, connection.received)
+        if connection is not None and peer not in self._broken:
+            self._broken.add(peer)
+            self._send_resume(peer, connection.received)
 
     def resume(self, peer: int, received: int) -> None:
         """An endpoint has had so many frames of the socket, and reads it no more; -1: its process has ended."""
@@ -75,7 +75,7 @@ class DirectSockets:
         if connection is None:
             if received >= 0:  # the socket never arrived here
                 self._replaced.add(peer)  # there as well: neither side links what follows
-                self._tell(peer, 0)
+                self._send_resume(peer, 0)
             return
         if received >= 0:
             connection.drain_if_intact()
@@ -88,7 +88,7 @@ class DirectSockets:
         # delivered.  Until these are handed over, it has to find the socket and to be kept behind them.
         # tests/test_broken_sockets.py::test_calls_outlive_their_socket_and_run_once_in_order
         self.connections.pop(peer, None)
-        self._told.discard(peer)
+        self._broken.discard(peer)
         self._replaced.add(peer)
         if received < 0:
             connection.close()

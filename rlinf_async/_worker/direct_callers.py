@@ -1,10 +1,10 @@
 """A worker's own sockets to those who call it from the same node: calls and answers take them, past the daemon.
 
-A caller's first call comes by way of the daemon, which keeps it as a debt of the worker: whatever happens to the
-worker, the caller hears of it.  The answer has no need of the detour, nor have the calls that follow::
+A caller's first call comes by way of the daemon, which keeps it among the pending calls of the worker: whatever happens
+to the worker, the caller hears of it.  The answer has no need of the detour, nor have the calls that follow::
 
     caller ── CALL ──► daemon ── CALL ──► worker        DIRECT, with one end of a socket pair, once per caller
-    caller ◄───────────── REPLY ───────── worker        PAID ──► daemon, a few milliseconds later, many at once
+    caller ◄───────────── REPLY ───────── worker        SETTLED ──► daemon, a few milliseconds later, many at once
     caller ────────────── CALL ─────────► worker        of these the caller tells the daemon (``direct_calls.py``)
 """
 
@@ -25,13 +25,13 @@ from rlinf_async._wire.unix import Connection
 
 logger = logging.getLogger(__name__)
 
-_FILES: Final = 1024
+_MIN_OPEN_FILES: Final = 1024
 """Where a process may not open so many files, the sockets of a few hundred workers would be too much."""
 
 _MAX_BREAKS: Final = 3
 """Sockets to one caller that broke while it lived, after which it gets no other."""
 
-_TELL_AFTER: Final = 0.005
+_REPORT_DELAY_S: Final = 0.005
 """Seconds after which the daemon hears that calls have been answered."""
 
 
@@ -45,8 +45,8 @@ class Inbox(Protocol):
     def on_caller_gone(self, source: int, way: Connection) -> None: ...
 
 
-class Shortcuts:
-    """What a worker has to its callers.  All methods may be called from any thread.
+class DirectCallers:
+    """The sockets between a worker and its callers.  All methods may be called from any thread.
 
     Args:
         granted: whether the daemon lets this worker have any.
@@ -56,13 +56,13 @@ class Shortcuts:
     def __init__(self, client: NodeClient, granted: bool, inbox: Inbox) -> None:
         self._client = client
         self._inbox = inbox
-        self._granted = granted and resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= _FILES
-        self._directs = DirectSockets(self._tell_received, self._relay, self._on_end)
-        self._connections = self._directs.connections
+        self._granted = granted and resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= _MIN_OPEN_FILES
+        self._direct_sockets = DirectSockets(self._send_resume, self._relay, self._on_end)
+        self._connections = self._direct_sockets.connections
         self._breaks: Counter[int] = Counter()
-        client.own_directs = self._directs
+        client.own_direct_sockets = self._direct_sockets
         self._lock = threading.Lock()
-        self._paid: list[int] = []
+        self._answered: list[int] = []
 
     def to(self, source: int) -> Connection | None:
         """The socket to a caller; None where its answers go by way of the daemon."""
@@ -89,7 +89,7 @@ class Shortcuts:
         way = self._client.connect_directly(
             ours,
             on_frame=called,
-            on_closed=lambda reason: self._directs.broke(source),
+            on_closed=lambda reason: self._direct_sockets.broke(source),
             on_batch=self._inbox.on_batch,
         )
         # In the table before the caller has its end.  The caller's first direct call may be on the socket when the
@@ -97,11 +97,11 @@ class Shortcuts:
         # the relayed one would run first.
         # tests/_worker/test_direct_callers.py::test_the_very_first_direct_call_is_heard_before_what_the_daemon_relays
         # tests/_worker/test_direct_callers.py::test_a_caller_is_heard_out_from_the_moment_that_it_may_call_directly
-        self._directs.add(source, way, self._client.directs)
+        self._direct_sockets.add(source, way, self._client.direct_sockets)
         self._client.send((frames.DIRECT, 1, self._client.endpoint, source), [theirs.detach()])
 
-    def _tell_received(self, source: int, received: int) -> None:
-        self._client.tell_received(source, self._client.endpoint, received)
+    def _send_resume(self, source: int, received: int) -> None:
+        self._client.send_resume(source, self._client.endpoint, received)
 
     def _relay(self, source: int, frame: list[Any], fds: Sequence[int]) -> None:
         self._client.send(frame, fds)
@@ -124,24 +124,24 @@ class Shortcuts:
         for source in list(self._connections):
             self.read_available(source)
 
-    def paid(self, source: int, call: int) -> None:
+    def answered(self, source: int, call: int) -> None:
         """A call has been answered directly."""
         with self._lock:
-            self._paid += (source, call)
-            first = len(self._paid) == 2
+            self._answered += (source, call)
+            first = len(self._answered) == 2
         if first:
-            self._client.later(_TELL_AFTER, self._tell)
+            self._client.later(_REPORT_DELAY_S, self._report)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         with self._lock:
-            paid, self._paid = self._paid, []
-        self._client.send((frames.PAID, 0, self._client.endpoint, paid))
+            answered, self._answered = self._answered, []
+        self._client.send((frames.SETTLED, 0, self._client.endpoint, answered))
 
     def forget(self) -> None:
         """In a forked child: the sockets are the parent's."""
-        self._directs.forget()
+        self._direct_sockets.forget()
 
-    def last_words(self, seconds: float) -> None:
+    def flush_blocking(self, seconds: float) -> None:
         """Writes what is queued before the process ends."""
         for connection in self._connections.values():
             if connection is not None:

@@ -24,7 +24,7 @@ from rlinf_async._waits.thread_gate import LockGate, wait_at
 from rlinf_async._wire.reading.idle_reader import IdleReader
 from rlinf_async._wire.reading.shared_selector import SharedSelector
 from rlinf_async._worker import context
-from rlinf_async._worker.direct_callers import Shortcuts
+from rlinf_async._worker.direct_callers import DirectCallers
 from rlinf_async._worker.rendezvous_store import MasterStore
 from rlinf_async._worker.runtime import Runtime
 from rlinf_async.configuration import NetEmulationConfig
@@ -48,8 +48,8 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, 
     client = NodeClient(socket_loop, runtime)
     client.node = identity.info.cluster_node_rank
     runtime.client = client
-    runtime.shortcuts = Shortcuts(client, spec["shortcuts"], runtime)
-    client.shortcut = runtime.shortcuts.to
+    runtime.direct_callers = DirectCallers(client, spec["direct_sockets"], runtime)
+    client.direct_connection = runtime.direct_callers.to
     context.client = client
     context.exchange = Exchange(client, identity.info, identity.group_name)
     registry.activate(client)
@@ -77,7 +77,7 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, 
     os.register_at_fork(after_in_child=socket_selector.forget)
     os.register_at_fork(after_in_child=lambda: wait_at(LockGate))
     os.register_at_fork(after_in_child=lambda: emulated_links.use(None))
-    os.register_at_fork(after_in_child=runtime.shortcuts.forget)
+    os.register_at_fork(after_in_child=runtime.direct_callers.forget)
     code = 0
     try:
         runtime.serve()
@@ -85,7 +85,7 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, 
         code = BROKEN
         _tell_break(error)
     with contextlib.suppress(BaseException):
-        runtime.shortcuts.last_words(0.5)
+        runtime.direct_callers.flush_blocking(0.5)
     _leave(client, code)
 
 

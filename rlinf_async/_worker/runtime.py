@@ -34,7 +34,7 @@ from rlinf_async._trace import recorder
 from rlinf_async._wire.unix import Connection
 from rlinf_async._worker import context
 from rlinf_async._worker.collective_watch import CollectiveWatch, advice
-from rlinf_async._worker.direct_callers import Shortcuts
+from rlinf_async._worker.direct_callers import DirectCallers
 from rlinf_async._worker.failure_log import FailureLog
 from rlinf_async._worker.main_module import adopt
 from rlinf_async._worker.methods import CONSTRUCT, Kind, Methods
@@ -77,7 +77,7 @@ class Runtime:
         self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         loop.add_reader(self._alarm, self._woken)
         self.client: NodeClient
-        self.shortcuts: Shortcuts
+        self.direct_callers: DirectCallers
         self.store: MasterStore | None = None
         self._collectives: CollectiveWatch | None = None
 
@@ -86,8 +86,8 @@ class Runtime:
     def on_frame(self, frame: list[Any], fds: list[int]) -> None:
         kind = frame[0]
         if kind == frames.CALL:
-            self.shortcuts.read_available(frame[2])
-            self._take(frame, fds, self.shortcuts.to(frame[2]))
+            self.direct_callers.read_available(frame[2])
+            self._take(frame, fds, self.direct_callers.to(frame[2]))
         elif kind == frames.CANCEL:
             self._cancel(frame[2], frame[4])
         elif kind == frames.CREDIT:
@@ -95,7 +95,7 @@ class Runtime:
         elif kind == frames.FAILED:
             self._hear_failure(frame[2], frame[4], frame[5])
         elif kind == frames.STOP:
-            self.shortcuts.read_all_available()
+            self.direct_callers.read_all_available()
             self._on_main(self._stop, float(frame[3]))
 
     def _enqueue(self, call: Call) -> None:
@@ -421,7 +421,7 @@ class Runtime:
             return
         direct.send(frame, fds, later=bool(self._queue))
         if status != Status.ITEM and not call.came_directly:
-            self.shortcuts.paid(call.source, call.call)
+            self.direct_callers.answered(call.source, call.call)
 
     # -- the end ------------------------------------------------------------------------------------------------
 

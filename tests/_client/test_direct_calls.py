@@ -65,7 +65,7 @@ async def test_a_large_argument_goes_directly_too(pair: Any, relayed: list[int])
 async def test_calls_run_in_their_order_whichever_way_they_take(
     pair: Any, relayed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(direct_calls, "MOST_TARGETS", 1)
+    monkeypatch.setattr(direct_calls, "MAX_TARGETS", 1)
     one = pair[1]
     handles = []
     for index in range(400):
@@ -82,7 +82,7 @@ async def test_calls_run_in_their_order_whichever_way_they_take(
 async def test_order_holds_where_the_direct_way_is_full(
     pair: Any, relayed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(direct_calls, "MOST_TARGETS", 1)
+    monkeypatch.setattr(direct_calls, "MAX_TARGETS", 1)
     (pid, _) = [info.worker.pid for info in pair.worker_info_list]
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -121,7 +121,7 @@ async def test_a_death_in_the_middle_of_a_direct_call_names_its_method(pair: Any
 async def test_a_death_before_the_daemon_has_heard_of_the_call_is_told_too(
     pair: Any, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(direct_calls, "TELL_AFTER", 0.5)
+    monkeypatch.setattr(direct_calls, "REPORT_DELAY_S", 0.5)
     pid = pair.worker_info_list[1].worker.pid
     handle = pair[1].sleep(60)
     os.kill(pid, signal.SIGKILL)

@@ -38,7 +38,7 @@ class Client:
         for listener in self.listeners.get(what, []):
             listener(facts)
 
-    def shortcut(self, endpoint: int) -> None:
+    def direct_connection(self, endpoint: int) -> None:
         """It has none."""
 
     def drain_direct(self, endpoint: int) -> None:

@@ -22,7 +22,7 @@ WAYS_TO_BREAK = ("close", "shutdown", "garbage")
 
 def direct_sockets(client: NodeClient) -> list[int]:
     """The descriptors of a process's sockets to others of its node."""
-    tables = [client.directs, *([client.own_directs] if client.own_directs is not None else [])]
+    tables = [client.direct_sockets, *([client.own_direct_sockets] if client.own_direct_sockets is not None else [])]
     ways = [way for table in tables for way in table.connections.values() if way is not None]
     return [way.fileno() for way in ways if not way.is_closed]
 

@@ -11,16 +11,16 @@ import pytest
 
 from rlinf_async._core import frames
 from rlinf_async._wire.unix import Connection
-from rlinf_async._worker.direct_callers import Shortcuts
+from rlinf_async._worker.direct_callers import DirectCallers
 
 CALLER = frames.endpoint(0, 3)
 
 
 class Client:
-    """Keeps the caller's end of what ``Shortcuts`` hands out, and looks what is known at that moment."""
+    """Keeps the caller's end of what ``DirectCallers`` hands out, and looks what is known at that moment."""
 
     node = 0
-    directs = None
+    direct_sockets = None
     endpoint = frames.endpoint(0, 9)
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -69,14 +69,14 @@ def call(number: int) -> frames.Frame:
 
 def test_the_very_first_direct_call_is_heard_before_what_the_daemon_relays(loop: asyncio.AbstractEventLoop) -> None:
     client, inbox = Client(loop), Inbox()
-    shortcuts = Shortcuts(client, granted=True, inbox=inbox)  # type: ignore[arg-type]
-    way = shortcuts.to(CALLER)
+    direct_callers = DirectCallers(client, granted=True, inbox=inbox)  # type: ignore[arg-type]
+    way = direct_callers.to(CALLER)
     assert way is not None
     assert client.theirs is not None
     for number in range(3):
         client.theirs.send(call(number))
     assert not client.theirs.is_behind()
-    shortcuts.read_available(CALLER)
+    direct_callers.read_available(CALLER)
     assert inbox.heard == [(CALLER, 0), (CALLER, 1), (CALLER, 2)]
     client.theirs.close()
     way.close()
@@ -84,16 +84,16 @@ def test_the_very_first_direct_call_is_heard_before_what_the_daemon_relays(loop:
 
 def test_a_caller_is_heard_out_from_the_moment_that_it_may_call_directly(loop: asyncio.AbstractEventLoop) -> None:
     client, inbox = Client(loop), Inbox()
-    shortcuts = Shortcuts(client, granted=True, inbox=inbox)  # type: ignore[arg-type]
+    direct_callers = DirectCallers(client, granted=True, inbox=inbox)  # type: ignore[arg-type]
 
     def call_at_once() -> None:
         assert client.theirs is not None
         client.theirs.send(call(7))
         assert not client.theirs.is_behind()
-        shortcuts.read_available(CALLER)
+        direct_callers.read_available(CALLER)
 
     client.on_send = call_at_once
-    way = shortcuts.to(CALLER)
+    way = direct_callers.to(CALLER)
     assert inbox.heard == [(CALLER, 7)]
     assert way is not None
     assert client.theirs is not None
@@ -102,6 +102,6 @@ def test_a_caller_is_heard_out_from_the_moment_that_it_may_call_directly(loop: a
 
 
 def test_without_leave_of_the_daemon_answers_go_by_way_of_it(loop: asyncio.AbstractEventLoop) -> None:
-    shortcuts = Shortcuts(Client(loop), granted=False, inbox=Inbox())  # type: ignore[arg-type]
-    assert shortcuts.to(CALLER) is None
-    shortcuts.read_all_available()
+    direct_callers = DirectCallers(Client(loop), granted=False, inbox=Inbox())  # type: ignore[arg-type]
+    assert direct_callers.to(CALLER) is None
+    direct_callers.read_all_available()

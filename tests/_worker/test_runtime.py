@@ -18,7 +18,7 @@ def test_calls_that_come_before_the_constructor_wait_for_it_in_their_order() -> 
     info = WorkerInfo(WorkerAddress("group", 0), 0, 1, 0, "NO_ACCEL", "", -1, "127.0.0.1", 0)
     loop = asyncio.new_event_loop()
     runtime = Runtime(loop, Identity(info, 1, "group"), None)
-    runtime.shortcuts = cast(Any, SimpleNamespace(to=lambda source: None, read_available=lambda source: None))
+    runtime.direct_callers = cast(Any, SimpleNamespace(to=lambda source: None, read_available=lambda source: None))
     for number, method in enumerate(["early", "next", CONSTRUCT, "late"]):
         runtime.on_frame([frames.CALL, 0, 7, 0, number, method, 0, b""], [])
         if method == "next":

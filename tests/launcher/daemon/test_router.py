@@ -16,14 +16,14 @@ from rlinf_async._core.frames import Status
 
 
 def test_so_many_workers_at_a_time_answer_past_the_daemon_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routers, "MOST_SHORTCUTS", 2)
+    monkeypatch.setattr(routers, "MAX_DIRECT_WORKERS", 2)
     loop = asyncio.new_event_loop()
     router = Router(loop, 0, lambda source, ask, operation, arguments: None)
     workers = [router.new_endpoint("worker") for _ in range(3)]
-    assert [router.grant_shortcuts(worker) for worker in workers] == [True, True, False]
+    assert [router.grant_direct_sockets(worker) for worker in workers] == [True, True, False]
     del router.endpoints[workers[0].number]
-    assert router.grant_shortcuts(router.new_endpoint("worker"))
-    assert not router.grant_shortcuts(router.new_endpoint("worker"))
+    assert router.grant_direct_sockets(router.new_endpoint("worker"))
+    assert not router.grant_direct_sockets(router.new_endpoint("worker"))
     loop.close()
 
 
@@ -59,7 +59,7 @@ def test_an_answer_that_a_socket_lost_is_passed_on_although_it_counts_as_given(
     (driver, heard), (worker, _) = attach(router, "driver"), attach(router, "worker")
     route = frames.route_to([worker.id])
     router.from_endpoint(driver, [frames.CALL, 0, driver.id, route, 7, "step", 0, b""], [])
-    router.from_endpoint(worker, [frames.PAID, 0, worker.id, [driver.id, 7]], [])
+    router.from_endpoint(worker, [frames.SETTLED, 0, worker.id, [driver.id, 7]], [])
     if is_broken:
         router.from_endpoint(worker, [frames.RESUME, 0, worker.id, driver.id, worker.id, 0], [])
     router.from_endpoint(worker, [frames.REPLY, 0, worker.id, driver.id, 7, 0, int(Status.OK), b"found"], [])
