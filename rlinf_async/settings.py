@@ -19,30 +19,29 @@ from typing import Final
 from rlinf_async.errors import ConfigError
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Setting:
     """A number that a user may change.
 
     Attributes:
-        name: in lower case, with its unit at the end: ``close_grace_s``.
-        unit: as the documents write it.
         default: where the variable is not set or empty.
         minimum: the least value that is taken.
         maximum: the largest one.
         about: one line for the documents.
+        variable: the environment variable, after its name below, which ends with its unit: ``RLINF_CLOSE_GRACE_S``.
     """
 
-    name: str
-    unit: str
     default: float
     minimum: float
     maximum: float
     about: str
+    variable: str = ""
 
     @property
-    def variable(self) -> str:
-        """The environment variable: ``RLINF_CLOSE_GRACE_S``."""
-        return f"RLINF_{self.name.upper()}"
+    def unit(self) -> str:
+        """As the documents write it."""
+        last = self.variable.rpartition("_")[2].lower()
+        return {"s": "seconds", "once": "hosts"}.get(last, last)
 
     def __call__(self, environ: Mapping[str, str] = os.environ) -> float:
         """The value in force.
@@ -96,223 +95,115 @@ def check(environ: Mapping[str, str] = os.environ) -> None:
 
 # Calls and their failures
 
-ABORT_GRACE_S: Final = Setting(
-    "abort_grace_s", "seconds", 5, 0.01, 3600, "how long a rank may stay in a failed or aborted call before it is named"
-)
-CALL_CHECK_S: Final = Setting(
-    "call_check_s", "seconds", 0.05, 0.001, 60, "how long a daemon that tells of open calls waits for what callers know"
-)
+ABORT_GRACE_S: Final = Setting(5, 0.01, 3600, "how long a rank may stay in a failed or aborted call before it is named")
+CALL_CHECK_S: Final = Setting(0.05, 0.001, 60, "how long a daemon that tells of open calls waits for what callers know")
 CALL_TIMEOUT_S: Final = Setting(
-    "call_timeout_s",
-    "seconds",
-    0,
-    0,
-    1e7,
-    "how long a call of a group may take, 0 for ever; launch(call_timeout=) wins",
+    0, 0, 1e7, "how long a call of a group may take, 0 for ever; launch(call_timeout=) wins"
 )
-COLLECTIVE_TIMEOUT_S: Final = Setting(
-    "collective_timeout_s", "seconds", 30, 0.05, 86400, "how long a collective may wait for a rank that has failed"
-)
+COLLECTIVE_TIMEOUT_S: Final = Setting(30, 0.05, 86400, "how long a collective may wait for a rank that has failed")
 UNOBSERVED_ERROR_S: Final = Setting(
-    "unobserved_error_s",
-    "seconds",
     1.0,
     0,
     86400,
     "how long the error of a call may lie about unawaited before it is logged, and ends waits where fail_fast is set",
 )
-STREAM_ITEMS: Final = Setting(
-    "stream_items", "items", 16, 1, 1_000_000, "how many items one rank of a stream may send ahead of its consumer"
-)
+STREAM_ITEMS: Final = Setting(16, 1, 1_000_000, "how many items one rank of a stream may send ahead of its consumer")
 
 # Waits
 
-NAME_TIMEOUT_S: Final = Setting(
-    "name_timeout_s", "seconds", 120, 0, 1e7, "how long a group or channel is waited for whose name does not exist"
-)
-WAIT_WARNING_S: Final = Setting(
-    "wait_warning_s", "seconds", 60, 0.01, 1e7, "how long something is waited for until a warning says so"
-)
-WAIT_WARNING_2_S: Final = Setting("wait_warning_2_s", "seconds", 300, 0.01, 1e7, "the same, for the second time")
-WAIT_WARNING_3_S: Final = Setting("wait_warning_3_s", "seconds", 1800, 0.01, 1e7, "the same, for the last time")
-WAIT_ANSWER_S: Final = Setting(
-    "wait_answer_s", "seconds", 5, 0.01, 1e4, "how long such a warning waits for what daemons say of the other side"
-)
+NAME_TIMEOUT_S: Final = Setting(120, 0, 1e7, "how long a group or channel is waited for whose name does not exist")
+WAIT_WARNING_S: Final = Setting(60, 0.01, 1e7, "how long something is waited for until a warning says so")
+WAIT_WARNING_2_S: Final = Setting(300, 0.01, 1e7, "the same, for the second time")
+WAIT_WARNING_3_S: Final = Setting(1800, 0.01, 1e7, "the same, for the last time")
+WAIT_ANSWER_S: Final = Setting(5, 0.01, 1e4, "how long such a warning waits for what daemons say of the other side")
 LOOP_TURN_S: Final = Setting(
-    "loop_turn_s",
-    "seconds",
-    5,
-    0.05,
-    1e6,
-    "how long a user's event loop may stand still while waits in other threads and loops need it",
+    5, 0.05, 1e6, "how long a user's event loop may stand still while waits in other threads and loops need it"
 )
 
 # Messages, channels and the memory that they use
 
 CHANNEL_ANSWER_TIMEOUT_S: Final = Setting(
-    "channel_answer_timeout_s",
-    "seconds",
-    10,
-    0.05,
-    3600,
-    "how long a channel may take to answer a put or get with timeout=0",
+    10, 0.05, 3600, "how long a channel may take to answer a put or get with timeout=0"
 )
 CHANNEL_RETURN_TIMEOUT_S: Final = Setting(
-    "channel_return_timeout_s",
-    "seconds",
     2,
     0.01,
     3600,
     "how long a process may take to return a channel's credit or items sent ahead; then they are taken from it",
 )
 GPU_LINK_TIMEOUT_S: Final = Setting(
-    "gpu_link_timeout_s",
-    "seconds",
-    30,
-    0,
-    3600,
-    "how long the first message between two GPUs may take; then messages go by way of the CPU",
+    30, 0, 3600, "how long the first message between two GPUs may take; then messages go by way of the CPU"
 )
 MESSAGE_WINDOW_BYTES: Final = Setting(
-    "message_window_bytes",
-    "bytes",
-    65 << 20,
-    1 << 16,
-    1 << 50,
-    "messages that one worker may send another one ahead of its receives",
+    65 << 20, 1 << 16, 1 << 50, "messages that one worker may send another one ahead of its receives"
 )
-SEGMENT_POOL_BYTES: Final = Setting(
-    "segment_pool_bytes", "bytes", 512 << 20, 0, 1 << 50, "shared memory that a process keeps for later messages"
-)
+SEGMENT_POOL_BYTES: Final = Setting(512 << 20, 0, 1 << 50, "shared memory that a process keeps for later messages")
 TENSOR_POOL_BYTES: Final = Setting(
-    "tensor_pool_bytes",
-    "bytes",
-    256 << 20,
-    0,
-    1 << 50,
-    "unused memory that a process keeps for later messages from other machines",
+    256 << 20, 0, 1 << 50, "unused memory that a process keeps for later messages from other machines"
 )
 
 # The start
 
-HARDWARE_PROBE_TIMEOUT_S: Final = Setting(
-    "hardware_probe_timeout_s", "seconds", 30, 0.05, 3600, "how long finding out what hardware a node has may take"
-)
+HARDWARE_PROBE_TIMEOUT_S: Final = Setting(30, 0.05, 3600, "how long finding out what hardware a node has may take")
 RENDERER_PROBE_TIMEOUT_S: Final = Setting(
-    "renderer_probe_timeout_s",
-    "seconds",
-    8,
-    0,
-    3600,
-    "how long the graphics driver may take to name its devices; the first workers wait for it",
+    8, 0, 3600, "how long the graphics driver may take to name its devices; the first workers wait for it"
 )
-SSH_AT_ONCE: Final = Setting("ssh_at_once", "hosts", 32, 1, 10_000, "how many hosts are connected to at the same time")
-WORKER_FORK_TIMEOUT_S: Final = Setting(
-    "worker_fork_timeout_s", "seconds", 60, 0.05, 86400, "how long the forking of a worker may take"
-)
+SSH_AT_ONCE: Final = Setting(32, 1, 10_000, "how many hosts are connected to at the same time")
+WORKER_FORK_TIMEOUT_S: Final = Setting(60, 0.05, 86400, "how long the forking of a worker may take")
 WORKER_IMPORT_TIMEOUT_S: Final = Setting(
-    "worker_import_timeout_s",
-    "seconds",
     120,
     0.05,
     86400,
     "how long a start of workers waits for torch's import; from a cold network file system it takes long",
 )
 WORKER_JOIN_TIMEOUT_S: Final = Setting(
-    "worker_join_timeout_s",
-    "seconds",
-    30,
-    0.05,
-    86400,
-    "how long a subprocess of a worker may take to become a worker itself",
+    30, 0.05, 86400, "how long a subprocess of a worker may take to become a worker itself"
 )
 
 # Between processes and nodes
 
-DIRECT_ACK_S: Final = Setting(
-    "direct_ack_s", "seconds", 0.05, 0.001, 10, "how long a receiver may keep an acknowledgement that rides on no frame"
-)
-GREETING_TIMEOUT_S: Final = Setting(
-    "greeting_timeout_s", "seconds", 10, 0.01, 1e4, "how long a connection may take to say who it is"
-)
-NODE_LINK_TIMEOUT_S: Final = Setting(
-    "node_link_timeout_s", "seconds", 20, 0.05, 86400, "how long a node may take at its start to reach all other nodes"
-)
+DIRECT_ACK_S: Final = Setting(0.05, 0.001, 10, "how long a receiver may keep an acknowledgement that rides on no frame")
+GREETING_TIMEOUT_S: Final = Setting(10, 0.01, 1e4, "how long a connection may take to say who it is")
+NODE_LINK_TIMEOUT_S: Final = Setting(20, 0.05, 86400, "how long a node may take at its start to reach all other nodes")
 NODE_PIECE_BYTES: Final = Setting(
-    "node_piece_bytes",
-    "bytes",
-    256 << 10,
-    1 << 12,
-    1 << 19,
-    "size of the pieces in which large contents travel between nodes",
+    256 << 10, 1 << 12, 1 << 19, "size of the pieces in which large contents travel between nodes"
 )
 NODE_SILENCE_S: Final = Setting(
-    "node_silence_s",
-    "seconds",
     5,
     0.1,
     3600,
     "after how long a silent node is asked for a sign of life, and how long that may take; then it is lost",
 )
 UNAUTHENTICATED_CONNECTIONS: Final = Setting(
-    "unauthenticated_connections",
-    "connections",
-    256,
-    1,
-    100_000,
-    "how many of a node's connections may not have said yet who they are",
+    256, 1, 100_000, "how many of a node's connections may not have said yet who they are"
 )
 
 # The end
 
 CLOSE_GRACE_S: Final = Setting(
-    "close_grace_s",
-    "seconds",
-    2,
-    0,
-    86400,
-    "how long the workers of a group that is closed have for an orderly end; then they are killed",
+    2, 0, 86400, "how long the workers of a group that is closed have for an orderly end; then they are killed"
 )
 CLOSE_TIMEOUT_S: Final = Setting(
-    "close_timeout_s",
-    "seconds",
-    8,
-    0.05,
-    86400,
-    "how long closing a cluster waits for its groups; then their nodes are ended",
+    8, 0.05, 86400, "how long closing a cluster waits for its groups; then their nodes are ended"
 )
-EXIT_REPORT_LINES: Final = Setting(
-    "exit_report_lines", "lines", 50, 1, 100_000, "how many of a worker's last lines are told with its death"
-)
-NODE_STOP_GRACE_S: Final = Setting(
-    "node_stop_grace_s", "seconds", 5, 0.05, 86400, "how long nodes have for an orderly end"
-)
+EXIT_REPORT_LINES: Final = Setting(50, 1, 100_000, "how many of a worker's last lines are told with its death")
+NODE_STOP_GRACE_S: Final = Setting(5, 0.05, 86400, "how long nodes have for an orderly end")
 
 # Output, logs and traces
 
-KEPT_RUNS: Final = Setting("kept_runs", "runs", 20, 1, 1_000_000, "how many runs' logs stay in the temporary directory")
-OUTPUT_BUFFER_BYTES: Final = Setting(
-    "output_buffer_bytes", "bytes", 1 << 20, 1 << 12, 1 << 30, "lines that wait for a terminal that is not read"
-)
-OUTPUT_END_S: Final = Setting(
-    "output_end_s", "seconds", 2, 0, 3600, "what the end of a cluster gives lines that wait for a terminal"
-)
+KEPT_RUNS: Final = Setting(20, 1, 1_000_000, "how many runs' logs stay in the temporary directory")
+OUTPUT_BUFFER_BYTES: Final = Setting(1 << 20, 1 << 12, 1 << 30, "lines that wait for a terminal that is not read")
+OUTPUT_END_S: Final = Setting(2, 0, 3600, "what the end of a cluster gives lines that wait for a terminal")
 TRACE_BUFFER_SPANS: Final = Setting(
-    "trace_buffer_spans",
-    "spans",
-    32768,
-    4096,
-    1 << 30,
-    "how many spans a process keeps while they cannot be sent; those beyond are only counted",
+    32768, 4096, 1 << 30, "how many spans a process keeps while they cannot be sent; those beyond are only counted"
 )
 TRACE_COLLECT_TIMEOUT_S: Final = Setting(
-    "trace_collect_timeout_s",
-    "seconds",
-    2,
-    0.05,
-    3600,
-    "how long collecting a trace waits for the spans of all processes",
+    2, 0.05, 3600, "how long collecting a trace waits for the spans of all processes"
 )
 
-ALL: Final = tuple(sorted((value for value in globals().values() if isinstance(value, Setting)), key=lambda s: s.name))
+_BY_NAME: Final = {name: value for name, value in globals().items() if isinstance(value, Setting)}
+for _name, _setting in _BY_NAME.items():
+    _setting.variable = f"RLINF_{_name}"
+
+ALL: Final = tuple(sorted(_BY_NAME.values(), key=lambda setting: setting.variable.lower()))
 """Every setting, in the order of the documents."""
