@@ -18,7 +18,7 @@ from rlinf_async._messaging.state import message_facts
 from rlinf_async._messaging.state.matching import Arrivals, Do, Message, Step
 from rlinf_async._messaging.state.message_facts import TENSOR
 from rlinf_async._transports.gpu_link_choice import GPU_LINKS
-from rlinf_async._transports.transport_choice import GLOO
+from rlinf_async._transports.transport_choice import TRANSPORTS
 from rlinf_async.errors import SerializationError, TransferFailed
 
 logger = logging.getLogger(__name__)
@@ -202,8 +202,7 @@ class Inbox:
                 content = _content(body, fds)
             except Exception as error:
                 content = error
-        if name == GLOO and kind != TENSOR and not body:
-            # Its connection shows no credentials: nothing that came by it is unpickled.
+        if name in TRANSPORTS and not TRANSPORTS[name].is_authenticated and kind != TENSOR and not body:
             text = f"{stream.source.label} wanted to send a pickle by a connection that is not authenticated"
             self._act(stream, stream.arrivals.spoil, number, SerializationError(text))
             return

@@ -130,10 +130,10 @@ class Outbox:
 
     def _cpu_transport(self, stream: SendStream, payload: Payload) -> str:
         if stream.is_same_node:
-            return transport_choice.choose(payload.nbytes, same_node=True, gloo=False)
+            return transport_choice.choose(payload.nbytes, same_node=True, direct=False)
         receivers = stream.receivers
-        gloo = len(receivers) == 1 and payload.has_small_head and receivers[0].connection.is_good
-        return transport_choice.choose(payload.nbytes, same_node=False, gloo=gloo)
+        direct = len(receivers) == 1 and payload.has_small_head and receivers[0].connection.is_good
+        return transport_choice.choose(payload.nbytes, same_node=False, direct=direct)
 
     def _leave(self, stream: SendStream, in_flight: InFlight, transport: str, start: tuple[Any, ...]) -> None:
         """
@@ -238,7 +238,7 @@ class Outbox:
             return
         start = (message_facts.CONTENT, stream.id, number, 0)
         same_node = peer.node == node_of(self._peers.me)
-        transport = transport_choice.choose(sending.payload.nbytes, same_node=same_node, gloo=False)
+        transport = transport_choice.choose(sending.payload.nbytes, same_node=same_node, direct=False)
         if transport != transport_choice.IN_FRAME:
             self._by_link(stream, in_flight, (peer,), transport, start)
             return

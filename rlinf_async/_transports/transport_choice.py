@@ -1,35 +1,59 @@
-"""The choice of a transport for a message's content."""
+"""Transports of a message's content: the table of all, and the choice."""
 
 from __future__ import annotations
 
-import logging
-from typing import Final
+import math
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from rlinf_async._transports.inline import InlineLink
 from rlinf_async._transports.link import Link, Post
 from rlinf_async._transports.shared_memory import fits
 
-logger = logging.getLogger(__name__)
-
 IN_FRAME: Final = ""
 """In the frame itself: small messages inline, others as memory that rides on it, or in pieces between two daemons."""
 
 PIECES: Final = "pieces"
-GLOO: Final = "gloo"
-
-MIN_GLOO_BYTES: Final = 1 << 20
-"""From this size on two workers on different machines use a connection of their own."""
 
 
-def choose(nbytes: int, *, same_node: bool, gloo: bool) -> str:
+class Transport(NamedTuple):
+    """A transport beside the frames.
+
+    Attributes:
+        make: its ``Link``; what that needs is imported with the first.
+        min_bytes: from this size on two workers on different machines use it.
+        is_authenticated: its peer has shown credentials, so that what it brings may be unpickled.
+    """
+
+    make: Callable[[Post, bool, str], Link]
+    min_bytes: float
+    is_authenticated: bool
+
+
+def _gloo(post: Post, first: bool, address: str) -> Link:
+    from rlinf_async._transports.gloo_link import GlooLink
+
+    return GlooLink(post, first, address)
+
+
+TRANSPORTS: Final = {
+    "gloo": Transport(_gloo, 1 << 20, is_authenticated=False),
+    PIECES: Transport(InlineLink, math.inf, is_authenticated=True),
+}
+"""By name, the preferred first."""
+
+
+def choose(nbytes: int, *, same_node: bool, direct: bool) -> str:
     """The transport of a message of so many bytes.
 
     Args:
         same_node: its receivers are all on this machine.
-        gloo: it has one receiver, and a connection to it can be had.
+        direct: it has one receiver, and a connection to it can be had.
     """
-    if not same_node and gloo and nbytes >= MIN_GLOO_BYTES:
-        return GLOO
+    if not same_node and direct:
+        for name, transport in TRANSPORTS.items():
+            if nbytes >= transport.min_bytes:
+                return name
     return IN_FRAME if fits(nbytes) else PIECES
 
 
@@ -39,10 +63,6 @@ def make_link(name: str, post: Post, first: bool, address: str) -> Link:
     Raises:
         ValueError: the peer speaks of a link that is not known here.
     """
-    if name == PIECES:
-        return InlineLink(post, first, address)
-    if name == GLOO:
-        from rlinf_async._transports.gloo_link import GlooLink
-
-        return GlooLink(post, first, address)
-    raise ValueError(f"there is no link {name!r} between workers")
+    if name not in TRANSPORTS:
+        raise ValueError(f"there is no link {name!r} between workers")
+    return TRANSPORTS[name].make(post, first, address)

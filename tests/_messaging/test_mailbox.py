@@ -18,7 +18,8 @@ from rlinf_async._messaging.operation import Sending
 from rlinf_async._messaging.state import message_facts
 from rlinf_async._messaging.state.flow_control import Departures
 from rlinf_async._transports import transport_choice
-from rlinf_async.errors import ClosedError, DeadlineExceeded, NodeLost, TransferFailed, WorkerDied
+from rlinf_async._transports.inline import InlineLink
+from rlinf_async.errors import ClosedError, DeadlineExceeded, NodeLost, SerializationError, TransferFailed, WorkerDied
 from tests._support.fake_exchanges import FakeLink, Network, cancelled
 
 BIG = torch.arange(600_000)
@@ -412,15 +413,37 @@ def test_what_has_been_received_is_not_kept(network: Network) -> None:
 
 
 def test_the_largest_that_rides_on_a_frame_between_nodes_is_below_what_a_link_is_worth() -> None:
-    assert (
-        transport_choice.choose(transport_choice.MIN_GLOO_BYTES - 1, same_node=False, gloo=True)
-        == transport_choice.IN_FRAME
-    )
-    assert transport_choice.choose(transport_choice.MIN_GLOO_BYTES, same_node=False, gloo=True) == transport_choice.GLOO
-    assert (
-        transport_choice.choose(transport_choice.MIN_GLOO_BYTES, same_node=True, gloo=True) == transport_choice.IN_FRAME
-    )
-    assert (
-        transport_choice.choose(transport_choice.MIN_GLOO_BYTES, same_node=False, gloo=False)
-        == transport_choice.IN_FRAME
-    )
+    least = int(transport_choice.TRANSPORTS["gloo"].min_bytes)
+    assert transport_choice.choose(least - 1, same_node=False, direct=True) == transport_choice.IN_FRAME
+    assert transport_choice.choose(least, same_node=False, direct=True) == "gloo"
+    assert transport_choice.choose(least, same_node=True, direct=True) == transport_choice.IN_FRAME
+    assert transport_choice.choose(least, same_node=False, direct=False) == transport_choice.IN_FRAME
+
+
+def test_a_row_of_the_table_is_all_that_a_further_transport_takes(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    further = transport_choice.Transport(InlineLink, 100_000, is_authenticated=True)
+    monkeypatch.setitem(transport_choice.TRANSPORTS, "further", further)
+    sending, receiving = send(network, torch.ones(100_000)), recv(network)
+    network.deliver()
+    assert sending.done()
+    assert receiving.wait(0).equal(torch.ones(100_000))
+    assert [set(peer.links) for peer in network.b._mailbox.peers._peers.values()] == [{"further"}]
+
+
+@pytest.mark.parametrize("is_authenticated", [True, False])
+def test_a_pickle_comes_only_by_a_transport_that_shows_credentials(
+    network: Network, monkeypatch: pytest.MonkeyPatch, is_authenticated: bool
+) -> None:
+    further = transport_choice.Transport(InlineLink, 100_000, is_authenticated)
+    monkeypatch.setitem(transport_choice.TRANSPORTS, "further", further)
+    monkeypatch.setattr(Payload, "has_small_head", True)  # a sender of bad faith
+    receiving = recv(network)
+    send(network, [0.5] * 100_000)
+    network.deliver()
+    if is_authenticated:
+        assert receiving.wait(0) == [0.5] * 100_000
+    else:
+        with pytest.raises(SerializationError, match="a connection that is not authenticated"):
+            receiving.wait(0)

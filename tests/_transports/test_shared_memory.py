@@ -76,10 +76,10 @@ def test_over_the_budget_messages_go_another_way_and_it_is_said_once(
 ) -> None:
     monkeypatch.setenv(shared_memory.BUDGET, "10G")
     machine(monkeypatch, 9 * GIB)
-    assert transport_choice.choose(GIB, same_node=True, gloo=False) == transport_choice.IN_FRAME
+    assert transport_choice.choose(GIB, same_node=True, direct=False) == transport_choice.IN_FRAME
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            assert transport_choice.choose(GIB + 1, same_node=True, gloo=False) == transport_choice.PIECES
+            assert transport_choice.choose(GIB + 1, same_node=True, direct=False) == transport_choice.PIECES
     assert len(caplog.messages) == 1
     assert "messages take a slower way for want of shared memory: 9.0 GiB are in use" in caplog.text
 
