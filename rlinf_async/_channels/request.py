@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import time
 from collections.abc import Callable, Generator
@@ -126,7 +127,10 @@ class QueueRequest(Work[T]):
 
     def refuse(self, end: QueueEnd) -> None:
         """There is no queue for it any more."""
-        self._settle(error=end.get)
+        # A copy: an error holds the frames that it is raised through, with all that they refer to, and the queue keeps
+        # this one for what is asked of it later.
+        # tests/channel/test_ends.py::test_the_end_of_a_queue_keeps_nothing_of_those_who_were_told
+        self._settle(error=copy.copy(end.get))
 
     def give_up(self, error: Exception) -> None:
         """Ends it with an error, unless it is done, and withdraws it from where it waits."""
@@ -192,7 +196,7 @@ class Put(QueueRequest[None]):
 
     def refuse(self, end: QueueEnd) -> None:
         self.refused = end.closed
-        self._settle(error=end.put)
+        self._settle(error=copy.copy(end.put))
 
     def __del__(self) -> None:
         error = self._error

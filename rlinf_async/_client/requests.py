@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextlib
+import copy
 from collections.abc import Sequence
 from typing import Any, Final, Generic
 
@@ -73,12 +74,13 @@ class Requests:
         for number, request in list(self._open.copy().items()):
             if node is None or request.node == node:
                 del self._open[number]
-                request._settle(error=error)
+                # A copy: the client keeps the error, which would hold the frames that it is raised through.
+                request._settle(error=copy.copy(error))
 
     def refuse(self, request: Request[Any], error: Exception) -> None:
         """This one cannot even be sent."""
         self._open.pop(request.number, None)
-        request._settle(error=error)
+        request._settle(error=copy.copy(error))
 
     def forget(self) -> None:
         """In a forked child: they are the parent's."""

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from typing import Any
 
 import psutil
@@ -34,6 +35,31 @@ def test_a_closed_channel_gives_what_it_has_and_then_ends(cluster: Cluster, user
         with pytest.raises(ClosedError, match="channel 'closing' is closed"):
             user.call(channel, "put", "x").wait()
     assert (channel.qsize(), channel.peek_all()) == (0, [])
+
+
+def test_the_end_of_a_queue_keeps_nothing_of_those_who_were_told(cluster: Cluster) -> None:
+    channel = Channel.create("told")
+    channel.close()
+
+    def put() -> weakref.ref[Any]:
+        local = torch.zeros(1)
+        try:
+            channel.put("late")
+        except ClosedError:
+            return weakref.ref(local)
+        raise AssertionError
+
+    def get() -> weakref.ref[Any]:
+        local = torch.zeros(1)
+        try:
+            channel.get()
+        except EndOfChannel:
+            return weakref.ref(local)
+        raise AssertionError
+
+    locals_of_those_told = [put(), get()]
+    gc.collect()
+    assert [local() for local in locals_of_those_told] == [None, None]
 
 
 def test_a_daemon_at_its_limit_of_open_files_says_so_and_loses_nothing(cluster: Cluster, users: Any) -> None:
