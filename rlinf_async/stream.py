@@ -191,9 +191,12 @@ class Stream:
         self._wake()
 
     def _close_later(self) -> None:
-        """The same, from a finalizer: without locks."""
+        """The same, from a finalizer: without locks.  Ranks are told by the loop; what has come is let go of now."""
         if not self._closed and self._pid == process.pid:
-            self._callee.client.later(0, self.close)
+            self._closed = True
+            self._items.clear()
+            if self._tally.missing:
+                self._callee.client.later(0, self.close)
 
     async def aclose(self) -> None:
         """Closes the remote generators and waits until their ``finally`` blocks have run.

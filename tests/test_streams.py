@@ -76,6 +76,15 @@ async def test_a_stream_made_in_the_loop_header_closes_when_the_loop_is_left(gro
     assert all(_is_closed(log) for log in logs)
 
 
+async def test_a_loop_that_is_left_lets_go_of_what_has_come_before_anything_else_runs(group: Any) -> None:
+    stream = group[0].count(3)
+    items = aiter(stream)
+    await stream._ended.async_wait(timeout=3)
+    assert len(stream._items) == 3
+    del items
+    assert not stream._items
+
+
 async def test_cleaning_up_after_a_break_is_not_interrupted(group: Any) -> None:
     async with group.stream_and_clean_up(0.2) as stream:
         async for _ in stream:
