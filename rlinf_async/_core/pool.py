@@ -115,14 +115,15 @@ class Pool:
             MemoryError, OSError: as ``write_segment``.
         """
         segment = self._take(nbytes)
-        if segment is None:
-            segment = _make(parts, nbytes)
-        else:
-            segment.fill(parts)
         try:
+            if segment is None:
+                segment = _make(parts, nbytes)
+            else:
+                segment.fill(parts)  # which may want a descriptor
             return segment.hand_out()
         finally:
-            self._put(segment)
+            if segment is not None:
+                self._put(segment)
 
     def has(self, nbytes: int) -> bool:
         """Whether a segment is free that so many bytes would be written to, so that they take no more memory."""

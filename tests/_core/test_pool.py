@@ -132,6 +132,19 @@ def test_receivers_can_neither_write_nor_resize_what_they_got(pool: Pool) -> Non
     os.close(fd)
 
 
+def test_a_segment_that_could_not_be_filled_is_written_again(pool: Pool) -> None:
+    first = written(pool, 1)
+    before = identity(first)
+    os.close(first)
+    gone = memoryview(bytes(SIZE))
+    gone.release()
+    with pytest.raises(ValueError, match="released"):
+        pool.write([gone], SIZE)
+    second = written(pool, 2)
+    assert identity(second) == before
+    os.close(second)
+
+
 def test_what_does_not_fit_is_not_kept() -> None:
     pool = Pool(keep=3 * SIZE)
     fds = [written(pool, value) for value in range(5)]
