@@ -17,7 +17,16 @@ from rlinf_async._core.root_cause import fold_ranks
 from rlinf_async._waits import slow_waits
 from rlinf_async._waits.unobserved_errors import UnobservedError
 from rlinf_async.errors import ClosedError
-from rlinf_async.outcome import Callee, Outcome, error_of, hear, overdue, root_error, unobserved, unobserved_refusal
+from rlinf_async.outcome import (
+    Callee,
+    Outcome,
+    error_of,
+    mark_observed,
+    overdue,
+    root_error,
+    unobserved,
+    unobserved_refusal,
+)
 from rlinf_async.work import Part, Work
 
 logger = logging.getLogger(__name__)
@@ -307,7 +316,7 @@ class Handle(Work[list[Any]]):
         why = "by handle.cancel()" if self._cancelled else "because its group was closed"
         return None, ClosedError(f"{self._callee.name}.{self._method}() was cancelled {why}")
 
-    def _part_outcome(self, slot: int, *, hears: bool = True) -> Outcome:
+    def _part_outcome(self, slot: int, *, observes: bool = True) -> Outcome:
         rank = self._callee.ranks[slot]
         answer = self._tally.answers[slot]
         if answer is None:
@@ -323,12 +332,12 @@ class Handle(Work[list[Any]]):
         if status == Status.CANCELLED:
             text = f"{self._method}() was cancelled on {self._callee.describe_slot(slot)}"
             return Outcome(rank, error=ClosedError(text))
-        if hears:
-            hear(self._callee, [(slot, status, body)])
+        if observes:
+            mark_observed(self._callee, [(slot, status, body)])
         return Outcome(rank, error=error_of(self._callee, slot, status, body))
 
     def _settle_part(self, part: Work[Any], slot: int) -> None:
-        outcome = self._part_outcome(slot, hears=False)
+        outcome = self._part_outcome(slot, observes=False)
         part._settle(outcome.value, outcome.error)
 
     def _error_of_part(self, slot: int, error: BaseException) -> BaseException:
@@ -337,7 +346,7 @@ class Handle(Work[list[Any]]):
         failed = self._tally.failures()
         own = [failure for failure in failed if failure[0] == slot]
         if own:
-            hear(self._callee, own)
+            mark_observed(self._callee, own)
         elif failed and isinstance(error, ClosedError):
             return root_error(self._callee, failed)  # because of which this rank was cancelled, or not waited for
         return error

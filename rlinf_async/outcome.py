@@ -121,7 +121,7 @@ def describe_failure(callee: Callee, method: str, slot: int, status: int, body: 
 
 def root_error(callee: Callee, failed: Sequence[tuple[int, int, Body]]) -> BaseException:
     """The error to raise for a call of which these slots have failed."""
-    hear(callee, failed)
+    mark_observed(callee, failed)
     errors = [(callee.ranks[slot], error_of(callee, slot, status, body)) for slot, status, body in failed]
     return choose_root_cause(errors)
 
@@ -160,7 +160,7 @@ def overdue(callee: Callee, method: str, slots: Sequence[int], doing: str) -> De
     return DeadlineExceeded("\n  ".join(lines))
 
 
-def hear(callee: Callee, failed: Sequence[tuple[int, int, Body]]) -> None:
+def mark_observed(callee: Callee, failed: Sequence[tuple[int, int, Body]]) -> None:
     """The user's code gets these errors."""
     for answer in failed:
         callee.client.unobserved.heard(_cause_of(callee, *answer))

@@ -79,9 +79,9 @@ class Activity:
     def _group(self, name: str) -> str:
         """The processes of a group that have not ended."""
         alive = [
-            f"{worker.process.birth.name}{f' ({state})' if (state := _state(worker)) else ''}"
+            f"{worker.process.setup.name}{f' ({state})' if (state := _state(worker)) else ''}"
             for worker in self._router.endpoints.values()
-            if worker.process is not None and worker.process.birth.group == name and worker.process.verdict is None
+            if worker.process is not None and worker.process.setup.group == name and worker.process.exit_status is None
         ]
         return f"still alive: {', '.join(alive)}" if alive else ""
 

@@ -74,9 +74,9 @@ class ChannelNames:
         is_known, known = self.table.redeem(op.maker, op.promise, requester)
         return known if is_known else LATER
 
-    def drop_party(self, gone: int) -> None:
+    def drop_client(self, gone: int) -> None:
         """A process is no more."""
-        self._tell(self.table.drop_party(gone), None)
+        self._tell(self.table.drop_client(gone), None)
 
     def drop_owner(self, gone: int) -> None:
         """A driver is no more, or a worker's group."""

@@ -323,7 +323,7 @@ class Channels:
 
     # -- ends ---------------------------------------------------------------------------------------------------
 
-    def drop_party(self, gone: int) -> None:
+    def drop_client(self, gone: int) -> None:
         """A process is dead: its leases go back, what it waited for is forgotten.  What it has put stays."""
         # An item that was delivered is leased until its consumer says that it took it: a consumer that dies in between
         # has not handed it to anybody.  It goes back to its own place, not to the end: order holds across the death.
@@ -379,7 +379,7 @@ class Channels:
                 "keys": len(hosted.queue.used),
                 "bytes": hosted.queue.budget.used,
                 "waiting_bytes": hosted.queue.budget.buffered,
-                "parties": len(hosted.queue.clients),
+                "clients": len(hosted.queue.clients),
             }
         return found
 

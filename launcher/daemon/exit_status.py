@@ -6,7 +6,7 @@ import os
 import signal
 from dataclasses import dataclass
 
-from .oom import MemoryKills, memory_verdict
+from .oom import MemoryKills, explain_kill
 
 
 @dataclass(frozen=True)
@@ -24,19 +24,19 @@ class ExitStatus:
         return f"was killed by {self.signal}" + (f" ({self.memory})" if self.memory else "")
 
 
-def reap(pidfd: int, birth: MemoryKills) -> ExitStatus | None:
-    """The verdict on a child that has ended; None while it lives."""
+def reap(pidfd: int, at_start: MemoryKills) -> ExitStatus | None:
+    """The exit status of a child that has ended; None while it lives."""
     result = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
     if result is None:
         return None
     if result.si_code == os.CLD_EXITED:
         return ExitStatus(exit_code=result.si_status)
     name = _signal_name(result.si_status)
-    return ExitStatus(signal=name, memory=memory_verdict(result.si_pid, birth) if name == "SIGKILL" else "")
+    return ExitStatus(signal=name, memory=explain_kill(result.si_pid, at_start) if name == "SIGKILL" else "")
 
 
-def verdict_of(status: int) -> ExitStatus:
-    """The verdict that a wait status stands for."""
+def exit_status_of(status: int) -> ExitStatus:
+    """The exit status that a wait status stands for."""
     if os.WIFSIGNALED(status):
         return ExitStatus(signal=_signal_name(os.WTERMSIG(status)))
     return ExitStatus(exit_code=os.waitstatus_to_exitcode(status))

@@ -73,7 +73,7 @@ class Names:
         self.directory.drop_owner(gone)
         self.directory.drop_waiter(gone)
 
-    def parties(self) -> set[int]:
+    def clients(self) -> set[int]:
         """The processes that own a name, or wait for one."""
         waiters = {waiter for waiting in self.directory.waiters.values() for waiter, _ in waiting}
         return waiters | self.directory.owners()

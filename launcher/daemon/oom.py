@@ -33,7 +33,7 @@ _explained = 0
 
 @dataclass(frozen=True)
 class MemoryKills:
-    """The counts at the birth of a process; ``None`` for a counter that cannot be read."""
+    """The counts at the start of a process; ``None`` for a counter that cannot be read."""
 
     when: float
     cgroup: int | None
@@ -45,22 +45,22 @@ class MemoryKills:
         return cls(time.monotonic(), _count(_cgroup_counter()), _explained, _count(Path("/proc/vmstat")))
 
 
-def memory_verdict(pid: int, birth: MemoryKills) -> str:
+def explain_kill(pid: int, at_start: MemoryKills) -> str:
     """Why a process that got a SIGKILL may have got it from the kernel; empty where it did not."""
     global _explained
-    if (logged := _is_in_kernel_log(pid, birth.when)) is not None:
+    if (logged := _is_in_kernel_log(pid, at_start.when)) is not None:
         return "out of memory, as the kernel's log says" if logged else ""
     now = MemoryKills.count()
-    if birth.cgroup is not None and now.cgroup is not None:
-        if now.cgroup - birth.cgroup <= _explained - birth.explained:
+    if at_start.cgroup is not None and now.cgroup is not None:
+        if now.cgroup - at_start.cgroup <= _explained - at_start.explained:
             return ""
         _explained += 1
         return "out of memory: the kernel killed a process of its cgroup for that"
-    kills = (now.machine or 0) - (birth.machine or 0)
+    kills = (now.machine or 0) - (at_start.machine or 0)
     if kills <= 0:
         return ""
     processes = "1 process" if kills == 1 else f"{kills} processes"
-    return f"possibly out of memory: the kernel has killed {processes} of this machine for that since its birth"
+    return f"possibly out of memory: the kernel has killed {processes} of this machine for that since it started"
 
 
 def _is_in_kernel_log(pid: int, since: float) -> bool | None:

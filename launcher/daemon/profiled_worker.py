@@ -32,7 +32,7 @@ class Here(Protocol):
     def log_dir(self) -> Path: ...
 
 
-class ProfiledBirth:
+class ProfiledStarter:
     """Starts one worker in the interpreter that a profiler is wrapped around.
 
     Args:

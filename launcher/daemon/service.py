@@ -30,7 +30,7 @@ from .group_names import Names
 from .handlers import Handlers, Requester
 from .ports import Ports
 from .probes import Probes
-from .profiled_worker import ProfiledBirth
+from .profiled_worker import ProfiledStarter
 from .resources import count_memory
 from .router import Router
 from .shared_links import SharedLinkService
@@ -39,7 +39,7 @@ from .sub_workers import SubWorkers
 from .templates import MARKER, Template, Templates
 from .trace_service import Traces
 from .worker_env import WorkerEnv, prepare
-from .worker_process import DESCRIPTORS, Birth, WorkerProcess
+from .worker_process import DESCRIPTORS, WorkerProcess, WorkerSetup
 
 logger = logging.getLogger(__name__)
 
@@ -213,18 +213,18 @@ class DaemonService:
             await asyncio.shield(group.closed)  # an earlier one of this name, on its way out
         place = prepare(self._site.environment, op.env, op.node_env, op.python, self._site.name)
         template = self._templates.get(place.special, place.python)
-        births = await asyncio.gather(
+        results = await asyncio.gather(
             *(self._start_worker(group, template, place, op, worker) for worker in op.workers),
             return_exceptions=True,
         )
-        born = [birth for birth in births if isinstance(birth, Endpoint)]
-        for birth in births:
-            if isinstance(birth, BaseException):
-                await asyncio.gather(*(self._undo(group, endpoint) for endpoint in born))
+        started = [result for result in results if isinstance(result, Endpoint)]
+        for result in results:
+            if isinstance(result, BaseException):
+                await asyncio.gather(*(self._undo(group, endpoint) for endpoint in started))
                 if not group.workers and group.closed is None:
                     self.groups.pop((owner, name), None)
-                raise birth
-        return [[endpoint.number, endpoint.process.pid, endpoint.process.log_path] for endpoint in born]  # type: ignore[union-attr]
+                raise result
+        return [[endpoint.number, endpoint.process.pid, endpoint.process.log_path] for endpoint in started]  # type: ignore[union-attr]
 
     async def _undo(self, group: Group, endpoint: Endpoint) -> None:
         """Ends a worker whose group does not come to be; returns once it is reaped."""
@@ -271,8 +271,8 @@ class DaemonService:
                 facts = {"who": prefix, "stream": stream, "lines": lines, "log": process.log_of(stream)}
                 self.router.tell(group.owner, "output", facts)
 
-        birth = Birth(group.name, worker["rank"], worker["address"], spec, store, on_lines)
-        process = WorkerProcess(self._loop, birth, site.name, site.log_dir)
+        setup = WorkerSetup(group.name, worker["rank"], worker["address"], spec, store, on_lines)
+        process = WorkerProcess(self._loop, setup, site.name, site.log_dir)
         endpoint.process = process
         try:
             nursery = self._profiled(worker.get("profiler"), place, spec) or template
@@ -295,12 +295,12 @@ class DaemonService:
         group.workers.append(endpoint)
         return endpoint
 
-    def _profiled(self, profiler: Any, place: WorkerEnv, spec: dict[str, Any]) -> ProfiledBirth | None:
+    def _profiled(self, profiler: Any, place: WorkerEnv, spec: dict[str, Any]) -> ProfiledStarter | None:
         """What starts a worker that a profiler is wrapped around; None where there is none."""
         if profiler is None:
             return None
         python = place.python or self._templates.python
-        return ProfiledBirth(profiler, spec["env"], python, self._site, self._templates.open_files)
+        return ProfiledStarter(profiler, spec["env"], python, self._site, self._templates.open_files)
 
     def _here(self, path: str) -> str:
         """A path of the driver's machine, as it is called on this one (``--sync``)."""
@@ -328,7 +328,7 @@ class DaemonService:
         assert process is not None
         report = process.exit_report(endpoint.pending_calls.methods(time.monotonic()))
         if not expected:
-            logger.warning("worker %s (pid %d) %s", process.birth.name, process.pid, report["verdict"])
+            logger.warning("worker %s (pid %d) %s", process.setup.name, process.pid, report["verdict"])
         parts = [
             lambda: self.router.fail_pending_calls(endpoint, report, expected=expected),
             lambda: self.death_watch.ended(endpoint.id, None if expected else report),
@@ -336,7 +336,7 @@ class DaemonService:
         ]
         if group is not None and not expected:
             parts.append(lambda: self.router.tell(group.owner, "died", {**report, "endpoint": endpoint.id}))
-        run_all(f"worker {process.birth.name}", parts)
+        run_all(f"worker {process.setup.name}", parts)
 
     async def close(self, requester: Requester, op: operations.CloseGroup) -> None:
         """Ends the workers of a group on this node, in order if they can within ``grace`` seconds."""
@@ -402,7 +402,7 @@ class DaemonService:
         """Frees what an endpoint (of any node) owned: its calls, its names and lookups, its stores, its groups."""
         self.gone.add(gone)
         parts: list[Callable[[int], None]] = [
-            self.channels.drop_party, self.channel_names.drop_party, self.death_watch.forget, self.locks.drop,
+            self.channels.drop_client, self.channel_names.drop_client, self.death_watch.forget, self.locks.drop,
             self.ports.drop, self.traces.drop,
             *((self.channels.drop_owner, self.channel_names.drop_owner) if ended else ()),
             self.router.drop_caller, self.names.drop, self._drop_stores, self._abandon_groups,
@@ -419,9 +419,9 @@ class DaemonService:
 
     def drop_node(self, node: int) -> None:
         """Frees what the endpoints of a lost node owned here."""
-        owners = self.names.parties() | {owner for owner, _ in (*self._stores, *self.groups)}
+        owners = self.names.clients() | {owner for owner, _ in (*self._stores, *self.groups)}
         owners |= self.router.callers_on(node) | self.channels.clients_and_owners()
-        owners |= self.channel_names.table.parties() | self.locks.holders() | self.ports.owners()
+        owners |= self.channel_names.table.clients() | self.locks.holders() | self.ports.owners()
         for owner in owners:
             if frames.node_of(owner) == node:
                 self.drop_owner(owner)
@@ -453,7 +453,7 @@ class DaemonService:
             },
             "endpoints": len(self.router.endpoints),
             "busy": {
-                endpoint.process.birth.name: endpoint.pending_calls.methods(now)
+                endpoint.process.setup.name: endpoint.pending_calls.methods(now)
                 for endpoint in self.router.endpoints.values()
                 if endpoint.process is not None and len(endpoint.pending_calls)
             },

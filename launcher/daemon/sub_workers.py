@@ -9,7 +9,7 @@ from typing import Any
 from rlinf_async.errors import AuthError
 
 from .endpoint import Endpoint
-from .exit_status import verdict_of
+from .exit_status import exit_status_of
 from .router import Router
 from .templates import MARKER, NOBODY
 
@@ -40,7 +40,7 @@ class SubWorkers:
                 f"process {endpoint.pid} wants to be worker {address!r} and descends from no worker of node "
                 f"{self._node_name}: only a subprocess that a worker has started, with its environment, may join"
             )
-        name = root.process.birth.name
+        name = root.process.setup.name
         called = address if isinstance(address, str) else ""
         below = called.removeprefix(f"{name}:")
         if below == called or not all(rank.isascii() and rank.isdecimal() for rank in below.split(":")):
@@ -51,14 +51,14 @@ class SubWorkers:
         endpoint.root = root
         endpoint.name = called
         self._of.setdefault(root.number, []).append(endpoint)
-        info: dict[str, Any] = root.process.birth.spec["info"]
+        info: dict[str, Any] = root.process.setup.spec["info"]
         return {**info, "log": root.process.log_path}
 
     def _ancestor(self, pid: int) -> Endpoint | None:
         token = _token_of(pid)
         for endpoint in self._router.endpoints.values():
             process = endpoint.process
-            if process is not None and process.verdict is None and process.birth.spec["token"] == token:
+            if process is not None and process.exit_status is None and process.setup.spec["token"] == token:
                 return endpoint
         return None
 
@@ -75,7 +75,7 @@ class SubWorkers:
             "pid": endpoint.pid,
             **_verdict_on(endpoint.pid),
             "methods": [],
-            "last_words": root.last_words(),
+            "last_words": root.stderr_tail(),
             "log_path": root.log_path,
             "when": time.time(),
         }
@@ -112,5 +112,5 @@ def _verdict_on(pid: int) -> dict[str, Any]:
     if state != "Z":
         text = "has ended (it was a subprocess: how, only its parent knows)"
         return {"verdict": text, "signal": None, "exit_code": None}
-    verdict = verdict_of(status)
-    return {"verdict": verdict.text, "signal": verdict.signal, "exit_code": verdict.exit_code}
+    exit_status = exit_status_of(status)
+    return {"verdict": exit_status.text, "signal": exit_status.signal, "exit_code": exit_status.exit_code}

@@ -23,7 +23,7 @@ def open_log(path: Path | None) -> int | None:
     return None
 
 
-def last_words(log: Path | None) -> str:
+def log_tail(log: Path | None) -> str:
     """The end of what a template has written, and where that stands: lines to append to an error."""
     if log is None:
         return ""

@@ -25,7 +25,7 @@ from rlinf_async.errors import LaunchError
 from .exit_status import reap
 from .oom import MemoryKills
 from .process_state import state_of
-from .template_log import last_words, open_log
+from .template_log import log_tail, open_log
 
 EXEC_TIME: Final = (
     "LD_*", "PYTHON*", "OMP_*", "KMP_*", "GOMP_*", "MKL_*", "OPENBLAS_*", "MALLOC_*", "GLIBC_TUNABLES",
@@ -185,13 +185,13 @@ class Template:
         return True
 
     def _ended(self) -> None:
-        verdict = reap(self._pidfd, self._memory_kills)
-        if verdict is None:
+        exit_status = reap(self._pidfd, self._memory_kills)
+        if exit_status is None:
             return
         self._process.returncode = 0  # reaped here; Popen must not look for it
         while self._read():
             pass
-        text = f"the worker template {verdict.text}{last_words(self._log)}"
+        text = f"the worker template {exit_status.text}{log_tail(self._log)}"
         if self.facts is None and self._python != sys.executable:
             text += f"\n  fix: {self._python} needs torch and this version of rlinf_async, as this node's own has them"
         self._fail(text)
@@ -211,7 +211,7 @@ class Template:
     def _give_up(self, seconds: float) -> None:
         doing = "importing torch" if self.facts is None else "forking a worker"
         silent = f"the worker template (pid {self._process.pid}) has said nothing for {seconds:g} s while {doing}"
-        self._fail(silent + last_words(self._log))
+        self._fail(silent + log_tail(self._log))
         self._kill()  # its pidfd brings the rest
 
     def _fail(self, reason: str) -> None:
@@ -243,7 +243,7 @@ class Template:
         self._socket.close()
 
     def _end_stray(self, pid: int) -> None:
-        """Ends a worker whose birth was given up while it was forked."""
+        """Ends a worker whose start was given up while it was forked."""
         assert self._loop is not None
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -182,7 +182,7 @@ class Traces:
         clock = self._clocks.get(neighbour.node)
         if clock is None or not self._left.get(neighbour.node):
             return
-        clock.hear(asked, theirs, heard)
+        clock.add_sample(asked, theirs, heard)
         self._ask_clock(neighbour.node, self._left[neighbour.node] - 1)
         compared = self._compared.get(neighbour.node)
         if compared is not None and not compared.done() and not self._left[neighbour.node]:

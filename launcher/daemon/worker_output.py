@@ -49,7 +49,7 @@ class Output:
         os.set_blocking(fd, False)
         loop.add_reader(fd, self._readable)
 
-    def last_words(self) -> list[str]:
+    def last_lines(self) -> list[str]:
         """The last lines, the unfinished one among them."""
         rest = _text(self._rest).strip()
         return [_cut(line, LONGEST_WORD) for line in (*self._last, rest) if line]

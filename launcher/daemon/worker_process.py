@@ -1,4 +1,4 @@
-"""One worker process: born from a template, watched by pidfd, buried with a verdict."""
+"""One worker process: forked from a template, watched by pidfd, reaped."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ DESCRIPTORS: Final = 9
 _SUFFIXES: Final = {"stdout": ".out", "stderr": ".err"}
 
 
-class Nursery(Protocol):
+class WorkerStarter(Protocol):
     """What starts workers: a template, or a profiler around one."""
 
     async def fork(self, spec: Mapping[str, Any], fds: Sequence[int]) -> int: ...
 
 
 @dataclass
-class Birth:
+class WorkerSetup:
     """What a worker process is made from; plain data, and the descriptors that it takes along."""
 
     group: str
@@ -50,19 +50,20 @@ class Birth:
 class WorkerProcess:
     """A child of this daemon.
 
-    ``ended`` is done with the verdict once the process is dead, its last words are read and its descendants are gone.
+    ``ended`` is done with the exit status once the process is dead, its last words are read and its descendants are
+    gone.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, birth: Birth, node: str, log_dir: Path) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, setup: WorkerSetup, node: str, log_dir: Path) -> None:
         self._loop = loop
-        self.birth = birth
+        self.setup = setup
         self.node = node
-        self.log = log_dir / birth.group.replace("/", "_") / f"rank_{birth.rank}"
+        self.log = log_dir / setup.group.replace("/", "_") / f"rank_{setup.rank}"
         self.pid = 0
-        self.verdict: ExitStatus | None = None
+        self.exit_status: ExitStatus | None = None
         self.ended: asyncio.Future[ExitStatus] = loop.create_future()
         self.closing = False
-        self._told_verdict = ""
+        self._kill_reason = ""
         self.image: Image | None = None
         """What it runs as long as it is a worker; not known of one that a profiler starts."""
         self._pidfd = -1
@@ -71,8 +72,8 @@ class WorkerProcess:
         self._orphans: set[int] = set()
 
     def __repr__(self) -> str:
-        state = self.verdict.text if self.verdict else "alive"
-        return f"<WorkerProcess {self.birth.name} pid {self.pid} {state}>"
+        state = self.exit_status.text if self.exit_status else "alive"
+        return f"<WorkerProcess {self.setup.name} pid {self.pid} {state}>"
 
     @property
     def log_path(self) -> str:
@@ -81,7 +82,7 @@ class WorkerProcess:
     def log_of(self, stream: str) -> str:
         return f"{self.log}{_SUFFIXES[stream]}"
 
-    async def start(self, template: Nursery, on_death: Callable[[], None]) -> socket.socket:
+    async def start(self, template: WorkerStarter, on_death: Callable[[], None]) -> socket.socket:
         """Forks the process; this node's end of its socket.
 
         Raises:
@@ -90,23 +91,23 @@ class WorkerProcess:
         try:
             near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         except BaseException:
-            if self.birth.store is not None:
-                self.birth.store.close()
+            if self.setup.store is not None:
+                self.setup.store.close()
             raise
         fds = [far.fileno()]
         try:
             for name in _SUFFIXES:
                 read, write = os.pipe2(os.O_CLOEXEC)
                 fds.append(write)
-                on_lines = None if self.birth.on_lines is None else functools.partial(self.birth.on_lines, name)
+                on_lines = None if self.setup.on_lines is None else functools.partial(self.setup.on_lines, name)
                 try:
                     self._outputs.append(Output(self._loop, read, Path(self.log_of(name)), on_lines))
                 except BaseException:
                     os.close(read)
                     raise
-            if self.birth.store is not None:
-                fds.append(self.birth.store.fileno())
-            self.pid = await template.fork({**self.birth.spec, "parent": os.getpid()}, fds)
+            if self.setup.store is not None:
+                fds.append(self.setup.store.fileno())
+            self.pid = await template.fork({**self.setup.spec, "parent": os.getpid()}, fds)
             self._pidfd = self._open_pidfd()
             if isinstance(template, Template):
                 self.image = image_of(self.pid)
@@ -119,8 +120,8 @@ class WorkerProcess:
             far.close()
             for fd in fds[1:3]:
                 os.close(fd)
-            if self.birth.store is not None:
-                self.birth.store.close()
+            if self.setup.store is not None:
+                self.setup.store.close()
         self._loop.add_reader(self._pidfd, self._died, on_death)
         return near
 
@@ -134,12 +135,12 @@ class WorkerProcess:
             raise LaunchError(f"a worker could not be watched: {error} (`ulimit -n`?)") from error
 
     def _died(self, on_death: Callable[[], None]) -> None:
-        verdict = reap(self._pidfd, self._memory_kills)
-        if verdict is None:
+        exit_status = reap(self._pidfd, self._memory_kills)
+        if exit_status is None:
             return
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
-        self.verdict = verdict
+        self.exit_status = exit_status
         self._sweep()  # first of all: what is left may write into the outputs for ever
         for output in self._outputs:
             output.close()
@@ -149,7 +150,7 @@ class WorkerProcess:
 
     def _sweep(self) -> None:
         """Ends what the worker left behind; this daemon, a subreaper, has become its parent."""
-        marker = f"{MARKER}={self.birth.spec['token']}".encode()
+        marker = f"{MARKER}={self.setup.spec['token']}".encode()
         for pid in children():
             if pid not in self._orphans and (_carries(pid, marker) or _session_of(pid) == self.pid):
                 with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or is another user's now
@@ -161,8 +162,8 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         if not self._orphans and not self.ended.done():
-            assert self.verdict is not None
-            self.ended.set_result(self.verdict)
+            assert self.exit_status is not None
+            self.ended.set_result(self.exit_status)
 
     def _orphan_died(self, pid: int, pidfd: int) -> None:
         self._loop.remove_reader(pidfd)
@@ -174,31 +175,31 @@ class WorkerProcess:
 
     # -- the end ------------------------------------------------------------------------------------------------
 
-    def kill(self, verdict: str = "") -> None:
-        """Kills the process; ``verdict`` is what is told of its death, where that says more than the signal."""
-        if self.verdict is None and self.pid:
-            self._told_verdict = verdict or self._told_verdict
+    def kill(self, reason: str = "") -> None:
+        """Kills the process; ``reason`` is what is told of its death, where that says more than the signal."""
+        if self.exit_status is None and self.pid:
+            self._kill_reason = reason or self._kill_reason
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
-    def last_words(self) -> list[str]:
+    def stderr_tail(self) -> list[str]:
         """The last lines on its stderr, by whichever of its processes."""
-        return self._outputs[1].last_words()
+        return self._outputs[1].last_lines()
 
     def exit_report(self, methods: list[str]) -> Mapping[str, Any]:
         """What the world is told about the death (see ``WorkerDied``)."""
-        assert self.verdict is not None
-        told = self._told_verdict if self.verdict.signal == "SIGKILL" else ""  # it may have died of something else
+        assert self.exit_status is not None
+        told = self._kill_reason if self.exit_status.signal == "SIGKILL" else ""  # it may have died of something else
         return {
-            "group": self.birth.group,
-            "rank": self.birth.rank,
+            "group": self.setup.group,
+            "rank": self.setup.rank,
             "node": self.node,
             "pid": self.pid,
-            "verdict": told or self.verdict.text,
-            "signal": self.verdict.signal,
-            "exit_code": self.verdict.exit_code,
+            "verdict": told or self.exit_status.text,
+            "signal": self.exit_status.signal,
+            "exit_code": self.exit_status.exit_code,
             "methods": methods,
-            "last_words": self.last_words(),
+            "last_words": self.stderr_tail(),
             "log_path": self.log_path,
             "log_lacks": log_lacks(self._outputs),
             "when": time.time(),

@@ -89,7 +89,7 @@ def explain(way: SshWay, exited: RemoteExit) -> str:
         said = "\n".join(f"ssh | {line}" for line in exited.stderr[-8:])
         return f"ssh: {_last(exited)}\n{said}\ntry: {probe}" if said else f"ssh failed without a word\ntry: {probe}"
     if exited.exit_code is not None and exited.exit_code < 0:
-        return "\n".join([f"its ssh client {exited.verdict()}, on this machine", *exited.last_lines()])
+        return "\n".join([f"its ssh client {exited.outcome()}, on this machine", *exited.last_lines()])
     return describe_exit(exited)
 
 

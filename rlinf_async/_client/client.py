@@ -544,7 +544,7 @@ class NodeClient:
         if self._connection is not None:
             self._connection.forget()
 
-    def last_words(self, timeout: float) -> None:
+    def flush_at_exit(self, timeout: float) -> None:
         """Writes what is queued before the process ends."""
         if self._connection is not None and self._closed is None:
             self._connection.flush_blocking(timeout)

@@ -16,9 +16,9 @@ never its body::
     STOP    kind 0   source grace                               daemon -> worker: end in order
     GONE    kind 0   source endpoint ended                      daemon -> daemons: this endpoint is no more
     MESSAGE kind fds source route   facts body                  worker -> daemons -> (route becomes slot) worker
-    PUT     kind fds source queue   channel number key weight mode body         a party -> the daemon with the queue
+    PUT     kind fds source queue   channel number key weight mode body         a client -> the daemon with the queue
     GET     kind 0   source queue   channel number key target taken             likewise
-    GIVE    kind fds source target  channel number more weight redelivered body that daemon -> a party
+    GIVE    kind fds source target  channel number more weight redelivered body that daemon -> a client
     QUEUE   kind 0   source place   channel what facts                          both ways: all else about a channel
     DIRECT  kind 1   source target                              worker -> daemon -> caller on its node: a socket
     SETTLED kind 0   source calls                               worker -> daemon: [source, call, ...] answered directly
@@ -46,11 +46,11 @@ Where such a socket ends while both processes live, each tells the other by way 
 What the facts of a MESSAGE say is on a page of its own (``_messaging/state/message_facts.py``).
 A body that is a str says why the content is not there: no descriptors, no room to keep it.
 
-A channel's queue lives in one daemon (``_channels/state/queue.py``); a *party* is a process that puts there or gets.
-``queue`` is that daemon's endpoint id, ``number`` counts what the party has asked of it.  Of what a PUT carries,
+A channel's queue lives in one daemon (``_channels/state/queue.py``); a *client* is a process that puts there or gets.
+``queue`` is that daemon's endpoint id, ``number`` counts what the client has asked of it.  Of what a PUT carries,
 ``mode`` says whether it waits for room, or has been promised it; without a descriptor a body that is an int is only
 announced, and pulled when there is room.  ``target`` of a GET is a batch's weight, ``[weight]`` of one that is there
-now, None for one item, -1 for one that is there now, -2 for one that nobody has asked the party for yet
+now, None for one item, -1 for one that is there now, -2 for one that nobody has asked the client for yet
 (``_channels/state/prefetch.py``).
 """
 

@@ -52,14 +52,14 @@ _CARRIES: Final = {
 }
 
 
-Loaded = tuple[bytes, Sequence[int], int]
+FrameWithFds = tuple[bytes, Sequence[int], int]
 """A packed frame, its descriptors, and the bytes of the content that they carry."""
 
-Sent = bytes | Loaded
+Sent = bytes | FrameWithFds
 """A packed frame, by itself where nothing rides on it: thousands are kept, and the garbage collector visits tuples."""
 
 
-def loaded(sent: Sent) -> Loaded:
+def with_fds(sent: Sent) -> FrameWithFds:
     """A frame with what rides on it."""
     return (sent, (), 0) if isinstance(sent, bytes) else sent
 
@@ -85,7 +85,7 @@ class Unacknowledged:
     def __len__(self) -> int:
         return len(self._frames)
 
-    def add(self, sent: Loaded) -> None:
+    def add(self, sent: FrameWithFds) -> None:
         """Appends a frame with descriptors."""
         self._frames.append(sent)
         self._count(sent[1], sent[2])
@@ -119,22 +119,22 @@ class Unacknowledged:
         """Whether contents are to be forfeited before more is sent."""
         return self._content > MAX_KEPT_BYTES or self._descriptors > MAX_KEPT_DESCRIPTORS
 
-    def since(self, received: int) -> Iterator[Loaded]:
+    def since(self, received: int) -> Iterator[FrameWithFds]:
         """The frames that the other side lacks, which has so many; they stay kept."""
         self.acknowledge(received)
-        return map(loaded, list(self._frames))
+        return map(with_fds, list(self._frames))
 
     def take(self, received: int) -> list[tuple[list[Any], Sequence[int]]]:
         """As ``since``, unpacked, with the descriptors, for the caller to send and to close."""
         self.acknowledge(received)
-        taken = [(unpack(data), fds) for data, fds, _ in map(loaded, self._frames)]
+        taken = [(unpack(data), fds) for data, fds, _ in map(with_fds, self._frames)]
         self._frames.clear()
         self._content = self._descriptors = 0
         return taken
 
     def drop(self) -> None:
         """Nothing of it is sent again."""
-        for _, fds, _ in map(loaded, self._frames):
+        for _, fds, _ in map(with_fds, self._frames):
             close_fds(fds)
         self._frames.clear()
         self._content = self._descriptors = 0
@@ -143,7 +143,7 @@ class Unacknowledged:
         """Gives up the oldest contents until the limit is kept, so that a receiver that stands still cannot fill the
         memory.  All of them must have left: a descriptor that is closed here could not be sent any more."""
         for place in range(len(self._frames)):
-            data, fds, nbytes = loaded(self._frames[place])
+            data, fds, nbytes = with_fds(self._frames[place])
             frame = unpack(data) if fds else []
             if fds and frame[0] in _CARRIES:
                 frame[1], frame[-1] = 0, lost_text(frame[0], nbytes)

@@ -65,7 +65,7 @@ class Mailbox:
             name, said = facts
             self.peers.link(peer, name).on_control(said)
         elif what == message_facts.GPU:
-            self.peers.devices.hear(peer, *facts)
+            self.peers.devices.on_gpu(peer, *facts)
         elif what == message_facts.INTRODUCE:
             self.peers.hear_introduction(peer.endpoint, *facts)
         elif what == message_facts.ANNOUNCE:

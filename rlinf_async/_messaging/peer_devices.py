@@ -69,7 +69,7 @@ class Devices:
         for peer in waiting:
             self._introduce(peer)
 
-    def hear(self, peer: Peer, machine: str, uuid: str, model: str, reachable: Sequence[str]) -> None:
+    def on_gpu(self, peer: Peer, machine: str, uuid: str, model: str, reachable: Sequence[str]) -> None:
         """A peer tells of its GPU."""
         peer.gpu, peer.reachable = Gpu(machine, uuid, model), frozenset(reachable)
         with self._lock:

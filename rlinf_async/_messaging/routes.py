@@ -34,8 +34,8 @@ MergeFn = Callable[[list[Any]], Any]
 SizeFn = Callable[[Any], int]
 
 
-class Party(Protocol):
-    """The worker whose routes they are."""
+class LocalWorker(Protocol):
+    """The worker whose routes these are."""
 
     _group_name: str
     _rank: int
@@ -80,8 +80,8 @@ class Routes:
     is asked for later.
     """
 
-    def __init__(self, party: Party, exchange: Exchange) -> None:
-        self._party = party
+    def __init__(self, worker: LocalWorker, exchange: Exchange) -> None:
+        self._worker = worker
         self._exchange = exchange
         self._waiting: dict[str, deque[tuple[Work[int], AsyncRouteWork, Callable[[int], None]]]] = {}
         self._sent: dict[tuple[str, str | None, Any], int] = {}
@@ -101,16 +101,16 @@ class Routes:
 
     def _shards(self, route: Route, data: Any, split: SplitFn, world_size: int) -> list[tuple[Any, int, Any]]:
         """Of every part: its key, the rank that it goes to, and what it is."""
-        party = self._party
+        worker = self._worker
         if route.decoupled:
             return self._decoupled_shards(route, data, split, world_size)
         plan = build_send_plan(
-            src_group=party._group_name,
+            src_group=worker._group_name,
             dst_group=route.group,
-            src_rank=party._rank,
-            src_world_size=party._world_size,
+            src_rank=worker._rank,
+            src_world_size=worker._world_size,
             dst_world_size=world_size,
-            batch_size=get_batch_size(data, party._world_size, route.batch_size),
+            batch_size=get_batch_size(data, worker._world_size, route.batch_size),
             tag=route.tag,
             route_key=route.route_key,
         )
@@ -118,16 +118,18 @@ class Routes:
         return [(entry.key, entry.peer_rank, part) for entry, part in zip(plan.entries, parts, strict=True)]
 
     def _decoupled_shards(self, route: Route, data: Any, split: SplitFn, world_size: int) -> list[tuple[Any, int, Any]]:
-        party = self._party
-        router = _router(party)
+        worker = self._worker
+        router = _router(worker)
         answers = list(router.get(route.tag) or ())
         entries = decoupled_build_send_plan(
-            src_group=party._group_name,
+            src_group=worker._group_name,
             dst_group=route.group,
-            src_rank=party._rank,
-            src_world_size=party._world_size,
+            src_rank=worker._rank,
+            src_world_size=worker._world_size,
             dst_world_size=world_size,
-            batch_size=infer_batch_size(data) if answers else get_batch_size(data, party._world_size, route.batch_size),
+            batch_size=infer_batch_size(data)
+            if answers
+            else get_batch_size(data, worker._world_size, route.batch_size),
             mode=route.mode,
             tag=route.tag,
             route_key=route.route_key,
@@ -171,13 +173,13 @@ class Routes:
     def _receive_planned(
         self, work: AsyncRouteWork, route: Route, merge: MergeFn, size_fn: SizeFn | None, world_size: int
     ) -> None:
-        party = self._party
+        worker = self._worker
         plan = build_recv_plan(
             src_group=route.group,
-            dst_group=party._group_name,
-            dst_rank=party._rank,
+            dst_group=worker._group_name,
+            dst_rank=worker._rank,
             src_world_size=world_size,
-            dst_world_size=party._world_size,
+            dst_world_size=worker._world_size,
             batch_size=route.batch_size,
             tag=route.tag,
             route_key=route.route_key,
@@ -195,13 +197,13 @@ class Routes:
         work.begin([self._receive_part(route, entry.key, entry.peer_rank) for entry in plan.entries], finalize)
 
     def _receive_decoupled(self, work: AsyncRouteWork, route: Route, merge: MergeFn, world_size: int) -> None:
-        party = self._party
-        router = _router(party)
+        worker = self._worker
+        router = _router(worker)
         serves = route.tag in router
         facts: dict[str, Any] = {
             "src_group": route.group,
-            "dst_group": party._group_name,
-            "dst_rank": party._rank,
+            "dst_group": worker._group_name,
+            "dst_rank": worker._rank,
             "tag": route.tag,
             "route_key": route.route_key,
             "serves_any": serves,
@@ -209,7 +211,7 @@ class Routes:
         if route.batch_size is not None:
             entries = decoupled_build_recv_plan(
                 src_world_size=world_size,
-                dst_world_size=party._world_size,
+                dst_world_size=worker._world_size,
                 batch_size=route.batch_size,
                 queue_size=route.queue_size,
                 **facts,
@@ -283,9 +285,9 @@ def _split(split: SplitFn, data: Any, sizes: list[int]) -> Sequence[Any]:
     return parts
 
 
-def _router(party: Party) -> dict[str | None, Any]:
+def _router(worker: LocalWorker) -> dict[str | None, Any]:
     """Names of the shards that are to be answered, by tag."""
-    router = getattr(party, "batch_router", None)
+    router = getattr(worker, "batch_router", None)
     if not isinstance(router, dict):
         raise ConfigError(
             "decoupled_mode needs self.batch_router: a dict, {tag: []} where this worker serves what others send under "

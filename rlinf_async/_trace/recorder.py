@@ -56,7 +56,7 @@ def attach(client: NodeClient, name: str, *, compares_clocks: bool = False) -> N
         compares_clocks: it was not born of its daemon, and may have a clock of its own.
     """
 
-    def hear(facts: dict[str, Any]) -> None:
+    def on_traced(facts: dict[str, Any]) -> None:
         if compares_clocks:
             client.run(_join(client, name, facts), what="the comparison of clocks")
         else:
@@ -65,9 +65,9 @@ def attach(client: NodeClient, name: str, *, compares_clocks: bool = False) -> N
     def greeted() -> None:
         facts = client.welcome.get("trace")
         if facts is not None:
-            hear(facts)
+            on_traced(facts)
 
-    client.events.on("traced", hear)
+    client.events.on("traced", on_traced)
     client.events.on("collect_spans", lambda facts: _collect(client, facts))
     client.events.on("closed", lambda facts: _turn_off(client))
     client.ready._follow(greeted)
@@ -125,7 +125,7 @@ async def collect(client: NodeClient) -> str | None:
     return trace.path
 
 
-def last_words() -> None:
+def flush_at_exit() -> None:
     """Sends what there is, before the process ends."""
     if _trace is not None:
         _trace.send_all()

@@ -75,8 +75,8 @@ class GlooPair(Pair):
     def is_connected(self) -> bool:
         return self._group is not None
 
-    def hear(self, key: str, value: bytes) -> None:
-        self._store.hear(key, value)
+    def on_set(self, key: str, value: bytes) -> None:
+        self._store.on_set(key, value)
 
     def admit(self, address: Address) -> None:
         with self._changed:

@@ -70,8 +70,8 @@ class NcclPair(Pair):
     def is_connected(self) -> bool:
         return self._incoming is not None
 
-    def hear(self, key: str, value: bytes) -> None:
-        self._store.hear(key, value)
+    def on_set(self, key: str, value: bytes) -> None:
+        self._store.on_set(key, value)
 
     def admit(self, address: Address) -> None:
         raise TransferFailed(f"NCCL finds together by itself: {address} has no meaning")

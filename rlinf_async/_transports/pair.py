@@ -21,7 +21,7 @@ class Pair(ABC):
         """The two halves have found together."""
 
     @abstractmethod
-    def hear(self, key: str, value: bytes) -> None:
+    def on_set(self, key: str, value: bytes) -> None:
         """What the opposite number's store has set."""
 
     @abstractmethod
@@ -53,7 +53,7 @@ class Owner(Protocol):
     """Who hears of a pair, in the pair's threads."""
 
     def set_key(self, pair: Pair, key: str, value: bytes) -> None:
-        """The opposite number's ``hear`` is to be called with this."""
+        """The opposite number's ``on_set`` is to be called with this."""
 
     def connected(self, pair: Pair, address: Address) -> None:
         """The opposite number's ``admit`` is to be called with this: our end of the connection that we made."""

@@ -19,7 +19,7 @@ class PeerStore(Store):
     """Keys and values that two processes share while they make a process group.
 
     Args:
-        tell: called with each key and value that is set here, in the thread that sets it; ``hear`` of the other
+        tell: called with each key and value that is set here, in the thread that sets it; ``on_set`` of the other
             side's store is to be called with the same.
     """
 
@@ -30,7 +30,7 @@ class PeerStore(Store):
         self._changed = threading.Condition()
         self._is_closed = False
 
-    def hear(self, key: str, value: bytes) -> None:
+    def on_set(self, key: str, value: bytes) -> None:
         """Takes in what the other side has set."""
         with self._changed:
             self._values[key] = value
@@ -44,7 +44,7 @@ class PeerStore(Store):
 
     def set(self, key: str, value: bytes | str) -> None:
         value = value.encode() if isinstance(value, str) else bytes(value)
-        self.hear(key, value)
+        self.on_set(key, value)
         self._tell(key, value)
 
     def get(self, key: str) -> bytes:

@@ -212,7 +212,7 @@ class PairedLink(ABC, Generic[Buffer]):
             case ("open",):
                 pass  # it is
             case "store", key, value:
-                self._deferred.add(lambda: pair.hear(key, value))
+                self._deferred.add(lambda: pair.on_set(key, value))
             case "connected", host, port:
                 self._deferred.add(lambda: pair.admit((host, port)))
             case "ready", number, tag, nbytes, start:

@@ -19,7 +19,7 @@ class RemoteExit:
     noise: tuple[str, ...] = ()
     stderr: tuple[str, ...] = ()
 
-    def verdict(self) -> str:
+    def outcome(self) -> str:
         """How it went: ``"ended with exit code 3"``."""
         if self.exit_code is None:
             return "closed its output"
@@ -35,4 +35,4 @@ class RemoteExit:
 
 def describe_exit(exited: RemoteExit) -> str:
     """The text of an error where nothing more is known than how the far side went, and its last words."""
-    return "\n".join([f"its process {exited.verdict()}", *exited.last_lines()])
+    return "\n".join([f"its process {exited.outcome()}", *exited.last_lines()])

@@ -72,9 +72,9 @@ class SendBuffer:
         if nbytes and self.kept.is_too_much and not self._queue:
             self.kept.forfeit()
         if fds:
-            loaded = data, fds, nbytes
-            self.kept.add(loaded)
-            self._queue.append(loaded)
+            frame_with_fds = data, fds, nbytes
+            self.kept.add(frame_with_fds)
+            self._queue.append(frame_with_fds)
         else:
             self.kept.add_plain(data)
             self._queue.append(data)

@@ -131,9 +131,9 @@ def _leave(client: NodeClient, code: int) -> None:
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
     with contextlib.suppress(BaseException):
-        recorder.last_words()
+        recorder.flush_at_exit()
     with contextlib.suppress(BaseException):
         sys.stdout.flush()
         sys.stderr.flush()
-    client.last_words(0.5)
+    client.flush_at_exit(0.5)
     os._exit(code)

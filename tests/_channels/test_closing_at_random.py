@@ -49,7 +49,7 @@ class Histories(RuleBasedStateMachine):
             process.loop.turn()
             process.says()
             self.daemon.loop.turn()
-            process.hears()
+            process.receive()
             self.resume(process)
 
     @rule(who=who, key=keys, kind=st.sampled_from([None, frames.NOW, 3]))
@@ -94,7 +94,7 @@ class Histories(RuleBasedStateMachine):
         self.puts = [(put, value) for put, value in self.puts if put.done() or put.destination is not process.queue]
         self.questions = [asked for asked in self.questions if asked.destination is not process.queue]
         self.daemon.gone.add(process.endpoint)
-        self.daemon.channels.drop_party(process.endpoint)
+        self.daemon.channels.drop_client(process.endpoint)
         self.processes[who] = Process(self.daemon)
 
     @rule(sure=st.integers(0, 6), discard=st.booleans())
@@ -109,8 +109,8 @@ class Histories(RuleBasedStateMachine):
         self.processes[who].says(count)
 
     @rule(who=who, count=st.integers(1, 4))
-    def hears(self, who: int, count: int) -> None:
-        self.processes[who].hears(count)
+    def receive(self, who: int, count: int) -> None:
+        self.processes[who].receive(count)
 
     @rule(who=who)
     def turn(self, who: int) -> None:

@@ -156,7 +156,7 @@ class Histories(RuleBasedStateMachine):
                 if number in taken:
                     self.had_by_the_dead |= {self.identity(item) for item in get.items}
         self.daemon.gone.add(process.endpoint)
-        self.daemon.channels.drop_party(process.endpoint)
+        self.daemon.channels.drop_client(process.endpoint)
         self.processes[who] = Process(self.daemon)
 
     def identity(self, item: Any) -> int:
@@ -170,8 +170,8 @@ class Histories(RuleBasedStateMachine):
         self.processes[who].says(count)
 
     @rule(who=who, count=st.integers(1, 4))
-    def hears(self, who: int, count: int) -> None:
-        self.processes[who].hears(count)
+    def receive(self, who: int, count: int) -> None:
+        self.processes[who].receive(count)
 
     @rule(who=who)
     def turn(self, who: int) -> None:
@@ -190,7 +190,7 @@ class Histories(RuleBasedStateMachine):
             process.loop.turn()
             process.says()
             self.daemon.loop.turn()
-            process.hears()
+            process.receive()
 
     @precondition(lambda self: any(not process.gets for process in self.processes))
     @rule(sure=st.integers(0, 3))

@@ -29,7 +29,7 @@ def meet() -> tuple[Devices, Any, list[Any]]:
     """A worker that has looked for its GPU, a peer that has told of its own before, and what the peer was told."""
     told: list[Any] = []
     ours, other = Devices(lambda _, facts: told.append(facts)), peer()
-    ours.hear(other, "machine 1", "GPU-2", "H100", [])
+    ours.on_gpu(other, "machine 1", "GPU-2", "H100", [])
     ours.look()
     return ours, other, told
 

@@ -106,7 +106,7 @@ class Process:
             count -= 1
             self._daemon.router.from_endpoint(self.seat, self.up.popleft(), [])
 
-    def hears(self, count: int = 1 << 30) -> None:
+    def receive(self, count: int = 1 << 30) -> None:
         while self.down and count:
             count -= 1
             frame = self.down.popleft()
@@ -163,7 +163,7 @@ def settle(daemon: Daemon) -> None:
             process.says()
         daemon.loop.turn()
         for process in processes:
-            process.hears()
+            process.receive()
 
 
 def had(daemon: Daemon, process: Process, key: bytes = K) -> Any:

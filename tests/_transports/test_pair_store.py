@@ -14,10 +14,10 @@ from rlinf_async.errors import TransferFailed
 
 def two() -> tuple[PeerStore, PeerStore]:
     def tell_the_far_one(key: str, value: bytes) -> None:
-        far.hear(key, value)
+        far.on_set(key, value)
 
     def tell_the_near_one(key: str, value: bytes) -> None:
-        near.hear(key, value)
+        near.on_set(key, value)
 
     near, far = PeerStore(tell_the_far_one), PeerStore(tell_the_near_one)
     return near, far

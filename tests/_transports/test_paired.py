@@ -57,7 +57,7 @@ class Half(Pair):
     def is_connected(self) -> bool:
         return self.partner != ""
 
-    def hear(self, key: str, value: bytes) -> None:
+    def on_set(self, key: str, value: bytes) -> None:
         self.heard[key] = value
 
     def admit(self, address: Address) -> None:

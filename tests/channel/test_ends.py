@@ -182,10 +182,10 @@ def test_what_was_accepted_outlives_its_producer_and_what_waited_does_not(one: C
     for rank in (0, 1):
         mortal[rank].call(one, "put", torch.arange(1 << 18), key=rank).wait()
         mortal[rank].ask(one, "put", "waits", key=rank).wait()
-        assert cluster.status()["channels"]["one"]["parties"] == 1
+        assert cluster.status()["channels"]["one"]["clients"] == 1
         os.kill(mortal[rank].pid().wait()[0], signal.SIGKILL)
         deadline = time.monotonic() + 5
-        while cluster.status()["channels"]["one"]["parties"]:
+        while cluster.status()["channels"]["one"]["clients"]:
             assert time.monotonic() < deadline
     for rank in (0, 1):
         assert torch.equal(one.get(rank), torch.arange(1 << 18))

@@ -200,7 +200,7 @@ class ChannelTable:
                 else:
                     del waiting[what]  # type: ignore[arg-type]
 
-    def drop_party(self, gone: int) -> list[Waiter]:
+    def drop_client(self, gone: int) -> list[Waiter]:
         """A process is no more: its promises will not be kept.  Returns the waiters for them."""
         self.forget_waiters(lambda waiter: waiter[0] == gone)
         self._made.pop(gone, None)
@@ -214,12 +214,12 @@ class ChannelTable:
             self.close(known.number)
             self._forget(known)
 
-    def parties(self) -> set[int]:
+    def clients(self) -> set[int]:
         """Everybody for whom something is kept here."""
         waiting = (*self._finders.values(), *self._redeemers.values())
-        parties = {endpoint for waiters in waiting for endpoint, _ in waiters}
-        parties |= {known.owner for known in self._entries.values()}
-        return parties | self._made.keys() | {maker for maker, _ in self._redeemers}
+        clients = {endpoint for waiters in waiting for endpoint, _ in waiters}
+        clients |= {known.owner for known in self._entries.values()}
+        return clients | self._made.keys() | {maker for maker, _ in self._redeemers}
 
 
 def _are_numbers(values: Any) -> bool:

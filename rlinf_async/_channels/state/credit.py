@@ -112,7 +112,7 @@ class Ledger:
         window = min(max_bytes // _SHARE, WINDOW)
         self.window = window if lends_to is not None and window >= _LEAST else 0
         self.outstanding = 0
-        """Bytes that are set aside, of all parties."""
+        """Bytes that are set aside, of all clients."""
         self._lends_to = lends_to
         self._most = max_bytes // 8
         self._full = max_bytes - max_bytes // 4

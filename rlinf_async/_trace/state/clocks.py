@@ -31,7 +31,7 @@ class ClockOffset:
     before something else stays before it, whatever is learnt meanwhile.
 
     Example:
-        offset.hear(asked, theirs, heard)      # several times; again every few seconds
+        offset.add_sample(asked, theirs, heard)    # several times; again every few seconds
         ours = offset.to_ours(theirs)
     """
 
@@ -50,7 +50,7 @@ class ClockOffset:
     def is_known(self) -> bool:
         return bool(self._samples)
 
-    def hear(self, asked: int, theirs: int, heard: int) -> None:
+    def add_sample(self, asked: int, theirs: int, heard: int) -> None:
         """One question and its answer."""
         if heard < asked:
             raise ValueError(f"an answer that came at {heard}, before it was asked for at {asked}")

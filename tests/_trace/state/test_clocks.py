@@ -15,7 +15,7 @@ SECOND = 1_000_000_000
 
 def ask(offset: ClockOffset, at: int, ahead: int, there: int, back: int) -> None:
     """A question at our time ``at`` to a clock that is ``ahead``; so long it takes there, and back."""
-    offset.hear(at, at + there + ahead, at + there + back)
+    offset.add_sample(at, at + there + ahead, at + there + back)
 
 
 def test_the_shortest_of_several_round_trips_counts() -> None:
@@ -36,7 +36,7 @@ def test_an_unknown_clock_is_taken_for_ours() -> None:
 
 def test_an_answer_before_its_question_is_refused() -> None:
     with pytest.raises(ValueError, match="before it was asked for"):
-        ClockOffset().hear(2, 0, 1)
+        ClockOffset().add_sample(2, 0, 1)
 
 
 def test_clocks_that_drift_stay_within_a_millisecond_over_hours() -> None:
@@ -47,7 +47,7 @@ def test_clocks_that_drift_stay_within_a_millisecond_over_hours() -> None:
     for at in range(0, 3 * 3600 * SECOND, 5 * SECOND):
         for _ in range(8):
             there, back = (int(chance.expovariate(1 / 300_000)) + 100_000 for _ in range(2))
-            offset.hear(at, int((at + there) * rate) + ahead, at + there + back)
+            offset.add_sample(at, int((at + there) * rate) + ahead, at + there + back)
         for later in (0, 2 * SECOND, 4 * SECOND):
             ours = at + later
             worst = max(worst, abs(offset.to_ours(int(ours * rate) + ahead) - ours)) if at else worst

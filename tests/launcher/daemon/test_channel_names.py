@@ -33,7 +33,7 @@ class Node0:
 
     def die(self, gone: int) -> None:
         self.gone.add(gone)
-        self.names.drop_party(gone)
+        self.names.drop_client(gone)
 
 
 def roster(name: str, number: int, *nodes: int) -> dict[str, Any]:
@@ -155,6 +155,6 @@ async def test_nothing_is_kept_for_who_is_gone(node0: Node0) -> None:
     await node0.ask("promise_channel", B, promise=1)
     await node0.ask("redeem_promise", B, 7, maker=A, promise=1)
     await node0.ask("find_channel", B, 8, name="obs")
-    assert node0.names.table.parties() == {A, B}
+    assert node0.names.table.clients() == {A, B}
     node0.die(B)
-    assert node0.names.table.parties() == set()
+    assert node0.names.table.clients() == set()

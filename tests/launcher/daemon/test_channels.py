@@ -113,7 +113,7 @@ class Daemon:
 
     def die(self, process: Process, *, ended: bool = False) -> None:
         self.gone.add(process.id)
-        self.channels.drop_party(process.id)
+        self.channels.drop_client(process.id)
         if ended:
             self.channels.drop_owner(process.id)
 

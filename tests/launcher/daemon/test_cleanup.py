@@ -170,7 +170,7 @@ def test_a_part_that_raises_keeps_no_other_from_being_done(caplog: pytest.LogCap
 
 
 PARTS = [
-    "channels.drop_party", "channels.drop_owner", "channel_names.drop_party", "channel_names.drop_owner",
+    "channels.drop_client", "channels.drop_owner", "channel_names.drop_client", "channel_names.drop_owner",
     "death_watch.forget", "locks.drop", "ports.drop", "traces.drop", "router.drop_caller", "names.drop",
     "_drop_stores", "_abandon_groups",
 ]  # fmt: skip
@@ -284,7 +284,7 @@ async def test_a_subprocess_of_a_worker_joins_under_ranks_only(
     """Its rank is read when it ends."""
     monkeypatch.setattr(sub_workers, "_token_of", lambda pid: "token")
     root: Any = daemon.router.new_endpoint("worker")
-    root.process = SimpleNamespace(verdict=None, birth=SimpleNamespace(name="w:0", spec={"token": "token"}))
+    root.process = SimpleNamespace(exit_status=None, setup=SimpleNamespace(name="w:0", spec={"token": "token"}))
     with pytest.raises(AuthError, match=r"descends from worker 'w:0' and wants to be"):
         daemon.service.sub_workers.admit(Client(daemon).endpoint, {"address": address})
 

@@ -211,7 +211,7 @@ async def test_a_line_that_is_cut_says_so(tmp_path: Path) -> None:
     out.close()
     assert heard[0].endswith("x… [5 more characters, see the log]")
     assert heard[1] == "short"
-    assert out.last_words()[0].endswith("more characters, see the log]")
+    assert out.last_lines()[0].endswith("more characters, see the log]")
 
 
 # -- templates --------------------------------------------------------------------------------------------------------

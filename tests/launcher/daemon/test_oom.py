@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from rlinf_launcher.daemon import oom
-from rlinf_launcher.daemon.oom import MemoryKills, memory_verdict
+from rlinf_launcher.daemon.oom import MemoryKills, explain_kill
 
 from rlinf_async import Cluster, WorkerDied
 from tests._support.workers import Plain
@@ -96,14 +96,14 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernel:
 
 
 def test_each_kill_that_a_cgroup_counts_explains_one_death(kernel: Kernel) -> None:
-    births = [MemoryKills.count() for _ in range(3)]
+    starts = [MemoryKills.count() for _ in range(3)]
     kernel.kills(1)
     told = "out of memory: the kernel killed a process of its cgroup for that"
-    assert [memory_verdict(1, birth) for birth in births] == [told, "", ""]
+    assert [explain_kill(1, start) for start in starts] == [told, "", ""]
     late = MemoryKills.count()
-    assert memory_verdict(1, late) == ""
+    assert explain_kill(1, late) == ""
     kernel.kills(2)
-    assert [memory_verdict(1, birth) for birth in (late, births[0])] == [told, ""]
+    assert [explain_kill(1, start) for start in (late, starts[0])] == [told, ""]
 
 
 def test_without_log_and_cgroup_it_is_possible_only_and_the_count_is_told(
@@ -112,10 +112,10 @@ def test_without_log_and_cgroup_it_is_possible_only_and_the_count_is_told(
     kernel.cgroup = None
     counted = iter([None, 5, None, 7, None, 5, None, 5])
     monkeypatch.setattr(oom, "_count", lambda path: next(counted))
-    assert memory_verdict(1, MemoryKills.count()) == (
-        "possibly out of memory: the kernel has killed 2 processes of this machine for that since its birth"
+    assert explain_kill(1, MemoryKills.count()) == (
+        "possibly out of memory: the kernel has killed 2 processes of this machine for that since it started"
     )
-    assert memory_verdict(1, MemoryKills.count()) == ""
+    assert explain_kill(1, MemoryKills.count()) == ""
 
 
 def test_a_kernel_log_that_begins_after_the_birth_decides_nothing(

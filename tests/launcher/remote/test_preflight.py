@@ -51,7 +51,7 @@ class Far:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
 
-    def hears(self, text: bytes) -> None:
+    def feed(self, text: bytes) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(text)
         self._process.stdin.flush()
@@ -88,7 +88,7 @@ def preflight(request: dict[str, Any], archive: bytes = b"", **environ: str) -> 
     with process:
         far = Far(process)
         try:
-            far.hears(b"".join(shipment("preflight", request, archive)))
+            far.feed(b"".join(shipment("preflight", request, archive)))
             yield far
         finally:
             try:
@@ -142,7 +142,7 @@ def test_it_becomes_the_daemon_on_the_same_stdin_and_stdout(tmp_path: Path) -> N
     with preflight(a_request(cwd=str(tmp_path), python_path="/p:/q")) as far:
         run_dir = Path(far.says()["run_dir"])
         # What follows the order is the daemon's, although it is there before the daemon is.
-        far.hears(json.dumps(order).encode() + b"\n" + b"birth\n")
+        far.feed(json.dumps(order).encode() + b"\n" + b"birth\n")
         assert far.ends() == (0, f"{tmp_path} a /p:/q birth\n")
     run_dir.rmdir()  # still there, and still empty: it is the daemon's now
 
@@ -150,7 +150,7 @@ def test_it_becomes_the_daemon_on_the_same_stdin_and_stdout(tmp_path: Path) -> N
 def test_a_daemon_that_cannot_be_run_is_told() -> None:
     with preflight(a_request()) as far:
         run_dir = Path(far.says()["run_dir"])
-        far.hears(b'{"op": "go", "argv": ["/no/python"], "env": {}}\n')
+        far.feed(b'{"op": "go", "argv": ["/no/python"], "env": {}}\n')
         answer = far.says()
         assert answer["event"] == "failed"
         assert "No such file" in answer["error"]
@@ -164,7 +164,7 @@ def test_without_an_order_it_removes_what_it_made(farewell: bytes) -> None:
     with preflight(a_request(sync_dir="/near", archive_size=len(archive)), archive) as far:
         run_dir = Path(far.says()["run_dir"])
         assert (run_dir / "node-3/sync/a/b.py").read_bytes() == b"x"
-        far.hears(farewell)
+        far.feed(farewell)
         assert far.ends() == (0, "")
     assert not run_dir.exists()
 
