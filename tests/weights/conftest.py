@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from rlinf_async import Cluster, NodePlacementStrategy, Worker
+from tests.weights import children
 from tests.weights.weight_workers import Launch
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[None]:
+    """For tests that have children; it is no leak of the first of them, because it is there before its leak check."""
+    with children.fork_server():
+        yield
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.param_tree import ParamTree
 from rlinf_async.weights.plane.publisher import Publisher
 from tests._support.fake_gpus import OnCuda
-from tests.weights.children import child
+from tests.weights.children import child, fork_server
 from tests.weights.pipe_child import model, say
 
 VERSIONS = 40
@@ -34,6 +34,7 @@ async def train(facts: dict[str, Any]) -> None:
     os.environ.update(facts.get("environment", {}))
     places, stories = set(), []
     async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(fork_server())
         readers = [
             await stack.enter_async_context(child("read", apply=facts["apply"], scale=scale, cuda=cuda))
             for cuda in facts["readers"]

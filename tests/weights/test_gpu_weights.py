@@ -13,6 +13,7 @@ from tests.weights.gpu_child import VERSIONS
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("fork_server"),
     pytest.mark.skipif(
         not torch.cuda.device_count(), reason="needs an NVIDIA GPU and a torch built for CUDA: run it on such a machine"
     ),

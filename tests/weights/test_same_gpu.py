@@ -353,6 +353,7 @@ async def test_a_receiver_gives_back_what_it_has_open_when_it_hears_that_the_sen
 # -- between processes ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("fork_server")
 @pytest.mark.parametrize("apply", ["copy", "map"])
 async def test_readers_on_the_gpu_in_other_processes_never_see_two_versions(gpus: FakeGpus, apply: str) -> None:
     source = gpus.put(model(0))
@@ -375,6 +376,7 @@ async def test_readers_on_the_gpu_in_other_processes_never_see_two_versions(gpus
     assert gpus.room == {}
 
 
+@pytest.mark.usefixtures("fork_server")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 async def test_memory_that_a_stopped_receiver_has_open_stays_until_it_is_gone(
     gpus: FakeGpus, how: signal.Signals
@@ -401,6 +403,7 @@ async def test_memory_that_a_stopped_receiver_has_open_stays_until_it_is_gone(
     assert gpus.room == {}
 
 
+@pytest.mark.usefixtures("fork_server")
 @pytest.mark.parametrize("apply", ["copy", "map"])
 async def test_a_receiver_whose_sender_is_killed_has_its_last_whole_version_in_memory_of_its_own(
     gpus: FakeGpus, apply: str

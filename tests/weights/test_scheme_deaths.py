@@ -19,6 +19,8 @@ from tests._support.dying_model import Fragile
 from tests.weights.children import Child, child
 from tests.weights.scheme_child import SCHEMES, half_way, scheme_of
 
+pytestmark = pytest.mark.usefixtures("fork_server")
+
 KINDS = list(SCHEMES)
 STRESS = float(os.environ.get("RLINF_STRESS_SECONDS", "1"))
 """Seconds of the stress tests; from 10 on with all their readers."""

@@ -17,6 +17,8 @@ from rlinf_async.weights.plane.subscriber import Subscriber
 from tests.weights.children import Child, child
 from tests.weights.pipe_child import model, values_of
 
+pytestmark = pytest.mark.usefixtures("fork_server")
+
 STRESS = float(os.environ.get("RLINF_STRESS_SECONDS", "3"))
 """Seconds of the stress test."""
 

@@ -16,6 +16,8 @@ from rlinf_async.errors import DeadlineExceeded
 from rlinf_async.weights.transports import distributed
 from tests.weights.children import child
 
+pytestmark = pytest.mark.usefixtures("fork_server")
+
 
 class Stopping:
     """A store, and whether it answers; torch's own lets nobody go either once it has stopped, whatever the deadline."""
