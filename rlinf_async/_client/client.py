@@ -329,6 +329,8 @@ class NodeClient:
         """
         if self._connection is None or self._closed is not None:
             close_fds(fds)
+            if fds and _all_closed():
+                pool.close()  # this was written by a thread that had still found the client open
             return
         self._connection.send(frame, fds, later=later, hold=hold, on_sent=on_sent)
 

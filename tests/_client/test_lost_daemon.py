@@ -14,6 +14,7 @@ import pytest
 
 from rlinf_async import Cluster, NodeLost, NodePlacementStrategy
 from rlinf_async._client.client import NodeClient
+from rlinf_async._core import frames
 from rlinf_async._core.pool import pool
 from rlinf_async._core.segment import close_fds
 from tests._support.workers import Plain
@@ -104,4 +105,12 @@ async def test_memory_of_a_call_that_was_being_made_when_the_daemon_died_goes_wi
         os.kill((await cluster.status())["pid"], signal.SIGKILL)
         await gone.wait()
         close_fds([pool.write([bytes(100_000)], 100_000)])  # as a call does that began before
+    assert pool._segments == []
+
+
+async def test_memory_of_what_is_sent_while_the_cluster_is_closed_goes_with_it() -> None:
+    async with Cluster(num_nodes=1, log_to_driver=False) as cluster:
+        pass
+    written = pool.write([bytes(100_000)], 100_000)  # by a thread that had still found the cluster open
+    cluster._client.send((frames.PUT, 1), [written])
     assert pool._segments == []
