@@ -15,6 +15,8 @@ SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 run: $(READY)
 	$(BIN)/rlinf-launch examples/embodiment/train_embodied_agent.py $(ARGS)
 
+# Hundreds of processes that the tests start would each compile the package where the environment forbids to keep it.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: lint
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not orphans and not histories and not training and not stress and not faults" $(ARGS)
 
