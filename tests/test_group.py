@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import subprocess
 import sys
 import threading
@@ -14,6 +16,8 @@ import pytest
 import torch
 
 from rlinf_async import Cluster, ConfigError, NodePlacementStrategy, SerializationError, Worker, WorkerGroup, each
+from rlinf_async._core.payload import pack_body
+from rlinf_async._group import members
 from tests._support.workers import NamesTaken, Parent, Plain, Seeded, SeedWorker, TimedWorker
 
 pytestmark = pytest.mark.shared_cluster
@@ -114,6 +118,26 @@ def test_each_gives_every_rank_its_own(four: Any) -> None:
     assert four[1:3].echo("same", key=each("ab")).wait() == [(("same",), {"key": "a"}), (("same",), {"key": "b"})]
     with pytest.raises(ValueError, match="3 values for 4 ranks"):
         four.scaled(each([1, 2, 3]))
+
+
+def test_a_call_whose_arguments_cannot_be_written_for_each_rank_leaves_no_descriptor(
+    four: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+
+    def pack(encoded: Any) -> Any:
+        if written:
+            raise OSError(errno.EMFILE, "no descriptor is left")
+        body, fds = pack_body(encoded)
+        written.extend(fds)
+        return body, fds
+
+    monkeypatch.setattr(members, "pack_body", pack)
+    with pytest.raises(OSError, match="no descriptor is left"):
+        four.echo(each([bytes(100_000)] * 4))
+    (fd,) = written
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
 
 
 def test_one_rank_of_a_handle_can_be_waited_for(four: Any) -> None:

@@ -196,7 +196,13 @@ class Members:
             raise loop_watch.closed(self.client.loop, f"{self.name}.{method}() was called")
         if self.deadline is not None and isinstance(handler, Handle):
             handler._since = monotonic()
-        bodies = [pack_body(value) for value in encoded]
+        bodies: list[tuple[bytes | int, Sequence[int]]] = []
+        try:
+            for value in encoded:
+                bodies.append(pack_body(value))
+        except BaseException:  # the next one finds no descriptor
+            close_fds(fd for _, fds in bodies for fd in fds)
+            raise
         if recorder.recorder is not None:
             recorder.follow_call(handler, handler._ended, f"{self.name}.{method}")
         if not self._started:
