@@ -87,88 +87,34 @@ def _checked(component: str, sizes: ParallelSizes) -> ParallelSizes:
     return sizes
 
 
+def _size(component: str, size: str) -> Any:
+    """The property of a ``SizesByName`` that is one size of a component."""
+    return property(lambda placement: getattr(placement.get_sizes(component), size))
+
+
 class SizesByName:
     """The sizes of components under RLinf's names; ConfigError where the component is not placed."""
 
+    actor_dp_size: int = _size("actor", "dp")
+    actor_tp_size: int = _size("actor", "tp")
+    actor_pp_size: int = _size("actor", "pp")
+    actor_world_size: int = _size("actor", "world_size")
+    critic_dp_size: int = _size("critic", "dp")
+    critic_tp_size: int = _size("critic", "tp")
+    critic_pp_size: int = _size("critic", "pp")
+    critic_world_size: int = _size("critic", "world_size")
+    inference_dp_size: int = _size("inference", "dp")
+    inference_tp_size: int = _size("inference", "tp")
+    inference_pp_size: int = _size("inference", "pp")
+    inference_world_size: int = _size("inference", "world_size")
+    critic_inference_dp_size: int = _size("critic_inference", "dp")
+    critic_inference_tp_size: int = _size("critic_inference", "tp")
+    critic_inference_pp_size: int = _size("critic_inference", "pp")
+    critic_inference_world_size: int = _size("critic_inference", "world_size")
+    rollout_dp_size: int = _size("rollout", "dp")
+    rollout_tp_size: int = _size("rollout", "tp")
+    rollout_pp_size: int = _size("rollout", "pp")
+    rollout_world_size: int = _size("rollout", "world_size")
+
     def get_sizes(self, component_name: str) -> ParallelSizes:
         raise NotImplementedError
-
-    @property
-    def actor_dp_size(self) -> int:
-        return self.get_sizes("actor").dp
-
-    @property
-    def actor_tp_size(self) -> int:
-        return self.get_sizes("actor").tp
-
-    @property
-    def actor_pp_size(self) -> int:
-        return self.get_sizes("actor").pp
-
-    @property
-    def actor_world_size(self) -> int:
-        return self.get_sizes("actor").world_size
-
-    @property
-    def critic_dp_size(self) -> int:
-        return self.get_sizes("critic").dp
-
-    @property
-    def critic_tp_size(self) -> int:
-        return self.get_sizes("critic").tp
-
-    @property
-    def critic_pp_size(self) -> int:
-        return self.get_sizes("critic").pp
-
-    @property
-    def critic_world_size(self) -> int:
-        return self.get_sizes("critic").world_size
-
-    @property
-    def inference_dp_size(self) -> int:
-        return self.get_sizes("inference").dp
-
-    @property
-    def inference_tp_size(self) -> int:
-        return self.get_sizes("inference").tp
-
-    @property
-    def inference_pp_size(self) -> int:
-        return self.get_sizes("inference").pp
-
-    @property
-    def inference_world_size(self) -> int:
-        return self.get_sizes("inference").world_size
-
-    @property
-    def critic_inference_dp_size(self) -> int:
-        return self.get_sizes("critic_inference").dp
-
-    @property
-    def critic_inference_tp_size(self) -> int:
-        return self.get_sizes("critic_inference").tp
-
-    @property
-    def critic_inference_pp_size(self) -> int:
-        return self.get_sizes("critic_inference").pp
-
-    @property
-    def critic_inference_world_size(self) -> int:
-        return self.get_sizes("critic_inference").world_size
-
-    @property
-    def rollout_dp_size(self) -> int:
-        return self.get_sizes("rollout").dp
-
-    @property
-    def rollout_tp_size(self) -> int:
-        return self.get_sizes("rollout").tp
-
-    @property
-    def rollout_pp_size(self) -> int:
-        return self.get_sizes("rollout").pp
-
-    @property
-    def rollout_world_size(self) -> int:
-        return self.get_sizes("rollout").world_size
