@@ -50,11 +50,8 @@ def first_active() -> NodeClient | None:
     return _active[0] if _active else None
 
 
-def current(what: str = "the cluster that was open here") -> NodeClient:
+def current() -> NodeClient:
     """The client of the only run in which this process has an open cluster; of several there, the first.
-
-    Args:
-        what: is looked for it, for the error of a forked child: ``"channel 'obs'"``.
 
     Raises:
         RuntimeError: there is none, or there are several runs.
@@ -64,7 +61,7 @@ def current(what: str = "the cluster that was open here") -> NodeClient:
     if len(runs) == 1:
         return _active[0]
     if _inherited and not _active:
-        raise process.forked(what, _inherited[-1].pid)
+        raise process.forked("the cluster that was open here", _inherited[-1].pid)
     how_many = f"{len(runs)} clusters are" if runs else "no cluster is"
     raise RuntimeError(f"{how_many} open in this process: say which one is meant with cluster=...")
 
@@ -75,7 +72,7 @@ def client_of(cluster: HasClient | None) -> NodeClient:
 
 
 def active_in(run: str, what: str) -> NodeClient:
-    """The client of this process in a run; ``what`` as of ``current``.
+    """The client of this process in a run; ``what``, as "channel 'obs'", is for the error of a forked child.
 
     Raises:
         RuntimeError: it has none there.

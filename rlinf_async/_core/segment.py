@@ -21,16 +21,13 @@ _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _MAX_PARTS: Final = os.sysconf("SC_IOV_MAX")
 
 
-def write_segment(
-    parts: Iterable[bytes | bytearray | memoryview], nbytes: int, size: int | None = None, name: str = "rlinf"
-) -> int:
+def write_segment(parts: Iterable[bytes | bytearray | memoryview], nbytes: int, size: int | None = None) -> int:
     """Writes the parts, one after the other, into a new segment.
 
     Args:
         parts: flat and contiguous memory.
         nbytes: their size together, in bytes.
         size: of the segment, in bytes, where it is to be larger.
-        name: shown in ``/proc/<pid>/fd``, nothing else.
 
     Returns:
         Its file descriptor, which is not inherited; the caller closes it.
@@ -40,7 +37,7 @@ def write_segment(
         OSError: the process may not open another file, and so on.
     """
     try:
-        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = os.memfd_create("rlinf", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:
         raise _explain(error, nbytes) from error
     try:

@@ -194,14 +194,14 @@ class Lifeline:
         await self._exited.wait()
         return self._process.returncode
 
-    async def stop(self, grace: float = 5.0, *, cut: float = _STOP_S, op: str = "stop") -> int | None:
+    async def stop(self, grace: float = 5.0, *, cut: float = _STOP_S) -> int | None:
         """Asks the far side to end within ``grace`` seconds; cuts its stdin then; kills it ``cut`` seconds later.
 
         Never raises for a far side that misbehaves; returns its exit code.  Afterwards the lifeline is closed.
         """
         end = self._loop.time() + grace
         with suppress(RLinfAsyncError):
-            await self.send({"op": op}, timeout=grace)
+            await self.send({"op": "stop"}, timeout=grace)
         await self._exits_within(end - self._loop.time())
         await self.close(cut)
         return self._process.returncode

@@ -82,9 +82,9 @@ class SendBuffer:
         if on_sent is not None:
             self.callbacks.append((self._sent_bytes + self.nbytes, on_sent))
 
-    def add_control(self, data: bytes, fds: Sequence[int] = ()) -> None:
+    def add_control(self, data: bytes) -> None:
         """Appends what is not kept."""
-        self._queue.append((data, fds, 0) if fds else data)
+        self._queue.append(data)
         self.nbytes += len(data)
 
     def restart(self, received: int) -> None:

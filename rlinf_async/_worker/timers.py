@@ -77,9 +77,9 @@ class Span:
             self._recorder = None
 
 
-def caller_name(depth: int = 2) -> str:
+def caller_name() -> str:
     """Name of the function that called the caller of this."""
-    return sys._getframe(depth).f_code.co_name
+    return sys._getframe(2).f_code.co_name
 
 
 def timed(tag: str | None, trace: bool = True) -> Callable[[F], F]:

@@ -61,11 +61,11 @@ class Section:
         """An error that says where: this section, or what the further steps lead to."""
         return misplaced((*self.steps, *further), self.origin, text)
 
-    def text(self, key: str, default: str | None = None) -> str | None:
+    def text(self, key: str) -> str | None:
         """A string; numbers are none."""
         value = self.get(key)
         if value is None:
-            return default
+            return None
         if not isinstance(value, str) or not value:
             raise self.error(f"{key} must be a text, got {value!r}", key)
         return value
@@ -76,11 +76,11 @@ class Section:
             raise self.error(f"{key} must be true or false, got {value!r}", key)
         return value
 
-    def number(self, key: str, default: float | None = None) -> float | None:
+    def number(self, key: str) -> float | None:
         """A number that is not negative."""
         value = self.get(key)
         if value is None:
-            return default
+            return None
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
             raise self.error(f"{key} must be a number that is not negative, got {value!r}", key)
         return float(value)

@@ -116,18 +116,16 @@ def groups_of(cluster: ClusterShape) -> dict[str, NodeGroup]:
     return {group.label: group for group in (*built_in, *own)}
 
 
-def find_groups(
-    cluster: ClusterShape, labels: str | Sequence[str] | None, default: str = CLUSTER_GROUP
-) -> list[NodeGroup]:
+def find_groups(cluster: ClusterShape, labels: str | Sequence[str] | None) -> list[NodeGroup]:
     """The node groups that are meant, in the order in which they are named.
 
     Args:
-        labels: a label, labels with commas between, a list of labels, or None for the default.
+        labels: a label, labels with commas between, a list of labels, or None for the whole cluster.
 
     Raises:
         ConfigError: a group does not exist, none is named, or one is named twice.
     """
-    asked = split_labels(labels, default)
+    asked = [CLUSTER_GROUP] if labels is None else _split_labels(labels)
     known = groups_of(cluster)
     for label in asked:
         if label not in known:
@@ -137,10 +135,7 @@ def find_groups(
     return [known[label] for label in asked]
 
 
-def split_labels(labels: str | Sequence[str] | None, default: str = CLUSTER_GROUP) -> list[str]:
-    """The labels one by one."""
-    if labels is None:
-        return [default]
+def _split_labels(labels: str | Sequence[str]) -> list[str]:
     named = [labels] if isinstance(labels, str) else [str(label) for label in labels]
     return [label.strip() for each in named for label in each.split(",")]
 

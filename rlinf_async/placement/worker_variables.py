@@ -18,8 +18,6 @@ def worker_environment(
     run_id: str,
     accelerator_model: str = "",
     catch_system_failure: bool = False,
-    egl_device_id: int | None = None,
-    mujoco_gl: str = "",
 ) -> dict[str, str]:
     """The variables of one worker, with which ``torch.distributed.init_process_group()`` needs no arguments.
 
@@ -39,10 +37,6 @@ def worker_environment(
         run_id: the run's id; it becomes the namespace.
         accelerator_model: the node's, for example ``"NV_GPU:H200"``.
         catch_system_failure: whether the worker shows its stacks when a signal ends it.
-        egl_device_id: the EGL index of the worker's first GPU, where the node knows it; by default the GPU's id,
-            if that is a number.
-        mujoco_gl: ``MUJOCO_GL`` in the worker's environment; the EGL device is left alone where it is another
-            back end's (``osmesa``, ``glx``).
     """
     local_rank, local_world_size = _get_torch_local_rank(placement)
     variables = {
@@ -74,7 +68,7 @@ def worker_environment(
     if family is not None:
         variables |= family.get_variables(placement.visible_accelerators)
     if placement.accelerator_type == "NV_GPU":
-        variables |= _get_rendering_variables(placement, egl_device_id, mujoco_gl)
+        variables |= _get_rendering_variables(placement)
     return variables
 
 
@@ -86,12 +80,11 @@ def _get_torch_local_rank(placement: Placement) -> tuple[int, int]:
     return placement.local_rank, placement.local_world_size
 
 
-def _get_rendering_variables(placement: Placement, egl_device_id: int | None, mujoco_gl: str) -> dict[str, str]:
+def _get_rendering_variables(placement: Placement) -> dict[str, str]:
+    """A guess, which the node's daemon corrects (``Probes.rendering``)."""
     visible = placement.visible_accelerators
-    if not visible or mujoco_gl.lower() in ("osmesa", "glx"):
+    if not visible:
         return {}
     first_id = visible[0 if placement.isolate_accelerator else placement.local_accelerator_rank]
-    if egl_device_id is not None:
-        first_id = str(egl_device_id)
     # EGL numbers the machine's GPUs whatever CUDA_VISIBLE_DEVICES says.
     return {"MUJOCO_EGL_DEVICE_ID": first_id, "EGL_DEVICE_ID": first_id} if first_id.isdecimal() else {}

@@ -124,12 +124,3 @@ def test_uuids_stay_as_they_are_and_leave_the_egl_device_open(make_cluster):
     assert first["CUDA_VISIBLE_DEVICES"] == first["VISIBLE_DEVICES"] == "GPU-5a3e"
     assert second["CUDA_VISIBLE_DEVICES"] == "MIG-77"
     assert not {"EGL_DEVICE_ID", "MUJOCO_EGL_DEVICE_ID"} & set(first)
-    (known,) = environments(PackedPlacementStrategy(1, 1), cluster, egl_device_id=3)
-    assert known["EGL_DEVICE_ID"] == known["MUJOCO_EGL_DEVICE_ID"] == "3"
-
-
-@pytest.mark.parametrize(("back_end", "is_set"), [("osmesa", False), ("GLX", False), ("egl", True), ("", True)])
-def test_the_egl_device_is_left_alone_for_other_rendering_back_ends(make_cluster, back_end, is_set):
-    (variables,) = environments(PackedPlacementStrategy(0, 0), make_cluster(1), mujoco_gl=back_end)
-
-    assert ("MUJOCO_EGL_DEVICE_ID" in variables) is is_set
