@@ -8,17 +8,21 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from rlinf_async.errors import ConfigError
+from rlinf_async.hardware import sysfs
 from rlinf_async.hardware.accelerator import FAKE_MODEL, AcceleratorFamily, Accelerators, AcceleratorType
 from rlinf_async.hardware.amd import AmdGpus
-from rlinf_async.hardware.ascend import AscendProcessors
-from rlinf_async.hardware.cards import Device, wanted_device
+from rlinf_async.hardware.cards import Card, Device, wanted_device
 from rlinf_async.hardware.hardware import Hardware, HardwareConfig, HardwareInfo, HardwareResource
 from rlinf_async.hardware.intel import IntelGpus
-from rlinf_async.hardware.kunlun import KunlunProcessors
-from rlinf_async.hardware.musa import MusaGpus
 from rlinf_async.hardware.nvidia import NvidiaGpus
 
 Family = TypeVar("Family", bound="type[AcceleratorFamily]")
+
+_HUAWEI: Final = 0x19E5
+_MOORE_THREADS: Final = 0x1ED5
+"""Vendors' numbers on PCI."""
+
+_ASCEND_MODELS: Final = {0xD100: "310", 0xD500: "310P", 0xD801: "910", 0xD802: "910B", 0xD803: "910C"}
 
 FAMILIES: Final[dict[str, AcceleratorFamily]] = {}
 """By name, in the order in which a node is searched for them."""
@@ -28,6 +32,52 @@ def register_accelerator(family: Family) -> Family:
     """Decorates one more family: nodes are searched for its devices too, after all others."""
     FAMILIES[str(family.type)] = family()
     return family
+
+
+class AscendProcessors(AcceleratorFamily):
+    """Huawei's: one device node each."""
+
+    type = AcceleratorType.NPU
+    visibility_variable = "ASCEND_RT_VISIBLE_DEVICES"
+    collective_backend = "hccl"
+    nic_variable = "HCCL_SOCKET_IFNAME"
+    torch_platform = "npu"
+    torch_extension = "torch_npu"
+
+    def read_cards(self, root: Path) -> Sequence[Card]:
+        functions = sysfs.pci_functions(root, _HUAWEI)
+        model = next((_ASCEND_MODELS[each.device] for each in functions if each.device in _ASCEND_MODELS), "")
+        return [Card(number, "", f"Ascend{model}") for number in sysfs.device_nodes(root, "davinci")]
+
+
+class MusaGpus(AcceleratorFamily):
+    """Those of Moore Threads, as PCI lists them."""
+
+    type = AcceleratorType.MUSA_GPU
+    visibility_variable = "MUSA_VISIBLE_DEVICES"
+    collective_backend = "mccl"
+    nic_variable = "MCCL_SOCKET_IFNAME"
+    torch_platform = "musa"
+    torch_extension = "torch_musa"
+    sends_directly = True
+
+    def read_cards(self, root: Path) -> Sequence[Card]:
+        # A card has a function for sound besides.
+        gpus = [each for each in sysfs.pci_functions(root, _MOORE_THREADS) if each.is_display]
+        return [Card(index, "", f"{gpu.device:04x}") for index, gpu in enumerate(gpus)]
+
+
+class KunlunProcessors(AcceleratorFamily):
+    """Baidu's: one device node each; torch drives them under CUDA's name."""
+
+    type = AcceleratorType.KUNLUN_XPU
+    visibility_variable = "CUDA_VISIBLE_DEVICES"
+    collective_backend = "bkcl"
+    nic_variable = "BKCL_SOCKET_IFNAME"
+    torch_platform = "cuda"
+
+    def read_cards(self, root: Path) -> Sequence[Card]:
+        return [Card(number, "", "Kunlun") for number in sysfs.device_nodes(root, "xpu")]
 
 
 for _family in (NvidiaGpus, AmdGpus, AscendProcessors, IntelGpus, MusaGpus, KunlunProcessors):
