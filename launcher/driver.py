@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-_AFTER_KILL: Final = 2.0
+_KILL_TIMEOUT_S: Final = 2.0
 
 
 class Driver:
@@ -61,7 +61,7 @@ class Driver:
         """Kills the script where it still runs, and waits until it has ended."""
         self.kill()
         with suppress(TimeoutError):  # a process that hangs in the kernel must not hold us
-            async with asyncio.timeout(_AFTER_KILL):
+            async with asyncio.timeout(_KILL_TIMEOUT_S):
                 await self._exited.wait()
 
     def _on_exit(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-DEFAULT_START_TIMEOUT = 60.0
+DEFAULT_START_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Options:
     ssh_key: Path | None = None
     ssh_args: tuple[str, ...] = ()
     accept_new_host_keys: bool = False
-    start_timeout: float | None = DEFAULT_START_TIMEOUT
+    start_timeout: float | None = DEFAULT_START_TIMEOUT_S
     fail_fast: bool = False
     timeout: float | None = None
     log_dir: Path | None = None

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Protocol, TextIO
 
-COLUMNS: Final = ("ssh", "daemon", "py", "torch", "gpus")
+_COLUMNS: Final = ("ssh", "daemon", "py", "torch", "gpus")
 
 
 class Named(Protocol):
@@ -44,7 +44,7 @@ class Report:
     def begin(self, run: str, nodes: Sequence[Named]) -> None:
         """A run starts (or, without an id, a check); ``nodes`` in the order of ranks."""
         self._names = [node.name for node in nodes]
-        self._rows = [dict.fromkeys(COLUMNS, "-") | {"state": "starting"} for _ in nodes]
+        self._rows = [dict.fromkeys(_COLUMNS, "-") | {"state": "starting"} for _ in nodes]
         if run:
             count = counted(sum(not node.hidden for node in nodes), "node")
             also = ", and a daemon here for the script" if any(node.hidden for node in nodes) else ""
@@ -183,11 +183,11 @@ class LiveReport(Report):
         from rich.table import Table
 
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-        for title in ("node", *COLUMNS, "state"):
+        for title in ("node", *_COLUMNS, "state"):
             table.add_column(title.upper(), no_wrap=title != "state")
         for name, row in zip(self._names, self._rows, strict=True):
             colour = {"ready": "green", "failed": "red", "lost": "red"}.get(row["state"].partition(":")[0])
-            table.add_row(name, *(row[key] for key in COLUMNS), row["state"].splitlines()[0], style=colour)
+            table.add_row(name, *(row[key] for key in _COLUMNS), row["state"].splitlines()[0], style=colour)
         with suppress(OSError, ValueError):
             if not self._drawn:
                 self._live.start()

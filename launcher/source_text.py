@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rlinf_async.errors import ConfigError
 
-_VIEW = 100
+_MAX_SHOWN_CHARS = 100
 """Characters of a line that an error shows around the place it points at."""
 
 _WORD = re.compile(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""")
@@ -67,8 +67,8 @@ class Span:
 
     def error(self, problem: str, fix: str) -> ConfigError:
         """An error that shows the line, marks this part of it, and says what to do."""
-        first = max(0, self.start - _VIEW // 2)
-        view = self.line[first : first + _VIEW]
+        first = max(0, self.start - _MAX_SHOWN_CHARS // 2)
+        view = self.line[first : first + _MAX_SHOWN_CHARS]
         before, width = self.start - first, max(1, len(self.text))
         # Tabs stay tabs, so that the mark stands under what it marks.
         indent = "".join("\t" if letter == "\t" else " " for letter in view[:before])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rlinf_async._channels import registration
-from rlinf_async._channels.arguments import MOST, RequestArguments, seconds, switch, whole_number
+from rlinf_async._channels.arguments import MAX_INTEGER, RequestArguments, seconds, switch, whole_number
 from rlinf_async._channels.local_queue import LocalQueue
 from rlinf_async._channels.queue_errors import QueueEnd
 from rlinf_async._channels.replicas import Replicas
@@ -26,7 +26,7 @@ from rlinf_async._waits.thread_gate import may_wait
 from rlinf_async.errors import EndOfChannel
 from rlinf_async.work import Work, blocking
 
-DEFAULT_KEY: Final = "default_queue"
+_DEFAULT_KEY: Final = "default_queue"
 
 
 @dataclass(order=True)
@@ -144,7 +144,7 @@ class Channel:
             ConfigError: there is no such node.
             TypeError, ValueError: a size is no whole number, or is negative; ``distributed`` or ``local`` is no bool.
         """
-        maxsize = max(0, whole_number(maxsize, "maxsize", f"channel '{name}'", -MOST))
+        maxsize = max(0, whole_number(maxsize, "maxsize", f"channel '{name}'", -MAX_INTEGER))
         max_bytes = whole_number(max_bytes, "max_bytes", f"channel '{name}'")
         distributed = switch(distributed, "distributed", f"channel '{name}'", "node_rank")
         node_rank = whole_number(node_rank, "node_rank", f"channel '{name}'")
@@ -274,7 +274,7 @@ class Channel:
         self,
         item: Any,
         weight: int = 0,
-        key: Any = DEFAULT_KEY,
+        key: Any = _DEFAULT_KEY,
         async_op: bool = False,
         *,
         timeout: float | None = None,
@@ -300,13 +300,13 @@ class Channel:
         """
         return _finish(self._start(self._arguments.put(item, weight, key, timeout)), async_op)
 
-    def put_nowait(self, item: Any, weight: int = 0, key: Any = DEFAULT_KEY) -> Any:
+    def put_nowait(self, item: Any, weight: int = 0, key: Any = _DEFAULT_KEY) -> Any:
         """As ``put``, but where there is no room at once it raises ``asyncio.QueueFull``; in a coroutine, awaited."""
         return _finish(self._start(self._arguments.put(item, weight, key, None, nowait=True)), False)
 
     # -- out ----------------------------------------------------------------------------------------------------
 
-    def get(self, key: Any = DEFAULT_KEY, async_op: bool = False, *, timeout: float | None = None) -> Any:
+    def get(self, key: Any = _DEFAULT_KEY, async_op: bool = False, *, timeout: float | None = None) -> Any:
         """Takes the next item of a key, and waits while there is none.
 
         Args:
@@ -324,14 +324,14 @@ class Channel:
         """
         return _finish(self._start(self._arguments.get(key, timeout)), async_op)
 
-    def get_nowait(self, key: Any = DEFAULT_KEY) -> Any:
+    def get_nowait(self, key: Any = _DEFAULT_KEY) -> Any:
         """As ``get``, but where there is nothing it raises ``asyncio.QueueEmpty``; in a coroutine, awaited."""
         return _finish(self._start(self._arguments.get_nowait(key)), False)
 
     def get_batch(
         self,
         target_weight: int = 0,
-        key: Any = DEFAULT_KEY,
+        key: Any = _DEFAULT_KEY,
         async_op: bool = False,
         *,
         timeout: float | None = None,
@@ -369,18 +369,18 @@ class Channel:
 
     # -- questions ----------------------------------------------------------------------------------------------
 
-    def qsize(self, key: Any = DEFAULT_KEY) -> Any:
+    def qsize(self, key: Any = _DEFAULT_KEY) -> Any:
         """Items queued under a key; in a coroutine a ``Work`` of it, as of all these."""
         return self._ask("qsize()", key, "size", lambda found: found[0])
 
-    def empty(self, key: Any = DEFAULT_KEY) -> Any:
+    def empty(self, key: Any = _DEFAULT_KEY) -> Any:
         return self._ask("empty()", key, "size", lambda found: not found[0])
 
-    def full(self, key: Any = DEFAULT_KEY) -> Any:
+    def full(self, key: Any = _DEFAULT_KEY) -> Any:
         """Whether a put would wait."""
         return self._ask("full()", key, "size", lambda found: found[1])
 
-    def peek_all(self, key: Any = DEFAULT_KEY) -> Any:
+    def peek_all(self, key: Any = _DEFAULT_KEY) -> Any:
         """What is queued under a key, in order, as ``WeightedItem``s; it stays there."""
         return self._ask("peek_all()", key, "peek", _show)
 

@@ -19,7 +19,7 @@ from rlinf_async import settings
 from rlinf_async._client import registry
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.loop_thread import LoopThread
-from rlinf_async._client.requests import HERE
+from rlinf_async._client.requests import OWN_NODE
 from rlinf_async._client.tasks import Tasks
 from rlinf_async._cluster.launch import Plan, base_environment, launch
 from rlinf_async._cluster.launch_config import (
@@ -57,7 +57,7 @@ from rlinf_async.placement import default_strategy
 from rlinf_async.profiling import ProfileConfig, get_profiling_env_vars_for_worker, modify_profile_context
 from rlinf_async.work import Work, blocking
 
-DESCRIPTORS: Final = 32
+_DRIVER_DESCRIPTORS: Final = 32
 """What a driver has open with a cluster of its own, about: its loop, a node's lifeline, a socket."""
 _START_TIMEOUT_S: Final = 60.0
 
@@ -149,7 +149,7 @@ class Cluster:
             self._client = context.client
         else:
             if running is None:
-                with explained_shortage("this machine", "a cluster", DESCRIPTORS):
+                with explained_shortage("this machine", "a cluster", _DRIVER_DESCRIPTORS):
                     self._thread = LoopThread()
                 atexit.register(self.close)
             loop = running if self._thread is None else self._thread.loop
@@ -184,7 +184,7 @@ class Cluster:
     # -- starting -----------------------------------------------------------------------------------------------
 
     async def _start_explained(self) -> None:
-        with explained_shortage("this machine", "a cluster", DESCRIPTORS):
+        with explained_shortage("this machine", "a cluster", _DRIVER_DESCRIPTORS):
             await self._start()
 
     async def _start(self) -> None:
@@ -346,7 +346,7 @@ class Cluster:
 
     def status(self, node: int | None = None) -> Any:
         """What a node's daemon has at the moment, as plain data; in a coroutine a ``Work`` of it."""
-        return blocking(self._client.request(operations.NodeStatus(), node=HERE if node is None else node))
+        return blocking(self._client.request(operations.NodeStatus(), node=OWN_NODE if node is None else node))
 
     def find_group(self, worker_cls: type, name: str, timeout: float | None = None) -> Any:
         """The group of that name, whoever launched it; see ``WorkerGroup.from_group_name``."""

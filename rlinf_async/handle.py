@@ -31,7 +31,7 @@ from rlinf_async.work import Part, Work
 
 logger = logging.getLogger(__name__)
 
-ASK_FIRST: Final = 0.02
+ASK_FIRST_S: Final = 0.02
 """Seconds that a failure of which nobody waits for leaves its caller to ask for ``outcomes()``: the answers come in
 another thread than a script's."""
 
@@ -139,7 +139,7 @@ class Handle(Work[list[Any]]):
             if self._waiters:
                 self._stop_others()
             else:
-                self._callee.client.later(ASK_FIRST, self._stop_others)
+                self._callee.client.later(ASK_FIRST_S, self._stop_others)
         tick, self._tick = self._tick, None
         if tick is not None:
             tick._settle()

@@ -288,7 +288,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             if self._done:
                 return
             self._waiters.append(gate.open)
-        soon = slow_waits.SOON_S if timeout is None else max(0.0, min(timeout, slow_waits.SOON_S))
+        soon = slow_waits.REGISTER_AFTER_S if timeout is None else max(0.0, min(timeout, slow_waits.REGISTER_AFTER_S))
         try:
             if timeout is None and unobserved_errors.ending_waits and self._ends_with_others:
                 self._wait_unless_others_fail(gate)
@@ -311,7 +311,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
                 gate.open()
 
         with unobserved_errors.watched(end) as watch:
-            if watch.error is None and not gate.wait(slow_waits.SOON_S):
+            if watch.error is None and not gate.wait(slow_waits.REGISTER_AFTER_S):
                 slow_waits.wait_on(self, gate, None)
             if watch.error is not None and not self._done:
                 text = f"the wait for {self._describe()} was ended: nothing awaits the error of {watch.error.text}"

@@ -91,7 +91,7 @@ def until(condition: Callable[[], bool], seconds: float) -> None:
 def test_outcomes_that_are_asked_for_when_a_rank_has_just_failed_are_those_of_all_ranks(
     four: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handles, "ASK_FIRST", 5.0)
+    monkeypatch.setattr(handles, "ASK_FIRST_S", 5.0)
     call = four.fail_after(each([0.5, 0.0, 0.5, 0.5]))
     until(lambda: call._tally.failed, 5)
     assert [str(outcome.error) for outcome in call.outcomes().wait(10)] == ["as told"] * 4

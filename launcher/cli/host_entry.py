@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from ..remote.exported_env import is_name
-from ..remote.host import MOST_FAKE_GPUS, Host
+from ..remote.host import MAX_FAKE_GPUS, Host
 from ..source_text import Span, suggestion
 from .host_ranges import expand, split
 
@@ -52,7 +52,7 @@ def read_entry(line: Span) -> tuple[Host, ...]:
             gpus=_gpus(said.get("gpus")),
             labels=_labels(said.get("labels")),
             env=variables,
-            fake_gpus=_number(said.get("fake_gpus"), 0, MOST_FAKE_GPUS),
+            fake_gpus=_number(said.get("fake_gpus"), 0, MAX_FAKE_GPUS),
             source=head.where,
             max_slots=max_slots,
         )

@@ -7,7 +7,7 @@ import re
 
 from ..source_text import Span
 
-MOST_HOSTS = 65536
+MAX_HOSTS = 65536
 """One entry that stands for more hosts than this is taken for a slip."""
 
 _PIECE = re.compile(r"(?P<low>[0-9]{1,9})(?:-(?P<high>[0-9]{1,9}))?", re.ASCII)
@@ -20,7 +20,7 @@ def expand(entry: Span) -> tuple[str, ...]:
 
     Raises:
         ConfigError: a bracket is unclosed, empty or unopened, a range runs backwards or is no range, or the
-            entry stands for more than ``MOST_HOSTS``.
+            entry stands for more than ``MAX_HOSTS``.
     """
     choices: list[list[str]] = []
     place, count = 0, 1
@@ -40,8 +40,8 @@ def expand(entry: Span) -> tuple[str, ...]:
         inside = entry.cut(opening + 1, closing)
         # Counted before anything is built: [0-999999999] must not eat the memory first.
         count *= sum(1 + high - low for low, high, _ in _pieces(inside))
-        if count > MOST_HOSTS:
-            raise inside.error(f"this entry stands for {count} hosts, more than {MOST_HOSTS}", "check the last number")
+        if count > MAX_HOSTS:
+            raise inside.error(f"this entry stands for {count} hosts, more than {MAX_HOSTS}", "check the last number")
         choices.append([str(n).zfill(width) for low, high, width in _pieces(inside) for n in range(low, high + 1)])
         place = closing + 1
     return tuple("".join(parts) for parts in itertools.product(*choices))

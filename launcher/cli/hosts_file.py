@@ -30,7 +30,7 @@ from .host_ranges import split
 
 __all__ = ["Host", "describe", "parse_hosts", "parse_list", "read_file", "read_hosts"]
 
-_MOST_ERRORS = 10
+_MAX_ERRORS = 10
 
 
 def parse_hosts(text: str, source: str = "nodes.txt", allow_duplicates: bool = False) -> tuple[Host, ...]:
@@ -121,8 +121,8 @@ def _read(entries: Sequence[Span], source: str, allow_duplicates: bool) -> tuple
         except ConfigError as error:
             errors.append(error)
     if errors:
-        told = [str(error) for error in errors[:_MOST_ERRORS]]
-        told += [f"… and {len(errors) - _MOST_ERRORS} more bad lines"] if len(errors) > _MOST_ERRORS else []
+        told = [str(error) for error in errors[:_MAX_ERRORS]]
+        told += [f"… and {len(errors) - _MAX_ERRORS} more bad lines"] if len(errors) > _MAX_ERRORS else []
         raise ConfigError("\n".join(told))
     if not hosts:
         first_line = entries[0] if entries else Span("", source, 1, 0, "")

@@ -38,12 +38,12 @@ from .flags import help_text
 from .parsing import exported, parse
 from .show_placement import DEFAULT_DRAWING, picture, save
 
-USAGE: Final = 2
-TIMED_OUT: Final = 124
-LAUNCH_FAILED: Final = 255
-UNNOTICED: Final = 1
+_USAGE_ERROR_CODE: Final = 2
+_TIMEOUT_CODE: Final = 124
+_LAUNCH_FAILED_CODE: Final = 255
+_UNNOTICED_FAILURE_CODE: Final = 1
 """A rank failed and the script did not look."""
-MAX_TOLD: Final = 20
+_MAX_LINES: Final = 20
 """Lines about failures that the script did not notice."""
 
 
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if is_preview:
             return _preview(nodes, source, options, variables)
     except ConfigError as error:
-        return _fail(f"rlinf-launch: {error}", USAGE)
+        return _fail(f"rlinf-launch: {error}", _USAGE_ERROR_CODE)
     terminal = Terminal()  # a stderr that is not read must not keep signals and losses from being heard
     frame = ('{"event": "note", "text": "', '"}') if options.json else ("rlinf-launch: ", "")
     stream: Any = TerminalStream(terminal, sys.stderr, *frame)
@@ -81,10 +81,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return asyncio.run(_launch(nodes, options, variables, report))
     except ConfigError as error:
         report.error(str(error))
-        return USAGE
+        return _USAGE_ERROR_CODE
     except RLinfAsyncError as error:
         report.error(str(error))
-        return LAUNCH_FAILED
+        return _LAUNCH_FAILED_CODE
     except KeyboardInterrupt:  # before a loop was there to hear of it
         return INTERRUPTED
     finally:
@@ -123,12 +123,13 @@ async def _launch(nodes: Sequence[Node], options: Options, variables: Mapping[st
             if not job.was_interrupted:
                 raise
     if job.was_interrupted:
-        return TIMED_OUT if limit.has_passed else INTERRUPTED
+        return _TIMEOUT_CODE if limit.has_passed else INTERRUPTED
     report.exit(str(options.script), code)
     if code == 0 and (failures := job.unobserved):
-        told = failures if len(failures) <= MAX_TOLD else [*failures[:MAX_TOLD], f"and {len(failures) - MAX_TOLD} more"]
+        told = failures[:_MAX_LINES]
+        told += [f"and {len(failures) - _MAX_LINES} more"] if len(failures) > _MAX_LINES else []
         report.error("the script ended well, but did not notice these failures:\n  " + "\n  ".join(told))
-        return UNNOTICED
+        return _UNNOTICED_FAILURE_CODE
     return code
 
 
@@ -148,7 +149,7 @@ async def _check(nodes: Sequence[Node], options: Options, variables: Mapping[str
             _print(json.dumps(facts))
     else:
         _print(found.text())
-    return LAUNCH_FAILED if found.failures else 0
+    return _LAUNCH_FAILED_CODE if found.failures else 0
 
 
 async def _sweep(nodes: Sequence[Node], options: Options) -> int:
@@ -165,7 +166,7 @@ async def _sweep(nodes: Sequence[Node], options: Options) -> int:
             _print(f"{node.name}: {ended} ended{''.join(f', {path} removed' for path in removed)}")
             for line in answer["ended"]:
                 _print(f"  {line}")
-    return LAUNCH_FAILED if failures else 0
+    return _LAUNCH_FAILED_CODE if failures else 0
 
 
 @contextmanager

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from rlinf_async.errors import ConfigError
 
-from ..options import DEFAULT_START_TIMEOUT, Options
+from ..options import DEFAULT_START_TIMEOUT_S, Options
 from ..remote.exported_env import chosen, is_name
-from ..remote.host import MOST_FAKE_GPUS
+from ..remote.host import MAX_FAKE_GPUS
 from .command_line import ArgumentWords, Value, read_words, split_shell
 
 _RANKS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", re.ASCII)
@@ -111,7 +111,7 @@ def _positive(value: Value) -> int:
 
 
 def _gpus(value: Value) -> int:
-    return _number(value, 0, MOST_FAKE_GPUS)
+    return _number(value, 0, MAX_FAKE_GPUS)
 
 
 def _port(value: Value) -> int:
@@ -120,7 +120,7 @@ def _port(value: Value) -> int:
 
 def _start_timeout(words: ArgumentWords) -> float | None:
     seconds = words.last("start-timeout", _seconds)
-    return DEFAULT_START_TIMEOUT if seconds is None else (seconds or None)
+    return DEFAULT_START_TIMEOUT_S if seconds is None else (seconds or None)
 
 
 def _seconds(value: Value) -> float:

@@ -12,43 +12,43 @@ from rlinf_async.placement import Chart, NodeChart, Spot
 
 from ..report import counted
 
-CELL: Final = 84
-BAR: Final = 18
-HEAD: Final = 22
-GAP: Final = 12
-MARGIN: Final = 16
-MOST_IN_A_ROW: Final = 8
-LETTER: Final = 6.2
-"""Pixels of a character of the small font, about."""
+_CELL: Final = 84
+_BAR: Final = 18
+_HEAD: Final = 22
+_GAP: Final = 12
+_MARGIN: Final = 16
+_CELLS_PER_ROW: Final = 8
+_CHARACTER: Final = 6.2
+"""Pixels, as those above: a character of the small font, about."""
 
-COLOURS: Final = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#b07aa1", "#9c755f", "#edc948")
+_COLOURS: Final = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#b07aa1", "#9c755f", "#edc948")
 
 
 def draw(chart: Chart, title: str) -> str:
     """The drawing as SVG."""
-    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(chart.components)}
-    cell_height = 20 + BAR * max(1, max((len(spot.ranks) for node in chart.nodes for spot in node.spots), default=1))
-    across = min(MOST_IN_A_ROW, max((len(node.spots) for node in chart.nodes), default=1))
-    width = across * CELL + GAP
+    colours = {name: _COLOURS[number % len(_COLOURS)] for number, name in enumerate(chart.components)}
+    cell_height = 20 + _BAR * max(1, max((len(spot.ranks) for node in chart.nodes for spot in node.spots), default=1))
+    across = min(_CELLS_PER_ROW, max((len(node.spots) for node in chart.nodes), default=1))
+    width = across * _CELL + _GAP
     columns = _columns(chart, width, cell_height)
-    legend = _legend_rows(chart, columns * (width + GAP))
-    top = MARGIN + 24 + len(legend) * 22
+    legend = _legend_rows(chart, columns * (width + _GAP))
+    top = _MARGIN + 24 + len(legend) * 22
     bottoms = [top] * columns
     body: list[str] = []
     for node in chart.nodes:
         column = bottoms.index(min(bottoms))
-        height = HEAD + math.ceil(len(node.spots) / across) * cell_height + GAP
-        body += _node(node, MARGIN + column * (width + GAP), bottoms[column], width, height, cell_height, colours)
-        bottoms[column] += height + GAP
-    total_width = 2 * MARGIN + columns * (width + GAP) - GAP
-    total_height = max(bottoms) + MARGIN
+        height = _HEAD + math.ceil(len(node.spots) / across) * cell_height + _GAP
+        body += _node(node, _MARGIN + column * (width + _GAP), bottoms[column], width, height, cell_height, colours)
+        bottoms[column] += height + _GAP
+    total_width = 2 * _MARGIN + columns * (width + _GAP) - _GAP
+    total_height = max(bottoms) + _MARGIN
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{total_width}" height="{total_height}" '
             f'viewBox="0 0 {total_width} {total_height}" font-family="Helvetica, Arial, sans-serif" font-size="11">',
             f"<title>{_text(title)}</title>",
             f'<rect width="{total_width}" height="{total_height}" fill="#ffffff"/>',
-            f'<text x="{MARGIN}" y="{MARGIN + 12}" font-size="15" font-weight="bold">{_text(title)}</text>',
+            f'<text x="{_MARGIN}" y="{_MARGIN + 12}" font-size="15" font-weight="bold">{_text(title)}</text>',
             *_legend(legend, chart, colours),
             *body,
             "</svg>\n",
@@ -58,19 +58,19 @@ def draw(chart: Chart, title: str) -> str:
 
 def _columns(chart: Chart, width: int, cell_height: int) -> int:
     """So many that the drawing is about as wide as it is high."""
-    area = sum(width * (HEAD + cell_height * math.ceil(len(node.spots) / MOST_IN_A_ROW)) for node in chart.nodes)
+    area = sum(width * (_HEAD + cell_height * math.ceil(len(node.spots) / _CELLS_PER_ROW)) for node in chart.nodes)
     return max(1, min(len(chart.nodes), round(math.sqrt(area) / width)))
 
 
 def _legend_rows(chart: Chart, width: int) -> list[list[tuple[str, int]]]:
     """The components with their places, in as many rows as they need."""
     rows: list[list[tuple[str, int]]] = [[]] if chart.components else []
-    x = MARGIN
+    x = _MARGIN
     for name in chart.components:
-        needed = int(30 + LETTER * len(_legend_text(name, chart)) + GAP)
-        if rows[-1] and x + needed > MARGIN + width:
+        needed = int(30 + _CHARACTER * len(_legend_text(name, chart)) + _GAP)
+        if rows[-1] and x + needed > _MARGIN + width:
             rows.append([])
-            x = MARGIN
+            x = _MARGIN
         rows[-1].append((name, x))
         x += needed
     return rows
@@ -82,7 +82,7 @@ def _legend_text(name: str, chart: Chart) -> str:
 
 def _legend(rows: list[list[tuple[str, int]]], chart: Chart, colours: dict[str, str]) -> Iterator[str]:
     for number, row in enumerate(rows):
-        y = MARGIN + 24 + number * 22
+        y = _MARGIN + 24 + number * 22
         for name, x in row:
             yield f'<rect x="{x}" y="{y}" width="14" height="14" rx="3" fill="{colours[name]}"/>'
             yield f'<text x="{x + 20}" y="{y + 11}">{_text(_legend_text(name, chart))}</text>'
@@ -97,9 +97,9 @@ def _node(
     yield f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="6" fill="#f4f5f7" stroke="#c4c9d1"/>'
     yield f'<text x="{x + 8}" y="{y + 15}" font-weight="bold">{_text(_fit(head, width - 16))}</text>'
     for number, spot in enumerate(node.spots):
-        row, column = divmod(number, MOST_IN_A_ROW)
+        row, column = divmod(number, _CELLS_PER_ROW)
         yield from _spot(
-            node, spot, x + GAP // 2 + column * CELL, y + HEAD + row * cell_height, cell_height - 4, colours
+            node, spot, x + _GAP // 2 + column * _CELL, y + _HEAD + row * cell_height, cell_height - 4, colours
         )
     yield "</g>"
 
@@ -107,18 +107,19 @@ def _node(
 def _spot(node: NodeChart, spot: Spot, x: int, y: int, height: int, colours: dict[str, str]) -> Iterator[str]:
     name = spot.name or "(node)"
     yield (
-        f'<rect x="{x + 2}" y="{y}" width="{CELL - 4}" height="{height}" rx="4" fill="#ffffff" stroke="#dfe2e7"'
+        f'<rect x="{x + 2}" y="{y}" width="{_CELL - 4}" height="{height}" rx="4" fill="#ffffff" stroke="#dfe2e7"'
         f"{'' if spot.name else _DASHED}/>"
     )
-    yield f'<text x="{x + 7}" y="{y + 12}" fill="#5b6270">{_text(_fit(name, CELL - 12))}</text>'
+    yield f'<text x="{x + 7}" y="{y + 12}" fill="#5b6270">{_text(_fit(name, _CELL - 12))}</text>'
     for number, (component, ranks) in enumerate(spot.ranks.items()):
-        top = y + 17 + number * BAR
+        top = y + 17 + number * _BAR
         told = format_ranks(sorted(ranks))
         where = quoteattr(f"{component}:{told}")
         full = f"{component} {'ranks' if len(ranks) > 1 else 'rank'} {told} on node {node.rank} {node.name}, {name}"
         yield f"<g data-ranks={where}><title>{_text(full)}</title>"
-        yield f'<rect x="{x + 5}" y="{top}" width="{CELL - 10}" height="{BAR - 3}" rx="3" fill="{colours[component]}"/>'
-        label = _fit(f"{component} {told}", CELL - 16)
+        fill = colours[component]
+        yield f'<rect x="{x + 5}" y="{top}" width="{_CELL - 10}" height="{_BAR - 3}" rx="3" fill="{fill}"/>'
+        label = _fit(f"{component} {told}", _CELL - 16)
         yield f'<text x="{x + 9}" y="{top + 11}" font-size="10" fill="#ffffff">{_text(label)}</text></g>'
 
 
@@ -126,7 +127,7 @@ _DASHED: Final = ' stroke-dasharray="3 2"'
 
 
 def _fit(text: str, width: int) -> str:
-    letters = int(width / LETTER)
+    letters = int(width / _CHARACTER)
     return text if len(text) <= letters else text[: letters - 1] + "…"
 
 

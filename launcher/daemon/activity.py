@@ -19,7 +19,7 @@ from .process_state import state_of
 from .router import Router
 from .templates import Templates
 
-MAX_CALLS: Final = 5
+_MAX_CALLS: Final = 5
 """Open calls of a worker that are told."""
 
 
@@ -60,7 +60,7 @@ class Activity:
         now = time.monotonic()
         found = [self._router.endpoints.get(number) for number in op.numbers]
         return [
-            [_state(worker), worker.pending_calls.ages(now, MAX_CALLS), len(worker.pending_calls)]
+            [_state(worker), worker.pending_calls.ages(now, _MAX_CALLS), len(worker.pending_calls)]
             if worker is not None and worker.exit_report is None
             else None
             for worker in found

@@ -14,10 +14,10 @@ from rlinf_async._core.segment import close_fds
 from .hosted_channel import HostedChannel, PendingReplies, Segment
 from .router import Router
 
-SMALL_BYTES: Final = 2048
+_SMALL_BYTES: Final = 2048
 """Bytes; a larger item has a frame of its own."""
 
-MAX_GIVEN: Final = 1024
+_MAX_ITEMS: Final = 1024
 """Small items in one frame."""
 
 
@@ -61,10 +61,10 @@ class ChannelReplies:
         """The items of a get, as ``give()`` sends them; a small one at the end of the turn."""
         items = get.items
         item = items[0]
-        if len(items) == 1 and type(item.body) is bytes and len(item.body) <= SMALL_BYTES:
+        if len(items) == 1 and type(item.body) is bytes and len(item.body) <= _SMALL_BYTES:
             pending = self.pending(hosted, get.consumer)
             pending.given.append((get.number, False, item.redelivered, item.body))
-            if len(pending.given) == MAX_GIVEN:
+            if len(pending.given) == _MAX_ITEMS:
                 self.send(get.consumer, hosted.number, "replies", [[], pending.given, 0])
                 pending.given = []
             return

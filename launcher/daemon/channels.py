@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from rlinf_async import settings
 from rlinf_async._channels.state.actions import ACCEPTED, DELIVER, Act, Step
-from rlinf_async._channels.state.credit import OVERHEAD, Recall, cost
+from rlinf_async._channels.state.credit import ITEM_OVERHEAD_BYTES, Recall, cost
 from rlinf_async._channels.state.prefetch import CallBack, Question
 from rlinf_async._channels.state.queue import Queue
 from rlinf_async._channels.state.queue_client import Item
@@ -113,9 +113,9 @@ class Channels:
         if mode == frames.SUPPLY:
             steps = queue.supply(source, number, carried)
         elif mode == frames.CREDITED:
-            steps = queue.put(source, number, key, weight, size + OVERHEAD, carried, paid=cost(size))
+            steps = queue.put(source, number, key, weight, size + ITEM_OVERHEAD_BYTES, carried, paid=cost(size))
         else:
-            steps = queue.put(source, number, key, weight, size + OVERHEAD, carried, mode == frames.NOWAIT)
+            steps = queue.put(source, number, key, weight, size + ITEM_OVERHEAD_BYTES, carried, mode == frames.NOWAIT)
         if steps:
             self._follow(hosted, steps)
 

@@ -12,7 +12,7 @@ from rlinf_async._wire.unix import Connection
 
 from .worker_process import WorkerProcess
 
-MOST_QUEUED: Final = 4 << 20
+MAX_QUEUED_BYTES: Final = 4 << 20
 """Bytes that wait for an endpoint, beyond which it gets no lines of its workers any more."""
 
 
@@ -72,7 +72,7 @@ class Endpoint:
         connection = self.connection
         if connection is None:
             return
-        if not self._left_out and connection.queued_bytes <= MOST_QUEUED:
+        if not self._left_out and connection.queued_bytes <= MAX_QUEUED_BYTES:
             connection.send(frame)
             return
         facts = frame[5]

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NoReturn
 
-PR_SET_PDEATHSIG: Final = 1
+_PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 
 _ORDERLY_END_S: Final = 4.0
@@ -66,7 +66,7 @@ def guard(daemon: Callable[[bytes, int], int]) -> NoReturn:
     pid = os.fork()
     if pid == 0:
         os.close(told)
-        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != guardian:
             os._exit(1)
         code = daemon(line, tell)

@@ -35,7 +35,7 @@ from .templates import Templates
 
 logger = logging.getLogger(__name__)
 
-PARENT_SOCKET: Final = "RLINF_PARENT_SOCKET"
+_PARENT_SOCKET: Final = "RLINF_PARENT_SOCKET"
 """What tells a worker's subprocesses where this node listens, so that they can be workers too."""
 
 LOG_DIR: Final = "RLINF_LOG_DIR"
@@ -79,7 +79,7 @@ class Node:
             log_dir=boot.log_dir,
             environment={
                 **boot.worker_environment,
-                PARENT_SOCKET: str(boot.socket_path),
+                _PARENT_SOCKET: str(boot.socket_path),
                 LOG_DIR: str(boot.log_dir),
             },
             cpus=int(facts.get("cpus") or 1),

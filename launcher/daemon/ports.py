@@ -14,7 +14,7 @@ from rlinf_async._core.resource_locks import PortLeases, port_range
 
 from .handlers import Requester
 
-TRIES: Final = 10_000
+_MAX_TRIES: Final = 10_000
 
 _KERNELS_CHOICE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
@@ -47,7 +47,7 @@ class Ports:
         """
         ports = port_range(_ephemeral(), op.max_port)
         first = random.randrange(len(ports))  # not where the last run had its own, whose connections may still linger
-        for index in range(min(TRIES, len(ports))):
+        for index in range(min(_MAX_TRIES, len(ports))):
             port = ports[(first + index) % len(ports)]
             if port not in self._leases.owners and self._is_free(port):
                 self._leases.lease(port, requester.endpoint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-STATES: Final = {
+_STATES: Final = {
     "T": "stopped (T)",
     "t": "stopped by a debugger (t)",
     "D": "inside the kernel (D)",
@@ -36,7 +36,7 @@ def state_of(pid: int, image: Image | None) -> str:
         image: what it ran when it was started; None where that is not known.
     """
     try:
-        found = [STATES.get(_stat_of(pid)[_STATE], "")]
+        found = [_STATES.get(_stat_of(pid)[_STATE], "")]
     except (OSError, IndexError):
         return "ended"
     now = image_of(pid)

@@ -19,7 +19,7 @@ import msgpack
 
 from rlinf_async.errors import LaunchError
 
-from .templates import PACKET
+from .templates import PACKET_BYTES
 
 
 class Here(Protocol):
@@ -73,7 +73,7 @@ class ProfiledStarter:
         packet = msgpack.packb(order, use_bin_type=True, unicode_errors="surrogateescape")
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with near, far:
-            near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * PACKET)
+            near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * PACKET_BYTES)
             try:
                 near.sendmsg([packet], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
                 process = self._start(far.fileno(), spec["env"], fds)

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 _FOR_A_QUEUE: Final = frozenset({frames.PUT, frames.GET, frames.QUEUE})
 
-MAX_INLINE: Final = 4 << 20
+_MAX_INLINE_BYTES: Final = 4 << 20
 """Bytes of a body that a daemon without a free descriptor passes on in a frame."""
 
 _SIGNALS: Final = frozenset({frames.CANCEL, frames.CREDIT, frames.FAILED})
@@ -241,7 +241,7 @@ class Router:
         try:
             fds = [write_segment([memory], len(memory))]
         except (OSError, MemoryError) as error:
-            if len(memory) <= MAX_INLINE:
+            if len(memory) <= _MAX_INLINE_BYTES:
                 frame[-1] = bytes(memory)
             else:
                 frame[-1] = f"the daemon of node {self.node} cannot pass it on: {error} (is `ulimit -n` reached?)"

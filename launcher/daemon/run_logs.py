@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-MAX_REMOVED: Final = 50
+_MAX_REMOVED_RUNS: Final = 50
 """Runs that one start removes at most: a start must not take long where thousands have been left."""
 
 LATEST: Final = "latest"
@@ -77,7 +77,7 @@ class RunLogs:
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             with _locked(self._parent):
                 runs = sorted(_runs(self._parent), key=lambda path: path.lstat().st_mtime_ns, reverse=True)
-                dead = [path for path in runs[keep : keep + MAX_REMOVED] if _lock_dead(path, stack)]
+                dead = [path for path in runs[keep : keep + _MAX_REMOVED_RUNS] if _lock_dead(path, stack)]
             for path in dead:
                 shutil.rmtree(path, ignore_errors=True)
 

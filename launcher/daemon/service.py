@@ -39,11 +39,11 @@ from .sub_workers import SubWorkers
 from .templates import MARKER, Template, Templates
 from .trace_service import Traces
 from .worker_env import WorkerEnv, prepare
-from .worker_process import DESCRIPTORS, WorkerProcess, WorkerSetup
+from .worker_process import DESCRIPTORS_PER_WORKER, WorkerProcess, WorkerSetup
 
 logger = logging.getLogger(__name__)
 
-MAX_UNOBSERVED: Final = 1000
+_MAX_UNOBSERVED_ERRORS: Final = 1000
 """Errors that a daemon keeps for the launcher: one is enough for the exit code, and people read the first ones."""
 
 
@@ -204,7 +204,7 @@ class DaemonService:
         """Starts workers on this node; ``[number, pid, log path]`` of each, in the order of the request."""
         count = len(op.workers)
         what = f"{count} worker{'s' * (count != 1)} of group '{op.group}'"
-        with explained_shortage(self._site.name, what, count * DESCRIPTORS):
+        with explained_shortage(self._site.name, what, count * DESCRIPTORS_PER_WORKER):
             return await self._spawn(requester.endpoint, op)
 
     async def _spawn(self, owner: int, op: operations.Spawn) -> list[list[Any]]:
@@ -431,7 +431,7 @@ class DaemonService:
     # -- errors that the script has not got -------------------------------------------------------------------------
 
     async def report_error(self, requester: Requester, op: operations.ReportError) -> None:
-        if len(self.unobserved) < MAX_UNOBSERVED:
+        if len(self.unobserved) < _MAX_UNOBSERVED_ERRORS:
             self.unobserved[requester.endpoint, op.key] = op.text
 
     async def withdraw_error(self, requester: Requester, op: operations.WithdrawError) -> None:

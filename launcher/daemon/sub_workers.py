@@ -11,7 +11,7 @@ from rlinf_async.errors import AuthError
 from .endpoint import Endpoint
 from .exit_status import exit_status_of
 from .router import Router
-from .templates import MARKER, NOBODY
+from .templates import MARKER, NO_TOKEN
 
 
 class SubWorkers:
@@ -98,7 +98,7 @@ def _token_of(pid: int) -> str | None:
     for variable in variables:
         name, _, value = variable.partition(b"=")
         if name == MARKER.encode():
-            return None if value == NOBODY.encode() else value.decode("ascii", "replace")
+            return None if value == NO_TOKEN.encode() else value.decode("ascii", "replace")
     return None
 
 

@@ -9,9 +9,9 @@ from typing import Final
 
 from rlinf_async._core.printable import printable
 
-TAIL_BYTES: Final = 16 * 1024
-LAST_LINES: Final = 20
-LONGEST_WORD: Final = 400
+_TAIL_BYTES: Final = 16 * 1024
+_MAX_LINES: Final = 20
+_MAX_LINE_CHARS: Final = 400
 """The end of a log that is told: bytes that are read, lines, and characters of each."""
 
 
@@ -29,9 +29,9 @@ def log_tail(log: Path | None) -> str:
         return ""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - TAIL_BYTES))
-            lines = [printable(line)[:LONGEST_WORD] for line in file.read().decode("utf-8", "replace").splitlines()]
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            lines = [printable(line)[:_MAX_LINE_CHARS] for line in file.read().decode("utf-8", "replace").splitlines()]
     except OSError as error:
         return f"; what it said is not known: {error}"
-    told = [line for line in lines if line.strip()][-LAST_LINES:]
+    told = [line for line in lines if line.strip()][-_MAX_LINES:]
     return "".join(f"\n{line}" for line in (*(f"    | {line}" for line in told), f"  full log    {log}"))

@@ -27,20 +27,20 @@ from .oom import MemoryKills
 from .process_state import state_of
 from .template_log import log_tail, open_log
 
-EXEC_TIME: Final = (
+_EXEC_TIME_VARIABLES: Final = (
     "LD_*", "PYTHON*", "OMP_*", "KMP_*", "GOMP_*", "MKL_*", "OPENBLAS_*", "MALLOC_*", "GLIBC_TUNABLES",
     "TORCH_*", "PYTORCH_*",
 )  # fmt: skip
 """Variables that are read when a program starts: setting them after a fork would be too late."""
 
-PACKET: Final = 512 * 1024
+PACKET_BYTES: Final = 512 * 1024
 
 _Answer = asyncio.Future[dict[str, Any]]
 
 MARKER: Final = "RLINF_WORKER"
 """Environment variable that every descendant of a worker carries, forked or executed."""
 
-NOBODY: Final = "0" * 16
+NO_TOKEN: Final = "0" * 16
 """Its value in a template, where each worker's own token will be written over."""
 
 
@@ -49,7 +49,7 @@ def exec_time(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in EXEC_TIME)
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in _EXEC_TIME_VARIABLES)
     }
 
 
@@ -62,8 +62,8 @@ class Template:
     def __init__(self, python: str, environment: Mapping[str, str], open_files: int, log: Path | None = None) -> None:
         """``log`` is where it writes; without one, where this process does."""
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * PACKET)
-        far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * PACKET)
+        near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * PACKET_BYTES)
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * PACKET_BYTES)
         self._python = python
         self._socket = near
         self._memory_kills = MemoryKills.count()
@@ -72,7 +72,7 @@ class Template:
         try:
             self._process = subprocess.Popen(
                 [python, "-P", "-m", "rlinf_async._worker.template", str(far.fileno()), str(os.getpid())],
-                env={**environment, "OPENBLAS_NUM_THREADS": "1", MARKER: NOBODY},
+                env={**environment, "OPENBLAS_NUM_THREADS": "1", MARKER: NO_TOKEN},
                 pass_fds=(far.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -121,8 +121,10 @@ class Template:
         spec = {**spec, "open_files": self._open_files}
         # An environment is bytes; Python's strings of it are not always UTF-8.
         packet = msgpack.packb(spec, use_bin_type=True, unicode_errors="surrogateescape")
-        if len(packet) > PACKET:
-            raise LaunchError(f"the description of a worker takes {len(packet)} bytes, more than {PACKET}: its env=?")
+        if len(packet) > PACKET_BYTES:
+            raise LaunchError(
+                f"the description of a worker takes {len(packet)} bytes, more than {PACKET_BYTES}: its env=?"
+            )
         answer: _Answer = self._loop.create_future()
         self._to_send.append((packet, fds, answer))
         if self._patience is None:
@@ -159,7 +161,7 @@ class Template:
     def _read(self) -> bool:
         """False when nothing more is there."""
         try:
-            packet = self._socket.recv(PACKET)
+            packet = self._socket.recv(PACKET_BYTES)
         except OSError:
             return False
         if not packet:

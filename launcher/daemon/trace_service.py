@@ -29,7 +29,7 @@ from .router import Router
 
 logger = logging.getLogger(__name__)
 
-QUESTIONS: Final = 64
+_CLOCK_SAMPLES: Final = 64
 """In a row; the one with the shortest way counts.  Where processors are busy most ways take longer than a call, which
 would then be drawn before its caller and get no arrow."""
 
@@ -39,10 +39,10 @@ _COMPARE_S: Final = 5.0
 _CLOCKS_TIMEOUT_S: Final = 2.0
 """For the clocks of all nodes, before the trace begins."""
 
-SLICE: Final = 64
+_SPANS_PER_TURN: Final = 64
 """Spans that are written without a break."""
 
-MOST_ROUNDS: Final = 64
+_MAX_ROUNDS: Final = 64
 
 
 class Traces:
@@ -120,14 +120,14 @@ class Traces:
         node = frames.node_of(requester.endpoint)
         clock = self._clocks.get(node)
         if clock is not None and time.monotonic_ns() - clock.heard_at > _COMPARE_S * 1e9 and not self._left.get(node):
-            self._ask_clock(node, QUESTIONS)
+            self._ask_clock(node, _CLOCK_SAMPLES)
         at = self._name if node == self._router.node else self._router.neighbours[node].name
         try:
             name, pid, shift, tracks, dropped, spans = frames.unpack(op.batch)
             process = Process(requester.endpoint, str(name), at, int(pid))
             async with self._turns:
-                for first in range(0, len(spans), SLICE):
-                    part = spans[first : first + SLICE]
+                for first in range(0, len(spans), _SPANS_PER_TURN):
+                    part = spans[first : first + _SPANS_PER_TURN]
                     self._file.add(process, tracks, part, dropped, shift=int(shift), clock=clock)
                     tracks, dropped = {}, 0
                     await asyncio.sleep(0)  # what else this daemon does is more urgent
@@ -157,7 +157,7 @@ class Traces:
         for node in self._router.neighbours:
             self._clocks[node] = ClockOffset()
             self._compared[node] = loop.create_future()
-            self._ask_clock(node, QUESTIONS)
+            self._ask_clock(node, _CLOCK_SAMPLES)
         if self._compared:
             await asyncio.wait(self._compared.values(), timeout=_CLOCKS_TIMEOUT_S)
         self._compared.clear()
@@ -203,7 +203,7 @@ class Traces:
         if requester.endpoint in self._gone:
             return
         self._rounds.setdefault(op.round, set()).add(requester.endpoint)
-        while len(self._rounds) > MOST_ROUNDS:  # of those that nobody waited for to the end
+        while len(self._rounds) > _MAX_ROUNDS:  # of those that nobody waited for to the end
             del self._rounds[next(iter(self._rounds))]
         self._look(op.round)
 

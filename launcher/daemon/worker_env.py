@@ -12,7 +12,7 @@ from rlinf_async.configuration.env_merge import get_path_env_merge_mode, merge_w
 from rlinf_async.errors import LaunchError
 from rlinf_async.hardware import get_family
 
-NETWORK: Final = "RLINF_COMM_NET_DEVICES"
+_NETWORK: Final = "RLINF_COMM_NET_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class WorkerEnv:
     def variables(self, worker: Mapping[str, str]) -> dict[str, str]:
         """All variables of one worker, ``worker`` being its own."""
         found = {**self.own, **worker, **self.special}
-        if network := found.get(NETWORK):
+        if network := found.get(_NETWORK):
             # Said for one of the libraries in particular, it stays.
             found.setdefault("GLOO_SOCKET_IFNAME", network)
             family = get_family(worker.get("ACCELERATOR_TYPE", ""))

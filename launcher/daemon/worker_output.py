@@ -13,10 +13,10 @@ from typing import Final
 from rlinf_async import settings
 from rlinf_async._core.printable import printable
 
-LONGEST_LINE: Final = 8192
-LONGEST_WORD: Final = 400
+MAX_LINE_BYTES: Final = 8192
+_MAX_REPORTED_CHARS: Final = 400
 """Characters of a line that are told again with a death; the log has them all."""
-LAST_READS: Final = 32
+MAX_LAST_READS: Final = 32
 """Of a pipe at its end: what the dead worker itself wrote is in the first of them (a pipe holds 64 KiB, or 1 MiB where
 somebody made it larger), and a descendant that writes without end must not stop the node."""
 
@@ -52,7 +52,7 @@ class Output:
     def last_lines(self) -> list[str]:
         """The last lines, the unfinished one among them."""
         rest = _text(self._rest).strip()
-        return [_cut(line, LONGEST_WORD) for line in (*self._last, rest) if line]
+        return [_cut(line, _MAX_REPORTED_CHARS) for line in (*self._last, rest) if line]
 
     def _readable(self) -> None:
         self._read()
@@ -70,7 +70,7 @@ class Output:
             return False
         lacks_now = self._write_log(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > LONGEST_LINE:
+        if len(self._rest) > MAX_LINE_BYTES:
             lines.append(self._rest)
             self._rest = b""
         if lines:
@@ -109,7 +109,7 @@ class Output:
         if not self._open:
             return
         self._open = False
-        for _ in range(LAST_READS):
+        for _ in range(MAX_LAST_READS):
             if not self._read():
                 break
         if self._rest.strip() and self._on_lines is not None:
@@ -137,7 +137,7 @@ def _reason(error: OSError) -> str:
 
 
 def _text(line: bytes) -> str:
-    return _cut(printable(line.decode("utf-8", "replace")), LONGEST_LINE)
+    return _cut(printable(line.decode("utf-8", "replace")), MAX_LINE_BYTES)
 
 
 def _cut(line: str, most: int) -> str:

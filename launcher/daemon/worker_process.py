@@ -23,7 +23,7 @@ from .process_state import Image, image_of
 from .templates import MARKER, Template
 from .worker_output import Output, log_lacks
 
-DESCRIPTORS: Final = 9
+DESCRIPTORS_PER_WORKER: Final = 9
 """What a worker costs its daemon while it is born: two ends of a socket and of two pipes, two logs, a pidfd."""
 
 _SUFFIXES: Final = {"stdout": ".out", "stderr": ".err"}

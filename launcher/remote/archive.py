@@ -13,7 +13,7 @@ from typing import Final
 
 from rlinf_async.errors import ConfigError
 
-LARGE: Final = 64 << 20
+LARGE_BYTES: Final = 64 << 20
 """Bytes of an archive from which on a run should say why its start is slow."""
 
 _SKIPPED_FOLDERS: Final = frozenset({".git", "__pycache__", ".venv", "node_modules"})
@@ -40,7 +40,7 @@ class Archive:
     def warning(self) -> str | None:
         """What to tell the user about it, if anything."""
         words = []
-        if len(self.data) > LARGE:
+        if len(self.data) > LARGE_BYTES:
             big = ", ".join(f"{name} ({size >> 20} MiB)" for size, name in self.largest[:3])
             words.append(
                 f"--sync ships {len(self.data) >> 20} MiB to every host; the largest files are {big}: "

@@ -32,7 +32,7 @@ exec(compile(read(int(read(10))),"shipped","exec"),g)
 g["main"](read)
 """
 
-STUB: Final = 'exec("' + _SOURCE.replace('"', '\\"').replace("\n", "\\n") + '")'
+BOOTSTRAP: Final = 'exec("' + _SOURCE.replace('"', '\\"').replace("\n", "\\n") + '")'
 """For ``python -c``."""
 
 TOO_OLD: Final = "rlinf: "

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from .exported_env import shown
 
-MOST_FAKE_GPUS = 1024
+MAX_FAKE_GPUS = 1024
 
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 

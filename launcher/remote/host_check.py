@@ -22,16 +22,16 @@ from .bootstrap import shipment
 from .local import address_towards
 from .plan import Node
 
-PYTHON_MINIMUM: Final = (3, 11)
-PACKAGES: Final = ("rlinf_async", "rlinf_launcher", "torch", "numpy", "msgpack", "cloudpickle", "uvloop")
-BETWEEN_NODES: Final = ("grpc", "cryptography")
+_PYTHON_MINIMUM: Final = (3, 11)
+_PACKAGES: Final = ("rlinf_async", "rlinf_launcher", "torch", "numpy", "msgpack", "cloudpickle", "uvloop")
+_PACKAGES_BETWEEN_NODES: Final = ("grpc", "cryptography")
 
 _CLEANUP_TIMEOUT_S: Final = 1.5
 """To remove what was unpacked; an ssh that has not connected is killed after them."""
 _NO_TIMEOUT_S: Final = 24 * 3600.0
-_SKEW_NOTED: Final = 300.0
-_SKEW_BEHIND: Final = 47 * 3600.0  # certificates are valid from two days ago
-_SKEW_AHEAD: Final = 360 * 24 * 3600.0
+_WARN_CLOCK_SKEW_S: Final = 300.0
+_MAX_CLOCK_BEHIND_S: Final = 47 * 3600.0  # certificates are valid from two days ago
+_MAX_CLOCK_AHEAD_S: Final = 360 * 24 * 3600.0
 
 
 class HostCheck:
@@ -123,8 +123,8 @@ class HostCheck:
             "run": self._run,
             "node": node.rank,
             "patience": (options.start_timeout or _NO_TIMEOUT_S) + 30.0,
-            "python_minimum": list(PYTHON_MINIMUM),
-            "packages": [*PACKAGES, *(BETWEEN_NODES if len(self._nodes) > 1 else ())],
+            "python_minimum": list(_PYTHON_MINIMUM),
+            "packages": [*_PACKAGES, *(_PACKAGES_BETWEEN_NODES if len(self._nodes) > 1 else ())],
             "version": own_version(),
             "python_path": self.python_path,
             "path": [str(options.sync)] if options.sync is not None else [],
@@ -178,9 +178,9 @@ class HostCheck:
     def _judge_clock(self, rank: int, answer: Mapping[str, Any]) -> list[str]:
         skew = float(answer["skew"])
         words = f"its clock is {_duration(abs(skew))} {'ahead of' if skew > 0 else 'behind'} this machine's"
-        if len(self._nodes) > 1 and not -_SKEW_BEHIND < skew < _SKEW_AHEAD:
+        if len(self._nodes) > 1 and not -_MAX_CLOCK_BEHIND_S < skew < _MAX_CLOCK_AHEAD_S:
             return [f"{words}: the run's certificates would not be valid there\nfix: set the clock (NTP)"]
-        if abs(skew) > _SKEW_NOTED:
+        if abs(skew) > _WARN_CLOCK_SKEW_S:
             self._report.warn(f"{self._nodes[rank].name}: {words}")
         return []
 

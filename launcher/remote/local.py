@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rlinf_async._wire.remote_exit import RemoteExit, describe_exit
 
-from .bootstrap import STUB, TOO_OLD
+from .bootstrap import BOOTSTRAP, TOO_OLD
 from .host import Host
 
 
@@ -22,7 +22,7 @@ class LocalWay:
 
     @property
     def argv(self) -> Sequence[str]:
-        return (self.python, "-c", STUB)
+        return (self.python, "-c", BOOTSTRAP)
 
     @property
     def probe(self) -> Sequence[str]:

@@ -29,10 +29,10 @@ Read = Callable[[int], bytes]
 Request = Dict[str, Any]
 
 _SIOCGIFADDR = 0x8915
-_LONGEST_RUN_DIR = 80  # a socket's path has 108 characters at most
-_FEW_FILES = 4096
-_LITTLE_SPACE = 100 << 20
-_BLOCK = 1 << 20
+_MAX_RUN_DIR_BYTES = 80  # a socket's path has 108 characters at most
+_MIN_OPEN_FILES = 4096
+_MIN_FREE_BYTES = 100 << 20
+_BLOCK_BYTES = 1 << 20
 
 
 def main(read: Read) -> None:
@@ -197,9 +197,9 @@ class Survey:
 
     def look_at_limits(self) -> None:
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        if 0 <= files < _FEW_FILES:
+        if 0 <= files < _MIN_OPEN_FILES:
             self.warnings.append(f"at most {files} open files (ulimit -n)")
-        if self.run_dir is not None and shutil.disk_usage(str(self.run_dir)).free < _LITTLE_SPACE:
+        if self.run_dir is not None and shutil.disk_usage(str(self.run_dir)).free < _MIN_FREE_BYTES:
             self.warnings.append(f"little space left in {self.run_dir.parent}")
 
     def answer(self) -> Dict[str, Any]:
@@ -302,7 +302,7 @@ def make_run_dir(run: str, node: int, wants_exec: bool) -> Path:
     for place in places:
         for path in (place, place.with_name(f"{place.name}-{node}")):
             try:
-                if len(str(path)) <= _LONGEST_RUN_DIR:
+                if len(str(path)) <= _MAX_RUN_DIR_BYTES:
                     path.mkdir(0o700)
                     path.chmod(0o700)
                     return path
@@ -332,7 +332,7 @@ class Archive(io.RawIOBase):
 
     def drain(self) -> None:
         while self._left:
-            self.read(_BLOCK)
+            self.read(_BLOCK_BYTES)
 
 
 def extract(archive: Archive, target: Path) -> None:
@@ -343,7 +343,7 @@ def extract(archive: Archive, target: Path) -> None:
     """
     target.mkdir(0o700)
     links = []
-    with tarfile.open(fileobj=archive, mode="r|gz", bufsize=_BLOCK) as members:
+    with tarfile.open(fileobj=archive, mode="r|gz", bufsize=_BLOCK_BYTES) as members:
         for member in members:
             place = target / inner_path(member.name)
             if member.isdir():
@@ -367,7 +367,7 @@ def write_file(members: tarfile.TarFile, member: tarfile.TarInfo, place: Path) -
     assert source is not None
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     with source, open(os.open(str(place), flags, 0o700 if member.mode & 0o100 else 0o600), "wb") as sink:
-        shutil.copyfileobj(source, sink, _BLOCK)
+        shutil.copyfileobj(source, sink, _BLOCK_BYTES)
     os.utime(str(place), (member.mtime, member.mtime))
 
 

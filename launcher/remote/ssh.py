@@ -12,7 +12,7 @@ from rlinf_async._wire.remote_exit import RemoteExit, describe_exit
 from rlinf_async.errors import ConfigError
 
 from ..options import Options
-from .bootstrap import STUB, TOO_OLD
+from .bootstrap import BOOTSTRAP, TOO_OLD
 from .host import Host
 
 _HOST: Final = re.compile(r"[A-Za-z0-9_.:][A-Za-z0-9_.:%\-]*", re.ASCII)
@@ -55,7 +55,7 @@ def way(host: Host, options: Options, python: str) -> SshWay:
     last = [word for option in _UNLESS_SAID for word in ("-o", option)]
     return SshWay(
         host=host,
-        argv=("ssh", "-T", *first, *own, *last, "--", host.name, f"exec {_shell_path(python)} -c '{STUB}'"),
+        argv=("ssh", "-T", *first, *own, *last, "--", host.name, f"exec {_shell_path(python)} -c '{BOOTSTRAP}'"),
         probe=("ssh", *own, host.name, "true"),
         python=python,
     )

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Set
 
-_GRACE = 3.0
-_ROUNDS = 20
+_GRACE_S = 3.0
+_MAX_ROUNDS = 20
 
 
 def main(read: Callable[[int], bytes]) -> None:
@@ -25,10 +25,10 @@ def main(read: Callable[[int], bytes]) -> None:
     found = processes_of(run)
     ended += [shown(pid) for pid in sorted(found)]
     send(found, signal.SIGTERM)
-    deadline = time.monotonic() + _GRACE
+    deadline = time.monotonic() + _GRACE_S
     while processes_of(run) and time.monotonic() < deadline:
         time.sleep(0.05)  # they are not our children: there is nothing to wait on before Python 3.9
-    for _ in range(_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         found = processes_of(run)
         if not found:
             break

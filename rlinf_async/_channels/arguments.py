@@ -12,10 +12,10 @@ from rlinf_async._channels.state.channel_keys import canonical_key
 from rlinf_async._core import codec
 from rlinf_async._core.frames import NOW, NOWAIT, WAIT
 
-MOST: Final = 2**63 - 1
+MAX_INTEGER: Final = 2**63 - 1
 """Of what a frame says in whole numbers."""
 
-_MOST_KEYS: Final = 4096
+_MAX_CACHED_KEYS: Final = 4096
 """Whose bytes are kept in mind."""
 
 
@@ -37,7 +37,7 @@ class RequestArguments:
 
     def put(self, item: Any, weight: int, key: Any, timeout: float | None, *, nowait: bool = False) -> Put:
         # What a put takes is counted in microseconds: plain arguments are told apart here.
-        if type(weight) is not int or not 0 <= weight <= MOST:
+        if type(weight) is not int or not 0 <= weight <= MAX_INTEGER:
             weight = whole_number(weight, "weight", f"put() to channel '{self._channel}'")
         if timeout is not None:
             timeout = seconds(timeout, f"put() to channel '{self._channel}'")
@@ -63,7 +63,7 @@ class RequestArguments:
         return Get("get_nowait() from", self._channel, key, self._key(key), NOW, None)
 
     def get_batch(self, weight: int, key: Any, timeout: float | None) -> Get[Any]:
-        if type(weight) is not int or not 0 <= weight <= MOST:
+        if type(weight) is not int or not 0 <= weight <= MAX_INTEGER:
             weight = whole_number(weight, "target_weight", f"get_batch() from channel '{self._channel}'")
         if timeout is not None:
             timeout = seconds(timeout, f"get_batch() from channel '{self._channel}'")
@@ -77,7 +77,7 @@ class RequestArguments:
         try:
             return self._keys[key]
         except KeyError:
-            if len(self._keys) >= _MOST_KEYS:
+            if len(self._keys) >= _MAX_CACHED_KEYS:
                 self._keys.clear()
             packed = self._keys[key] = canonical_key(key)
             return packed
@@ -88,13 +88,13 @@ def whole_number(value: Any, argument: str, whose: str, least: int = 0) -> int:
 
     Raises:
         TypeError: it is none, as 1.5 and 2.0 are not.
-        ValueError: it is less than ``least``, or more than ``MOST``.
+        ValueError: it is less than ``least``, or more than ``MAX_INTEGER``.
     """
     try:
         number = operator.index(value)
     except TypeError:
         raise TypeError(f"{whose}: {argument}= takes a whole number, got {value!r}") from None
-    if not least <= number <= MOST:
+    if not least <= number <= MAX_INTEGER:
         raise ValueError(f"{whose}: {argument}= takes a whole number from {least} to 2**63 - 1, got {number}")
     return number
 

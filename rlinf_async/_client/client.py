@@ -26,7 +26,7 @@ from rlinf_async._client.direct_calls import DirectCalls
 from rlinf_async._client.events import Events, Listener
 from rlinf_async._client.loop_thread import LoopThread
 from rlinf_async._client.reply_handler import Inbox, Receiver, ReplyHandler
-from rlinf_async._client.requests import HERE, Request, Requests, error_of
+from rlinf_async._client.requests import OWN_NODE, Request, Requests, error_of
 from rlinf_async._client.tasks import Task, Tasks
 from rlinf_async._core import codec, failures, frames, operations, process
 from rlinf_async._core.frames import Status
@@ -257,9 +257,9 @@ class NodeClient:
 
     # -- requests -----------------------------------------------------------------------------------------------
 
-    def request(self, operation: Operation[Answer], *, node: int = HERE, what: str = "") -> Request[Answer]:
+    def request(self, operation: Operation[Answer], *, node: int = OWN_NODE, what: str = "") -> Request[Answer]:
         """Requests something of a node's daemon; ``what`` it is, for deadlines."""
-        target = self.node if node == HERE else node
+        target = self.node if node == OWN_NODE else node
         request = self._requests.begin(Request(self, next(self._ids), operation, target, what))
         error = self._closed or self.lost_nodes.get(target)
         if error is None and self.loop.is_closed():

@@ -22,7 +22,7 @@ from rlinf_async._messaging.state.emulated_delay import Crossing, NetEmulation
 from rlinf_async.configuration import worker_key
 from rlinf_async.work import Work
 
-_EARLY: Final = 1e-4
+_TIMER_SLACK_S: Final = 1e-4
 """Seconds by which a timer may be early."""
 
 
@@ -94,7 +94,7 @@ class EmulatedLinks:
             except Exception:  # node 0 is lost, which keeps the book of the shared links
                 through = 0.0
             alone = max(nbytes / link.rate for link in crossing.links)
-            since = now if through <= alone + _EARLY else time.monotonic()
+            since = now if through <= alone + _TIMER_SLACK_S else time.monotonic()
             delayed.due = since + through + crossing.delay
             self._client.later(max(0.0, delayed.due - time.monotonic()), lambda: self._release(link))
 
@@ -110,7 +110,7 @@ class EmulatedLinks:
                 if not queue:
                     break
                 due = queue[0].due
-                if due is None or due > now + _EARLY:
+                if due is None or due > now + _TIMER_SLACK_S:
                     return  # and when it is due, those behind it come along
                 delayed = queue.popleft()
             # No other task takes messages off, so that what was first also leaves first.

@@ -14,8 +14,8 @@ from rlinf_async._client import far_side
 from rlinf_async._core.operations import Answer, Operation
 from rlinf_async.work import Work
 
-HERE: Final = -1
-"""``client.request(..., node=HERE)``: this process's own node."""
+OWN_NODE: Final = -1
+"""``client.request(..., node=OWN_NODE)``: this process's own node."""
 
 
 class Request(Work[Answer], Generic[Answer]):

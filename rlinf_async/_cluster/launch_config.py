@@ -17,8 +17,8 @@ from rlinf_async.placement import Placement
 
 logger = logging.getLogger(__name__)
 
-TRACE: Final = "RLINF_TRACE"
-FAIL_FAST: Final = "RLINF_FAIL_FAST"
+_TRACE: Final = "RLINF_TRACE"
+_FAIL_FAST: Final = "RLINF_FAIL_FAST"
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -80,7 +80,7 @@ def trace_wanted(
     """
     path: str | None
     if given is None:
-        path = environ.get(TRACE) or None
+        path = environ.get(_TRACE) or None
         if path is None:
             path = config.tracer.output_file if config is not None else None
             if config is None or not config.tracer.enable:
@@ -107,10 +107,10 @@ def fail_fast_wanted(given: Any, config: ClusterConfig | None, environ: Mapping[
         if not isinstance(given, bool):
             raise ConfigError(f"fail_fast= of Cluster() takes True, False, or None (as configured), got {given!r}")
         return given
-    text = environ.get(FAIL_FAST, "").strip().lower()
+    text = environ.get(_FAIL_FAST, "").strip().lower()
     if text and text not in (*_YES, *_NO):
         raise ConfigError(
-            f"{FAIL_FAST}={environ[FAIL_FAST]!r} in the environment is neither yes nor no: write 1 or 0, or unset it "
+            f"{_FAIL_FAST}={environ[_FAIL_FAST]!r} in the environment is neither yes nor no: write 1 or 0, or unset it "
             "for what the configuration says"
         )
     return text in _YES if text else bool(config is not None and config.fail_fast)

@@ -15,8 +15,8 @@ from rlinf_async._wire.mesh import start_nodes
 from rlinf_async._wire.node_config import NodeConfig
 from rlinf_async.errors import ConfigError, LaunchError
 
-FAKE_GPUS: Final = "RLINF_FAKE_GPUS"
-MOST_FAKE_GPUS: Final = 1024
+_FAKE_GPUS: Final = "RLINF_FAKE_GPUS"
+MAX_FAKE_GPUS: Final = 1024
 
 
 async def start_own_nodes(
@@ -84,12 +84,12 @@ def declared_gpus(asked: int | None, *, joins: bool, environ: Mapping[str, str])
             )
         return None
     said: Any = asked
-    if asked is None and (text := environ.get(FAKE_GPUS)):
+    if asked is None and (text := environ.get(_FAKE_GPUS)):
         said = int(text) if text.isascii() and text.isdecimal() else text
-    if said is None or (type(said) is int and 0 <= said <= MOST_FAKE_GPUS):
+    if said is None or (type(said) is int and 0 <= said <= MAX_FAKE_GPUS):
         return said
-    name = f"${FAKE_GPUS}" if asked is None else "fake_gpus"
-    raise ConfigError(f"{name} must be a number from 0 to {MOST_FAKE_GPUS}, got {said!r}")
+    name = f"${_FAKE_GPUS}" if asked is None else "fake_gpus"
+    raise ConfigError(f"{name} must be a number from 0 to {MAX_FAKE_GPUS}, got {said!r}")
 
 
 def _environment(run: str) -> dict[str, str]:

@@ -6,7 +6,7 @@ import os
 from enum import StrEnum
 from typing import Final
 
-PREFIX: Final = "RLINF_"
+_PREFIX: Final = "RLINF_"
 
 
 class ClusterEnvVar(StrEnum):
@@ -32,7 +32,7 @@ _DEFAULTS: Final[dict[ClusterEnvVar, str]] = {
 
 def get_full_env_var_name(variable: ClusterEnvVar) -> str:
     """``RLINF_LOG_LEVEL`` of ``ClusterEnvVar.LOG_LEVEL``."""
-    return PREFIX + ClusterEnvVar(variable)
+    return _PREFIX + ClusterEnvVar(variable)
 
 
 def get_sys_env_var(variable: ClusterEnvVar, default: str | None = None) -> str | None:

@@ -20,7 +20,7 @@ from weakref import WeakSet
 
 import cloudpickle
 
-from rlinf_async._core.encoded import COPIED_BELOW, Elsewhere, Encoded, split
+from rlinf_async._core.encoded import COPY_MAX_BYTES, Elsewhere, Encoded, split
 from rlinf_async._core.unpicklable import ATOMS, cannot_travel, summary
 from rlinf_async.errors import SerializationError
 
@@ -29,13 +29,13 @@ if "__mp_main__" in sys.modules:
     # it defines travels by value, as what __main__ defines does.
     cloudpickle.register_pickle_by_value(ModuleType("__mp_main__"))
 
-_IN_BAND_BELOW: Final = 1024
+_IN_BAND_BYTES: Final = 1024
 """Smaller buffers are copied into the pickle, which costs less than their place in the index."""
 
 _providers: dict[str, str] = {}
 _reducing: dict[str, Callable[[Any, dict[Any, Any]], Any]] = {}
 """``reduce`` of the providers that are imported."""
-_ALONE: Final = 2
+_SINGLE_BUFFER_MARK: Final = 2
 """Begins the head of an object that is nothing but its memory; a pickle begins with 128."""
 _alone: dict[type, tuple[str, Callable[[Any], tuple[Any, memoryview] | None]]] = {}
 """The providers, and their ``alone``, by type."""
@@ -43,7 +43,7 @@ _heads: dict[Any, bytes] = {}
 """By provider and key."""
 _rebuilders: dict[bytes, Callable[[Any], Any]] = {}
 """By head."""
-_MOST_HEADS: Final = 1024
+_MAX_CACHED_HEADS: Final = 1024
 
 KEEP: Final = "keep"
 """In a provider's ``state``: what tells whether an object's memory stays where it is; absent where all is copied."""
@@ -157,7 +157,7 @@ def decode_parts(head: bytes | memoryview, buffers: Sequence[memoryview]) -> Any
         SerializationError: as ``decode``.
     """
     try:
-        kept = [bytearray(view) if view.nbytes < COPIED_BELOW or view.readonly else view for view in buffers]
+        kept = [bytearray(view) if view.nbytes < COPY_MAX_BYTES or view.readonly else view for view in buffers]
         return _load(head, kept)
     except (KeyboardInterrupt, SystemExit):
         raise
@@ -231,7 +231,7 @@ class _OutOfBand:
     def take(self, buffer: pickle.PickleBuffer) -> bool:
         """True where it goes into the pickle, as pickle wants it."""
         view = buffer.raw()
-        if view.nbytes < _IN_BAND_BELOW:
+        if view.nbytes < _IN_BAND_BYTES:
             if type(view.obj) is not Elsewhere:
                 return True
             view = view.obj.memory
@@ -314,14 +314,14 @@ def _encode_quickly(value: Any, keep: Callable[[Any], bool] | None) -> Encoded |
 def _head_of(provider: str, key: Any) -> bytes:
     head = _heads.get((provider, key))
     if head is None:
-        if len(_heads) >= _MOST_HEADS:
+        if len(_heads) >= _MAX_CACHED_HEADS:
             _heads.clear()
-        head = _heads[provider, key] = bytes((_ALONE,)) + pickle.dumps((provider, key), 5)
+        head = _heads[provider, key] = bytes((_SINGLE_BUFFER_MARK,)) + pickle.dumps((provider, key), 5)
     return head
 
 
 def _load(head: bytes | memoryview, buffers: Sequence[Any]) -> Any:
-    if head[0] != _ALONE:
+    if head[0] != _SINGLE_BUFFER_MARK:
         return pickle.loads(head, buffers=buffers)
     known = bytes(head)
     rebuild = _rebuilders.get(known)
@@ -329,7 +329,7 @@ def _load(head: bytes | memoryview, buffers: Sequence[Any]) -> Any:
         provider, key = pickle.loads(known[1:])
         if provider not in _providers.values():
             raise ValueError(f"{provider!r} is no provider here")
-        if len(_rebuilders) >= _MOST_HEADS:
+        if len(_rebuilders) >= _MAX_CACHED_HEADS:
             _rebuilders.clear()
         rebuild = _rebuilders[known] = importlib.import_module(provider).rebuilder(key)
     (memory,) = buffers

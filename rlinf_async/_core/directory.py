@@ -32,7 +32,7 @@ class Entry:
         return [self.members[rank][1] if rank in self.members else None for rank in range(self.size)] or None
 
 
-NOBODY: Final = -1
+NO_HOLDER: Final = -1
 """The owner of a name that belongs to its members."""
 
 
@@ -86,9 +86,9 @@ class Directory:
         """
         if not 0 <= rank < size:
             raise ValueError(f"'{name}' has {size} members: there is no rank {rank}")
-        entry = self.entries.setdefault(name, Entry(NOBODY, size=size))
+        entry = self.entries.setdefault(name, Entry(NO_HOLDER, size=size))
         self.closed.discard(name)
-        if entry.owner != NOBODY:
+        if entry.owner != NO_HOLDER:
             raise ValueError(f"a group named '{name}' exists already: whoever made it did not leave it to join")
         if entry.size != size:
             raise ValueError(f"'{name}' has {entry.size} members, as others say, and not {size}")
@@ -161,7 +161,7 @@ class Directory:
 
     def _close(self, name: str) -> None:
         entry = self.entries.pop(name)
-        if entry.published and entry.owner != NOBODY:
+        if entry.published and entry.owner != NO_HOLDER:
             self.closed.add(name)
 
     def _leave(self, entry: Entry, owner: int) -> bool:
@@ -175,7 +175,7 @@ class Directory:
     def owners(self) -> set[int]:
         """All that own a name, or are members of one that has no other owner."""
         members = {of for entry in self.entries.values() for of, _ in entry.members.values()}
-        return members | {entry.owner for entry in self.entries.values() if entry.owner != NOBODY}
+        return members | {entry.owner for entry in self.entries.values() if entry.owner != NO_HOLDER}
 
     def names(self) -> list[str]:
         return sorted(name for name, entry in self.entries.items() if entry.published)

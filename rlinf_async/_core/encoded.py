@@ -10,11 +10,11 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
-COPIED_BELOW: Final = 64 * 1024
+COPY_MAX_BYTES: Final = 64 * 1024
 """Smaller buffers never become views: one small array that is kept would keep a whole segment."""
 
-_ALIGNMENT: Final = 64
-_ZEROS: Final = bytes(_ALIGNMENT)
+_ALIGNMENT_BYTES: Final = 64
+_ZEROS: Final = bytes(_ALIGNMENT_BYTES)
 _INDEX: Final = struct.Struct("<B3xIQ")  # 1, number of buffers, size of the pickle; then the size of each buffer
 _INDEX_OF_ONE: Final = struct.Struct("<B3xIQQ")
 
@@ -54,7 +54,7 @@ class Encoded:
             return
         self.nbytes = _INDEX.size + 8 * len(buffers) + sum(map(len, chunks))
         for view in buffers:
-            self.nbytes += -self.nbytes % _ALIGNMENT + view.nbytes
+            self.nbytes += -self.nbytes % _ALIGNMENT_BYTES + view.nbytes
 
     @property
     def head(self) -> bytes:
@@ -75,7 +75,7 @@ class Encoded:
         parts: list[bytes | memoryview] = [index, *self._chunks]
         end = len(index) + head_size
         for view in self.buffers:
-            padding = -end % _ALIGNMENT
+            padding = -end % _ALIGNMENT_BYTES
             if padding:
                 parts.append(_ZEROS[:padding])
             parts.append(view)
@@ -88,7 +88,7 @@ class Encoded:
             (head,), (view,) = self._chunks, self.buffers
             size = _INDEX_OF_ONE.size + len(head)
             index = _INDEX_OF_ONE.pack(1, 1, len(head), view.nbytes)
-            return b"".join((index, head, _ZEROS[: -size % _ALIGNMENT], view))
+            return b"".join((index, head, _ZEROS[: -size % _ALIGNMENT_BYTES], view))
         return b"".join(self.parts())
 
     def write_into(self, view: memoryview) -> None:
@@ -114,10 +114,10 @@ def split(body: memoryview) -> tuple[memoryview, list[Any]]:
     head = body[start:end]
     buffers: list[Any] = []
     for size in sizes:
-        start = end + -end % _ALIGNMENT
+        start = end + -end % _ALIGNMENT_BYTES
         end = start + size
         piece = body[start:end]
-        buffers.append(bytearray(piece) if size < COPIED_BELOW or body.readonly else piece)
+        buffers.append(bytearray(piece) if size < COPY_MAX_BYTES or body.readonly else piece)
     if end > body.nbytes:
         raise ValueError(f"the index speaks of {end} bytes, the body has {body.nbytes}")
     return head, buffers

@@ -20,11 +20,11 @@ import msgpack
 from rlinf_async._core import codec
 from rlinf_async.errors import RemoteError, SerializationError
 
-_MAX_TEXT: Final = 64 * 1024
+_MAX_TEXT_CHARS: Final = 64 * 1024
 """Bytes of one text; what is longer loses its middle."""
 
 _MAX_NOTES: Final = 64
-_MAX_PICKLE: Final = 1024 * 1024
+_MAX_PICKLE_BYTES: Final = 1024 * 1024
 _MAX_CHAIN: Final = 64
 """Causes, contexts and members of groups that a traceback shows; where there are more it shows none."""
 
@@ -94,7 +94,7 @@ def pack(failure: Failure) -> bytes:
     for name in ("type_name", "text", "traceback"):
         facts[name] = _cut(facts[name])
     facts["notes"] = [_cut(note) for note in failure.notes[:_MAX_NOTES]]
-    if failure.pickled is not None and len(failure.pickled) > _MAX_PICKLE:
+    if failure.pickled is not None and len(failure.pickled) > _MAX_PICKLE_BYTES:
         facts["pickled"] = None
     packed: bytes = msgpack.packb(facts)
     return packed
@@ -109,8 +109,8 @@ def unpack(data: bytes | memoryview) -> Failure:
     try:
         facts = msgpack.unpackb(
             data,
-            max_str_len=_MAX_TEXT,
-            max_bin_len=_MAX_PICKLE,
+            max_str_len=_MAX_TEXT_CHARS,
+            max_bin_len=_MAX_PICKLE_BYTES,
             max_array_len=_MAX_NOTES,
             max_map_len=64,
             max_ext_len=0,
@@ -195,7 +195,7 @@ def _pickle(exception: BaseException) -> bytes | None:
         return None
     try:
         encoded = codec.encode(exception)
-        return encoded.to_bytes() if encoded.nbytes <= _MAX_PICKLE else None
+        return encoded.to_bytes() if encoded.nbytes <= _MAX_PICKLE_BYTES else None
     except BaseException:
         return None
 
@@ -276,8 +276,8 @@ def _has_long_chain(exception: BaseException) -> bool:
 def _cut(text: str) -> str:
     """At most 64 KiB of UTF-8, whatever the text."""
     data = text.encode("utf-8", "backslashreplace")
-    if len(data) <= _MAX_TEXT:
+    if len(data) <= _MAX_TEXT_CHARS:
         return data.decode()
-    half = _MAX_TEXT // 2 - 64
+    half = _MAX_TEXT_CHARS // 2 - 64
     head, tail = data[:half].decode("utf-8", "ignore"), data[-half:].decode("utf-8", "ignore")
     return f"{head}\n... {len(data) - 2 * half} bytes are left out ...\n{tail}"

@@ -108,10 +108,10 @@ NOW: Final = -1
 AHEAD: Final = -2
 """``target`` of a GET that is sent before anybody asks."""
 
-INLINE_LIMIT: Final = 64 * 1024
+MAX_INLINE_BYTES: Final = 64 * 1024
 """Bytes; a larger body travels as sealed memory within a machine and on the bulk stream between machines."""
 
-MAX_FDS: Final = 4
+_MAX_FDS: Final = 4
 """File descriptors on one frame, at most."""
 
 LENGTHS: Final[dict[int, int]] = {
@@ -268,7 +268,7 @@ class FrameReader:
         try:
             self._unpacker.feed(data)
             for frame in self._unpacker:
-                if lengths[frame[0]] != len(frame) or not 0 <= frame[1] <= MAX_FDS:
+                if lengths[frame[0]] != len(frame) or not 0 <= frame[1] <= _MAX_FDS:
                     raise FrameError(f"bad frame of kind {frame[0]!r}")
                 frames.append(frame)
         except FrameError:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlinf_async._core.encoded import Encoded
-from rlinf_async._core.frames import INLINE_LIMIT
+from rlinf_async._core.frames import MAX_INLINE_BYTES
 from rlinf_async._core.pool import pool
 from rlinf_async._core.segment import close_fds, map_private
 from rlinf_async.errors import TransferFailed
@@ -22,10 +22,10 @@ def pack_body(encoded: Encoded | bytes) -> tuple[bytes | int, Sequence[int]]:
         MemoryError: a large body does not fit into this machine's memory.
     """
     if isinstance(encoded, bytes):
-        if len(encoded) <= INLINE_LIMIT:
+        if len(encoded) <= MAX_INLINE_BYTES:
             return encoded, ()
         return len(encoded), (pool.write([encoded], len(encoded)),)
-    if encoded.nbytes <= INLINE_LIMIT:
+    if encoded.nbytes <= MAX_INLINE_BYTES:
         return encoded.to_bytes(), ()
     return encoded.nbytes, (pool.write(encoded.parts(), encoded.nbytes),)
 

@@ -30,14 +30,14 @@ from typing import Final
 from rlinf_async import settings
 from rlinf_async._core.segment import write_segment
 
-_MOST: Final = 64
+_MAX_SEGMENTS: Final = 64
 """Segments that are kept, each with a file descriptor."""
 
-_LOOKED_AT: Final = 8
+_MAX_INSPECTED: Final = 8
 """Segments of a fitting size that are asked whether they are free: of those used last, whose memory is still in the
 processor's caches, and then of those that have been unused for longest."""
 
-_PIECE: Final = 1 << 20
+_PIECE_BYTES: Final = 1 << 20
 """Bytes that are copied before other threads may run."""
 
 _POPULATE_WRITE: Final = 23
@@ -73,8 +73,8 @@ class _Segment:
             offset = 0
             for part in parts:
                 view = memoryview(part).cast("B")
-                for start in range(0, len(view), _PIECE):
-                    piece = view[start : start + _PIECE]
+                for start in range(0, len(view), _PIECE_BYTES):
+                    piece = view[start : start + _PIECE_BYTES]
                     target[offset : offset + len(piece)] = piece
                     offset += len(piece)
 
@@ -141,7 +141,7 @@ class Pool:
         last = range(len(segments) - 1, -1, -1)
         for order in (last, range(len(segments))):
             fitting = (index for index in order if nbytes <= segments[index].size <= 2 * nbytes)
-            for index in itertools.islice(fitting, _LOOKED_AT):
+            for index in itertools.islice(fitting, _MAX_INSPECTED):
                 if segments[index].is_free():
                     return index
         return None
@@ -152,7 +152,7 @@ class Pool:
             kept = sum(segment.size for segment in self._segments)
             if self._keep is None:
                 self._keep = settings.SEGMENT_POOL_BYTES()
-            while kept > self._keep or len(self._segments) > _MOST:
+            while kept > self._keep or len(self._segments) > _MAX_SEGMENTS:
                 oldest = self._segments.pop(0)
                 kept -= oldest.size
                 oldest.close()

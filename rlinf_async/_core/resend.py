@@ -30,7 +30,7 @@ from rlinf_async._core.segment import close_fds
 MAX_KEPT_BYTES: Final = 64 << 20
 """Contents beyond this much are forfeited before another one is sent, the oldest first."""
 
-MAX_KEPT_DESCRIPTORS: Final = 256
+_MAX_KEPT_DESCRIPTORS: Final = 256
 """Likewise."""
 
 PIECE_BYTES: Final = 256 * 1024
@@ -39,8 +39,8 @@ ACK_FRAMES: Final = 64
 there, one follows by itself from twice as many on."""
 
 ACK_NOW_FRAMES: Final = 4096
-ACK_NOW_BYTES: Final = MAX_KEPT_BYTES // 2
-ACK_NOW_DESCRIPTORS: Final = 8
+_ACK_NOW_BYTES: Final = MAX_KEPT_BYTES // 2
+_ACK_NOW_DESCRIPTORS: Final = 8
 """From one of these on it is sent at once: the sender holds that much memory only for want of it."""
 
 _CARRIES: Final = {
@@ -117,7 +117,7 @@ class Unacknowledged:
     @property
     def is_too_much(self) -> bool:
         """Whether contents are to be forfeited before more is sent."""
-        return self._content > MAX_KEPT_BYTES or self._descriptors > MAX_KEPT_DESCRIPTORS
+        return self._content > MAX_KEPT_BYTES or self._descriptors > _MAX_KEPT_DESCRIPTORS
 
     def since(self, received: int) -> Iterator[FrameWithFds]:
         """The frames that the other side lacks, which has so many; they stay kept."""
@@ -263,8 +263,8 @@ class Incoming:
         frames_behind = self.received - self.acknowledged
         if (
             frames_behind >= ACK_NOW_FRAMES
-            or self.read_bytes - self._acknowledged_bytes + self._content >= ACK_NOW_BYTES
-            or self.descriptors >= ACK_NOW_DESCRIPTORS
+            or self.read_bytes - self._acknowledged_bytes + self._content >= _ACK_NOW_BYTES
+            or self.descriptors >= _ACK_NOW_DESCRIPTORS
         ):
             return True
         self.is_due = bool(self.descriptors) or frames_behind >= ACK_FRAMES
@@ -319,7 +319,7 @@ def lost_text(kind: int, nbytes: int) -> str:
     """Why a frame has no content."""
     return (
         f"{_CARRIES[kind]} of {nbytes / (1 << 20):.1f} MiB was lost with the socket between the two processes: more "
-        f"than {MAX_KEPT_BYTES >> 20} MiB, or {MAX_KEPT_DESCRIPTORS} contents, had been sent there and not received"
+        f"than {MAX_KEPT_BYTES >> 20} MiB, or {_MAX_KEPT_DESCRIPTORS} contents, had been sent there and not received"
     )
 
 

@@ -6,15 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-LOWEST_PORT: Final = 1024
+_LOWEST_PORT: Final = 1024
 """Below it a process needs privileges."""
 
-HIGHEST_PORT: Final = 65535
+_HIGHEST_PORT: Final = 65535
 
-QUIET_PORT: Final = 10000
+_QUIET_PORT: Final = 10000
 """Below it, too many services are at home."""
 
-ENOUGH_PORTS: Final = 1000
+_MIN_PORTS: Final = 1000
 
 
 class Ticket(NamedTuple):
@@ -163,10 +163,10 @@ def port_range(ephemeral: tuple[int, int], most: int | None) -> range:
     Raises:
         ValueError: there is no such port that an ordinary process may use.
     """
-    if most is not None and not LOWEST_PORT <= most <= HIGHEST_PORT:
-        raise ValueError(f"max_port_num must be from {LOWEST_PORT} to {HIGHEST_PORT}, got {most!r}")
-    highest = HIGHEST_PORT if most is None else most
-    quiet = range(QUIET_PORT, min(ephemeral[0], highest + 1))
-    if len(quiet) >= ENOUGH_PORTS:
+    if most is not None and not _LOWEST_PORT <= most <= _HIGHEST_PORT:
+        raise ValueError(f"max_port_num must be from {_LOWEST_PORT} to {_HIGHEST_PORT}, got {most!r}")
+    highest = _HIGHEST_PORT if most is None else most
+    quiet = range(_QUIET_PORT, min(ephemeral[0], highest + 1))
+    if len(quiet) >= _MIN_PORTS:
         return quiet
-    return range(LOWEST_PORT, highest + 1)
+    return range(_LOWEST_PORT, highest + 1)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ATOMS: Final = frozenset({type(None), bool, int, float, str, bytes})
 """Types whose values always travel and hold nothing."""
 
-_SEARCH_SECONDS: Final = 1.0
+_SEARCH_TIMEOUT_S: Final = 1.0
 _SEARCH_DEPTH: Final = 100
 
 
@@ -75,7 +75,7 @@ class _Search:
 
     def __init__(self, new_pickler: Callable[[], pickle.Pickler]) -> None:
         self._new_pickler = new_pickler
-        self._deadline = time.monotonic() + _SEARCH_SECONDS
+        self._deadline = time.monotonic() + _SEARCH_TIMEOUT_S
         self._suspects: dict[int, Any] = {}  # holds them, so that no id is used twice
 
     def find(

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlinf_async._core import codec
 from rlinf_async._core.encoded import Encoded
-from rlinf_async._core.frames import INLINE_LIMIT
+from rlinf_async._core.frames import MAX_INLINE_BYTES
 from rlinf_async._core.payload import pack_body
 from rlinf_async._core.pool import pool
 from rlinf_async._messaging.state.message_facts import OBJECT, PAIR, TENSOR
@@ -40,7 +40,7 @@ class Payload:
         encoded = self._encoded
         if not isinstance(encoded, memoryview):
             return pack_body(encoded)
-        if encoded.nbytes <= INLINE_LIMIT:
+        if encoded.nbytes <= MAX_INLINE_BYTES:
             return encoded.tobytes(), ()
         return encoded.nbytes, (pool.write([encoded], encoded.nbytes),)
 
@@ -54,7 +54,7 @@ class Payload:
         encoded = self._encoded
         if isinstance(encoded, memoryview):
             return True
-        return (len(encoded) if isinstance(encoded, bytes) else len(encoded.head)) <= INLINE_LIMIT
+        return (len(encoded) if isinstance(encoded, bytes) else len(encoded.head)) <= MAX_INLINE_BYTES
 
     def parts(self) -> tuple[bytes, list[memoryview]]:
         """For a link: what is small enough for the frame, and the buffers."""
@@ -62,7 +62,7 @@ class Payload:
         if isinstance(encoded, memoryview):
             return b"", [encoded]
         head, buffers = (encoded[1:], []) if isinstance(encoded, bytes) else (encoded.head, list(encoded.buffers))
-        return (head, buffers) if len(head) <= INLINE_LIMIT else (b"", [memoryview(head), *buffers])
+        return (head, buffers) if len(head) <= MAX_INLINE_BYTES else (b"", [memoryview(head), *buffers])
 
     def copy(self) -> bytes | memoryview:
         """The content, for a receiver in this process."""

@@ -26,7 +26,7 @@ from rlinf_async.errors import ClosedError, TransferFailed
 
 logger = logging.getLogger(__name__)
 
-_ATTEMPTS: Final = 3
+_MAX_ATTEMPTS: Final = 3
 """Times that links are tried with one message before it is given up."""
 
 
@@ -233,7 +233,7 @@ class Outbox:
         if sending.done() or peer.error is not None:
             return
         self._distrust(peer, in_flight, error)
-        if in_flight.attempts > _ATTEMPTS * len(stream.receivers):
+        if in_flight.attempts > _MAX_ATTEMPTS * len(stream.receivers):
             sending.give_up(TransferFailed(f"{sending._describe()}: what it carries could not be transferred"))
             return
         start = (message_facts.CONTENT, stream.id, number, 0)

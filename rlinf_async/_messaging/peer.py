@@ -8,7 +8,7 @@ from typing import Any, Final
 from rlinf_async._core import frames
 from rlinf_async._transports.gpu_link_choice import Gpu
 
-_FAILURES: Final = 3
+_MAX_FAILURES: Final = 3
 """Messages that did not come through, and none that did, after which a peer is sent none that way."""
 
 
@@ -27,12 +27,12 @@ class LinkHealth:
 
     @property
     def is_good(self) -> bool:
-        return self.is_proven or self._failures < _FAILURES
+        return self.is_proven or self._failures < _MAX_FAILURES
 
     def fail(self) -> bool:
         """A message did not come through; whether that was the end of it."""
         self._failures += 1
-        return not self.is_proven and self._failures == _FAILURES
+        return not self.is_proven and self._failures == _MAX_FAILURES
 
 
 class Peer:

@@ -29,7 +29,7 @@ from rlinf_async.work import Work
 
 logger = logging.getLogger(__name__)
 
-QUESTIONS: Final = 32
+_CLOCK_SAMPLES: Final = 32
 """Times that a driver compares its clock with its daemon's; the one with the shortest way counts."""
 
 recorder: Recorder | None = None
@@ -138,7 +138,7 @@ async def _join(client: NodeClient, name: str, facts: dict[str, Any]) -> None:
 async def _shift(client: NodeClient) -> int:
     """Nanoseconds by which the daemon's clock is ahead, where that can be told from none at all."""
     shortest, shift = None, 0
-    for _ in range(QUESTIONS):
+    for _ in range(_CLOCK_SAMPLES):
         asked = time.monotonic_ns()
         theirs = await client.request(operations.ReadClock(), what="the time")
         heard = time.monotonic_ns()

@@ -11,13 +11,13 @@ from typing import Any, Final
 
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import frames, operations
-from rlinf_async._trace.state.spans import ENOUGH, Recorder
+from rlinf_async._trace.state.spans import FLUSH_SPANS, Recorder
 from rlinf_async.work import Work
 
-MOMENT: Final = 200_000_000
+_SEND_INTERVAL_NS: Final = 200_000_000
 """Nanoseconds; what a call has recorded when it ends is sent if nothing was for so long."""
 
-MOST_UNDER_WAY: Final = 4
+_MAX_UNCONFIRMED_BATCHES: Final = 4
 """Batches that have been sent and not been taken yet."""
 
 
@@ -61,7 +61,7 @@ class Trace:
         self._sent_at = time.monotonic_ns()
         while len(self.recorder):
             with self._lock:
-                self._is_behind = self._under_way >= MOST_UNDER_WAY
+                self._is_behind = self._under_way >= _MAX_UNCONFIRMED_BATCHES
                 if self._is_behind:
                     return
                 self._under_way += 1
@@ -74,7 +74,7 @@ class Trace:
     def _taken(self) -> None:
         with self._lock:
             self._under_way -= 1
-        if self._is_behind or len(self.recorder) >= ENOUGH:
+        if self._is_behind or len(self.recorder) >= FLUSH_SPANS:
             self.ask_to_send()
 
     def _send_batch(self) -> Work[Any] | None:
@@ -93,7 +93,7 @@ class Trace:
 
     def call_ended(self) -> None:
         """What has gathered is sent, unless something was sent just now."""
-        if time.monotonic_ns() - self._sent_at > MOMENT:
+        if time.monotonic_ns() - self._sent_at > _SEND_INTERVAL_NS:
             self.ask_to_send()
 
     @property

@@ -17,18 +17,18 @@ from rlinf_async._transports.tcp_connections import Address, Connection, is_name
 from rlinf_async._transports.transfer import Receiving, Sending
 from rlinf_async.errors import TransferFailed
 
-_WINDOW: Final = 16 << 20
+_WINDOW_BYTES: Final = 16 << 20
 """Bytes for which the peer may send at once, and more in two transfers: the word for the next one is under way while
 the memory of the last is."""
 
-_CONNECTING: Final = timedelta(seconds=0.3)
+_CONNECT_TIMEOUT: Final = timedelta(seconds=0.3)
 """Gloo gives a connection up to five times this long, and cannot be interrupted meanwhile."""
 
-_ARRIVING: Final = timedelta(seconds=1.5)
+_CHUNK_TIMEOUT: Final = timedelta(seconds=1.5)
 """For one chunk that the peer is sending.  Gloo cannot be interrupted in the middle of one, not even by the end of its
 connection, and afterwards it closes the pair; so this is how long a thread may stay behind when a pair breaks."""
 
-_TAGS: Final = 1 << 31
+_MAX_TAGS: Final = 1 << 31
 
 _UNWANTED: Final = "the process group is not wanted any more"
 
@@ -129,7 +129,7 @@ class GlooPair(Pair):
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch does not list it
         options._devices = [self._device.gloo]
         options._threads = 0  # those are for collectives
-        options._timeout = _CONNECTING
+        options._timeout = _CONNECT_TIMEOUT
         group = ProcessGroupGloo(self._store, self._rank, 2, options)
         connection = self._find_connection()
         with self._changed:
@@ -176,7 +176,7 @@ class GlooPair(Pair):
     def _may_take(self, taken: deque[_Taken]) -> bool:
         if not self._asked or len(taken) < 2:
             return bool(self._asked)
-        return sum(each.receiving.nbytes for each in taken) + self._asked[0].nbytes <= _WINDOW
+        return sum(each.receiving.nbytes for each in taken) + self._asked[0].nbytes <= _WINDOW_BYTES
 
     def _is_coming(self, taken: deque[_Taken]) -> bool:
         return bool(taken) and taken[0].receiving.number in self._coming
@@ -193,7 +193,7 @@ class GlooPair(Pair):
         tag = self._tag
         for chunk in taken[-1].chunks:
             taken[-1].works.append(self._group.recv([chunk], 1 - self._rank, self._tag))
-            self._tag = (self._tag + 1) % _TAGS
+            self._tag = (self._tag + 1) % _MAX_TAGS
         self._owner.ready(self, receiving, tag, start)
 
     def _receive_oldest(self, taken: deque[_Taken]) -> None:
@@ -201,7 +201,7 @@ class GlooPair(Pair):
         with self._changed:
             self._coming.remove(oldest.receiving.number)
         while oldest.works:
-            oldest.works[0].wait(_ARRIVING)
+            oldest.works[0].wait(_CHUNK_TIMEOUT)
             oldest.works.popleft()
             self._owner.arrived(self, oldest.receiving)
         taken.popleft()
@@ -253,6 +253,6 @@ class GlooPair(Pair):
             chunks = sending.chunks()
             self._owner.sends(self, sending)
             for index in range(start, len(chunks)):
-                works.append(group.send([chunks[index]], 1 - self._rank, (tag + index - start) % _TAGS))
+                works.append(group.send([chunks[index]], 1 - self._rank, (tag + index - start) % _MAX_TAGS))
         except Exception as error:
             self._break(error)

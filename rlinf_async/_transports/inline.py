@@ -20,8 +20,8 @@ from rlinf_async._transports.link import Link, Post
 from rlinf_async.errors import TransferFailed
 from rlinf_async.work import Work
 
-PIECE: Final = 256 * 1024
-_WINDOW: Final = 8
+PIECE_BYTES: Final = 256 * 1024
+_WINDOW_PIECES: Final = 8
 """Pieces under way."""
 
 
@@ -37,7 +37,7 @@ class _Sending(Work[None]):
         if self.place == len(self.buffers):
             return None
         buffer = self.buffers[self.place]
-        piece = bytes(buffer[self.offset : self.offset + PIECE])
+        piece = bytes(buffer[self.offset : self.offset + PIECE_BYTES])
         self.offset += len(piece)
         if self.offset == buffer.nbytes:
             self.place, self.offset = self.place + 1, 0
@@ -138,7 +138,7 @@ class InlineLink(Link):
             self._post(["broken", sent, received, str(error)])
 
     def _begin(self, transfer: int) -> None:
-        for _ in range(_WINDOW):
+        for _ in range(_WINDOW_PIECES):
             self._send_piece(transfer)
 
     def _send_piece(self, transfer: int) -> None:

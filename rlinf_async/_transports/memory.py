@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 from rlinf_async import settings
 
-_SMALL: Final = 1 << 20
+_SMALL_BYTES: Final = 1 << 20
 """Below this size in bytes the allocator of Python does as well."""
 
 
@@ -62,7 +62,7 @@ class WarmMemory:
 
     def take(self, nbytes: int) -> memoryview:
         """As ``Memory.take``; the contents are undefined."""
-        if nbytes < _SMALL:
+        if nbytes < _SMALL_BYTES:
             return memoryview(bytearray(nbytes))
         memory = self._find(nbytes) or _allocate(nbytes)
         held = (ctypes.c_ubyte * nbytes).from_buffer(memory)

@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from rlinf_async._transports.transfer import Buffer, Receiving, Sending, Transfer
 from rlinf_async.errors import TransferFailed
 
-_TRIES: Final = 5
+_MAX_TRIES: Final = 5
 """Connections that may break under one transfer with nothing arriving."""
 
 _SomeTransfer = TypeVar("_SomeTransfer", bound=Transfer[Any])
@@ -133,4 +133,4 @@ def _take(table: dict[int, _SomeTransfer], numbers: Collection[int]) -> list[_So
 
 
 def _worn_out(table: Mapping[int, Transfer[Any]]) -> list[int]:
-    return [number for number, transfer in table.items() if transfer.tries >= _TRIES]
+    return [number for number, transfer in table.items() if transfer.tries >= _MAX_TRIES]

@@ -31,10 +31,10 @@ from rlinf_async._transports.transfer import Buffer, Receiving, Sending, Transfe
 from rlinf_async.errors import TransferFailed
 from rlinf_async.work import Work
 
-_ATTEMPTS: Final = 4
+_MAX_ATTEMPTS: Final = 4
 """Pairs in a row that could not be connected, after which the transfers that wait for one fail."""
 
-_TEXT: Final = 500
+_MAX_ERROR_CHARS: Final = 500
 """Characters of an error that the peer is told."""
 
 
@@ -304,7 +304,7 @@ class PairedLink(ABC, Generic[Buffer]):
             if not is_current:
                 return
             self._attempts = 0 if pair.is_connected else self._attempts + 1
-            if self._attempts < _ATTEMPTS:
+            if self._attempts < _MAX_ATTEMPTS:
                 self._break(error)
             else:
                 self._attempts = 0
@@ -318,4 +318,4 @@ class PairedLink(ABC, Generic[Buffer]):
 
 
 def _tell_of(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:_TEXT]
+    return f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARS]

@@ -22,13 +22,13 @@ logger = logging.getLogger(__name__)
 BUDGET: Final = "RLINF_SHM_BUDGET"
 """The variable that sets the budget, in bytes, or with K, M, G or T behind the number."""
 
-_ALWAYS_FITS: Final = 1 << 20
+_ALWAYS_FITS_BYTES: Final = 1 << 20
 """Bytes that are not worth a look at the machine's memory."""
 
-_COPIED_BELOW: Final = 256 * 1024
+_COPY_MAX_BYTES: Final = 256 * 1024
 """Bytes that are read sooner than they are mapped."""
 
-_RESERVE: Final = 0.03
+_RESERVED_FRACTION: Final = 0.03
 """The part of the memory that is left to others."""
 
 
@@ -50,7 +50,7 @@ class Segment:
     @property
     def is_small(self) -> bool:
         """Worth a copy, so that no descriptor is held for it."""
-        return self.nbytes <= _COPIED_BELOW
+        return self.nbytes <= _COPY_MAX_BYTES
 
     def open(self) -> memoryview:
         """Writable memory of this process's own.
@@ -88,11 +88,11 @@ class Segment:
 
 def fits(nbytes: int) -> bool:
     """Whether a message of so many bytes may be shared; says once where the budget is used up."""
-    if nbytes < _ALWAYS_FITS or pool.has(nbytes):
+    if nbytes < _ALWAYS_FITS_BYTES or pool.has(nbytes):
         return True
     used, available, total = _usage()
     limit = budget()
-    if used + nbytes <= limit and nbytes + _RESERVE * total <= available:
+    if used + nbytes <= limit and nbytes + _RESERVED_FRACTION * total <= available:
         return True
     _warn(limit)
     return False

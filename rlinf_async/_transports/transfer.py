@@ -22,13 +22,13 @@ T = TypeVar("T")
 Buffer = TypeVar("Buffer")
 """Flat bytes: a memoryview of the CPU's memory, or a tensor of a GPU's."""
 
-_SMALL: Final = 64 << 10
+_SMALL_BYTES: Final = 64 << 10
 """Bytes of a buffer that is worth a chunk of its own."""
 
 CHUNK_BYTES: Final = 4 << 20
 """Bytes of the largest chunk."""
 
-_ALIGNMENT: Final = 64
+_ALIGNMENT_BYTES: Final = 64
 """Of the buffers in a chunk, in bytes: any tensor can stand there."""
 
 
@@ -145,12 +145,12 @@ def make_room(sizes: Sequence[int], memory: Memory) -> tuple[list[torch.Tensor],
 
 def _divide(sizes: Sequence[int]) -> tuple[list[int], list[tuple[int, int]], int]:
     """The buffers that travel alone, those that travel together with their offsets, and the bytes that these take."""
-    alone = [index for index, size in enumerate(sizes) if size >= _SMALL]
+    alone = [index for index, size in enumerate(sizes) if size >= _SMALL_BYTES]
     together, nbytes = [], 0
     for index, size in enumerate(sizes):
-        if size < _SMALL:
+        if size < _SMALL_BYTES:
             together.append((index, nbytes))
-            nbytes += -(-size // _ALIGNMENT) * _ALIGNMENT
+            nbytes += -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
     return alone, together, nbytes
 
 

@@ -29,11 +29,11 @@ from rlinf_async._waits.user_code import Waiter, waiter_for, waiter_in_thread
 
 logger = logging.getLogger(__name__)
 
-SOON_S: Final = 0.25
+REGISTER_AFTER_S: Final = 0.25
 """Seconds for which a thread waits before it enters itself into the table: a call that is answered costs nothing."""
 
 
-_TOGETHER: Final = 0.02
+_MARK_SLACK_FRACTION: Final = 0.02
 """Part of the first mark by which words come later, so that what began to wait soon after another is told with it."""
 
 
@@ -127,7 +127,7 @@ class LoopWaits:
     def arm(self) -> None:
         """Something waits, and the timer does not run."""
         self.armed = True
-        self._loop.call_later(marks()[0] * (1 + _TOGETHER), self._look)
+        self._loop.call_later(marks()[0] * (1 + _MARK_SLACK_FRACTION), self._look)
 
     def read(self) -> list[tuple[Any, float, Waiter]]:
         """Each work, since when it is waited for, and who waits."""
@@ -153,17 +153,17 @@ class LoopWaits:
                 # Not later than the first word on what begins right now: until then that need not set the timer.
                 then = min(self._table.next_due(times), now + times[0])
                 self.armed = True
-                self._loop.call_later(max(0.0, then - time.monotonic()) + times[0] * _TOGETHER, self._look)
+                self._loop.call_later(max(0.0, then - time.monotonic()) + times[0] * _MARK_SLACK_FRACTION, self._look)
 
 
 def wait_on(work: Waitable, gate: Gate, timeout: float | None) -> bool:
-    """Goes on waiting in this thread, which has waited for ``SOON_S`` seconds; False once ``timeout`` has passed.
+    """Goes on waiting in this thread, after ``REGISTER_AFTER_S`` seconds; False once ``timeout`` has passed.
 
     Raises:
         LoopNotRunning: the user's loop that has to turn for it stands still.
     """
     watch = loop_watch.watch(work, None) if loop_watch.is_needed else None
-    since = time.monotonic() - SOON_S
+    since = time.monotonic() - REGISTER_AFTER_S
     until = FOREVER if timeout is None else since + timeout
     ident = threading.get_ident()
     key = (ident, gate)

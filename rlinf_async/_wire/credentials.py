@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # slow to import, and only who starts a run over several mach
 
 _CLOCK_SKEW = timedelta(days=2)  # a certificate that is not valid yet fails without a word on the other side
 _LIFETIME = timedelta(days=365)  # runs last weeks; a run ends with its authority anyway
-_READ_VERDICT = 1.0  # seconds that a server has to say what it thinks of our certificate
+_READ_ALERT_TIMEOUT_S = 1.0  # seconds that a server has to say what it thinks of our certificate
 _UNKNOWN_ISSUER = (18, 19, 20, 21)  # OpenSSL's codes for a chain that does not end in the authority
 _RUN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")
 
@@ -126,7 +126,7 @@ async def _handshake(host: str, port: int, name: str, where: str, credentials: N
     except ConnectionResetError:
         return AuthError(f"{where} ended the connection during the TLS handshake: no node of this run")
     try:
-        async with asyncio.timeout(_READ_VERDICT):
+        async with asyncio.timeout(_READ_ALERT_TIMEOUT_S):
             accepted = await reader.read(1)  # HTTP/2 settings follow at once where our certificate was accepted
     except TimeoutError:
         return None

@@ -13,7 +13,7 @@ from rlinf_async._wire.hello import Hello
 from rlinf_async._wire.listen_address import parse_ip, split_endpoint
 from rlinf_async.errors import NodeLost
 
-_DIAGNOSIS_SECONDS = 2.0
+_DIAGNOSIS_TIMEOUT_S = 2.0
 
 
 async def dial(
@@ -52,7 +52,7 @@ async def dial(
         if isinstance(error, TimeoutError):
             raise NodeLost.from_facts(address, peer, f"no answer within {timeout:g} s") from None
         if isinstance(error, Broken):
-            refusal = await explain_refusal(host, port, name, credentials, _DIAGNOSIS_SECONDS)
+            refusal = await explain_refusal(host, port, name, credentials, _DIAGNOSIS_TIMEOUT_S)
             raise refusal or NodeLost.from_facts(address, peer, str(error)) from None
         raise
 

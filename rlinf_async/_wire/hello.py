@@ -18,8 +18,8 @@ from rlinf_async._core.frames import PROTOCOL
 from rlinf_async._wire.credentials import node_name
 from rlinf_async.errors import AuthError, VersionMismatch
 
-_LARGEST = 64 << 10  # bytes
-_CLOCK_SKEW = 5.0  # seconds that are worth a warning
+_MAX_HELLO_BYTES = 64 << 10  # bytes
+_WARN_CLOCK_SKEW_S = 5.0  # seconds that are worth a warning
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Hello:
                 f"node {self.node} runs Python {self.python} (rlinf_async {self.version}): what is pickled on one "
                 "cannot be trusted to load on the other; use the same minor version on all nodes"
             )
-        if abs(theirs.time - self.time) > _CLOCK_SKEW:
+        if abs(theirs.time - self.time) > _WARN_CLOCK_SKEW_S:
             _log.warning(
                 "the clocks of node %d and node %d differ by %.0f s", theirs.node, self.node, theirs.time - self.time
             )
@@ -95,7 +95,7 @@ _FIELDS: dict[str, type] = {
 
 
 def _decode(data: bytes) -> dict[str, Any]:
-    if len(data) > _LARGEST:
+    if len(data) > _MAX_HELLO_BYTES:
         return {}
     try:
         fields = msgpack.unpackb(

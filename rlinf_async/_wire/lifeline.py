@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from rlinf_async._wire.marked_lines import LINE_KEPT, LINES_KEPT, MarkedLines
+from rlinf_async._wire.marked_lines import MAX_LINE_CHARS, MAX_LINES, MarkedLines
 from rlinf_async._wire.remote_exit import RemoteExit, describe_exit
 from rlinf_async.errors import ClosedError, DeadlineExceeded, LaunchError, RLinfAsyncError
 
@@ -77,7 +77,7 @@ class Lifeline:
         self._loop = asyncio.get_running_loop()
         self._writing = asyncio.Lock()
         self._output = MarkedLines(marker)
-        self._stderr_lines: deque[str] = deque(maxlen=LINES_KEPT)
+        self._stderr_lines: deque[str] = deque(maxlen=MAX_LINES)
         self._stderr_rest = bytearray()
         self._news = asyncio.Event()
         self._exited = asyncio.Event()
@@ -338,7 +338,7 @@ class Lifeline:
     def _on_stderr_line(self, line: bytearray) -> None:
         text = line.decode(errors="replace").rstrip("\r")
         if text:
-            self._stderr_lines.append(text[:LINE_KEPT])
+            self._stderr_lines.append(text[:MAX_LINE_CHARS])
         if self.on_stderr is not None:
             self.on_stderr(text)
 

@@ -6,12 +6,12 @@ import json
 from collections import deque
 from typing import Any, Final
 
-LINES_KEPT: Final = 40
+MAX_LINES: Final = 40
 """Last lines of output that are kept for an error message."""
-LINE_KEPT: Final = 2000
+MAX_LINE_CHARS: Final = 2000
 """Characters of one of them."""
 
-_LONGEST_LINE: Final = 16 * 1024 * 1024
+_MAX_LINE_BYTES: Final = 16 * 1024 * 1024
 
 
 class MarkedLines:
@@ -24,7 +24,7 @@ class MarkedLines:
 
     def __init__(self, marker: str) -> None:
         self.messages: deque[dict[str, Any]] = deque()
-        self.noise: deque[str] = deque(maxlen=LINES_KEPT)
+        self.noise: deque[str] = deque(maxlen=MAX_LINES)
         self._marker = marker.encode()
         self._rest = bytearray()
 
@@ -37,7 +37,7 @@ class MarkedLines:
             self._rest = rest
             for line in lines:
                 self._on_line(line)
-        elif searched > _LONGEST_LINE:
+        elif searched > _MAX_LINE_BYTES:
             # Output without line ends that is not ours; a marker may be cut in two at the end.
             del self._rest[: -len(self._marker)]
 
@@ -53,4 +53,4 @@ class MarkedLines:
             else:
                 noise = line
         if noise.strip():
-            self.noise.append(noise[-LINE_KEPT:].decode(errors="replace").rstrip())
+            self.noise.append(noise[-MAX_LINE_CHARS:].decode(errors="replace").rstrip())

@@ -23,7 +23,7 @@ from typing import Final
 from rlinf_async._core import frames
 from rlinf_async._core.resend import Sent, Unacknowledged, pack, pieces
 
-MOST_FDS: Final = 64
+MAX_FDS_PER_CALL: Final = 64
 """Descriptors that go with one system call; a receiver takes each when it comes to the frame that it belongs to."""
 _BATCH_BYTES: Final = 256 * 1024
 _RESTART: Final = pack((frames.RESTART, 0))
@@ -140,7 +140,7 @@ class SendBuffer:
             sent = queue.popleft()
             if not isinstance(sent, bytes):
                 sent, more, _ = sent
-                if len(fds) + len(more) > MOST_FDS:
+                if len(fds) + len(more) > MAX_FDS_PER_CALL:
                     queue.appendleft((sent, more, 0))
                     break
                 fds = [*fds, *more]

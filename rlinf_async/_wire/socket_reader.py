@@ -17,7 +17,7 @@ from rlinf_async._core import frames
 from rlinf_async._core.frames import FrameError, FrameReader
 from rlinf_async._core.resend import Incoming
 from rlinf_async._wire.acknowledgements import Acknowledgements
-from rlinf_async._wire.send_buffer import MOST_FDS, close_all
+from rlinf_async._wire.send_buffer import MAX_FDS_PER_CALL, close_all
 from rlinf_async._wire.socket_writer import SocketWriter
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 OnFrame = Callable[[list[Any], list[int]], None]
 
 _READ_BYTES: Final = 256 * 1024
-_ANCILLARY_BYTES: Final = socket.CMSG_SPACE(MOST_FDS * 4)
+_ANCILLARY_BYTES: Final = socket.CMSG_SPACE(MAX_FDS_PER_CALL * 4)
 _ACK: Final = frames.ACK
 
 # As plain numbers: the enum members of `socket` cost microseconds in arithmetic.

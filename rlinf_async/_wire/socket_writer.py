@@ -23,7 +23,7 @@ from rlinf_async._wire.send_buffer import SendBuffer, State, close_all
 
 logger = logging.getLogger(__name__)
 
-MAX_FRAME: Final = 8 << 20
+MAX_FRAME_BYTES: Final = 8 << 20
 """Bytes of a packed frame; the reader's own limits lie above it.  What is large travels as a descriptor."""
 
 _EMPTY: Final = State.EMPTY
@@ -102,14 +102,14 @@ class SocketWriter:
             on_sent: called, in any thread, when the kernel has all of it: then it arrives, even if this process dies.
 
         Raises:
-            ValueError: the frame has more than ``MAX_FRAME`` bytes.
+            ValueError: the frame has more than ``MAX_FRAME_BYTES`` bytes.
         """
         with self.lock:
             if self.is_closed:
                 self._send_closed(frame, fds)
                 return
             data = self._packer.pack(frame)
-            if len(data) > MAX_FRAME:
+            if len(data) > MAX_FRAME_BYTES:
                 close_all(fds)
                 raise _too_large(frame, data)
             sibling = self.sibling
@@ -149,7 +149,7 @@ class SocketWriter:
                 return
             packed = [(self._packer.pack(frame), fds) for frame, fds in sent]
             for index, (data, _) in enumerate(packed):
-                if len(data) > MAX_FRAME:
+                if len(data) > MAX_FRAME_BYTES:
                     for _, fds in sent:
                         close_all(fds)
                     raise _too_large(sent[index][0], data)
@@ -333,6 +333,6 @@ class SocketWriter:
 
 def _too_large(frame: Frame, data: bytes) -> ValueError:
     return ValueError(
-        f"a frame of kind {frame[0]} takes {len(data)} bytes, more than {MAX_FRAME}: what is large goes into the "
+        f"a frame of kind {frame[0]} takes {len(data)} bytes, more than {MAX_FRAME_BYTES}: what is large goes into the "
         "arguments of a call, where it travels on its own"
     )

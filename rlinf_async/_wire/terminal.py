@@ -22,9 +22,9 @@ from typing import Any, Final
 
 from rlinf_async import settings
 
-PIPE_BUF: Final = 4096
+_PIPE_BUF_BYTES: Final = 4096
 """Bytes that a pipe takes without blocking once it polls as writable."""
-MAX_NOTICES: Final = 20
+_MAX_NOTICES: Final = 20
 """Lines that tell at the end what was not shown."""
 
 _Source = tuple[Any, str, str]
@@ -180,7 +180,7 @@ class Terminal:
             if not self._wait(fd):
                 return data[start:]
             stream.flush()  # what the user has printed stands first
-            start += os.write(fd, data[start : start + PIPE_BUF])
+            start += os.write(fd, data[start : start + _PIPE_BUF_BYTES])
         return b""
 
     def _wait(self, fd: int | None) -> bool:
@@ -243,8 +243,8 @@ def _notice(source: _Source, count: int) -> bytes:
 def _tell_abandoned(left: Counter[_Source]) -> None:
     """Tells what never was shown on stderr, where that is read."""
     notices = [_notice(source, count) for source, count in left.items() if count and source[0] is not sys.stderr]
-    if len(notices) > MAX_NOTICES:
-        notices[MAX_NOTICES:] = [f"… and lines of {len(notices) - MAX_NOTICES} more\n".encode()]
+    if len(notices) > _MAX_NOTICES:
+        notices[_MAX_NOTICES:] = [f"… and lines of {len(notices) - _MAX_NOTICES} more\n".encode()]
     fd = _descriptor(sys.stderr)
     if fd is None:
         return
@@ -252,7 +252,7 @@ def _tell_abandoned(left: Counter[_Source]) -> None:
     poll.register(fd, select.POLLOUT)
     for notice in notices:
         if poll.poll(0):
-            os.write(fd, notice[:PIPE_BUF])
+            os.write(fd, notice[:_PIPE_BUF_BYTES])
 
 
 def _drain(close: weakref.WeakMethod[Callable[[], None]], pid: int) -> None:

@@ -27,7 +27,7 @@ from rlinf_async._worker import context, logs
 from rlinf_async.address import WorkerAddress, WorkerInfo
 from rlinf_async.errors import LaunchError
 
-SOCKET: Final = "RLINF_PARENT_SOCKET"
+_SOCKET: Final = "RLINF_PARENT_SOCKET"
 """Where the daemon of a worker's node listens; every subprocess of a worker inherits it."""
 
 _LAST_SENDS_S: Final = 0.5
@@ -38,7 +38,7 @@ _INHERITED: Final = ("ISOLATE_ACCELERATOR", "NODE_GROUP_LABEL")
 
 def can_join() -> bool:
     """Whether this process descends from a worker."""
-    return SOCKET in os.environ
+    return _SOCKET in os.environ
 
 
 def join(parent: WorkerAddress, world_size: int, rank: int) -> context.Identity:
@@ -49,10 +49,10 @@ def join(parent: WorkerAddress, world_size: int, rank: int) -> context.Identity:
         AuthError: it descends from another worker than ``parent``.
         ValueError: the run has such a worker already.
     """
-    path = os.environ.get(SOCKET)
+    path = os.environ.get(_SOCKET)
     if path is None:
         raise LaunchError(
-            f"worker {parent}:{rank} cannot join: {SOCKET} is not set, so this process is no subprocess of a worker, "
+            f"worker {parent}:{rank} cannot join: {_SOCKET} is not set, so this process is no subprocess of a worker, "
             "or was started without the worker's environment"
         )
     address = parent.get_child_address(rank)

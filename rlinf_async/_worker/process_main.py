@@ -29,7 +29,7 @@ from rlinf_async._worker.rendezvous_store import MasterStore
 from rlinf_async._worker.runtime import Runtime
 from rlinf_async.configuration import NetEmulationConfig
 
-BROKEN: Final = 70
+_INTERNAL_ERROR_CODE: Final = 70
 """Exit code of a worker that cannot go on (sysexits.h: an internal error)."""
 
 
@@ -67,7 +67,7 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, 
             socket_loop.run_forever()
         except BaseException as error:
             _tell_break(error)
-            os._exit(BROKEN)  # deaf from here on: nobody could tell it to stop
+            os._exit(_INTERNAL_ERROR_CODE)  # deaf from here on: nobody could tell it to stop
 
     thread = threading.Thread(target=serve_socket, name="rlinf-socket", daemon=True)
     thread.start()
@@ -82,7 +82,7 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, 
     try:
         runtime.serve()
     except BaseException as error:
-        code = BROKEN
+        code = _INTERNAL_ERROR_CODE
         _tell_break(error)
     with contextlib.suppress(BaseException):
         runtime.direct_callers.flush_blocking(0.5)

@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 _TURN_S: Final = 0.005
 """Of ``def`` methods, after which the loop gets a turn, so that they cannot starve coroutines."""
 
-MAX_CONCURRENCY: Final = 1000
+_MAX_CONCURRENCY: Final = 1000
 
 
 class Runtime:
@@ -58,7 +58,7 @@ class Runtime:
         self._pid = process.pid
         self._loop = loop
         self._identity = identity
-        self._max_concurrency = max_concurrency or MAX_CONCURRENCY
+        self._max_concurrency = max_concurrency or _MAX_CONCURRENCY
         self._stillborn: bytes | None = None
         """What the constructor has failed with, which is the answer to every call."""
         self._failures = FailureLog()

@@ -29,17 +29,17 @@ from typing import Any, Final
 
 import msgpack
 
-PACKET: Final = 512 * 1024
-PR_SET_PDEATHSIG: Final = 1
+_PACKET_BYTES: Final = 512 * 1024
+_PR_SET_PDEATHSIG: Final = 1
 
-BATCH: Final = 32
+_BATCH: Final = 32
 """Workers that are forked through one process in between."""
 
 
 def die_with_parent(parent: int) -> None:
     """The kernel kills this process when its parent ends; exits at once if that has happened already."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
         os._exit(1)
@@ -124,7 +124,7 @@ def _serve(control: socket.socket) -> None:
         if first is None:
             return
         orders = [first]
-        while len(orders) < BATCH and (another := _receive(control, socket.MSG_DONTWAIT)) is not None:
+        while len(orders) < _BATCH and (another := _receive(control, socket.MSG_DONTWAIT)) is not None:
             orders.append(another)
         pids = iter(_fork_twice(control, [order for order in orders if order.error is None]))
         for order in orders:
@@ -137,7 +137,9 @@ def _serve(control: socket.socket) -> None:
 def _receive(control: socket.socket, flags: int) -> Order | None:
     """The next order; None at the end, or where none waits."""
     try:
-        packet, ancillary, got, _ = control.recvmsg(PACKET, socket.CMSG_SPACE(8 * 4), socket.MSG_CMSG_CLOEXEC | flags)
+        packet, ancillary, got, _ = control.recvmsg(
+            _PACKET_BYTES, socket.CMSG_SPACE(8 * 4), socket.MSG_CMSG_CLOEXEC | flags
+        )
     except BlockingIOError:
         return None
     if not packet:
@@ -150,10 +152,14 @@ def _receive(control: socket.socket, flags: int) -> Order | None:
             fds.extend(numbers)
     if got & socket.MSG_CTRUNC:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        text = f"the template may have {most} files open, and that is not enough for the descriptors of {BATCH} workers"
+        text = (
+            f"the template may have {most} files open, and that is not enough for the descriptors of {_BATCH} workers"
+        )
         return Order({}, fds, f"{text} (`ulimit -n`)")
     if got & socket.MSG_TRUNC:
-        return Order({}, fds, f"the description of a worker is larger than {PACKET} bytes; is its environment huge?")
+        return Order(
+            {}, fds, f"the description of a worker is larger than {_PACKET_BYTES} bytes; is its environment huge?"
+        )
     return Order(msgpack.unpackb(packet, raw=False, unicode_errors="surrogateescape"), fds)
 
 

@@ -9,7 +9,7 @@ from enum import Enum
 from rlinf_async.configuration.section import did_you_mean
 from rlinf_async.errors import ConfigError
 
-PATH_LIKE = frozenset(
+_PATH_LIKE = frozenset(
     {"PYTHONPATH", "LD_LIBRARY_PATH", "PATH", "LIBRARY_PATH", "CMAKE_PREFIX_PATH", "PKG_CONFIG_PATH", "CPATH"}
 )
 """Variables that hold a list of folders, which two sources may add to."""
@@ -55,7 +55,7 @@ def merge_worker_env_vars(
     """
     merged = dict(base)
     for name, value in incoming.items():
-        if name in PATH_LIKE and mode is PathEnvMergeMode.APPEND:
+        if name in _PATH_LIKE and mode is PathEnvMergeMode.APPEND:
             value = merge_path_like(value, merged.get(name, ""))
         merged[name] = value
     return merged

@@ -18,7 +18,7 @@ from rlinf_async.hardware.cards import Card, find_card
 from rlinf_async.hardware.nvidia import read_cards
 
 CUDA_DEVICE: Final = 0x323A  # EGL_CUDA_DEVICE_NV
-_MOST: Final = 64
+_MAX_DEVICES: Final = 64
 
 
 def rendering_devices(ids: Sequence[str], cards: Sequence[Card], ordinals: Sequence[int | None]) -> dict[str, int]:
@@ -42,9 +42,9 @@ def read_ordinals(library: Any) -> list[int | None]:
     if not devices_address or not attribute_address:
         return []
     count = ctypes.c_int(0)
-    devices = (ctypes.c_void_p * _MOST)()
+    devices = (ctypes.c_void_p * _MAX_DEVICES)()
     query_devices = ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(devices_address)
-    if not query_devices(_MOST, ctypes.addressof(devices), ctypes.addressof(count)):
+    if not query_devices(_MAX_DEVICES, ctypes.addressof(devices), ctypes.addressof(count)):
         return []
     query = ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)(attribute_address)
     ordinals: list[int | None] = []

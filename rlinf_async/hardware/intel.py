@@ -10,7 +10,7 @@ from rlinf_async.hardware import sysfs
 from rlinf_async.hardware.accelerator import AcceleratorFamily, AcceleratorType
 from rlinf_async.hardware.cards import Card, Device, all_devices, visible_devices
 
-VENDOR: Final = 0x8086
+_VENDOR: Final = 0x8086
 _DRIVER: Final = "level_zero:"
 
 
@@ -22,7 +22,7 @@ class IntelGpus(AcceleratorFamily):
     torch_platform = "xpu"
 
     def read_cards(self, root: Path) -> Sequence[Card]:
-        gpus = [each for each in sysfs.pci_functions(root, VENDOR) if each.is_display and not each.is_on_board]
+        gpus = [each for each in sysfs.pci_functions(root, _VENDOR) if each.is_display and not each.is_on_board]
         return [Card(index, "", f"{gpu.device:04x}") for index, gpu in enumerate(gpus)]
 
     def get_visible(self, environ: Mapping[str, str], cards: Sequence[Card]) -> tuple[Device, ...]:

@@ -14,8 +14,8 @@ from rlinf_async.hardware.cards import Card, Device
 logger = logging.getLogger(__name__)
 
 
-ORDER: Final = "CUDA_DEVICE_ORDER"
-OUR_ORDER: Final = "PCI_BUS_ID"
+_ORDER_VARIABLE: Final = "CUDA_DEVICE_ORDER"
+_ORDER: Final = "PCI_BUS_ID"
 """How the driver's library numbers GPUs, and nvidia-smi; CUDA's own default is the fastest first."""
 
 
@@ -31,15 +31,15 @@ class NvidiaGpus(AcceleratorFamily):
         return read_cards()
 
     def get_visible(self, environ: Mapping[str, str], cards: Sequence[Card]) -> tuple[Device, ...]:
-        if cards and environ.get(ORDER, OUR_ORDER) != OUR_ORDER:
+        if cards and environ.get(_ORDER_VARIABLE, _ORDER) != _ORDER:
             logger.warning("%s=%s is not followed: GPUs are numbered as by nvidia-smi, %s, here and in workers",
-                           ORDER, environ[ORDER], OUR_ORDER)  # fmt: skip
+                           _ORDER_VARIABLE, environ[_ORDER_VARIABLE], _ORDER)  # fmt: skip
         return super().get_visible(environ, cards)
 
     def get_variables(self, visible: Sequence[str]) -> dict[str, str]:
         # NCCL's cuMem allocator costs memory beside CUDA graphs; inference engines switch it off too, and both
         # ends of a communicator must agree.
-        return {**super().get_variables(visible), ORDER: OUR_ORDER, "NCCL_CUMEM_ENABLE": "0"}
+        return {**super().get_variables(visible), _ORDER_VARIABLE: _ORDER, "NCCL_CUMEM_ENABLE": "0"}
 
 
 def read_cards() -> tuple[Card, ...]:

@@ -10,7 +10,7 @@ from rlinf_async.address import NodeInfo
 from rlinf_async.configuration import format_ranks
 
 # An error message names each node of a small cluster, and only counts those of a large one.
-_NODES_NAMED = 8
+_MAX_NAMED_NODES = 8
 
 
 class ClusterShape(Protocol):
@@ -42,9 +42,9 @@ class Inventory:
 
 def describe_counts(counts: Sequence[tuple[NodeInfo, int]]) -> str:
     """For example ``4 (node 0 'a': 2, node 1 'b': 2)``."""
-    named = [f"{name_node(node)}: {count}" for node, count in counts[:_NODES_NAMED]]
-    if len(counts) > _NODES_NAMED:
-        named.append(f"and {len(counts) - _NODES_NAMED} more nodes")
+    named = [f"{name_node(node)}: {count}" for node, count in counts[:_MAX_NAMED_NODES]]
+    if len(counts) > _MAX_NAMED_NODES:
+        named.append(f"and {len(counts) - _MAX_NAMED_NODES} more nodes")
     return f"{sum(count for _, count in counts)} ({', '.join(named)})" if named else "none"
 
 

@@ -10,23 +10,25 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from rlinf_async._channels.arguments import MOST, RequestArguments, seconds, whole_number
-from rlinf_async._channels.state.channel_keys import MAX_KEY
+from rlinf_async._channels.arguments import MAX_INTEGER, RequestArguments, seconds, whole_number
+from rlinf_async._channels.state.channel_keys import MAX_KEY_BYTES
 from rlinf_async._core import frames
 from rlinf_async._core.codec import encode_plain
 from rlinf_async._core.payload import pack_body
-from rlinf_async._wire.socket_writer import MAX_FRAME
+from rlinf_async._wire.socket_writer import MAX_FRAME_BYTES
 
 numbers = st.integers() | st.sampled_from(
-    [MOST, MOST + 1, 2**64, -(2**63), np.int64(3), np.float32(3), True, None, "3"]
+    [MAX_INTEGER, MAX_INTEGER + 1, 2**64, -(2**63), np.int64(3), np.float32(3), True, None, "3"]
 )
 times = st.none() | st.floats() | st.sampled_from([0, 1, np.float64(2), 10**400, "1", [1]])
 keys = st.sampled_from(
-    [None, "k", 2**70, -(2**63), 1.5, math.nan, b"\0", (1, "a"), frozenset([1]), "x" * (MAX_KEY - 1)]
+    [None, "k", 2**70, -(2**63), 1.5, math.nan, b"\0", (1, "a"), frozenset([1]), "x" * (MAX_KEY_BYTES - 1)]
 )
 
 
-@given(weight=numbers, timeout=times, key=keys, item=st.binary(max_size=5) | st.just(bytes(frames.INLINE_LIMIT - 20)))
+@given(
+    weight=numbers, timeout=times, key=keys, item=st.binary(max_size=5) | st.just(bytes(frames.MAX_INLINE_BYTES - 20))
+)
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
 def test_whatever_becomes_a_wish_fits_into_a_frame(weight: Any, timeout: Any, key: Any, item: bytes) -> None:
     requests = RequestArguments("obs", None)
@@ -48,13 +50,13 @@ def test_whatever_becomes_a_wish_fits_into_a_frame(weight: Any, timeout: Any, ke
         assert frames.wanted(get.target)[1] == (timeout == 0)
     for frame in sent:
         packed = frames.pack(frame)
-        assert len(packed) < MAX_FRAME / 32  # so that many fit into one
+        assert len(packed) < MAX_FRAME_BYTES / 32  # so that many fit into one
         assert frames.FrameReader().feed(packed) == [list(frame)]
 
 
 @given(st.integers())
 def test_a_whole_number_is_itself_or_refused(value: int) -> None:
-    if 0 <= value <= MOST:
+    if 0 <= value <= MAX_INTEGER:
         assert whole_number(value, "weight", "put()") == value
     else:
         with pytest.raises(ValueError, match=r"^put\(\): weight= takes a whole number from 0 to 2\*\*63 - 1, got "):

@@ -432,7 +432,7 @@ def test_nesting_that_is_too_deep_is_an_error_that_says_so() -> None:
 def test_the_search_ends_even_in_a_large_value(monkeypatch: pytest.MonkeyPatch) -> None:
     value = [Holder(index=index) for index in range(1000)] + [LOCK]
     assert "value[1000] is of type _thread.lock" in str(refusal(value))
-    monkeypatch.setattr(unpicklable, "_SEARCH_SECONDS", 0)
+    monkeypatch.setattr(unpicklable, "_SEARCH_TIMEOUT_S", 0)
     assert "value is of type list" in str(refusal(value))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_async._transports.inline import PIECE, InlineLink
+from rlinf_async._transports.inline import PIECE_BYTES, InlineLink
 from rlinf_async.errors import TransferFailed
 
 
@@ -34,7 +34,9 @@ def buffers(*sizes: int) -> list[memoryview]:
     return [memoryview(bytes([index + 1]) * size) for index, size in enumerate(sizes)]
 
 
-@pytest.mark.parametrize("sizes", [(1,), (0,), (), (PIECE,), (PIECE + 1, 0, 3), (3 * PIECE, 5 * PIECE, 7), (0, 0, 9)])
+@pytest.mark.parametrize(
+    "sizes", [(1,), (0,), (), (PIECE_BYTES,), (PIECE_BYTES + 1, 0, 3), (3 * PIECE_BYTES, 5 * PIECE_BYTES, 7), (0, 0, 9)]
+)
 @pytest.mark.parametrize("receiver_first", [True, False])
 def test_buffers_arrive_whole_and_writable(sizes: tuple[int, ...], receiver_first: bool) -> None:
     wire = Wire()
@@ -56,8 +58,8 @@ def test_buffers_arrive_whole_and_writable(sizes: tuple[int, ...], receiver_firs
 
 def test_few_pieces_are_under_way_however_large_the_message() -> None:
     wire = Wire()
-    sending = wire.links[0].send(1, buffers(100 * PIECE))
-    receiving = wire.links[1].receive(1, [100 * PIECE])
+    sending = wire.links[0].send(1, buffers(100 * PIECE_BYTES))
+    receiving = wire.links[1].receive(1, [100 * PIECE_BYTES])
     wire.deliver()
     assert sending.done()
     assert receiving.done()
@@ -66,8 +68,8 @@ def test_few_pieces_are_under_way_however_large_the_message() -> None:
 
 def test_both_directions_at_once() -> None:
     wire = Wire()
-    works = [wire.links[side].send(1, buffers(3 * PIECE)) for side in (0, 1)]
-    works += [wire.links[side].receive(1, [3 * PIECE]) for side in (0, 1)]  # type: ignore[misc]
+    works = [wire.links[side].send(1, buffers(3 * PIECE_BYTES)) for side in (0, 1)]
+    works += [wire.links[side].receive(1, [3 * PIECE_BYTES]) for side in (0, 1)]  # type: ignore[misc]
     wire.deliver()
     assert all(work.done() for work in works)
 
@@ -75,8 +77,8 @@ def test_both_directions_at_once() -> None:
 @pytest.mark.parametrize("side", [0, 1])
 def test_what_is_discarded_fails_on_both_sides_and_the_next_one_goes_through(side: int) -> None:
     wire = Wire()
-    sending = wire.links[0].send(1, buffers(20 * PIECE))
-    receiving = wire.links[1].receive(1, [20 * PIECE])
+    sending = wire.links[0].send(1, buffers(20 * PIECE_BYTES))
+    receiving = wire.links[1].receive(1, [20 * PIECE_BYTES])
     wire.deliver(3)
     wire.links[side].discard(ValueError("enough"))
     wire.deliver()

@@ -64,7 +64,7 @@ def test_only_marked_lines_are_messages(run: Callable[[Body], None]) -> None:
 def test_noise_without_end_is_survived_without_being_kept(
     run: Callable[[Body], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(marked_lines, "_LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr(marked_lines, "_MAX_LINE_BYTES", 1 << 20)
 
     async def body() -> None:
         far = await start("""

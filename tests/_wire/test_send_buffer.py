@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_async._wire.send_buffer import MOST_FDS, SendBuffer, State
+from rlinf_async._wire.send_buffer import MAX_FDS_PER_CALL, SendBuffer, State
 
 
 class Moody(socket.socket):
@@ -79,7 +79,7 @@ def test_a_kernel_that_is_short_of_something_loses_no_frame(ends: tuple[Moody, s
     buffer.add(b"with", [reading])
     buffer.add(b" company", ())
     assert [buffer.write_to(ends[0]) for _ in range(3)] == [State.SHORT, State.SHORT, State.EMPTY]
-    data, fds, _, _ = socket.recv_fds(ends[1], 100, MOST_FDS)
+    data, fds, _, _ = socket.recv_fds(ends[1], 100, MAX_FDS_PER_CALL)
     assert data == b"with company"
     assert len(fds) == 1
     buffer.drop()

@@ -12,7 +12,7 @@ import pytest
 
 from rlinf_async._core import frames
 from rlinf_async._wire import socket_writer
-from rlinf_async._wire.socket_writer import MAX_FRAME
+from rlinf_async._wire.socket_writer import MAX_FRAME_BYTES
 from rlinf_async._wire.unix import Connection
 
 
@@ -173,7 +173,7 @@ async def test_a_handler_that_fails_does_not_stop_the_others(caplog: pytest.LogC
 
 async def test_a_frame_that_the_reader_would_refuse_is_refused_here_and_its_descriptors_closed(ends: Any) -> None:
     a, b = ends
-    large = (frames.EVENT, 1, 1, 2, "what", bytes(MAX_FRAME))
+    large = (frames.EVENT, 1, 1, 2, "what", bytes(MAX_FRAME_BYTES))
     for send in (lambda fd: a.connection.send(large, [fd]), lambda fd: a.connection.send_all([(large, [fd])])):
         fd = os.open("/dev/null", os.O_RDONLY)
         with pytest.raises(ValueError, match=r"a frame of kind 7 takes 8388\d+ bytes, more than 8388608"):

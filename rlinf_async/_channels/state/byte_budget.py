@@ -8,7 +8,7 @@ from typing import Final
 from rlinf_async._channels.state.credit import Ledger
 from rlinf_async._channels.state.queue_client import Get, Item
 
-MAX_BUFFERED_BYTES: Final = 64 << 20
+_MAX_BUFFERED_BYTES: Final = 64 << 20
 """Of waiting puts, that a queue holds at most."""
 
 
@@ -32,7 +32,7 @@ class ByteBudget:
 
     def __init__(self, max_bytes: int, max_buffered: int | None, ledger: Ledger) -> None:
         if max_buffered is None:
-            max_buffered = min(max_bytes // 16, MAX_BUFFERED_BYTES) if max_bytes else MAX_BUFFERED_BYTES
+            max_buffered = min(max_bytes // 16, _MAX_BUFFERED_BYTES) if max_bytes else _MAX_BUFFERED_BYTES
         self.max_bytes = max_bytes
         self.max_buffered = max_buffered
         self._ledger = ledger

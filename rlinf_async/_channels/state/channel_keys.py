@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgpack
 
-MAX_KEY: Final = 64 * 1024
+MAX_KEY_BYTES: Final = 64 * 1024
 """Bytes."""
 
 
@@ -21,15 +21,15 @@ def canonical_key(key: Any) -> bytes:
 
     Raises:
         TypeError: it is not hashable, or cannot be pickled.
-        ValueError: it takes more than ``MAX_KEY`` bytes.
+        ValueError: it takes more than ``MAX_KEY_BYTES`` bytes.
     """
     if isinstance(key, str):
         packed = b"s" + str.encode(key, "utf-8", "surrogatepass")
     else:
         hash(key)
         packed = b"v" + _packed(key)
-    if len(packed) > MAX_KEY:
-        raise ValueError(f"a key may take {MAX_KEY} bytes, {str(key)[:40]!r}… takes {len(packed)}")
+    if len(packed) > MAX_KEY_BYTES:
+        raise ValueError(f"a key may take {MAX_KEY_BYTES} bytes, {str(key)[:40]!r}… takes {len(packed)}")
     return packed
 
 

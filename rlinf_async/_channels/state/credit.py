@@ -17,25 +17,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from rlinf_async._core.frames import INLINE_LIMIT
+from rlinf_async._core.frames import MAX_INLINE_BYTES
 
-OVERHEAD: Final = 256
+ITEM_OVERHEAD_BYTES: Final = 256
 """Bytes that an item takes beside its body, about."""
 
-WINDOW: Final = 16 << 20
+MAX_CREDIT_BYTES: Final = 16 << 20
 _SHARE: Final = 64
 """Bytes, or the part of ``max_bytes``, that one producer is promised at most."""
 
-_LEAST: Final = 64 << 10
+_MIN_CREDIT_BYTES: Final = 64 << 10
 """Bytes; where a window would be smaller, nothing is promised."""
 
-_DESCRIPTOR: Final = 256 << 10
+_DESCRIPTOR_BYTES: Final = 256 << 10
 """Bytes that an item of sealed memory costs at least: descriptors on their way are few, and shared by all processes."""
 
 
 def cost(nbytes: int) -> int:
     """The price of an item with a body of so many bytes."""
-    return nbytes + OVERHEAD if nbytes <= INLINE_LIMIT else max(nbytes + OVERHEAD, _DESCRIPTOR)
+    return (
+        nbytes + ITEM_OVERHEAD_BYTES
+        if nbytes <= MAX_INLINE_BYTES
+        else max(nbytes + ITEM_OVERHEAD_BYTES, _DESCRIPTOR_BYTES)
+    )
 
 
 class CreditBalance:
@@ -109,8 +113,8 @@ class Ledger:
     """
 
     def __init__(self, max_bytes: int, lends_to: Callable[[int], bool] | None = None) -> None:
-        window = min(max_bytes // _SHARE, WINDOW)
-        self.window = window if lends_to is not None and window >= _LEAST else 0
+        window = min(max_bytes // _SHARE, MAX_CREDIT_BYTES)
+        self.window = window if lends_to is not None and window >= _MIN_CREDIT_BYTES else 0
         self.outstanding = 0
         """Bytes that are set aside, of all clients."""
         self._lends_to = lends_to

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Protocol
 
-BYTES_PER_MEGABIT: Final = 125_000
+_BYTES_PER_MEGABIT: Final = 125_000
 
 _MAX_SHARED_LINKS: Final = 4096
 
@@ -124,7 +124,7 @@ class NetEmulation:
                         self._add(dst, src, pair.delay_ms / 1e3)
         self._links: dict[str, SharedLink] = {}
         for group in config.bandwidth_groups:
-            link = SharedLink(",".join(group.members), group.bandwidth_mbps * BYTES_PER_MEGABIT)
+            link = SharedLink(",".join(group.members), group.bandwidth_mbps * _BYTES_PER_MEGABIT)
             self._links.update(dict.fromkeys(group.members, link))
         self._taken = SharedLinks()
         self.crossing = lru_cache(maxsize=4096)(self._crossing)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from rlinf_async import settings
 
-OVERHEAD: Final = 128
+MESSAGE_OVERHEAD_BYTES: Final = 128
 """Bytes that any message is charged beyond its content, so that empty ones do not come for nothing."""
 
 
@@ -31,7 +31,7 @@ class Departure:
     def __init__(self, number: int, what: Any, nbytes: int) -> None:
         self.number = number
         self.what = what
-        self.cost = nbytes + OVERHEAD
+        self.cost = nbytes + MESSAGE_OVERHEAD_BYTES
         self.charge = 0
         self.left = False
         self.waits_for: set[int] = set()
@@ -70,7 +70,7 @@ class Departures:
 
     def has_room(self, nbytes: int) -> bool:
         """Whether a message of so many bytes would leave at once."""
-        return not self._in_line and self.outstanding + nbytes + OVERHEAD <= self._room
+        return not self._in_line and self.outstanding + nbytes + MESSAGE_OVERHEAD_BYTES <= self._room
 
     def add(self, what: Any, nbytes: int) -> Departure:
         """The next message: to be sent if it has ``left``, otherwise to be announced."""

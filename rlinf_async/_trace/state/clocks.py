@@ -14,13 +14,13 @@ from typing import Final
 _DRIFT: Final = 100e-6
 """Seconds per second by which two clocks may go apart; more is a fault of theirs."""
 
-_SAMPLES: Final = 64
-_KNOTS: Final = 1024
+_MAX_SAMPLES: Final = 64
+_MAX_KNOTS: Final = 1024
 
-_WORTH_IT: Final = 20_000
+_MIN_CORRECTION_NS: Final = 20_000
 """Nanoseconds; a correction that is smaller is not made."""
 
-_SLEW: Final = 500_000_000
+_SLEW_NS: Final = 500_000_000
 """Nanoseconds over which a correction is spread."""
 
 
@@ -36,7 +36,7 @@ class ClockOffset:
     """
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[int, int, int]] = deque(maxlen=_SAMPLES)
+        self._samples: deque[tuple[int, int, int]] = deque(maxlen=_MAX_SAMPLES)
         self._knots: list[tuple[int, int]] = []
         self._latest: int | None = None
         """The last of their times that was brought over."""
@@ -79,12 +79,12 @@ class ClockOffset:
 
     def _correct(self, now: int) -> None:
         best, drawn = self._best(now), self._at(now)
-        if abs(best - drawn) < _WORTH_IT or now < self._knots[-1][0]:
+        if abs(best - drawn) < _MIN_CORRECTION_NS or now < self._knots[-1][0]:
             return  # good enough, or a correction is under way
         # Spread so that their time, as we draw it, never stands still or goes back.
-        slew = max(_SLEW, 4 * abs(best - drawn))
+        slew = max(_SLEW_NS, 4 * abs(best - drawn))
         self._knots += [(now, drawn), (now + slew, best)]
-        del self._knots[:-_KNOTS]
+        del self._knots[:-_MAX_KNOTS]
 
     def _at(self, theirs: int) -> int:
         knots = self._knots

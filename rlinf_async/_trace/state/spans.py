@@ -18,16 +18,16 @@ from typing import Any, Final
 
 from rlinf_async import settings
 
-BATCH: Final = 256
+_MAX_BATCH_SPANS: Final = 256
 """Spans that are taken at once."""
 
-ENOUGH: Final = 16 * BATCH
+FLUSH_SPANS: Final = 16 * _MAX_BATCH_SPANS
 """Spans; when there are so many it is time to take them, whatever goes on."""
 
-LONGEST: Final = 200
+_MAX_TEXT_CHARS: Final = 200
 """Characters of a name, or of a text among the arguments."""
 
-_MOST_ARGUMENTS: Final = 16
+_MAX_ARGUMENTS: Final = 16
 
 Event = tuple[int, int, int, str, str, dict[str, Any] | None, Any]
 """Track, begin and end in nanoseconds of this process's monotonic clock, name, category, arguments, flow; plain."""
@@ -96,7 +96,7 @@ class Recorder:
         on_full: Callable[[], None],
         main: int,
         *,
-        enough: int = ENOUGH,
+        enough: int = FLUSH_SPANS,
         capacity: int | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -199,7 +199,7 @@ class Recorder:
 
     # -- what there is ------------------------------------------------------------------------------------------
 
-    def take(self, most: int = BATCH) -> Batch | None:
+    def take(self, most: int = _MAX_BATCH_SPANS) -> Batch | None:
         """The oldest spans, which are then the caller's; None where there are none."""
         with self._lock:
             if not self._events:
@@ -273,16 +273,16 @@ def plain(args: dict[str, Any] | None) -> dict[str, Any] | None:
     """
     if not args:
         return None
-    return {str(name)[:LONGEST]: _plain(value) for name, value in list(args.items())[:_MOST_ARGUMENTS]}
+    return {str(name)[:_MAX_TEXT_CHARS]: _plain(value) for name, value in list(args.items())[:_MAX_ARGUMENTS]}
 
 
 def text(value: Any) -> str:
     """A name, whatever it was."""
-    return value if type(value) is str and len(value) <= LONGEST else str(value)[:LONGEST]
+    return value if type(value) is str and len(value) <= _MAX_TEXT_CHARS else str(value)[:_MAX_TEXT_CHARS]
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, list | tuple) and len(value) <= _MOST_ARGUMENTS:
+    if isinstance(value, list | tuple) and len(value) <= _MAX_ARGUMENTS:
         return [_scalar(each) for each in value]
     return _scalar(value)
 
@@ -295,5 +295,5 @@ def _scalar(value: Any) -> Any:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else str(float(value))
     if isinstance(value, str):
-        return str(value[:LONGEST])
+        return str(value[:_MAX_TEXT_CHARS])
     return f"<{type(value).__name__}>"

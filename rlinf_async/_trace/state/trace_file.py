@@ -19,7 +19,7 @@ from typing import Any, Final
 from rlinf_async._trace.state.clocks import ClockOffset
 from rlinf_async._trace.state.spans import Event
 
-MOST_UNMET: Final = 1 << 14
+MAX_OPEN_ARROWS: Final = 1 << 14
 """Calls whose other end is awaited; the oldest beyond get no arrow."""
 
 _END: Final = b"\n]}\n"
@@ -203,7 +203,7 @@ def _metadata(process: int, name: str, args: Mapping[str, Any], track: int = 0) 
 
 
 def _shorten(table: OrderedDict[Caller, Any]) -> None:
-    if len(table) > MOST_UNMET:
+    if len(table) > MAX_OPEN_ARROWS:
         table.popitem(last=False)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from rlinf_async._channels.state.channel_keys import MAX_KEY, canonical_key
+from rlinf_async._channels.state.channel_keys import MAX_KEY_BYTES, canonical_key
 
 Route = namedtuple("Route", "source target")
 
@@ -87,5 +87,5 @@ def test_what_cannot_be_a_key_is_named() -> None:
         canonical_key([1])
     with pytest.raises(TypeError, match=r"cannot be a key, because it cannot be pickled"):
         canonical_key(lambda: None)
-    with pytest.raises(ValueError, match=f"a key may take {MAX_KEY} bytes, 'xxxx"):
-        canonical_key("x" * (MAX_KEY + 1))
+    with pytest.raises(ValueError, match=f"a key may take {MAX_KEY_BYTES} bytes, 'xxxx"):
+        canonical_key("x" * (MAX_KEY_BYTES + 1))

@@ -10,7 +10,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rlinf_async._channels.state.actions import Act, Step
-from rlinf_async._channels.state.credit import OVERHEAD, CreditBalance, Ledger, Recall, cost
+from rlinf_async._channels.state.credit import ITEM_OVERHEAD_BYTES, CreditBalance, Ledger, Recall, cost
 from rlinf_async._channels.state.queue import Queue
 from rlinf_async._core.codec import encode
 
@@ -91,7 +91,7 @@ def test_both_sides_reckon_the_same_price() -> None:
     for value in (1, b"x" * 1000, {"a": bytearray(40_000)}, b"y" * 100_000):
         encoded = encode(value)
         assert cost(encoded.nbytes) == cost(len(encoded.to_bytes()))
-        assert cost(encoded.nbytes) >= encoded.nbytes + OVERHEAD
+        assert cost(encoded.nbytes) >= encoded.nbytes + ITEM_OVERHEAD_BYTES
 
 
 # -- a queue that lends -----------------------------------------------------------------------------------------------

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf_async._messaging.state.flow_control import OVERHEAD, Departures
+from rlinf_async._messaging.state.flow_control import MESSAGE_OVERHEAD_BYTES, Departures
 
 
 def test_messages_leave_until_there_is_no_room() -> None:
     departures = Departures([7], room=1000)
     assert departures.add("a", 500).left
     assert not departures.add("b", 500).left
-    assert departures.outstanding == 500 + OVERHEAD
+    assert departures.outstanding == 500 + MESSAGE_OVERHEAD_BYTES
 
 
 def test_64_mib_of_tensors_are_accepted_in_one_message_or_in_many() -> None:
@@ -28,7 +28,7 @@ def test_what_waits_for_room_leaves_in_order_when_there_is_some() -> None:
     assert [each.left for each in waiting] == [False] * 3
     leaving = departures.received(7, first.charge)
     assert [each.what for each in leaving] == ["a", "b"]
-    assert all(each.left and each.charge == 300 + OVERHEAD for each in leaving)
+    assert all(each.left and each.charge == 300 + MESSAGE_OVERHEAD_BYTES for each in leaving)
 
 
 def test_a_small_message_does_not_overtake_those_that_wait_for_room() -> None:

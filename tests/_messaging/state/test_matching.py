@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from rlinf_async._messaging.state.flow_control import OVERHEAD, Departures
+from rlinf_async._messaging.state.flow_control import MESSAGE_OVERHEAD_BYTES, Departures
 from rlinf_async._messaging.state.matching import Arrivals, Do, Message, Step
 from rlinf_async._messaging.state.message_facts import OBJECT, TENSOR
 
@@ -476,4 +476,4 @@ TestEverythingAtOnce = Exchange.TestCase
 
 
 def test_overhead_is_small() -> None:
-    assert OVERHEAD <= 128
+    assert MESSAGE_OVERHEAD_BYTES <= 128

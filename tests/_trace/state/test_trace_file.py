@@ -94,7 +94,7 @@ def test_an_arrow_never_goes_back_in_time(file: TraceFile) -> None:
 
 
 def test_calls_whose_other_end_is_awaited_are_bounded(file: TraceFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_file, "MOST_UNMET", 3)
+    monkeypatch.setattr(trace_file, "MAX_OPEN_ARROWS", 3)
     file.add(DRIVER, MAIN, [call(begin=2000 + 10 * n, end=2005 + 10 * n, number=n) for n in range(10)])
     file.add(WORKER, MAIN, [callee(begin=2001 + 10 * n, end=2004 + 10 * n, number=n) for n in range(20)])
     assert len(Trace(file.path).arrows) == 3

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
-from rlinf_launcher.cli.host_ranges import MOST_HOSTS, expand
+from rlinf_launcher.cli.host_ranges import MAX_HOSTS, expand
 from rlinf_launcher.cli.hosts_file import Host, describe, parse_hosts, parse_list, read_hosts
 from rlinf_launcher.source_text import Span
 
@@ -159,7 +159,7 @@ def test_several_brackets_multiply_and_the_last_counts_fastest() -> None:
 def test_a_range_too_long_to_be_meant_is_refused_before_it_is_built() -> None:
     text = refusal("node[0-999999999]")
     assert "1000000000 hosts" in text
-    assert str(MOST_HOSTS) in text
+    assert str(MAX_HOSTS) in text
 
 
 @pytest.mark.parametrize(

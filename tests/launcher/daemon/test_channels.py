@@ -17,7 +17,7 @@ from rlinf_launcher.daemon.handlers import Requester
 from rlinf_launcher.daemon.router import Router
 
 from rlinf_async import settings
-from rlinf_async._channels.state.credit import OVERHEAD, cost
+from rlinf_async._channels.state.credit import ITEM_OVERHEAD_BYTES, cost
 from rlinf_async._core import frames, operations
 from rlinf_async._core.frames import FrameError
 from rlinf_async._core.segment import write_segment
@@ -297,7 +297,7 @@ async def test_the_first_answer_brings_credit_and_puts_on_credit_have_no_answer(
     process.put(b"x", frames.CREDITED)
     await turn()
     assert process.sent == []
-    assert daemon.channels.status()["obs"]["bytes"] == 2 * OVERHEAD + len(b"firstx")
+    assert daemon.channels.status()["obs"]["bytes"] == 2 * ITEM_OVERHEAD_BYTES + len(b"firstx")
 
 
 async def test_a_process_of_another_node_has_no_credit(daemon: Daemon) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from rlinf_launcher.daemon import worker_output
-from rlinf_launcher.daemon.endpoint import MOST_QUEUED, Endpoint
+from rlinf_launcher.daemon.endpoint import MAX_QUEUED_BYTES, Endpoint
 from rlinf_launcher.daemon.handlers import Requester
 from rlinf_launcher.daemon.node import _logged
 from rlinf_launcher.daemon.node_link import NodeLink
@@ -172,7 +172,7 @@ async def test_lines_are_left_out_for_who_does_not_read_them_and_their_number_is
         to.tell(endpoint.id, "output", {"who": "w:0", "stream": "stdout", "lines": list(lines), "log": "/log"})
 
     write("a")
-    client.queued_bytes = MOST_QUEUED + 1
+    client.queued_bytes = MAX_QUEUED_BYTES + 1
     write("b", "c")
     client.queued_bytes = 0
     write("d")
@@ -191,7 +191,7 @@ async def test_the_end_of_an_output_is_near_even_where_somebody_writes_on(
 
     def endless(fd: int, size: int) -> bytes:
         reads.append(size)
-        assert len(reads) <= worker_output.LAST_READS
+        assert len(reads) <= worker_output.MAX_LAST_READS
         return b"y\n" * 10
 
     flooded = Output(asyncio.get_running_loop(), read, tmp_path / "log", None)
@@ -199,14 +199,14 @@ async def test_the_end_of_an_output_is_near_even_where_somebody_writes_on(
     flooded.close()
     monkeypatch.undo()
     os.close(write)
-    assert len(reads) == worker_output.LAST_READS
+    assert len(reads) == worker_output.MAX_LAST_READS
 
 
 async def test_a_line_that_is_cut_says_so(tmp_path: Path) -> None:
     heard: list[str] = []
     read, write = os.pipe()
     out = Output(asyncio.get_running_loop(), read, tmp_path / "log", heard.extend)
-    os.write(write, b"x" * (worker_output.LONGEST_LINE + 5) + b"\nshort\n")
+    os.write(write, b"x" * (worker_output.MAX_LINE_BYTES + 5) + b"\nshort\n")
     os.close(write)
     out.close()
     assert heard[0].endswith("x… [5 more characters, see the log]")

@@ -70,7 +70,7 @@ def test_what_cannot_travel_is_left_out_and_named(tmp_path: Path) -> None:
 
 
 def test_a_large_archive_names_its_largest_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "LARGE", 1000)
+    monkeypatch.setattr(archive, "LARGE_BYTES", 1000)
     (tmp_path / "model.bin").write_bytes(os.urandom(2000))
     fill(tmp_path, "small.py")
     warning = pack(tmp_path).warning

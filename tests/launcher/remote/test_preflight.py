@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rlinf_launcher.remote.bootstrap import STUB, shipment
+from rlinf_launcher.remote.bootstrap import BOOTSTRAP, shipment
 
 CHECKOUT = Path(__file__).parents[3]
 MARKER = "m" * 32
@@ -78,7 +78,7 @@ class Far:
 @contextmanager
 def preflight(request: dict[str, Any], archive: bytes = b"", **environ: str) -> Iterator[Far]:
     process = subprocess.Popen(
-        [sys.executable, "-I", "-c", STUB],
+        [sys.executable, "-I", "-c", BOOTSTRAP],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

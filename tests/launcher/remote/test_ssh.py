@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from rlinf_launcher.options import Options
-from rlinf_launcher.remote.bootstrap import STUB, shipment
+from rlinf_launcher.remote.bootstrap import BOOTSTRAP, shipment
 from rlinf_launcher.remote.host import Host
 from rlinf_launcher.remote.ssh import way
 
@@ -84,11 +84,11 @@ def test_the_python_there_is_one_word_of_the_shell_there() -> None:
 
 
 def test_the_stub_survives_every_shell() -> None:
-    assert STUB.isprintable()  # one line
-    assert not set("'!`$") & set(STUB)
-    assert "\\\\" not in STUB
-    assert shlex.split(f"exec python -c '{STUB}'")[-1] == STUB
-    source = ast.parse(STUB).body[0]
+    assert BOOTSTRAP.isprintable()  # one line
+    assert not set("'!`$") & set(BOOTSTRAP)
+    assert "\\\\" not in BOOTSTRAP
+    assert shlex.split(f"exec python -c '{BOOTSTRAP}'")[-1] == BOOTSTRAP
+    source = ast.parse(BOOTSTRAP).body[0]
     assert isinstance(source, ast.Expr)
     assert isinstance(source.value, ast.Call)
     inner = ast.literal_eval(source.value.args[0])
@@ -107,7 +107,7 @@ def test_what_is_shipped_is_readable_by_old_pythons_and_stands_alone(program: st
 def test_the_stub_reads_not_a_byte_more_than_the_program_wants(tmp_path: Path) -> None:
     program = b"import os\ndef main(read):\n os.write(1, read(3) + b'|' + os.read(0, 100))\n"
     stdin = b"%010d" % len(program) + program + b"abc" + b"the daemon's"
-    done = subprocess.run(["sh", "-c", f"exec {sys.executable} -c '{STUB}'"], input=stdin, capture_output=True)
+    done = subprocess.run(["sh", "-c", f"exec {sys.executable} -c '{BOOTSTRAP}'"], input=stdin, capture_output=True)
     assert done.stdout == b"abc|the daemon's", done.stderr
 
 
