@@ -1,4 +1,4 @@
-"""Frames that lie, make no sense, or are of another protocol, at a daemon."""
+"""Malformed frames and frames of another protocol, at a daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank that fails while others wait for it in a collective of torch: those are freed, and told who and why."""
+"""Failures within a collective of torch: the waiting ranks are freed, with the cause."""
 
 from __future__ import annotations
 

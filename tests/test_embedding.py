@@ -1,4 +1,4 @@
-"""A cluster inside somebody else's event loop: it keeps to itself, and leaves as it came."""
+"""A cluster inside a foreign event loop: no leftovers, no interference."""
 
 from __future__ import annotations
 

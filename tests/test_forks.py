@@ -1,4 +1,4 @@
-"""Forked children of a driver and of workers: they are told so, and harm nothing of their parent's."""
+"""Forked children of a driver and of workers: refused, and harmless to the parent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The house stands as drawn: imports run down only, in no circles, and dangerous things stay in their rooms.
+"""Architecture rules: imports run down in no circles; dangerous calls, names and first lines have their places.
 
 A new module is given its place here: in ``STOREYS`` (rlinf_async) or in ``NEAR`` or ``FAR`` (launcher).
 """

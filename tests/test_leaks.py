@@ -1,4 +1,4 @@
-"""The leak checker sees each kind of leak, names it, and lets the innocent go."""
+"""The leak checker: each kind of leak is detected and named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real processes that stand still: whoever waits for them hears which they are, and what they do."""
+"""Warnings about long waits for stopped processes: ranks, and their running methods."""
 
 from __future__ import annotations
 

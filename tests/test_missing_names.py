@@ -1,4 +1,4 @@
-"""Names that do not exist have one deadline, whoever looks for them; names that were closed have none."""
+"""Lookup of missing names: one deadline; closed names fail at once."""
 
 from __future__ import annotations
 

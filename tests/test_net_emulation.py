@@ -1,4 +1,4 @@
-"""A network that a configuration describes, between real workers."""
+"""Emulated networks between real workers."""
 
 from __future__ import annotations
 

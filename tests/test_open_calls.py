@@ -1,4 +1,4 @@
-"""Calls that are said to be open, in ``status()`` and in deaths, are open: those that have been answered are not."""
+"""Open calls in ``status()`` and in exit reports: no answered ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever process of a run is killed, and whenever: five seconds later nothing is left of what hung on it.
+"""Kills of every process of a run: everything below it ends within five seconds.
 
 ``make orphans`` kills every victim in every setting twenty times; the tests without that mark are one round of it.
 """

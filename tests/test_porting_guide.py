@@ -1,4 +1,4 @@
-"""The porting guide says of every name of RLinf's what it is here, and the code is as it says."""
+"""The porting guide: every name of RLinf's, held against the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consumers that are read ahead of, as their users and everybody else see them: just as if they were not."""
+"""Prefetching consumers: the same behaviour as without prefetching."""
 
 from __future__ import annotations
 

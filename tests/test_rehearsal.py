@@ -1,4 +1,4 @@
-"""Devices that a cluster declares and does not have: placed on, numbered and locked as if they were there."""
+"""Rehearsed devices: declared ones are placed, numbered and locked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strangers get nowhere: no byte of theirs is unpickled, and no secret lies about."""
+"""Attacks by unauthenticated clients: nothing is unpickled, no secret is readable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings read the environment, and say no to values that cannot be."""
+"""Settings: environment variables, bounds, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster on a loop that is not run any more: waits from elsewhere end with an error, and closing ends its nodes."""
+"""A cluster on a stopped loop: waits end with an error, closing ends its nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain subprocesses of workers that are workers too: they exchange, they die, and nothing of them is left."""
+"""Subprocesses of workers that join as workers: exchanges, deaths, cleanup."""
 
 from __future__ import annotations
 

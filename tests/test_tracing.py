@@ -1,4 +1,4 @@
-"""The trace of a run: what is in it, that it holds whatever happens, that clocks agree."""
+"""Traces of a run: content, clocks, kills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The error of a call is told although nothing asks for it: in the log, in words about waits, on Ctrl-C, at the end."""
+"""Unobserved errors of calls: in the log, in warnings about waits, on Ctrl-C, at the end."""
 
 from __future__ import annotations
 

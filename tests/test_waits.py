@@ -1,4 +1,4 @@
-"""Whatever waits for long says so, with the user's line, from wherever it is waited for."""
+"""Warnings about long waits, with the user's line, from every kind of wait."""
 
 from __future__ import annotations
 

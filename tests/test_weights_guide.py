@@ -1,4 +1,4 @@
-"""The page for users of TorchRL's schemes names what is there, and its example runs."""
+"""The guide for users of TorchRL's schemes: its names exist, its example runs."""
 
 from __future__ import annotations
 

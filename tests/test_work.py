@@ -1,4 +1,4 @@
-"""One thing to wait for: many waiters, threads, loops, cancellation."""
+"""``Work``: many waiters, threads, loops, cancellation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What RLinf's code reads and calls on a worker, on a cluster that declares eight GPUs on each of two nodes."""
+"""RLinf's attributes and methods of a worker, on a cluster that declares two nodes of eight GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users ask, made requests: whatever becomes one fits into a frame, so that no number is taken for nothing."""
+"""Arguments of channel requests: every accepted one fits into a frame."""
 
 from __future__ import annotations
 

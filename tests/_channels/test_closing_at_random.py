@@ -1,4 +1,4 @@
-"""A close at any moment: every request ends, and what a put was told is in is had, or was discarded."""
+"""Random closes of a channel: every request ends, every accepted put is delivered or discarded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gets ahead of their callers."""
+"""Prefetched gets: windows, hand-over to callers, recalls."""
 
 from __future__ import annotations
 

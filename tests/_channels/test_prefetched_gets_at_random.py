@@ -1,4 +1,4 @@
-"""Gets ahead of their callers: whatever anybody does, whenever, nothing is lost, kept or had twice."""
+"""Random use of prefetched gets: no item is lost, kept or delivered twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A queue as its process reaches it, with a daemon that only listens."""
+"""Remote queues against a daemon that only records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that go straight to a worker of the same node: in order with all others, and never without an end."""
+"""Direct calls within a node: order among direct and relayed calls, deaths, reports to the daemon."""
 
 from __future__ import annotations
 

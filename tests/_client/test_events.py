@@ -1,4 +1,4 @@
-"""Who hears of what daemons announce, and for how long."""
+"""Listeners of daemon events: registration, delivery, lifetime."""
 
 from __future__ import annotations
 

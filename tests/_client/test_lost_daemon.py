@@ -1,4 +1,4 @@
-"""Calls that are made while, and after, this machine's daemon dies: each ends, and none of them where it is made."""
+"""Calls while and after the node's daemon dies: each ends with an error, none where it is made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of a process's clusters is meant where nobody says so."""
+"""The current cluster of a process, among several."""
 
 from __future__ import annotations
 

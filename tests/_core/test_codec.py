@@ -1,4 +1,4 @@
-"""_core/codec.py: what travels, how it comes back, and what is said when it cannot."""
+"""Encoding of arguments and results: round trips, shared memory, errors for values that cannot be pickled."""
 
 from __future__ import annotations
 

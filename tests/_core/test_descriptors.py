@@ -1,4 +1,4 @@
-"""Too few file descriptors: an error that names host, limit, need and fix."""
+"""Errors for too few file descriptors: host, limit, need and fix."""
 
 from __future__ import annotations
 

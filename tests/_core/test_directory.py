@@ -1,4 +1,4 @@
-"""Names and who waits for them."""
+"""Directory of group names: registration, lookups that wait."""
 
 from __future__ import annotations
 

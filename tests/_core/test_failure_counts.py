@@ -1,4 +1,4 @@
-"""A log gets the first failure of a kind and then powers of ten, whatever comes."""
+"""Failure counts: the first failure of a kind is logged, then powers of ten."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""_core/failures.py: an exception arrives as itself, or tells its story."""
+"""Exceptions over the wire: rebuilt as themselves, or as a RemoteError with their traceback."""
 
 from __future__ import annotations
 

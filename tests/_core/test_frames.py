@@ -1,4 +1,4 @@
-"""Frames: routes, streams of bytes, hostile bytes."""
+"""Frames: routes, streams of bytes, malformed bytes."""
 
 from __future__ import annotations
 

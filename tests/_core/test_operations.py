@@ -1,4 +1,4 @@
-"""The table of a daemon's operations, what reads a request, and the daemon's handlers for all of them."""
+"""The table of a daemon's operations: parsing of requests, a handler for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Segments are written again when, and only when, nobody else holds them."""
+"""Segment pool: reuse exactly of segments without other holders."""
 
 from __future__ import annotations
 

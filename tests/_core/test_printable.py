@@ -1,4 +1,4 @@
-"""What a terminal is shown of foreign text: colours, and nothing that steers it."""
+"""Escaping of terminal control characters in foreign text; colours stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who holds which devices, in what order, and what becomes of the places of those who end."""
+"""Device locks and port leases: order, holders' deaths."""
 
 from __future__ import annotations
 

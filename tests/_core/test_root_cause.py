@@ -1,4 +1,4 @@
-"""_core/root_cause.py: of several failures the one that caused the others is found, and told in a few lines."""
+"""Root cause of several ranks' failures, and the short text about the others."""
 
 from __future__ import annotations
 

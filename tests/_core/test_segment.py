@@ -1,4 +1,4 @@
-"""_core/segment.py: sealed memory is whole, private to its reader, and cannot be pulled away."""
+"""Sealed memory segments: complete, private to the reader, safe from truncation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of waits knows which words are due, and says at one place only what is news there."""
+"""Table of waits: marks that are due, each group of waits reported once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages from GPU to GPU, without GPUs and without processes: frame by frame, with links that obey the test."""
+"""Messages from GPU to GPU, frame by frame, over links that the test controls."""
 
 from __future__ import annotations
 

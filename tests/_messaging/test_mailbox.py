@@ -1,4 +1,4 @@
-"""What mailboxes say to each other, without processes: frame by frame, with links that fail when they are told to."""
+"""Mailboxes within one process, frame by frame, over links that fail on command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a message carries."""
+"""Message content: its pickle is measured before a transport is chosen."""
 
 from __future__ import annotations
 

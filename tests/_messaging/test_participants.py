@@ -1,4 +1,4 @@
-"""Who takes part in an exchange, as callers say it; and what they may wish for."""
+"""Parsing of an exchange's participants and options."""
 
 from __future__ import annotations
 

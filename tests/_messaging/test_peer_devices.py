@@ -1,4 +1,4 @@
-"""Whether workers tell each other of their GPUs, on a machine that need not have any."""
+"""Announcement of workers' GPUs to each other, without GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of a routed batch end together: with the first that fails, or when nobody wants the whole any more."""
+"""Work of a routed batch: ends with the first failed part, or when the whole is cancelled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that dies, or stops, in the middle of an update, if it is told to."""
+"""A model that dies or stops in the middle of an update, on command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is decided under the lock is done without it, in that order."""
+"""Deferred actions: order, and no lock held while they run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the links between GPUs share, tried on memory of the CPU, with stand-ins for what only CUDA has."""
+"""Conformance suite of links between GPUs, on CPU memory with stand-ins for CUDA."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said to CUDA about memory that processes share, with a runtime of the test's own."""
+"""CUDA IPC memory handles, with a fake CUDA runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gloo's connections are found and ended, and nothing else of the process is."""
+"""Ending of Gloo's connections, and of no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gloo as a link: what two workers of different machines exchange, and what becomes of it when something goes wrong."""
+"""Gloo links between two workers: transfers, errors, reconnection."""
 
 from __future__ import annotations
 

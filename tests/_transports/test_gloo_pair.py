@@ -1,4 +1,4 @@
-"""Gloo between processes: nobody waits for anybody but the one who is to send, whatever becomes of the others."""
+"""Gloo pairs between processes: waits depend on the sending peer only, through every failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which way from one GPU to another."""
+"""Choice of the link between two GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The links between GPUs, on GPUs, between processes."""
+"""Links between GPUs, on real GPUs, between processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One tensor on its own: out as bytes, and into the place of another one."""
+"""Tensors sent as bytes and received in place."""
 
 from __future__ import annotations
 

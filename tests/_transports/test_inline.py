@@ -1,4 +1,4 @@
-"""The link of last resort: pieces through what is there anyway."""
+"""Inline links: pieces within frames, a window, discards."""
 
 from __future__ import annotations
 

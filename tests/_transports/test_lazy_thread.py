@@ -1,4 +1,4 @@
-"""A lane runs what it is given in order, and is no thread when it has nothing."""
+"""Lazy threads: order of jobs, and no thread while idle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that returns by itself, and never while somebody sees it."""
+"""Receive memory: reuse once the last view of it is gone."""
 
 from __future__ import annotations
 

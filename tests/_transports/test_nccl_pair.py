@@ -1,4 +1,4 @@
-"""What an NCCL pair asks of CUDA, in which stream and order, with recorders in the place of both."""
+"""NCCL pairs: calls to CUDA, their streams and order, with recorders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process tells others of its GPU, with a driver of the test's own."""
+"""Description of a process's own GPU, with a fake driver."""
 
 from __future__ import annotations
 

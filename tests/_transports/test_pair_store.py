@@ -1,4 +1,4 @@
-"""A store of two: what is set on one side is there on the other, and nobody waits for ever."""
+"""Store of two processes: sets reach the other side, waits end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agreement of two links, whatever the order of things: nothing is mixed up and nothing waits for ever."""
+"""Agreement protocol of paired links, under every order of messages."""
 
 from __future__ import annotations
 

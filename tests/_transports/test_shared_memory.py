@@ -1,4 +1,4 @@
-"""How much memory messages may share, and what becomes of the memory that was received."""
+"""Shared memory of messages: budget, and lifetime of received memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stream beside everybody else's, with recorders in the place of CUDA's."""
+"""CUDA side streams, with recorders."""
 
 from __future__ import annotations
 

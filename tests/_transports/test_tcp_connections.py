@@ -1,4 +1,4 @@
-"""A connection of somebody else in this process is found, and ended for good."""
+"""TCP connections of the process: search by address, ending for good."""
 
 from __future__ import annotations
 

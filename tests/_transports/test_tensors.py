@@ -1,4 +1,4 @@
-"""_transports/tensors.py: tensors travel without being copied, and what was shared or tied stays so."""
+"""Tensors in messages: no copies, aliases and ties preserved."""
 
 from __future__ import annotations
 

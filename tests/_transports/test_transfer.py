@@ -1,4 +1,4 @@
-"""Whatever buffers a message has, what is sent of them fits into what is received."""
+"""Division of buffers into chunks: sender and receiver agree."""
 
 from __future__ import annotations
 

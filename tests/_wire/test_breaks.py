@@ -1,4 +1,4 @@
-"""Connections that break while frames are on their way: nothing is lost, reordered, blamed on a successor, or kept."""
+"""Broken connections with frames in flight: no loss, reordering, or descriptor leak."""
 
 from __future__ import annotations
 

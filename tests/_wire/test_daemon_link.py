@@ -1,4 +1,4 @@
-"""What a link between daemons carries, over real gRPC on the loopback."""
+"""Links between daemons, over real gRPC on the loopback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a link between daemons ends; what dies or freezes is a process of its own."""
+"""Ends of a link between daemons: goodbye, death, freeze."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a node listens for others, and whom it reaches."""
+"""Node addresses: listening, dialling, and errors of unreachable nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The near end of a daemon's stdin and stdout, against small programs that play the far side."""
+"""Lifelines: the near end of a daemon's stdin and stdout, against small programs."""
 
 from __future__ import annotations
 

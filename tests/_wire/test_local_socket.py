@@ -1,4 +1,4 @@
-"""Where a daemon listens, and for whom."""
+"""The daemon's UNIX socket: permissions of its directory, credentials of its peers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Daemons that become one cluster, played by small programs."""
+"""Mesh of daemons at the start of a run, played by small programs."""
 
 from __future__ import annotations
 

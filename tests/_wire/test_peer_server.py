@@ -1,4 +1,4 @@
-"""Who is let in as a node of the run, and what is said to others."""
+"""Admission of peers: nodes of the run only."""
 
 from __future__ import annotations
 

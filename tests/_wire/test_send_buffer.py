@@ -1,4 +1,4 @@
-"""What leaves through a socket that takes it in pieces, and what becomes of the rest."""
+"""Send buffer: partial writes, descriptors, retransmission."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text for a terminal that is not read: who writes does not wait, and what is missing is counted."""
+"""Writes to a terminal that does not read: no blocking, lost lines counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What RLinf's code asks about accelerators, answered for every maker and for a rehearsal."""
+"""RLinf's accelerator queries, for every maker and for a rehearsal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's sockets to its callers, between this test as the caller and a client that only makes connections."""
+"""Direct sockets of a worker to its callers."""
 
 from __future__ import annotations
 

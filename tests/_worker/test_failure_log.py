@@ -1,4 +1,4 @@
-"""A rank's log has each kind of exception that leaves a method: the first with its traceback, then counts."""
+"""Failure log of a rank: first exception of each kind with traceback, then counts."""
 
 from __future__ import annotations
 

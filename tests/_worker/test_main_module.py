@@ -1,4 +1,4 @@
-"""_worker/main_module.py: what a script defines is found in its workers, whatever its module is called."""
+"""Definitions of the user's ``__main__`` in workers."""
 
 from __future__ import annotations
 

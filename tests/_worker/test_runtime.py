@@ -1,4 +1,4 @@
-"""In what order a worker takes its calls."""
+"""Order of calls within a worker."""
 
 from __future__ import annotations
 

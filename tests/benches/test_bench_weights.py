@@ -1,4 +1,4 @@
-"""The bench of weights: what is asked of whom, and what becomes of the answers."""
+"""The bench of weights: requests to contestants, and rows from their answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benches themselves: every case has a name, and a quick run a row for each."""
+"""The benches: named cases, and a quick run of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers into rows."""
+"""Measured numbers as rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contestants that stay, and what is asked of whom."""
+"""Long-lived contestants of a bench session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts that nobody has to answer: what they promise."""
+"""Puts on credit: done once the kernel has the bytes, and never lost after that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples are scripts with modules beside them, which become importable here; no two have the same name."""
+"""Import paths of the examples' modules."""
 
 from __future__ import annotations
 

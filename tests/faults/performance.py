@@ -1,4 +1,4 @@
-"""One program, step by step, on a stage's cluster."""
+"""Executes one program, step by step, on a stage's cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes of a run are stopped for moments: all that changes is the time."""
+"""Stops processes of a run for moments, at random."""
 
 from __future__ import annotations
 

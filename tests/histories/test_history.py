@@ -1,4 +1,4 @@
-"""The judge is judged: each class of history is seen for what it is."""
+"""The history checker: each class of history is recognised."""
 
 from __future__ import annotations
 

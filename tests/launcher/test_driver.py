@@ -1,4 +1,4 @@
-"""The script as a child process, and what it leaves behind."""
+"""The driver script as a child process: signals, exit code, orphans."""
 
 from __future__ import annotations
 

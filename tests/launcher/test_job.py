@@ -1,4 +1,4 @@
-"""A whole run, its nodes played by fakes: started, shown, ended, and nothing left."""
+"""A whole run with fake nodes: start, output, end, cleanup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the launcher says, and where."""
+"""Progress, tables and errors of the launcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run of which a rank failed is no success, unless the script dealt with it."""
+"""Exit code of runs with unobserved rank failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Actor, rollout and the others of a job with a large model: which mode, which sizes, which accelerators."""
+"""Model-parallel placement: modes, sizes, accelerators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Placement over clusters of one to a thousand nodes of mixed hardware, whatever is asked for."""
+"""Placement over clusters of one to a thousand nodes of mixed hardware: random requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is profiled, when, and by what command."""
+"""Profiling configuration: groups, windows, commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who sends what to whom: the two sides agree, and nothing is left out."""
+"""Routing plans: both sides agree and every row has a destination."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys as bytes: equal where a dict takes them for equal, in whatever process, and different where not."""
+"""Canonical bytes of channel keys: equal exactly where a dict takes the keys for equal, in every process."""
 
 from __future__ import annotations
 

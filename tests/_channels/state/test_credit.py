@@ -1,4 +1,4 @@
-"""Credit for puts: the two sides of it, and a queue that grants it while everything goes on at random."""
+"""Credit for puts: producer's balance, queue's ledger, and a random test of both."""
 
 from __future__ import annotations
 

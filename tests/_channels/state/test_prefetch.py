@@ -1,4 +1,4 @@
-"""Gets that are sent ahead, as the queue sees them: nobody else notices."""
+"""Prefetched gets in the queue: lent, taken, given back."""
 
 from __future__ import annotations
 

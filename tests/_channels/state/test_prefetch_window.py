@@ -1,4 +1,4 @@
-"""Read-ahead as the consumer's process reckons it."""
+"""Prefetch windows of the consumer's process."""
 
 from __future__ import annotations
 

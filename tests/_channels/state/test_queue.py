@@ -1,4 +1,4 @@
-"""A channel's queue, without the channel: one claim at a time."""
+"""Queue state without IO: order, bounds, cancellation, deaths, batches."""
 
 from __future__ import annotations
 

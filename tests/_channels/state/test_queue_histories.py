@@ -1,4 +1,4 @@
-"""A channel's queue, without the channel: everything at random, against a model."""
+"""Queue state against a model: random histories."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long messages are on their way through a network that a configuration describes."""
+"""Emulated network delay: pairs, shared links, broadcasts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a sender may be ahead: what leaves at once, what is announced, and when that leaves."""
+"""Flow control of a message stream: window, announcements, returned room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arriving messages meet posted receives: examples, and a machine that tries everything at once."""
+"""Matching of arriving messages with posted receives: examples, and a state machine."""
 
 from __future__ import annotations
 

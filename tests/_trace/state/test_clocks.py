@@ -1,4 +1,4 @@
-"""Clocks of other machines: how well they are known, and that nothing changes places on the way to ours."""
+"""Clock offsets of other machines: accuracy, and monotonic conversion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recorder: what overlaps never shares a track, and what is kept is bounded."""
+"""Span recorder: tracks without overlaps, bounded memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file of a trace: whole at any time, arrows with both ends, times to the nanosecond."""
+"""Trace file: valid at any time, arrows with both ends, nanosecond times."""
 
 from __future__ import annotations
 

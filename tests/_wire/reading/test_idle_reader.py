@@ -1,4 +1,4 @@
-"""A thread reads sockets while it waits, in its loop and outside of it."""
+"""Idle reader: sockets read by the waiting thread, in its loop and outside of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A connection that two threads read: who takes what has come while the one that reads when it is idle is busy."""
+"""Connections read by two threads: hand-over while the idle reader is busy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One socket, two loops: the one that is idle reads."""
+"""Shared selector: one socket in two loops, read by the idle one."""
 
 from __future__ import annotations
 

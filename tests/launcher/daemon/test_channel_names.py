@@ -1,4 +1,4 @@
-"""What node 0 knows of channels, with processes that only remember what they are answered."""
+"""Node 0's table of channels, with recording processes."""
 
 from __future__ import annotations
 

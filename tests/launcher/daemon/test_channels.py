@@ -1,4 +1,4 @@
-"""The channels of one daemon, with processes that only remember what they are told."""
+"""Channels of one daemon, with recording processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cleanup after a process leaves nothing, whatever it had said, and whatever one part of the cleanup raises."""
+"""Cleanup after a process: complete, also where one part of it raises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Out of memory is said of a process only where the kernel says so of it."""
+"""Out-of-memory kills: evidence from kernel log and cgroup."""
 
 from __future__ import annotations
 

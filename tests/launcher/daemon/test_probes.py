@@ -1,4 +1,4 @@
-"""What a node finds out about its hardware by processes of their own."""
+"""Hardware probes in subprocesses."""
 
 from __future__ import annotations
 

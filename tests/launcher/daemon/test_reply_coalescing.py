@@ -1,4 +1,4 @@
-"""Answers that leave together."""
+"""Coalescing of replies of one group call."""
 
 from __future__ import annotations
 

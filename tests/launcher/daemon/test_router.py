@@ -1,4 +1,4 @@
-"""What the router allows, as plain state."""
+"""Router: workers with direct sockets, and answers relayed after a broken one."""
 
 from __future__ import annotations
 

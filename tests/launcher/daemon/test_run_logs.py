@@ -1,4 +1,4 @@
-"""The directory of a run's logs: nobody else's, and the newest runs stay."""
+"""Log directories of runs: ownership, and removal of old ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a daemon says of ranks that others wait for, and whom it ends."""
+"""Stuck ranks of a collective: report and kill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What --sync ships."""
+"""Archives of ``--sync``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only shows when the answers of all hosts are there."""
+"""Checks across all hosts' answers: clocks, interpreters, addresses."""
 
 from __future__ import annotations
 

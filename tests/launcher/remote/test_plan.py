@@ -1,4 +1,4 @@
-"""Which nodes a run has, in which order, with which devices."""
+"""Plan of a run: nodes, their order and devices."""
 
 from __future__ import annotations
 

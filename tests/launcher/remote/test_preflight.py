@@ -1,4 +1,4 @@
-"""The program that looks at a host before anything else does, run as it is run there: by the stub."""
+"""Preflight program, run by the bootstrap as on a host."""
 
 from __future__ import annotations
 
