@@ -10,25 +10,19 @@ DEFAULT_START_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked of the launcher.  None, or nothing, is what was not said.
+    """What the user asked of the launcher, by flag.  None, or nothing, is what was not said.
 
     Attributes:
         script, args: the script (or module, with ``module``) and what belongs to it.
         hosts: ``--hosts`` as given; ``$RLINF_HOSTS`` is read by `rlinf_launcher.cli.allocation.find_hosts`.
-        nnodes: use the first so many hosts.
-        local_nodes: so many nodes on this machine, without ssh.
-        fake_gpus: GPUs to declare on every host that says nothing itself.
-        iface: interface that nodes talk over.
         sync: absolute path of the folder to ship.
         env: ``-e`` in order; None for a value takes it from the user's environment.
         start_timeout: seconds; None waits for ever.
-        fail_fast: a call that fails unawaited ends the script's plain waits.
         timeout: seconds that the whole run may take; None is without end.
         tee: ``"all"``, ``"none"``, or ranks with commas between: ``"0,3"``.
         verbosity: -1 quiet, 0, 1, 2.
         show_placement: the configuration whose placement is shown; empty for the script's own.
         placement_svg: absolute path of the drawing.
-        sweep: id of the run to sweep up after.
     """
 
     script: str | None = None

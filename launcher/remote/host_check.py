@@ -127,7 +127,6 @@ class HostCheck:
             "packages": [*_PACKAGES, *(_PACKAGES_BETWEEN_NODES if len(self._nodes) > 1 else ())],
             "version": own_version(),
             "python_path": self.python_path,
-            "path": [str(options.sync)] if options.sync is not None else [],
             "sync_dir": str(options.sync) if options.sync is not None else None,
             "archive_size": archive_size,
             "cwd": str(self._folder(Path(options.cwd or Path.cwd()))),

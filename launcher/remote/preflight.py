@@ -157,8 +157,9 @@ class Survey:
         self.cwd = wanted
 
     def look_for_packages(self) -> None:
-        first = [str(self.sync)] if self.sync else list(self.request["path"])
-        self.python_path = first + [part for part in self.request["python_path"].split(os.pathsep) if part]
+        first = self.sync or self.request["sync_dir"]
+        parts = [first, *self.request["python_path"].split(os.pathsep)]
+        self.python_path = [str(part) for part in parts if part]
         sys.path[:0] = self.python_path
         lacking = [name for name in self.request["packages"] if find(name) is None]
         if lacking:

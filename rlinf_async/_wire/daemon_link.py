@@ -74,7 +74,6 @@ class PeerLink:
         on_bulk: called with each bulk piece.
         on_lost: called once, after the last message, with the reason, when the link ends by anything but this
             side's own `close`; the reason is `CLOSED` where the peer closed in order.
-        messages_sent, bytes_sent, messages_received: what has crossed so far, both streams together.
     """
 
     on_control = _Callback[bytes]()
@@ -83,9 +82,6 @@ class PeerLink:
 
     def __init__(self, peer: int, control: Stream, bulk: Stream, hang_up: Callable[[bool], Awaitable[None]]) -> None:
         self.peer = peer
-        self.messages_sent = 0
-        self.bytes_sent = 0
-        self.messages_received = 0
         self._callbacks: dict[str, Callable[[Any], None]] = {}
         self._listening = asyncio.Event()
         self._control: deque[bytes] = deque()
@@ -204,12 +200,12 @@ class PeerLink:
             while queue and size + len(queue[0]) <= _BATCH_BYTES:
                 size += len(queue[0])
                 batch.append(queue.popleft())
-            await self._write(stream, b"".join(batch) if len(batch) > 1 else batch[0])
+            await stream.write(b"".join(batch) if len(batch) > 1 else batch[0])
         await stream.write(_GOODBYE)
 
     async def _write_bulk(self, stream: Stream) -> None:
         while await self._wait_for_data(self._bulk, self._bulk_wake):
-            await self._write(stream, self._bulk.popleft())
+            await stream.write(self._bulk.popleft())
             self._bulk_room.release()
         await stream.write(_GOODBYE)
 
@@ -220,14 +216,8 @@ class PeerLink:
             await wake.wait()
         return bool(queue)
 
-    async def _write(self, stream: Stream, data: bytes) -> None:
-        self.messages_sent += 1
-        self.bytes_sent += len(data)
-        await stream.write(data)
-
     async def _read(self, stream: Stream, callback: str) -> None:
         while (data := await stream.read()) != _GOODBYE:
-            self.messages_received += 1
             # The other side sends as soon as its own callbacks are set; those of this side may not be.  Nothing more is
             # read until they are: gRPC's flow control holds the rest back at its sender.
             # tests/_wire/test_daemon_link.py::test_nothing_that_arrives_before_the_owner_listens_is_lost

@@ -41,6 +41,7 @@ class Owner:
 
     def __init__(self, link: PeerLink | None = None) -> None:
         self.control = b""
+        self.control_messages = 0
         self.bulk: list[bytes] = []
         self.lost: list[str] = []
         self._changed = asyncio.Event()
@@ -55,6 +56,7 @@ class Owner:
 
     def _on_control(self, data: bytes) -> None:
         self.control += data
+        self.control_messages += 1
         self._changed.set()
 
     def _on_bulk(self, piece: bytes) -> None:

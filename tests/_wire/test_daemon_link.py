@@ -31,9 +31,6 @@ async def test_bytes_go_both_ways_on_both_streams():
             here.link.send(b"call")
             await here.link.send_bulk(b"piece")
             await there.until(lambda there=there: there.control == b"call" and there.bulk == [b"piece"])
-            assert here.link.messages_sent == 2
-            assert here.link.bytes_sent == 9
-            assert there.link.messages_received == 2
 
 
 async def test_a_thousand_sends_leave_in_one_message():
@@ -43,7 +40,7 @@ async def test_a_thousand_sends_leave_in_one_message():
             left.link.send(data)
         await right.until(lambda: len(right.control) == 100_000)
         assert right.control == b"".join(sent)
-        assert left.link.messages_sent == right.link.messages_received == 1
+        assert right.control_messages == 1
 
 
 async def test_a_long_queue_leaves_in_messages_of_at_most_256_kib():

@@ -33,7 +33,6 @@ def a_request(**changes: Any) -> dict[str, Any]:
         "packages": ["json"],
         "version": "",
         "python_path": "",
-        "path": [],
         "sync_dir": None,
         "archive_size": 0,
         "cwd": "/",
