@@ -3,7 +3,7 @@
 ``schema`` reads the rest of a job's configuration, by a schema of the job's own.
 """
 
-from rlinf_async.configuration.cluster_config import ClusterConfig as ClusterConfig
+from rlinf_async.configuration.cluster_config import ClusterConfig as ClusterConfig, TracerConfig as TracerConfig
 from rlinf_async.configuration.document import (
     Document as Document,
     Origin as Origin,
@@ -47,4 +47,3 @@ from rlinf_async.configuration.schema import (
     read_configuration as read_configuration,
 )
 from rlinf_async.configuration.section import Section as Section, did_you_mean as did_you_mean, misplaced as misplaced
-from rlinf_async.configuration.tracing import TracerConfig as TracerConfig

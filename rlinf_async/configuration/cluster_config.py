@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +13,22 @@ from rlinf_async.configuration.net_emulation import NetEmulationConfig, read_net
 from rlinf_async.configuration.node_group import NodeGroup, built_in_groups
 from rlinf_async.configuration.node_group_config import NodeGroupConfig, read_node_groups
 from rlinf_async.configuration.section import Section, misplaced
-from rlinf_async.configuration.tracing import TracerConfig, read_tracer
 from rlinf_async.errors import ConfigError
 from rlinf_async.hardware import HardwareConfig
 from rlinf_async.profiling import ProfileConfig, parse_profiling
 
-_KEYS = (
-    "num_nodes",
-    "component_placement",
-    "node_groups",
-    "profiling",
-    "tracer",
-    "fail_fast",
-    "net_emulation",
-    "auto_scheduler",
-    "use_pre_process_policy",
-    "use_wait_before_last_iter_policy",
-)
+
+@dataclass(frozen=True)
+class TracerConfig:
+    """``cluster.tracer``: whether a run is traced, and where the trace goes.
+
+    Attributes:
+        enable: record spans.
+        output_file: where they are written; None for a file in the run's log folder.
+    """
+
+    enable: bool = False
+    output_file: str | None = None
 
 
 @dataclass(frozen=True)
@@ -196,7 +195,8 @@ class ClusterConfig:
 
 
 def _read(values: Mapping[Any, Any], steps: Steps, origin: Origin | None) -> ClusterConfig:
-    section = Section(values, steps, origin, kind="cluster", known=_KEYS)
+    keys = [each.name for each in fields(ClusterConfig) if each.name != "values"]
+    section = Section(values, steps, origin, kind="cluster", known=keys)
     num_nodes = section.get("num_nodes", 0)
     if not isinstance(num_nodes, int) or isinstance(num_nodes, bool) or (num_nodes < 1 and "num_nodes" in section):
         raise section.error(f"'num_nodes' must be a positive integer, got {num_nodes!r}", "num_nodes")
@@ -214,7 +214,7 @@ def _read(values: Mapping[Any, Any], steps: Steps, origin: Origin | None) -> Clu
         component_placement=placement,
         node_groups=read_node_groups(entries, (*steps, "node_groups"), origin, num_nodes),
         profiling=_read_profiling(section),
-        tracer=read_tracer(section.get("tracer"), (*steps, "tracer"), origin),
+        tracer=_read_tracer(section.get("tracer"), (*steps, "tracer"), origin),
         fail_fast=section.flag("fail_fast") if "fail_fast" in section else None,
         net_emulation=read_net_emulation(section.get("net_emulation"), (*steps, "net_emulation"), origin),
         auto_scheduler=section.flag("auto_scheduler"),
@@ -222,6 +222,16 @@ def _read(values: Mapping[Any, Any], steps: Steps, origin: Origin | None) -> Clu
         use_wait_before_last_iter_policy=section.flag("use_wait_before_last_iter_policy"),
         values=values,
     )
+
+
+def _read_tracer(value: Any, steps: Steps, origin: Origin | None) -> TracerConfig:
+    """Reads the section; off, where there is none.  Raises ConfigError."""
+    if value is None:
+        return TracerConfig()
+    if not isinstance(value, Mapping):
+        raise misplaced(steps, origin, f"tracer must be a mapping such as {{enable: true}}, got {value!r}")
+    section = Section(value, steps, origin, kind="tracer", known=("enable", "output_file"))
+    return TracerConfig(section.flag("enable"), section.text("output_file"))
 
 
 def _read_profiling(section: Section) -> ProfileConfig | None:
