@@ -34,8 +34,8 @@ _MAX_SEGMENTS: Final = 64
 """Segments that are kept, each with a file descriptor."""
 
 _MAX_INSPECTED: Final = 8
-"""Segments of a fitting size that are asked whether they are free: of those used last, whose memory is still in the
-processor's caches, and then of those that have been unused for longest."""
+"""Segments of a fitting size that are asked whether they are free: those written about as long ago as the one that was
+free the last time, whose memory may still be in the processor's caches, and then those unused for longest."""
 
 _PIECE_BYTES: Final = 1 << 20
 """Bytes that are copied before other threads may run."""
@@ -93,6 +93,8 @@ class Pool:
     def __init__(self, keep: float | None = None) -> None:
         self._keep = keep
         self._segments: list[_Segment] = []
+        self._age = 0
+        """Segments of its size that had been written since the last one that was free: about as many are in flight."""
         self._lock = threading.Lock()
         _pools.add(self)
 
@@ -138,12 +140,17 @@ class Pool:
     def _find(self, nbytes: int) -> int | None:
         """The place of a segment that is free and fits."""
         segments = self._segments
-        last = range(len(segments) - 1, -1, -1)
-        for order in (last, range(len(segments))):
-            fitting = (index for index in order if nbytes <= segments[index].size <= 2 * nbytes)
-            for index in itertools.islice(fitting, _MAX_INSPECTED):
-                if segments[index].is_free():
-                    return index
+        fitting = [index for index in range(len(segments) - 1, -1, -1) if nbytes <= segments[index].size <= 2 * nbytes]
+        count = len(fitting)
+        first = max(0, min(self._age, count) - 1)
+        nearby = range(first, min(first + _MAX_INSPECTED, count))
+        oldest = range(count - 1, max(nearby.stop, count - _MAX_INSPECTED) - 1, -1)
+        for age in itertools.chain(nearby, oldest):
+            index = fitting[age]
+            if segments[index].is_free():
+                self._age = age
+                return index
+        self._age = 0
         return None
 
     def _put(self, segment: _Segment) -> None:

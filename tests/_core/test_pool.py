@@ -5,11 +5,12 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+from collections import deque
 from collections.abc import Iterator
 
 import pytest
 
-from rlinf_async._core.pool import Pool
+from rlinf_async._core.pool import Pool, _Segment
 from rlinf_async._core.segment import map_private
 
 SIZE = 100_000
@@ -170,4 +171,46 @@ def test_parts_of_several_pieces_arrive_in_order(pool: Pool) -> None:
         size = sum(len(part) for part in parts)
         fd = pool.write(parts, size)
         assert bytes(map_private(fd, size)) == b"".join(parts), round_
+        os.close(fd)
+
+
+def test_with_many_messages_in_flight_few_segments_are_asked_and_the_warmest_is_written(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_flight = 24
+    asked = 0
+
+    def counted(segment: _Segment) -> bool:
+        nonlocal asked
+        asked += 1
+        return is_free(segment)
+
+    is_free = _Segment.is_free
+    under_way = deque(written(pool, 0) for _ in range(2 * in_flight))  # as many segments are kept
+    while len(under_way) > in_flight:
+        os.close(under_way.popleft())
+    monkeypatch.setattr(_Segment, "is_free", counted)
+    used: list[int] = []
+    for _ in range(200):
+        under_way.append(written(pool, 1))
+        used.append(identity(under_way[-1]))
+        os.close(under_way.popleft())
+    assert len(set(used[-100:])) <= in_flight + 2
+    assert asked <= 3 * 200
+    for fd in under_way:
+        os.close(fd)
+
+
+def test_messages_that_are_held_for_long_do_not_hide_the_free_segment(pool: Pool) -> None:
+    held = [written(pool, 0) for _ in range(20)]
+    os.close(held.pop(0))
+    held.append(written(pool, 0))  # of an age of 19
+    held += [written(pool, 0) for _ in range(20)]
+    used = set()
+    for _ in range(10):
+        fd = written(pool, 1)
+        used.add(identity(fd))
+        os.close(fd)
+    assert len(used) == 1
+    for fd in held:
         os.close(fd)
