@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import pytest_asyncio
 
 from rlinf_async import Channel, Cluster, NodePlacementStrategy
 from tests._support.socket_breaking_workers import (
@@ -36,14 +37,17 @@ LARGE = 200_000
 """Bytes; more than rides in a frame."""
 
 
-@pytest.fixture
+pytestmark = [pytest.mark.shared_cluster, pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster() -> AsyncIterator[Cluster]:
     async with Cluster(num_nodes=1, log_to_driver=False) as cluster:
         yield cluster
 
 
-@pytest.fixture
-async def pair(cluster: Cluster) -> Any:
+@pytest_asyncio.fixture(loop_scope="module")
+async def pair(cluster: Cluster) -> AsyncIterator[Any]:
     """Two workers that have been called, and have talked to each other, so that there are sockets between all."""
     group = Breaking.create_group().launch(cluster, placement=NodePlacementStrategy([0, 0]), name="pair")
     for sender, receiver in ((0, 1), (1, 0)):
@@ -51,7 +55,8 @@ async def pair(cluster: Cluster) -> Any:
         assert await group[receiver].recv_numbers("pair", sender, 1) == [[0]]
         await sent
     await group.note(-2)
-    return group
+    async with group:
+        yield group
 
 
 # -- messages -------------------------------------------------------------------------------------------------------

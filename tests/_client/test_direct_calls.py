@@ -11,27 +11,31 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from rlinf_async import ClosedError, Cluster, NodePlacementStrategy, WorkerDied
 from rlinf_async._client import direct_calls
 from rlinf_async._core import frames
 from tests._support.workers import Plain
 
+pytestmark = [pytest.mark.shared_cluster, pytest.mark.asyncio(loop_scope="module")]
+
 LARGE = bytes(100_000)
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster() -> AsyncIterator[Cluster]:
     async with Cluster(num_nodes=1, log_to_driver=False) as cluster:
         yield cluster
 
 
-@pytest.fixture
-async def pair(cluster: Cluster) -> Any:
+@pytest_asyncio.fixture(loop_scope="module")
+async def pair(cluster: Cluster) -> AsyncIterator[Any]:
     """Two workers that have been called before, so that they can be called directly."""
     group = Plain.create_group().launch(cluster, placement=NodePlacementStrategy([0, 0]), name="pair")
     await group.hello()
-    return group
+    async with group:
+        yield group
 
 
 @pytest.fixture
