@@ -72,7 +72,7 @@ class Job:
         self._inspection = HostCheck(nodes, options, self.run_id, report)
         self._main: asyncio.Task[Any] | None = None
         self._phase = "new"
-        self._hurry = asyncio.Event()
+        self._end_at_once = asyncio.Event()
         self._end_by: float | None = None
         self._going: set[int] = set()
         self._peers: list[dict[str, Any]] = []
@@ -144,7 +144,7 @@ class Job:
     def kill(self) -> None:
         """Everything ends at once."""
         self.was_interrupted = True
-        self._hurry.set()
+        self._end_at_once.set()
         if self._driver is not None:
             self._driver.kill()
 
@@ -258,25 +258,25 @@ class Job:
                 self._count_own_loss(rank, error)
                 return
             if message.get("event") == "node_lost":
-                await self._hear_of_loss(rank, int(message["node"]), str(message["reason"]))
+                await self._on_loss_reported(rank, int(message["node"]), str(message["reason"]))
             elif message.get("event") == "unobserved":
                 self.unobserved += map(str, message["failures"])
 
-    async def _hear_of_loss(self, witness: int, accused: int, reason: str) -> None:
+    async def _on_loss_reported(self, reporter: int, reported: int, reason: str) -> None:
         """A node has lost its link to another one: shows which of the two is lost, where that is known.
 
         A node that is cut off, or was stopped for a while, takes all others for lost.  So it is the word of the
         script's own node that counts, and that of a node's lifeline; what others say names the link only.
         """
-        is_own_word = witness == self._here["node"]
+        is_own_word = reporter == self._here["node"]
         if is_own_word:  # known from here on, whether or not it has been shown by the time that the script ends
-            self._lost.add(accused)
-        if accused in self._watchers:  # its own lifeline knows better why, and may be about to say it
-            await asyncio.wait({self._watchers[accused]}, timeout=_OWN_REPORT_S)
+            self._lost.add(reported)
+        if reported in self._watchers:  # its own lifeline knows better why, and may be about to say it
+            await asyncio.wait({self._watchers[reported]}, timeout=_OWN_REPORT_S)
         if is_own_word:
-            self._show_loss(accused, reason)
-        elif self._phase != "stopping" and self._lost.isdisjoint((witness, accused)):
-            names = f"{self._nodes[witness].name} has lost its link to {self._nodes[accused].name}"
+            self._show_loss(reported, reason)
+        elif self._phase != "stopping" and self._lost.isdisjoint((reporter, reported)):
+            names = f"{self._nodes[reporter].name} has lost its link to {self._nodes[reported].name}"
             self._report.warn(f"{names}, and one of the two may be lost: {reason}")
 
     def _count_own_loss(self, rank: int, error: LaunchError) -> None:
@@ -296,14 +296,14 @@ class Job:
     async def _stop(self) -> None:
         self._phase = "stopping"
         stopping = asyncio.ensure_future(self._stop_nodes())
-        hurry = asyncio.ensure_future(self._hurry.wait())
+        end_at_once = asyncio.ensure_future(self._end_at_once.wait())
         try:
-            await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({stopping, end_at_once}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             if not stopping.done():
                 stopping.cancel()
-            hurry.cancel()
-            await asyncio.gather(stopping, hurry, return_exceptions=True)
+            end_at_once.cancel()
+            await asyncio.gather(stopping, end_at_once, return_exceptions=True)
             await self._cut_nodes()
             await asyncio.gather(*self._watchers.values(), return_exceptions=True)
             if self._orphans is not None:

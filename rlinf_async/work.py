@@ -183,15 +183,15 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             raise self._inherited()
         loop = asyncio.get_running_loop()
         future = loop.create_future()
-        bell = _bell_of(loop)
-        rows = bell.waits.rows
+        wakeups = _wakeups_of(loop)
+        rows = wakeups.waits.rows
 
         def wake() -> None:
-            if running_loop() is loop and not bell.waking:
+            if running_loop() is loop and not wakeups.waking:
                 if not future.done():
                     future.set_result(None)
             else:
-                bell.ring(future)
+                wakeups.add(future)
 
         timer: asyncio.TimerHandle | None = None
         watch = None if loop is loop_watch.only or not loop_watch.is_needed else loop_watch.watch(self, loop)
@@ -205,8 +205,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             if self._timeout is not None:
                 timer = loop.call_later(self._remaining() or 0.0, self._expire)
             rows[future] = (self, monotonic())
-            if not bell.waits.armed:
-                bell.waits.arm()
+            if not wakeups.waits.armed:
+                wakeups.waits.arm()
             yield from future
         except BaseException:
             with self._lock:
@@ -385,8 +385,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             driver.close()
 
 
-class _Bell:
-    """How other threads wake those who wait on a loop: in order, and however many at once, the loop is woken once.
+class _Wakeups:
+    """Wakeups of a loop's waiters from other threads: in order, and one wakeup of the loop for all that come at once.
 
     Attributes:
         waking: those who are to be woken and are not yet; nobody else may come before them.
@@ -397,19 +397,19 @@ class _Bell:
         self.loop = loop
         self.waking: deque[asyncio.Future[None]] = deque()
         self.waits = slow_waits.LoopWaits(loop)
-        self._rung = False
+        self._is_scheduled = False
 
-    def ring(self, future: asyncio.Future[None]) -> None:
+    def add(self, future: asyncio.Future[None]) -> None:
         self.waking.append(future)
-        if not self._rung:
-            self._rung = True
+        if not self._is_scheduled:
+            self._is_scheduled = True
             try:
-                self.loop.call_soon_threadsafe(self._answer)
+                self.loop.call_soon_threadsafe(self._wake)
             except RuntimeError:
                 pass  # that loop is closed, and with it whoever waited there
 
-    def _answer(self) -> None:
-        self._rung = False  # first: whoever comes now rings again
+    def _wake(self) -> None:
+        self._is_scheduled = False  # first: what is added now schedules again
         while self.waking:
             future = self.waking.popleft()
             if not future.done():
@@ -417,18 +417,18 @@ class _Bell:
 
 
 class _Here(threading.local):
-    bell: _Bell | None = None
+    wakeups: _Wakeups | None = None
 
 
 _here = _Here()
 
 
-def _bell_of(loop: asyncio.AbstractEventLoop) -> _Bell:
-    """The bell of the loop that runs on this thread."""
-    bell = _here.bell
-    if bell is None or bell.loop is not loop:
-        bell = _here.bell = _Bell(loop)
-    return bell
+def _wakeups_of(loop: asyncio.AbstractEventLoop) -> _Wakeups:
+    """The wakeups of the loop that runs on this thread."""
+    wakeups = _here.wakeups
+    if wakeups is None or wakeups.loop is not loop:
+        wakeups = _here.wakeups = _Wakeups(loop)
+    return wakeups
 
 
 class Part(Work[T]):

@@ -14,7 +14,7 @@ from .endpoint import Endpoint
 logger = logging.getLogger(__name__)
 
 
-class _Stranger:
+class _NewConnection:
     """A connection that has not said hello; it has an endpoint as soon as it has said anything."""
 
     __slots__ = ("endpoint", "sock", "timer")
@@ -48,19 +48,19 @@ class Admission:
         self._end = end
         self._timeout = settings.GREETING_TIMEOUT_S()
         self._most = int(settings.UNAUTHENTICATED_CONNECTIONS())
-        self._strangers: dict[socket.socket, _Stranger] = {}
+        self._new_connections: dict[socket.socket, _NewConnection] = {}
         self._socks: dict[Endpoint, socket.socket] = {}
         self._ended = 0
 
     def __repr__(self) -> str:
-        return f"<Admission [{len(self._strangers)} of {self._most} connections have not said hello]>"
+        return f"<Admission [{len(self._new_connections)} of {self._most} connections have not said hello]>"
 
     def add(self, sock: socket.socket) -> None:
         """Takes a connection that has just been accepted."""
         sock.setblocking(False)
-        self._strangers[sock] = _Stranger(sock, self._loop.call_later(self._timeout, self._give_up, sock))
-        self._loop.add_reader(sock.fileno(), self._hear, sock)
-        if len(self._strangers) > self._most:
+        self._new_connections[sock] = _NewConnection(sock, self._loop.call_later(self._timeout, self._give_up, sock))
+        self._loop.add_reader(sock.fileno(), self._read_hello, sock)
+        if len(self._new_connections) > self._most:
             self.end_oldest()
 
     def remove(self, endpoint: Endpoint) -> None:
@@ -71,7 +71,7 @@ class Admission:
 
     def end_oldest(self) -> bool:
         """Makes room; False where there is nothing to end."""
-        for sock in self._strangers:
+        for sock in self._new_connections:
             self._give_up(sock)
             return True
         return False
@@ -81,7 +81,7 @@ class Admission:
         while self.end_oldest():
             pass
 
-    def _hear(self, sock: socket.socket) -> None:
+    def _read_hello(self, sock: socket.socket) -> None:
         """It has said something, or hung up."""
         try:
             said = sock.recv(1, socket.MSG_PEEK)
@@ -99,17 +99,17 @@ class Admission:
             logger.warning("a connection was refused: %s", error)
             self._close(sock)
             return
-        self._strangers[sock].endpoint = endpoint
+        self._new_connections[sock].endpoint = endpoint
         self._socks[endpoint] = sock
 
     def _give_up(self, sock: socket.socket) -> None:
-        stranger = self._strangers[sock]
-        if stranger.endpoint is None:
-            self._hear(sock)
-        endpoint = stranger.endpoint
+        new_connection = self._new_connections[sock]
+        if new_connection.endpoint is None:
+            self._read_hello(sock)
+        endpoint = new_connection.endpoint
         if endpoint is not None and endpoint.connection is not None:
             endpoint.connection.drain()
-        if sock in self._strangers:
+        if sock in self._new_connections:
             self._ended += 1
             if endpoint is not None:
                 self._end(endpoint)
@@ -122,7 +122,7 @@ class Admission:
         self._forget(sock)
 
     def _forget(self, sock: socket.socket) -> None:
-        self._strangers.pop(sock).timer.cancel()
-        if self._ended and not self._strangers:
+        self._new_connections.pop(sock).timer.cancel()
+        if self._ended and not self._new_connections:
             ended, self._ended = self._ended, 0
             logger.warning("%d connections that did not say hello were ended", ended)

@@ -33,7 +33,7 @@ class ChannelNames:
     async def name_channel(self, requester: Requester, op: operations.NameChannel) -> Any:
         """Makes a channel known; what is known by that name, which is another one if it was taken."""
         known, waiters = self.table.add(op.name, requester.endpoint, op.roster)
-        self._tell(waiters, known)
+        self._answer_waiters(waiters, known)
         return known
 
     async def unname_channel(self, requester: Requester, op: operations.UnnameChannel) -> bool:
@@ -67,7 +67,7 @@ class ChannelNames:
     async def keep_promise(self, requester: Requester, op: operations.KeepPromise) -> None:
         """Which channel that is; None if it will never be."""
         known, waiters = self.table.keep(requester.endpoint, op.promise, op.number)
-        self._tell(waiters, known)
+        self._answer_waiters(waiters, known)
 
     async def redeem_promise(self, requester: Requester, op: operations.RedeemPromise) -> Any:
         """The channel that was passed on before it had a number, None if that is closed; answered when it is known."""
@@ -76,13 +76,13 @@ class ChannelNames:
 
     def drop_client(self, gone: int) -> None:
         """A process is no more."""
-        self._tell(self.table.drop_client(gone), None)
+        self._answer_waiters(self.table.drop_client(gone), None)
 
     def drop_owner(self, gone: int) -> None:
         """A driver is no more, or a worker's group."""
         self.table.drop_owner(gone)
 
-    def _tell(self, waiters: Iterable[Waiter], known: Any) -> None:
+    def _answer_waiters(self, waiters: Iterable[Waiter], known: Any) -> None:
         for waiter in waiters:
             self._answer(waiter, known)
 

@@ -39,18 +39,18 @@ class DeathWatch:
         endpoint = self._router.endpoints.get(number)
         watched = frames.endpoint(self._router.node, number)
         if endpoint is None:
-            self._tell(watcher, watched, None)
+            self._notify(watcher, watched, None)
         elif endpoint.exit_report is not None:
             process = (endpoint.root or endpoint).process
             expected = process is None or process.closing
-            self._tell(watcher, watched, None if expected else frames.unpack(endpoint.exit_report))
+            self._notify(watcher, watched, None if expected else frames.unpack(endpoint.exit_report))
         else:
             self._watchers.setdefault(watched, set()).add(watcher)
 
     def ended(self, endpoint: int, report: Any) -> None:
         """A worker of this node has ended; ``report`` is None where its group was closed."""
         for watcher in self._watchers.pop(endpoint, ()):
-            self._tell(watcher, endpoint, report)
+            self._notify(watcher, endpoint, report)
 
     def forget(self, gone: int) -> None:
         """An endpoint of any node does not listen any more, and is not watched."""
@@ -60,6 +60,6 @@ class DeathWatch:
             if not self._watchers[watched]:
                 del self._watchers[watched]
 
-    def _tell(self, watcher: int, endpoint: int, report: Any) -> None:
+    def _notify(self, watcher: int, endpoint: int, report: Any) -> None:
         facts = {"endpoint": endpoint, "report": report}
         self._router.deliver((frames.EVENT, 0, endpoint, watcher, "ended", facts))

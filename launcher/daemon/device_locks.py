@@ -31,12 +31,12 @@ class Locks:
         """Undoes the request of that number, answered or not; the names of those that it has waited for."""
         ticket = Ticket(requester.endpoint, op.number)
         in_the_way = self._devices.names(ticket)
-        self._tell(self._devices.give_back(ticket))
+        self._answer_acquired(self._devices.give_back(ticket))
         return in_the_way
 
     def drop(self, holder: int) -> None:
         """A process is no more."""
-        self._tell(self._devices.drop(holder))
+        self._answer_acquired(self._devices.drop(holder))
 
     def in_the_way(self, ticket: Ticket) -> list[str]:
         """The names of those whom a ticket that waits has to wait for."""
@@ -53,6 +53,6 @@ class Locks:
             held.setdefault(request.name, set()).update(request.devices)
         return {name: sorted(devices) for name, devices in held.items()}
 
-    def _tell(self, granted: Iterable[Ticket]) -> None:
+    def _answer_acquired(self, granted: Iterable[Ticket]) -> None:
         for ticket in granted:
             self._answer(ticket, None)

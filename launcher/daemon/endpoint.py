@@ -79,9 +79,9 @@ class Endpoint:
         key = (facts["who"], facts["stream"])
         count, _ = self._left_out.get(key, (0, ""))
         self._left_out[key] = (count + len(facts["lines"]), facts["log"])
-        connection.on_drained = self._tell_left_out
+        connection.on_drained = self._report_left_out
 
-    def _tell_left_out(self) -> None:
+    def _report_left_out(self) -> None:
         left_out, self._left_out = self._left_out, {}
         me = frames.endpoint(frames.node_of(self.id), 0)
         for (who, stream), (count, log) in left_out.items():

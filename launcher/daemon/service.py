@@ -318,12 +318,12 @@ class DaemonService:
             endpoint.connection.drain()
         group = next((group for group in self.groups.values() if endpoint in group.workers), None)
         if process.closing:
-            self._bury(endpoint, group, expected=True)
+            self._report_exit(endpoint, group, expected=True)
         else:
             # Whether its group is closed meanwhile makes no difference to how it has ended.
-            self.call_check.begin([endpoint], lambda: self._bury(endpoint, group, expected=False))
+            self.call_check.begin([endpoint], lambda: self._report_exit(endpoint, group, expected=False))
 
-    def _bury(self, endpoint: Endpoint, group: Group | None, *, expected: bool) -> None:
+    def _report_exit(self, endpoint: Endpoint, group: Group | None, *, expected: bool) -> None:
         process = endpoint.process
         assert process is not None
         report = process.exit_report(endpoint.pending_calls.methods(time.monotonic()))

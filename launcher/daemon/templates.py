@@ -128,7 +128,7 @@ class Template:
         answer: _Answer = self._loop.create_future()
         self._to_send.append((packet, fds, answer))
         if self._patience is None:
-            self._be_patient()
+            self._arm_timeout()
         if len(self._to_send) == 1:
             self._writable()
         facts = await answer
@@ -183,7 +183,7 @@ class Template:
                 answer.set_result(facts)
             elif "pid" in facts:
                 self._end_stray(int(facts["pid"]))
-        self._be_patient()
+        self._arm_timeout()
         return True
 
     def _ended(self) -> None:
@@ -199,7 +199,7 @@ class Template:
         self._fail(text)
         self._let_go()
 
-    def _be_patient(self) -> None:
+    def _arm_timeout(self) -> None:
         """Gives the template its time anew, if anybody waits for it."""
         assert self._loop is not None
         if self._patience is not None:

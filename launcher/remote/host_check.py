@@ -63,7 +63,7 @@ class HostCheck:
             deadline=deadline,
             doing="being reached and looked at",
             progress=lambda rank, state, told: self._report.node(rank, state, told["error"]),
-            said=lambda rank: self.lifelines[rank].mutterings() if rank in self.lifelines else "",
+            said=lambda rank: self.lifelines[rank].stray_output() if rank in self.lifelines else "",
         )
         for rank, text in self.judge().items():
             failures[rank] = text

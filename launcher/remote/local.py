@@ -13,7 +13,7 @@ from .host import Host
 
 
 @dataclass(frozen=True)
-class LocalWay:
+class LocalConnector:
     """This machine; ``python`` is the interpreter to run."""
 
     python: str

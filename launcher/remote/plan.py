@@ -14,7 +14,7 @@ from rlinf_async.errors import ConfigError
 from ..options import Options
 from .connector import Connector
 from .host import Host
-from .local import LocalWay, is_here
+from .local import LocalConnector, is_here
 from .ssh import way as ssh_way
 
 NODE_RANK: Final = "RLINF_NODE_RANK"
@@ -53,7 +53,7 @@ def plan(hosts: Sequence[Host], options: Options) -> tuple[Node, ...]:
     nodes = [Node(rank, host, _way(host, options)) for rank, host in enumerate(hosts)]
     if not any(node.is_here for node in nodes):
         here = Host("localhost", slots=0, source="the driver's own machine")
-        nodes.append(Node(len(nodes), here, LocalWay(driver_python(options)), hidden=True))
+        nodes.append(Node(len(nodes), here, LocalConnector(driver_python(options)), hidden=True))
     return tuple(nodes)
 
 
@@ -116,5 +116,5 @@ def found_here(python: str | None) -> str | None:
 def _way(host: Host, options: Options) -> Connector:
     if options.local_nodes is not None or is_here(host):
         python = host.python or options.python or sys.executable
-        return LocalWay(found_here(python) or str(Path(python).expanduser()))  # one that is not here fails by its name
+        return LocalConnector(found_here(python) or str(Path(python).expanduser()))  # fails by name where absent
     return ssh_way(host, options, host.python or options.python or sys.executable)

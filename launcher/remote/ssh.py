@@ -25,7 +25,7 @@ _UNLESS_SAID: Final = ("ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliv
 
 
 @dataclass(frozen=True)
-class SshWay:
+class SshConnector:
     """One host behind ssh, its command line made once."""
 
     host: Host
@@ -40,7 +40,7 @@ class SshWay:
         return explain(self, exited)
 
 
-def way(host: Host, options: Options, python: str) -> SshWay:
+def way(host: Host, options: Options, python: str) -> SshConnector:
     """How to reach a host, from what stands in the hosts file and the options.
 
     Raises:
@@ -53,7 +53,7 @@ def way(host: Host, options: Options, python: str) -> SshWay:
     own = _words("-l", host.user or options.ssh_user) + _words("-p", host.port or options.ssh_port)
     own += _words("-i", options.ssh_key) + list(options.ssh_args)
     last = [word for option in _UNLESS_SAID for word in ("-o", option)]
-    return SshWay(
+    return SshConnector(
         host=host,
         argv=("ssh", "-T", *first, *own, *last, "--", host.name, f"exec {_shell_path(python)} -c '{BOOTSTRAP}'"),
         probe=("ssh", *own, host.name, "true"),
@@ -72,7 +72,7 @@ def _shell_path(path: str) -> str:
     return shlex.quote(path)
 
 
-def explain(way: SshWay, exited: RemoteExit) -> str:
+def explain(way: SshConnector, exited: RemoteExit) -> str:
     """ssh's own complaint in one line, and what to try; else the last words of what ran there."""
     probe = shlex.join(way.probe)
     if exited.exit_code in (126, 127) or _NO_COMMAND.search(_last(exited)):
@@ -97,7 +97,7 @@ def _last(exited: RemoteExit) -> str:
     return exited.stderr[-1] if exited.stderr else "no connection"
 
 
-def _key_unknown(way: SshWay, match: re.Match[str], probe: str) -> str:
+def _key_unknown(way: SshConnector, match: re.Match[str], probe: str) -> str:
     port = way.host.port
     name = f"[{way.host.name}]:{port}" if port else way.host.name
     return (
@@ -106,7 +106,7 @@ def _key_unknown(way: SshWay, match: re.Match[str], probe: str) -> str:
     )
 
 
-def _key_changed(way: SshWay, match: re.Match[str], probe: str) -> str:
+def _key_changed(way: SshConnector, match: re.Match[str], probe: str) -> str:
     port = way.host.port
     name = f"[{way.host.name}]:{port}" if port else way.host.name
     return (
@@ -115,8 +115,8 @@ def _key_changed(way: SshWay, match: re.Match[str], probe: str) -> str:
     )
 
 
-def _plainly(cause: str, hint: str = "") -> Callable[[SshWay, re.Match[str], str], str]:
-    def text(way: SshWay, match: re.Match[str], probe: str) -> str:
+def _plainly(cause: str, hint: str = "") -> Callable[[SshConnector, re.Match[str], str], str]:
+    def text(way: SshConnector, match: re.Match[str], probe: str) -> str:
         found = {key: value or "" for key, value in match.groupdict().items()}
         tip = (hint or "{probe}").format(probe=probe, name=way.host.name, **found)
         return f"ssh: {cause.format(name=way.host.name, **found)}\ntry: {tip}"
@@ -124,7 +124,7 @@ def _plainly(cause: str, hint: str = "") -> Callable[[SshWay, re.Match[str], str
     return text
 
 
-_CAUSES: Final[Sequence[tuple[str, Callable[[SshWay, re.Match[str], str], str]]]] = (
+_CAUSES: Final[Sequence[tuple[str, Callable[[SshConnector, re.Match[str], str], str]]]] = (
     (r"REMOTE HOST IDENTIFICATION HAS CHANGED|host key for .* has changed", _key_changed),
     (r"Host key verification failed|No .* host key is known", _key_unknown),
     (r"(?P<what>Permission denied \([^)]*\))", _plainly("{what}")),

@@ -110,7 +110,7 @@ class Batching:
         """Sends everything."""
         self._send(emptied(self.puts), emptied(self.gets), emptied(self.taken), emptied(self.large))
 
-    def hasten(self) -> None:
+    def flush_from_thread(self) -> None:
         """Sends requests whose callers are about to wait."""
         if self.puts or self.gets or self.large:
             self.leave()

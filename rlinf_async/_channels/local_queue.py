@@ -88,7 +88,7 @@ class LocalQueue:
     def user_loop(self) -> None:
         return None
 
-    def hasten(self) -> None:
+    def flush_from_thread(self) -> None:
         pass
 
     def withdraw(self, request: QueueRequest[Any]) -> None:

@@ -246,8 +246,8 @@ class RemoteQueue:
     def user_loop(self) -> asyncio.AbstractEventLoop | None:
         return self._client.user_loop
 
-    def hasten(self) -> None:
-        self._batching.hasten()
+    def flush_from_thread(self) -> None:
+        self._batching.flush_from_thread()
 
     def withdraw(self, request: QueueRequest[Any]) -> None:
         if isinstance(request, Question):

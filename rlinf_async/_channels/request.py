@@ -41,7 +41,7 @@ class Destination(Protocol):
     def user_loop(self) -> asyncio.AbstractEventLoop | None:
         """The user's loop that has to turn for the queue's answers."""
 
-    def hasten(self) -> None:
+    def flush_from_thread(self) -> None:
         """A thread is about to wait: requests that wait to be batched leave now."""
 
     def withdraw(self, request: QueueRequest[Any]) -> None:
@@ -113,7 +113,7 @@ class QueueRequest(Work[T]):
 
     def _wait_for_thread(self, timeout: float | None) -> None:
         if self.destination is not None:
-            self.destination.hasten()  # the loop at the end of whose turn it would go may have been stopped
+            self.destination.flush_from_thread()  # the loop at the end of whose turn it would go may have been stopped
         super()._wait_for_thread(timeout)
 
     def _expire(self) -> None:

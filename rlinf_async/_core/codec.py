@@ -20,7 +20,7 @@ from weakref import WeakSet
 
 import cloudpickle
 
-from rlinf_async._core.encoded import COPY_MAX_BYTES, Elsewhere, Encoded, split
+from rlinf_async._core.encoded import COPY_MAX_BYTES, Encoded, OutOfBandBytes, split
 from rlinf_async._core.unpicklable import ATOMS, cannot_travel, summary
 from rlinf_async.errors import SerializationError
 
@@ -232,7 +232,7 @@ class _OutOfBand:
         """True where it goes into the pickle, as pickle wants it."""
         view = buffer.raw()
         if view.nbytes < _IN_BAND_BYTES:
-            if type(view.obj) is not Elsewhere:
+            if type(view.obj) is not OutOfBandBytes:
                 return True
             view = view.obj.memory
         self.buffers.append(view)

@@ -27,10 +27,10 @@ def explained_shortage(host: str, what: str, needed: int) -> Iterator[None]:
         cause = error if isinstance(error, OSError) else error.__cause__
         if not isinstance(cause, OSError) or cause.errno not in (errno.EMFILE, errno.ENFILE):
             raise
-        raise LaunchError(_told(cause, host, what, needed)) from error
+        raise LaunchError(_explained(cause, host, what, needed)) from error
 
 
-def _told(error: OSError, host: str, what: str, needed: int) -> str:
+def _explained(error: OSError, host: str, what: str, needed: int) -> str:
     if error.errno == errno.ENFILE:
         return f"{host}: the system has no file left for {what}, about {needed} are needed\n  fix: `sysctl fs.file-max`"
     limit, utmost = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -19,7 +19,7 @@ _INDEX: Final = struct.Struct("<B3xIQ")  # 1, number of buffers, size of the pic
 _INDEX_OF_ONE: Final = struct.Struct("<B3xIQQ")
 
 
-class Elsewhere(bytearray):
+class OutOfBandBytes(bytearray):
     """Stands in a ``PickleBuffer`` for memory that is not the CPU's, and is empty.
 
     Attributes:

@@ -167,9 +167,23 @@ class Incoming:
         read_bytes: of the socket, in all; the caller counts them.
     """
 
-    __slots__ = ("_acknowledged_bytes", "_content", "_fds", "_is_skipping", "_is_told", "_lost_now",
-                 "_pieces", "_was_truncated", "acknowledged", "descriptors", "is_due", "is_strict",
-                 "look_at", "read_bytes", "received")  # fmt: skip
+    __slots__ = (
+        "_acknowledged_bytes",
+        "_content",
+        "_fds",
+        "_is_acknowledged",
+        "_is_skipping",
+        "_lost_now",
+        "_pieces",
+        "_was_truncated",
+        "acknowledged",
+        "descriptors",
+        "is_due",
+        "is_strict",
+        "look_at",
+        "read_bytes",
+        "received",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.received = 0
@@ -184,7 +198,7 @@ class Incoming:
         self._lost_now = False
         """The read that is being taken has lost descriptors."""
         self._was_truncated = False
-        self._is_skipping = self._is_told = False
+        self._is_skipping = self._is_acknowledged = False
         self._pieces: list[bytes] | None = None
 
     def add_fds(self, fds: Sequence[int], *, truncated: bool) -> None:
@@ -214,7 +228,7 @@ class Incoming:
         """
         kind = frame[0]
         if kind == frames.RESTART:
-            self._is_skipping = self._is_told = False
+            self._is_skipping = self._is_acknowledged = False
             self._was_truncated = self._lost_now
             self._pieces = None
             return None
@@ -253,7 +267,7 @@ class Incoming:
         if self._is_skipping:
             close_fds(self._fds)
             self._fds.clear()
-            tell, self._is_told = not self._is_told, True
+            tell, self._is_acknowledged = not self._is_acknowledged, True
             return tell
         self.is_strict = bool(self._fds) or self._was_truncated or self._pieces is not None
         return False

@@ -43,13 +43,13 @@ class Failure:
 
 
 @dataclass
-class Concern:
+class FailureConcern:
     """An open call that a failure concerns; ``is_own``: it is the one in which the rank failed."""
 
     handler: Sink
     failure: Failure
     is_own: bool
-    told: bool = False
+    notified: bool = False
 
 
 class FailureNotices:
@@ -67,13 +67,13 @@ class FailureNotices:
         self._open = open_calls
         self._quiet = min(_QUIET_S, settings.COLLECTIVE_TIMEOUT_S() / 2)
         self._armed = False
-        self.concerns: dict[int, Concern] = {}
+        self.concerns: dict[int, FailureConcern] = {}
         """By ``id``, the open calls that a failure concerns."""
 
     def failed(self, failure: Failure, handler: Sink | None) -> None:
         """A rank has failed: in a call, or between calls.  Where answers are handled."""
         if handler is not None and handler._unanswered():
-            self.concerns[id(handler)] = Concern(handler, failure, is_own=True)
+            self.concerns[id(handler)] = FailureConcern(handler, failure, is_own=True)
         self._spread(failure, handler)
 
     def finished(self, handler: Sink) -> None:
@@ -86,7 +86,7 @@ class FailureNotices:
         if len(self._open) > len(self.concerns):  # not for each of a thousand calls that fail together
             for other in list(self._open.values()):
                 if other is not handler:
-                    self.concerns.setdefault(id(other), Concern(other, failure, is_own=False))
+                    self.concerns.setdefault(id(other), FailureConcern(other, failure, is_own=False))
         if self.concerns:
             self._arm(failure.at + self._quiet)
 
@@ -94,9 +94,9 @@ class FailureNotices:
         """Has notices sent when they are due; those that come later are due later."""
         if not self._armed:
             self._armed = True
-            self._client.later(max(0.0, due - time.monotonic()), self._tell)
+            self._client.later(max(0.0, due - time.monotonic()), self._send_notices)
 
-    def _tell(self) -> None:
+    def _send_notices(self) -> None:
         self._armed = False
         now = time.monotonic()
         later: list[float] = []
@@ -105,17 +105,17 @@ class FailureNotices:
             if not concern.handler._unanswered():  # it was answered while it was still being sent
                 self.finished(concern.handler)
                 continue
-            if concern.told:
+            if concern.notified:
                 continue
             if due > now or not concern.handler._departed:
                 later.append(max(due, now + _AGAIN_S))
                 continue
-            concern.told = True
-            self._tell_ranks(concern, now)
+            concern.notified = True
+            self._notify_ranks(concern, now)
         if later:
             self._arm(min(later))
 
-    def _tell_ranks(self, concern: Concern, now: float) -> None:
+    def _notify_ranks(self, concern: FailureConcern, now: float) -> None:
         handler, failure = concern.handler, concern.failure
         facts = {
             "rank": failure.rank,

@@ -34,7 +34,7 @@ class Mailbox:
 
     def __init__(self, client: NodeClient, introduction: tuple[str, int, str, int], address: str) -> None:
         self.names = Names(client)
-        self.peers = Peers(client, introduction, address, self._on_end, self._hear)
+        self.peers = Peers(client, introduction, address, self._on_end, self._on_facts)
         self.outbox = Outbox(self.peers)
         self.inbox = Inbox(self.peers)
         client.receivers[frames.MESSAGE] = self
@@ -47,9 +47,9 @@ class Mailbox:
     def on_frame(self, frame: list[Any], fds: list[int]) -> None:
         """A MESSAGE frame; takes its descriptors over."""
         _, _, source, _, facts, body = frame
-        self._hear(source, facts, body, fds)
+        self._on_facts(source, facts, body, fds)
 
-    def _hear(self, source: int, facts: Any, body: Any, fds: list[int]) -> None:
+    def _on_facts(self, source: int, facts: Any, body: Any, fds: list[int]) -> None:
         peer = self.peers.at(source)
         what, *rest = facts
         if what == message_facts.DATA:
@@ -58,9 +58,9 @@ class Mailbox:
             self.inbox.on_content(peer, body, fds, *rest)
         else:
             close_fds(fds)
-            self._hear_word(peer, what, rest)
+            self._dispatch(peer, what, rest)
 
-    def _hear_word(self, peer: Peer, what: int, facts: list[Any]) -> None:
+    def _dispatch(self, peer: Peer, what: int, facts: list[Any]) -> None:
         if what == message_facts.LINK:
             name, said = facts
             self.peers.link(peer, name).on_control(said)

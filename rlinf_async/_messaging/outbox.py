@@ -144,7 +144,7 @@ class Outbox:
             try:
                 self._by_link(stream, in_flight, stream.receivers, transport, start)
             except Exception as error:
-                self._distrust(stream.receivers[0], in_flight, error)
+                self._count_failure(stream.receivers[0], in_flight, error)
                 transport = self._cpu_transport(stream, in_flight.sending.payload)
             else:
                 return
@@ -195,7 +195,7 @@ class Outbox:
         for peer, link in zip(receivers, links, strict=True):
             if in_flight.by_gpu and not peer.gpu_link.is_proven:
                 timeout = settings.GPU_LINK_TIMEOUT_S()  # libraries that find no way have been seen to search on
-                self._peers.later(timeout, functools.partial(self._lose_patience, stream, number, peer, link))
+                self._peers.later(timeout, functools.partial(self._give_up_gpu_link, stream, number, peer, link))
             in_flight.attempts += 1
             transfer = next(peer.transfers)
             in_flight.links.append(link)
@@ -213,12 +213,12 @@ class Outbox:
         except Exception as error:
             self._again(stream, in_flight, peer, error)
 
-    def _lose_patience(self, stream: SendStream, number: int, peer: Peer, link: Any) -> None:
+    def _give_up_gpu_link(self, stream: SendStream, number: int, peer: Peer, link: Any) -> None:
         in_flight = stream.open.get(number)
         if in_flight is not None and in_flight.by_gpu and not peer.gpu_link.is_proven:
             link.discard(TransferFailed(f"{link!r} has brought nothing within {settings.GPU_LINK_TIMEOUT_S():g} s"))
 
-    def _distrust(self, peer: Peer, in_flight: InFlight, error: Exception) -> None:
+    def _count_failure(self, peer: Peer, in_flight: InFlight, error: Exception) -> None:
         """A message has not come through."""
         logger.info("a message to %s did not come through: %s", peer.label, error)
         if (peer.gpu_link if in_flight.by_gpu else peer.connection).fail() and in_flight.by_gpu:
@@ -232,7 +232,7 @@ class Outbox:
                 return
         if sending.done() or peer.error is not None:
             return
-        self._distrust(peer, in_flight, error)
+        self._count_failure(peer, in_flight, error)
         if in_flight.attempts > _MAX_ATTEMPTS * len(stream.receivers):
             sending.give_up(TransferFailed(f"{sending._describe()}: what it carries could not be transferred"))
             return

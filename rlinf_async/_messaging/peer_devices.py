@@ -32,7 +32,7 @@ class Devices:
     that it sends or receives while CUDA is in use; CUDA is never brought up for this.
 
     Args:
-        tell: posts the facts of a GPU to a peer.
+        send_gpu: posts the facts of a GPU to a peer.
 
     Raises:
         ConfigError: the environment's ``RLINF_GPU_LINKS`` is neither 0 nor 1.
@@ -42,8 +42,8 @@ class Devices:
         is_awaited: a peer has told of its GPU and has not heard of this one: ``look`` when a user's thread is here.
     """
 
-    def __init__(self, tell: Callable[[Peer, Sequence[Any]], None]) -> None:
-        self._tell = tell
+    def __init__(self, send_gpu: Callable[[Peer, Sequence[Any]], None]) -> None:
+        self._send_gpu = send_gpu
         self._lock = threading.Lock()
         self._waiting: list[Peer] = []
         self._is_out_of_order = _is_switched_off()
@@ -105,7 +105,7 @@ class Devices:
                 return
             peer.knows_gpu = True
         gpu = self.own.gpu
-        self._tell(peer, (gpu.machine, gpu.uuid, gpu.model, sorted(self.own.reachable)))
+        self._send_gpu(peer, (gpu.machine, gpu.uuid, gpu.model, sorted(self.own.reachable)))
 
 
 def _is_switched_off() -> bool:

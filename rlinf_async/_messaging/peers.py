@@ -29,7 +29,7 @@ class Peers:
     Args:
         introduction: group, rank, node and pid of this worker.
         on_end: told of every peer that is gone.
-        hear: takes what this worker posts to itself: its own endpoint, facts, body.
+        on_facts: takes what this worker posts to itself: its own endpoint, facts, body.
     """
 
     def __init__(
@@ -38,17 +38,17 @@ class Peers:
         introduction: tuple[str, int, str, int],
         address: str,
         on_end: Callable[[Peer], None],
-        hear: Callable[[int, Any, Any, list[int]], None],
+        on_facts: Callable[[int, Any, Any, list[int]], None],
     ) -> None:
         self._client = client
         self._introduction = introduction
         self._address = address
         self._on_end = on_end
-        self._hear = hear
+        self._on_facts = on_facts
         self._lock = threading.Lock()
         self._peers: dict[int, Peer] = {}
         self._named: dict[tuple[str, int], Peer] = {}
-        self.devices = Devices(self._tell_gpu)
+        self.devices = Devices(self._send_gpu)
 
     @property
     def me(self) -> int:
@@ -91,7 +91,7 @@ class Peers:
             return
         (peer,) = peers
         if peer.endpoint == self._client.endpoint:
-            self._client.loop.call_soon_threadsafe(self._hear, self.me, facts, body, list(fds))
+            self._client.loop.call_soon_threadsafe(self._on_facts, self.me, facts, body, list(fds))
             return
         if not peer.is_met:
             self._introduce(peers)
@@ -128,7 +128,7 @@ class Peers:
         else:
             self._send_to(near[-1], facts, body, fds)
 
-    def _tell_gpu(self, peer: Peer, facts: Sequence[Any]) -> None:
+    def _send_gpu(self, peer: Peer, facts: Sequence[Any]) -> None:
         self.post((peer,), (message_facts.GPU, *facts))
 
     def later(self, seconds: float, callback: Callable[[], None]) -> None:

@@ -61,7 +61,7 @@ class CudaIpcLink(DeviceLink):
         self._copied: dict[int, list[torch.Tensor]] = {}
         self._newest = -1
         # What the other side has said of transfers that are yet to be asked for here.
-        self._told: dict[int, tuple[list[Handle], bytes]] = {}
+        self._offered: dict[int, tuple[list[Handle], bytes]] = {}
         self._withdrawn: dict[int, TransferFailed] = {}
         self._unwanted: dict[int, TransferFailed] = {}
 
@@ -79,11 +79,11 @@ class CudaIpcLink(DeviceLink):
                 mark, told = self._memory.mark(self._device)
             except Exception as error:
                 self._deferred.add(functools.partial(offer.fail, error))
-                self._tell("broken", [], [transfer], f"{type(error).__name__}: {error}")
+                self._post_facts("broken", [], [transfer], f"{type(error).__name__}: {error}")
                 return offer
             offer.kept.append(mark)
             self._offers[transfer] = offer
-            self._tell("offer", transfer, handles, told)
+            self._post_facts("offer", transfer, handles, told)
         return offer
 
     def receive(self, transfer: int, sizes: Sequence[int]) -> Work[list[torch.Tensor]]:
@@ -94,8 +94,8 @@ class CudaIpcLink(DeviceLink):
                 return asked
             self._newest = max(self._newest, transfer)
             self._asked[transfer] = asked
-            if transfer in self._told:
-                self._copy(asked, *self._told.pop(transfer))
+            if transfer in self._offered:
+                self._copy(asked, *self._offered.pop(transfer))
         return asked
 
     def on_control(self, facts: Any) -> None:
@@ -106,18 +106,18 @@ class CudaIpcLink(DeviceLink):
                     if number in self._asked:
                         self._copy(self._asked[number], told, mark)
                     else:
-                        self._told[number] = (told, mark)
+                        self._offered[number] = (told, mark)
                 case "received", number:
                     offer = self._offers.pop(number, None)
                     if offer is not None:
-                        self._tell("kept", number)
+                        self._post_facts("kept", number)
                         self._deferred.add(functools.partial(offer.finish, None))
                 case "kept", number:
                     tensors = self._copied.pop(number, None)
                     if tensors is not None:
                         self._deferred.add(functools.partial(self._asked.pop(number).finish, tensors))
                 case "broken", received, sent, text:
-                    self._hear_of_the_end(received, sent, text)
+                    self._on_broken(received, sent, text)
                 case _:
                     raise ValueError(f"a link does not know what to do with {facts!r}")
 
@@ -126,9 +126,9 @@ class CudaIpcLink(DeviceLink):
             received, sent = list(self._asked), list(self._offers)
             if received or sent:
                 self._fail(received, sent, error)
-                self._tell("broken", received, sent, f"{type(error).__name__}: {error}")
+                self._post_facts("broken", received, sent, f"{type(error).__name__}: {error}")
 
-    def _tell(self, *facts: Any) -> None:
+    def _post_facts(self, *facts: Any) -> None:
         self._deferred.add(lambda: self._post(facts))
 
     def _fail(self, received: Sequence[int], sent: Sequence[int], error: Exception) -> None:
@@ -140,10 +140,10 @@ class CudaIpcLink(DeviceLink):
             if offer is not None:
                 self._deferred.add(functools.partial(offer.fail, error))
 
-    def _hear_of_the_end(self, received: Sequence[int], sent: Sequence[int], text: str) -> None:
+    def _on_broken(self, received: Sequence[int], sent: Sequence[int], text: str) -> None:
         error = TransferFailed(f"the peer gave it up: {text}")
         for number in sent:
-            if self._told.pop(number, None) is not None or number > self._newest:
+            if self._offered.pop(number, None) is not None or number > self._newest:
                 self._withdrawn[number] = error
         self._unwanted.update((number, error) for number in received if number not in self._offers)
         self._fail(sent, received, error)
@@ -161,12 +161,12 @@ class CudaIpcLink(DeviceLink):
             with self._deferred.locked():
                 if self._asked.get(number) is asked:
                     self._fail([number], [], failure)
-                    self._tell("broken", [number], [], f"{type(failure).__name__}: {failure}")
+                    self._post_facts("broken", [number], [], f"{type(failure).__name__}: {failure}")
             return
         with self._deferred.locked():
             if self._asked.get(number) is asked:  # and was not given up meanwhile
                 self._copied[number] = tensors
-                self._tell("received", number)
+                self._post_facts("received", number)
 
     def _copies(self, sizes: Sequence[int], handles: list[Handle], mark: bytes) -> list[torch.Tensor]:
         if [size for size in sizes if size] != [handle.nbytes for handle in handles]:

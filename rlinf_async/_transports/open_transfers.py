@@ -106,9 +106,9 @@ class OpenTransfers(Generic[Buffer]):
         self._given_up.update(sending.number for sending in sent)
         return received, sent
 
-    def worn_out(self) -> tuple[list[int], list[int]]:
+    def exhausted(self) -> tuple[list[int], list[int]]:
         """The numbers of those under which too many connections broke."""
-        return _worn_out(self.receivings), _worn_out(self.sendings)
+        return _exhausted(self.receivings), _exhausted(self.sendings)
 
     def note_given_up(self, received: Collection[int], sent: Collection[int], error: TransferFailed) -> list[int]:
         """The peer has given up receiving some and sending others.
@@ -132,5 +132,5 @@ def _take(table: dict[int, _SomeTransfer], numbers: Collection[int]) -> list[_So
     return [table.pop(number) for number in numbers if number in table]
 
 
-def _worn_out(table: Mapping[int, Transfer[Any]]) -> list[int]:
+def _exhausted(table: Mapping[int, Transfer[Any]]) -> list[int]:
     return [number for number, transfer in table.items() if transfer.tries >= _MAX_TRIES]

@@ -19,13 +19,13 @@ class PeerStore(Store):
     """Keys and values that two processes share while they make a process group.
 
     Args:
-        tell: called with each key and value that is set here, in the thread that sets it; ``on_set`` of the other
+        publish: called with each key and value that is set here, in the thread that sets it; ``on_set`` of the other
             side's store is to be called with the same.
     """
 
-    def __init__(self, tell: Callable[[str, bytes], None]) -> None:
+    def __init__(self, publish: Callable[[str, bytes], None]) -> None:
         super().__init__()
-        self._tell = tell
+        self._publish = publish
         self._values: dict[str, bytes] = {}
         self._changed = threading.Condition()
         self._is_closed = False
@@ -45,7 +45,7 @@ class PeerStore(Store):
     def set(self, key: str, value: bytes | str) -> None:
         value = value.encode() if isinstance(value, str) else bytes(value)
         self.on_set(key, value)
-        self._tell(key, value)
+        self._publish(key, value)
 
     def get(self, key: str) -> bytes:
         self.wait([key])

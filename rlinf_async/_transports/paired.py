@@ -99,7 +99,7 @@ class PairedLink(ABC, Generic[Buffer]):
         with self._deferred.locked():
             self._open_transfers.refuse(number)
             self._deferred.add(functools.partial(refused.fail, error))
-            self._tell("broken", self._generation - 1, [], [number], _tell_of(error))
+            self._post_facts("broken", self._generation - 1, [], [number], _error_text(error))
         return refused
 
     def receive(self, transfer: int, sizes: Sequence[int]) -> Work[list[Buffer]]:
@@ -129,24 +129,24 @@ class PairedLink(ABC, Generic[Buffer]):
         kind, generation, *rest = facts
         with self._deferred.locked():
             if kind == "broken":
-                self._hear_of_the_end(generation, *rest)
+                self._on_broken(generation, *rest)
                 return
             if kind == "received":  # and if its pair is no more
-                self._hear_received(*rest)
+                self._on_received(*rest)
                 return
             if generation < self._generation:  # said before our "broken" arrived; or that was lost with a connection
-                self._tell("broken", self._generation - 1, [], [], "a new pair has begun")
+                self._post_facts("broken", self._generation - 1, [], [], "a new pair has begun")
                 return
             if generation > self._generation:
                 self._generation = generation - 1
                 self._break(TransferFailed("the peer has begun a new pair"))
             if self._pair is None:
                 self._open()
-            self._hear(kind, *rest)
+            self._on_facts(kind, *rest)
 
     # -- decisions, under the lock ----------------------------------------------------------------------------------
 
-    def _tell(self, kind: str, generation: int, *rest: Any) -> None:
+    def _post_facts(self, kind: str, generation: int, *rest: Any) -> None:
         self._deferred.add(lambda: self._post((kind, generation, *rest)))
 
     def _all(self) -> tuple[list[int], list[int]]:
@@ -155,7 +155,7 @@ class PairedLink(ABC, Generic[Buffer]):
     def _open(self) -> None:
         assert self._pair is None
         self._pair = self._make_pair()
-        self._tell("open", self._generation)
+        self._post_facts("open", self._generation)
         for receiving in self._open_transfers.receivings.values():
             self._pair.receive(receiving)
 
@@ -184,12 +184,12 @@ class PairedLink(ABC, Generic[Buffer]):
             self._deferred.add(functools.partial(pair.close, error))
         self._open_transfers.forget_requests()
         received, sent = self._give_up(error, receivings, sendings)
-        worn_out = self._open_transfers.worn_out()
-        if any(worn_out):
-            error = TransferFailed(f"one connection after the other broke, the last with {_tell_of(error)}")
-            more = self._give_up(error, *worn_out)
+        exhausted = self._open_transfers.exhausted()
+        if any(exhausted):
+            error = TransferFailed(f"one connection after the other broke, the last with {_error_text(error)}")
+            more = self._give_up(error, *exhausted)
             received, sent = received + more[0], sent + more[1]
-        self._tell("broken", self._generation, [*received, *withdrawn], sent, _tell_of(error))
+        self._post_facts("broken", self._generation, [*received, *withdrawn], sent, _error_text(error))
         self._generation += 1
         if self._open_transfers.receivings:
             self._open()
@@ -205,7 +205,7 @@ class PairedLink(ABC, Generic[Buffer]):
 
     # -- what the opposite number says, under the lock --------------------------------------------------------------
 
-    def _hear(self, kind: str, *rest: Any) -> None:
+    def _on_facts(self, kind: str, *rest: Any) -> None:
         pair = self._pair
         assert pair is not None
         match kind, *rest:
@@ -216,30 +216,30 @@ class PairedLink(ABC, Generic[Buffer]):
             case "connected", host, port:
                 self._deferred.add(lambda: pair.admit((host, port)))
             case "ready", number, tag, nbytes, start:
-                self._hear_ready(number, Request(tag, nbytes, start))
+                self._on_ready(number, Request(tag, nbytes, start))
             case "coming", number:
                 self._deferred.add(lambda: pair.expect(number))
             case _:
                 raise ValueError(f"a link does not know what to do with {kind!r} {rest!r}")
 
-    def _hear_ready(self, number: int, request: Request) -> None:
+    def _on_ready(self, number: int, request: Request) -> None:
         sending = self._open_transfers.find(number, request)
         if sending is not None:
             self._begin(sending, request)
         elif self._open_transfers.is_given_up(number):
             # The peer's half of the pair waits for what never comes, and nothing else will pass it.
             error = TransferFailed(f"transfer {number} had been given up")
-            self._tell("broken", self._generation, [], [number], _tell_of(error))
+            self._post_facts("broken", self._generation, [], [number], _error_text(error))
             self._break(error)
 
-    def _hear_received(self, number: int) -> None:
+    def _on_received(self, number: int) -> None:
         sending = self._open_transfers.sent(number)
         if sending is not None:
             if self._pair is not None:
                 self._deferred.add(functools.partial(self._pair.forget, number))
             self._deferred.add(functools.partial(sending.finish, None))
 
-    def _hear_of_the_end(self, generation: int, received: Sequence[int], sent: Sequence[int], text: str) -> None:
+    def _on_broken(self, generation: int, received: Sequence[int], sent: Sequence[int], text: str) -> None:
         """The peer has thrown its half away up to this generation, and has given these transfers up."""
         error = TransferFailed(f"the peer gave it up: {text}")
         withdrawn = self._open_transfers.note_given_up(received, sent, error)
@@ -249,7 +249,7 @@ class PairedLink(ABC, Generic[Buffer]):
         else:
             failed = [*self._give_up(error, sent, received)[0], *withdrawn]
             if failed:
-                self._tell("broken", self._generation - 1, failed, [], text)
+                self._post_facts("broken", self._generation - 1, failed, [], text)
         self._open_transfers.peer_knows(received)
 
     # -- what the pair says, in its threads -------------------------------------------------------------------------
@@ -257,12 +257,12 @@ class PairedLink(ABC, Generic[Buffer]):
     def set_key(self, pair: Pair, key: str, value: bytes) -> None:
         with self._about(pair) as is_current:
             if is_current:
-                self._tell("store", self._generation, key, value)
+                self._post_facts("store", self._generation, key, value)
 
     def connected(self, pair: Pair, address: Address) -> None:
         with self._about(pair) as is_current:
             if is_current:
-                self._tell("connected", self._generation, *address)
+                self._post_facts("connected", self._generation, *address)
 
     def begins(self, pair: Pair, receiving: Receiving[Any]) -> int | None:
         with self._about(pair) as is_current:
@@ -276,12 +276,12 @@ class PairedLink(ABC, Generic[Buffer]):
     def ready(self, pair: Pair, receiving: Receiving[Any], tag: int, start: int) -> None:
         with self._about(pair) as is_current:
             if is_current:
-                self._tell("ready", self._generation, receiving.number, tag, receiving.nbytes, start)
+                self._post_facts("ready", self._generation, receiving.number, tag, receiving.nbytes, start)
 
     def sends(self, pair: Pair, sending: Sending) -> None:
         with self._about(pair) as is_current:
             if is_current:
-                self._tell("coming", self._generation, sending.number)
+                self._post_facts("coming", self._generation, sending.number)
 
     def arrived(self, pair: Pair, receiving: Receiving[Any]) -> None:
         with self._about(pair) as is_current:
@@ -291,13 +291,13 @@ class PairedLink(ABC, Generic[Buffer]):
             receiving.arrived += 1
             if receiving.arrived == len(receiving.chunks):
                 del self._open_transfers.receivings[receiving.number]
-                self._tell("received", self._generation, receiving.number)
+                self._post_facts("received", self._generation, receiving.number)
                 self._deferred.add(receiving.complete)
 
     def refuses(self, pair: Pair, receiving: Receiving[Any], error: Exception) -> None:
         with self._about(pair) as is_current:
             if is_current and self._give_up(error, [receiving.number], []) != ([], []):
-                self._tell("broken", self._generation - 1, [receiving.number], [], _tell_of(error))
+                self._post_facts("broken", self._generation - 1, [receiving.number], [], _error_text(error))
 
     def broke(self, pair: Pair, error: Exception) -> None:
         with self._about(pair) as is_current:
@@ -317,5 +317,5 @@ class PairedLink(ABC, Generic[Buffer]):
             yield pair is self._pair
 
 
-def _tell_of(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARS]

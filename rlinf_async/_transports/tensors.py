@@ -17,7 +17,7 @@ import numpy
 import torch
 
 from rlinf_async._core.codec import KEEP
-from rlinf_async._core.encoded import Elsewhere
+from rlinf_async._core.encoded import OutOfBandBytes
 
 _DEVICES: Final = frozenset({"cpu", "cuda"})
 
@@ -41,7 +41,7 @@ class _Region:
         self._bytes = flat.set_(owner.untyped_storage(), offset, (owner.nbytes,), (1,))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        memory: Any = Elsewhere(self._bytes) if self._is_kept else self._bytes.cpu().numpy()
+        memory: Any = OutOfBandBytes(self._bytes) if self._is_kept else self._bytes.cpu().numpy()
         return _rebuild_region, (pickle.PickleBuffer(memory), self._on_cuda)
 
 

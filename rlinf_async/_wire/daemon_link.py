@@ -58,7 +58,7 @@ class _Callback(Generic[_Argument]):
         link._callbacks[self._name] = callback
         if len(link._callbacks) == 3 and not link._listening.is_set():
             link._listening.set()
-            asyncio.get_running_loop().call_soon(link._tell_end)
+            asyncio.get_running_loop().call_soon(link._notify_end)
 
 
 class PeerLink:
@@ -179,12 +179,12 @@ class PeerLink:
             except* Broken as broken:
                 self._reason = str(broken.exceptions[0])
             self._has_ended = True
-            self._tell_end()
+            self._notify_end()
         finally:
             self._end()
             await hang_up(in_order)
 
-    def _tell_end(self) -> None:
+    def _notify_end(self) -> None:
         if self._has_ended and self._listening.is_set() and not (self._closing or self._has_told_end):
             self._has_told_end = True
             try:

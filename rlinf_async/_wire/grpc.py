@@ -120,14 +120,14 @@ def new_channel(target: str, name: str, own: NodeCredentials, keepalive: float) 
 _ERRORS = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 
 
-class Pulse:
+class Keepalive:
     """When a peer's last message came, on whichever stream."""
 
     def __init__(self, keepalive: float) -> None:
         self.last = time.monotonic()
         self._keepalive = keepalive
 
-    def told(self, silent: float) -> str:
+    def describe(self, silent: float) -> str:
         """The seconds since then, which were measured at the break, and the bound."""
         bound = f"{self._keepalive:g} to {2 * self._keepalive:g} s without a sign of life end a link"
         return f"its last message came {silent:.1f} s before; {bound}"
@@ -136,7 +136,7 @@ class Pulse:
 class RpcStream:
     """One end of a stream: a call on the side that dialled, a servicer's context on the other."""
 
-    def __init__(self, end: Any, pulse: Pulse, why_broken: Callable[[float], Awaitable[str]]) -> None:
+    def __init__(self, end: Any, pulse: Keepalive, why_broken: Callable[[float], Awaitable[str]]) -> None:
         self._end = end
         self._pulse = pulse
         self._why_broken = why_broken
@@ -174,7 +174,7 @@ class RpcStream:
 def dialled(call: Any, keepalive: float) -> RpcStream:
     """The end of a stream on the side that dialled."""
 
-    pulse = Pulse(keepalive)
+    pulse = Keepalive(keepalive)
 
     async def why_broken(silent: float) -> str:
         call.cancel()  # does nothing where the call has ended, as it should have
@@ -182,7 +182,7 @@ def dialled(call: Any, keepalive: float) -> RpcStream:
         if await call.code() is grpc.StatusCode.ABORTED:
             return details
         if any(word in details.lower() for word in ("ping timeout", "keepalive", "timed out")):
-            return f"no sign of life, a ping was not answered: {pulse.told(silent)} ({details})"
+            return f"no sign of life, a ping was not answered: {pulse.describe(silent)} ({details})"
         return f"the connection broke ({details})"
 
     return RpcStream(call, pulse, why_broken)
@@ -191,12 +191,12 @@ def dialled(call: Any, keepalive: float) -> RpcStream:
 def accepted(context: Any, keepalive: float) -> RpcStream:
     """The end of a stream on the side that accepted."""
 
-    pulse = Pulse(keepalive)
+    pulse = Keepalive(keepalive)
 
     async def why_broken(silent: float) -> str:  # a server is not told
         if silent < keepalive:
             return f"the connection broke {silent:.1f} s after its last message"
-        return f"the connection broke, or there was no sign of life: {pulse.told(silent)}"
+        return f"the connection broke, or there was no sign of life: {pulse.describe(silent)}"
 
     return RpcStream(context, pulse, why_broken)
 

@@ -186,7 +186,7 @@ class Lifeline:
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
-            raise DeadlineExceeded(f"no answer from {self.name} within {timeout:g} s{self.mutterings()}") from None
+            raise DeadlineExceeded(f"no answer from {self.name} within {timeout:g} s{self.stray_output()}") from None
         return self._output.messages.popleft()
 
     async def wait(self) -> int:
@@ -293,7 +293,7 @@ class Lifeline:
             self._explain(RemoteExit(self._process.returncode, tuple(self._output.noise), self.stderr_tail))
         )
 
-    def mutterings(self) -> str:
+    def stray_output(self) -> str:
         """Its last unasked words as lines to append to an error message; often empty."""
         lines = RemoteExit(None, tuple(self._output.noise), self.stderr_tail).last_lines()
         return "".join(f"\n{line}" for line in lines)

@@ -55,7 +55,7 @@ async def start_nodes(
     hidden = {index for index, config in enumerate(configs) if config.hidden}
     loop = asyncio.get_running_loop()
     deadline = None if timeout is None else loop.time() + timeout
-    common: Any = {"deadline": deadline, "progress": progress, "said": lambda index: lifelines[index].mutterings()}
+    common: Any = {"deadline": deadline, "progress": progress, "said": lambda index: lifelines[index].stray_output()}
     ups, failures = await on_all_nodes(len(names), up, doing="starting its daemon", **common)
     if failures:
         raise launch_error(names, failures, hidden)

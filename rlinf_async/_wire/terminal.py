@@ -147,7 +147,7 @@ class Terminal:
                 self._wake = -1
                 callbacks, self._on_end = self._on_end, []
             with contextlib.suppress(Exception):
-                _tell_abandoned(left)
+                _note_abandoned(left)
             for tell in callbacks:
                 tell()
 
@@ -240,7 +240,7 @@ def _notice(source: _Source, count: int) -> bytes:
     return f"{who}… {lines} not shown{where}\n".encode("utf-8", "backslashreplace")
 
 
-def _tell_abandoned(left: Counter[_Source]) -> None:
+def _note_abandoned(left: Counter[_Source]) -> None:
     """Tells what never was shown on stderr, where that is read."""
     notices = [_notice(source, count) for source, count in left.items() if count and source[0] is not sys.stderr]
     if len(notices) > _MAX_NOTICES:

@@ -120,7 +120,7 @@ class CollectiveWatch:
             self._look_after(first - now)
             return
         due = self._timeout
-        for watched, operation in self._sitting():
+        for watched, operation in self._stuck():
             rest = self._rest(watched, operation)
             if rest > 0:
                 due = min(due, rest)
@@ -136,7 +136,7 @@ class CollectiveWatch:
     def _rest(self, watched: Watched, operation: Pending) -> float:
         return max(watched.failed_at, operation.since) + self._timeout - time.monotonic()
 
-    def _sitting(self) -> list[tuple[Watched, Pending]]:
+    def _stuck(self) -> list[tuple[Watched, Pending]]:
         """The watched calls whose methods run, with the operations that pend."""
         running = [call for call in list(self._calls.values()) if call.state is State.RUNNING]
         blocking = [call for call in running if call.task is None]  # the loop stands: a pending operation is its own
@@ -158,7 +158,7 @@ class CollectiveWatch:
         except Exception as error:  # its node is lost
             logger.debug("where rank %d was, none answers: %s", watched.rank, error)
             may_come = False
-        for each, operation in [] if may_come else self._sitting():
+        for each, operation in [] if may_come else self._stuck():
             if each is watched and self._rest(watched, operation) <= 0 and not watched.is_aborted:
                 self._abort(watched, operation)
                 break
@@ -174,7 +174,7 @@ class CollectiveWatch:
         )  # fmt: skip
         since_abort = PythonProbe() if watched.call.task is None else None
         try:
-            self._collectives.abort([each for _, each in self._sitting()])
+            self._collectives.abort([each for _, each in self._stuck()])
         except OSError as error:  # no descriptors are left
             logger.warning("the process groups could not be aborted: %s", error)
         # The grace begins after the abort, which may have waited for a core for as long as that.
@@ -193,18 +193,18 @@ class CollectiveWatch:
         if watched.call.state is State.ENDED:
             return
         latest = time.monotonic() - self._grace / 3
-        sitting = [each for other, each in self._sitting() if other.call is watched.call and each.since < latest]
+        stuck = [each for other, each in self._stuck() if other.call is watched.call and each.since < latest]
         if second_half is None or second_half.has_run:  # it computes: a record may stay open
-            sitting = [each for each in sitting if each.record < 0]
+            stuck = [each for each in stuck if each.record < 0]
         # A peer's abort may have freed it before its own: then it has run Python since, whatever torch's record says.
         # tests/test_collectives.py::test_a_rank_that_a_peers_abort_has_freed_and_that_computes_is_not_killed
         if since_abort is not None and not since_abort.has_run:
-            sitting.append(operation)
-        if not sitting:
+            stuck.append(operation)
+        if not stuck:
             return
         seconds = time.monotonic() - watched.failed_at
         text = (
-            f"was killed because it was still inside {watched.call.method}(), in {sitting[0].name}(), {seconds:.1f} s "
+            f"was killed because it was still inside {watched.call.method}(), in {stuck[0].name}(), {seconds:.1f} s "
             f"after {watched.text}; the aborting of its process groups had not freed it"
         )
         self._client.request(operations.KillStuck(text))

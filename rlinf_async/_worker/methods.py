@@ -39,7 +39,7 @@ class Methods:
         if method == CONSTRUCT:
             return Kind.DEF, self._construct
         if self.worker is None:
-            return Kind.DEF, _unborn
+            return Kind.DEF, _no_object
         function: Any = getattr(self.worker, method, None)
         if method.startswith("_") or not callable(function):
             return Kind.DEF, _Missing(self.worker, method)
@@ -53,7 +53,7 @@ class Methods:
         return kind, function
 
 
-def _unborn(*args: Any, **kwargs: Any) -> None:
+def _no_object(*args: Any, **kwargs: Any) -> None:
     raise RuntimeError("the worker has not been constructed")
 
 

@@ -66,7 +66,7 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, 
         try:
             socket_loop.run_forever()
         except BaseException as error:
-            _tell_break(error)
+            _report_break(error)
             os._exit(_INTERNAL_ERROR_CODE)  # deaf from here on: nobody could tell it to stop
 
     thread = threading.Thread(target=serve_socket, name="rlinf-socket", daemon=True)
@@ -83,7 +83,7 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, 
         runtime.serve()
     except BaseException as error:
         code = _INTERNAL_ERROR_CODE
-        _tell_break(error)
+        _report_break(error)
     with contextlib.suppress(BaseException):
         runtime.direct_callers.flush_blocking(0.5)
     _leave(client, code)
@@ -102,7 +102,7 @@ def _emulated_links(client: NodeClient, identity: context.Identity) -> emulated_
 _breaking: Final = threading.Lock()
 
 
-def _tell_break(error: BaseException) -> None:
+def _report_break(error: BaseException) -> None:
     """The traceback of what ended a loop of this worker, as its last words.
 
     A method that closes descriptors breaks both loops at once, and the first thread that exits takes the other along:

@@ -59,7 +59,7 @@ class Runtime:
         self._loop = loop
         self._identity = identity
         self._max_concurrency = max_concurrency or _MAX_CONCURRENCY
-        self._stillborn: bytes | None = None
+        self._constructor_error: bytes | None = None
         """What the constructor has failed with, which is the answer to every call."""
         self._failures = FailureLog()
         self._methods = Methods(self._construct)
@@ -93,7 +93,7 @@ class Runtime:
         elif kind == frames.CREDIT:
             self._credit(frame[2], frame[4], frame[5])
         elif kind == frames.FAILED:
-            self._hear_failure(frame[2], frame[4], frame[5])
+            self._on_failed_elsewhere(frame[2], frame[4], frame[5])
         elif kind == frames.STOP:
             self.direct_callers.read_all_available()
             self._on_main(self._stop, float(frame[3]))
@@ -118,7 +118,7 @@ class Runtime:
         elif kind == frames.CREDIT:
             self._credit(source, frame[4], frame[5])
         elif kind == frames.FAILED:
-            self._hear_failure(source, frame[4], frame[5])
+            self._on_failed_elsewhere(source, frame[4], frame[5])
         else:
             close_fds(fds)
             raise frames.FrameError(f"a frame of kind {kind} has no business here")
@@ -145,7 +145,7 @@ class Runtime:
         if call is not None:
             self._on_main(self._grant, call, count)
 
-    def _hear_failure(self, source: int, number: int, facts: Any) -> None:
+    def _on_failed_elsewhere(self, source: int, number: int, facts: Any) -> None:
         call = self._open.get((source, number))
         if call is not None:
             if self._collectives is None:
@@ -269,8 +269,8 @@ class Runtime:
 
     def _run(self, call: Call, function: Callable[..., Any]) -> None:
         try:
-            if self._stillborn is not None:
-                self._answer(call, Status.ERROR, self._stillborn)
+            if self._constructor_error is not None:
+                self._answer(call, Status.ERROR, self._constructor_error)
                 return
             args, kwargs = self._arguments(call)
             value = function(*args, **kwargs)
@@ -398,7 +398,7 @@ class Runtime:
         self._failures.add(call.method, error, failure)
         packed = failures.pack(failure)
         if call.method == CONSTRUCT:
-            self._stillborn = packed
+            self._constructor_error = packed
         self._answer(call, Status.ERROR, packed)
 
     def _answer(self, call: Call, status: int, body: Any, fds: Any = ()) -> None:

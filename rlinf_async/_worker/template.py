@@ -55,7 +55,7 @@ def main() -> None:
     _import_everything()
     _keep_from_finalizing()
     if not parent:
-        _become_at_once(control)
+        _run_one_worker(control)
     gc.collect()
     gc.freeze()
     threads = [entry.name for entry in Path("/proc/self/task").iterdir()]
@@ -72,7 +72,7 @@ def main() -> None:
     _serve(control)
 
 
-def _become_at_once(control: socket.socket) -> None:
+def _run_one_worker(control: socket.socket) -> None:
     """Under a profiler this process is the worker itself.  Does not return.
 
     It does not die with its parent, the tool, of which one thread may have started it and ended; when the tool has
@@ -82,7 +82,7 @@ def _become_at_once(control: socket.socket) -> None:
     control.close()
     if order is None or order.error is not None:
         raise RuntimeError(order.error if order is not None else "nobody has said which worker this is")
-    _become(order.spec, order.fds)
+    _run_worker(order.spec, order.fds)
 
 
 def _import_everything() -> None:
@@ -197,7 +197,7 @@ def _fork_twice(control: socket.socket, orders: list[Order]) -> list[int]:
                     if other is not order:
                         for fd in other.fds:
                             os.close(fd)
-                _become(order.spec, order.fds)
+                _run_worker(order.spec, order.fds)
             os.write(write, f"{worker}\n".encode())
         os._exit(0)
     os.close(write)
@@ -207,7 +207,7 @@ def _fork_twice(control: socket.socket, orders: list[Order]) -> list[int]:
     return pids + [-errno.ECHILD] * (len(orders) - len(pids))
 
 
-def _become(spec: dict[str, Any], fds: list[int]) -> None:
+def _run_worker(spec: dict[str, Any], fds: list[int]) -> None:
     """Turns the forked child into a worker.  Does not return."""
     try:
         sock, store_fd = _settle_in(spec, fds)

@@ -81,7 +81,7 @@ def test_noise_without_end_is_survived_without_being_kept(
             assert await far.receive(15) == {"event": "here"}
             await far.send({})
             assert await far.receive(15) == {"event": "there"}
-            assert len(far.mutterings()) < 20_000
+            assert len(far.stray_output()) < 20_000
         finally:
             await far.close()
 

@@ -104,7 +104,7 @@ class Arrivals:
 
     def __init__(self, refuses: Refuses, room: int | None = None) -> None:
         self._refuses = refuses
-        self._tell_after = (int(settings.MESSAGE_WINDOW_BYTES()) if room is None else room) // 4
+        self._report_bytes = (int(settings.MESSAGE_WINDOW_BYTES()) if room is None else room) // 4
         self._orders = 0
         self._next = 1
         self._open: dict[int, Message] = {}
@@ -116,7 +116,7 @@ class Arrivals:
         self._paired: dict[int, _Wanted] = {}
         """By number of the message, which is on its way."""
         self._total = 0
-        self._told = 0
+        self._reported_total = 0
         self._waiting_for_room = 0
         self._error: Exception | None = None
 
@@ -251,10 +251,10 @@ class Arrivals:
 
     def due(self) -> int | None:
         """The total to tell the sender, if it is time to."""
-        untold = self._total - self._told
-        if not untold or (untold < self._tell_after and not self._waiting_for_room):
+        unreported = self._total - self._reported_total
+        if not unreported or (unreported < self._report_bytes and not self._waiting_for_room):
             return None
-        self._told = self._total
+        self._reported_total = self._total
         return self._total
 
     # -- pairs --------------------------------------------------------------------------------------------------

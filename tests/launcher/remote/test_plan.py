@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rlinf_launcher.cli.hosts_file import parse_hosts
 from rlinf_launcher.cli.parsing import parse
-from rlinf_launcher.remote.local import LocalWay
+from rlinf_launcher.remote.local import LocalConnector
 from rlinf_launcher.remote.plan import chosen_hosts, driver_python, plan
 
 from rlinf_async.errors import ConfigError
@@ -52,7 +52,7 @@ def test_devices_are_declared_on_every_host_that_says_nothing_itself() -> None:
 def here(words: Sequence[str], text: str = "localhost\n") -> list[tuple[str, str]]:
     """Nodes of this machine, and their interpreters."""
     nodes = plan(parse_hosts(text), parse([*words, "x.py"], {}))
-    return [(node.name, node.way.python) for node in nodes if isinstance(node.way, LocalWay)]
+    return [(node.name, node.way.python) for node in nodes if isinstance(node.way, LocalConnector)]
 
 
 def test_the_interpreter_that_is_named_is_that_of_nodes_on_this_machine(
