@@ -1,4 +1,4 @@
-"""Other processes, at the other ends of pipes."""
+"""Child processes at the other ends of pipes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of weights between workers share."""
+"""Fixtures of the tests of weights between workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both ends of a scheme in one process, each behind the same few methods, whatever the scheme."""
+"""Both ends of a scheme in one process, behind one interface for all schemes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What needs a GPU runs in processes of its own: ``python -m tests.weights.gpu_child <fd> <role> <facts as JSON>``.
+"""A GPU process of a test: ``python -m tests.weights.gpu_child <fd> <role> <facts as JSON>``.
 
 CUDA, once it is up in a process, does not go away again; so it never comes up in that of the tests.
 """

@@ -1,4 +1,4 @@
-"""A publisher and its subscribers within one process, connected."""
+"""A publisher and its subscribers, connected within one process."""
 
 from __future__ import annotations
 

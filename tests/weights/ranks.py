@@ -1,4 +1,4 @@
-"""What the scripts of several ranks begin and end with: a model, divided among them, and their processes."""
+"""Beginning and end of scripts of several ranks: a divided model, and its processes."""
 
 from __future__ import annotations
 

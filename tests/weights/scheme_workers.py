@@ -1,4 +1,4 @@
-"""A trainer and rollout workers that use schemes."""
+"""Trainer and rollout workers that use schemes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that nobody expected, and what cannot travel at all; what does not fit is the suite's (``contract``)."""
+"""Unexpected answers, and values that cannot be sent; the suite (``contract``) has the rest."""
 
 from __future__ import annotations
 

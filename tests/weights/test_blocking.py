@@ -1,4 +1,4 @@
-"""Plain scripts: what blocks in one thread does not hold up what it waits for, nor a process that was forked."""
+"""Blocking use in plain scripts: threads do not block each other, nor a forked child."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that are sent by calls may change once they are sent; and a call of torch's waits for the one before it."""
+"""Weights sent by calls: copied before the send returns, one call after the other."""
 
 from __future__ import annotations
 

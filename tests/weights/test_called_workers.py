@@ -1,4 +1,4 @@
-"""What the methods that bring weights are told beside them."""
+"""Arguments of the methods that receive weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A send that is cancelled, at whatever moment, leaves a sender that sends: what comes next has a number of its own."""
+"""Cancelled sends: the sender goes on, with a new version number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that hosts pass on to each other over real ssh and their own networks."""
+"""Chains of hosts over real ssh and their own networks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that machines pass on to each other, between workers of four nodes that this machine plays."""
+"""Chains of four nodes, played by this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sender that is closed while it sends says so, by the model's name."""
+"""Sends of a sender that is closed meanwhile: an error with the model's name."""
 
 from __future__ import annotations
 

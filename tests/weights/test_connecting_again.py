@@ -1,4 +1,4 @@
-"""Both sides of a scheme are closed and connect again over the same pipe, which stays its owner's."""
+"""Schemes closed and connected again over the same pipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every scheme promises, with both ends in this process: the suite, and what is asked of its objects besides."""
+"""Conformance suite of schemes, with both ends in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every scheme promises, with its ends in workers of one node; ``test_schemes_over_ssh`` has those of two."""
+"""Conformance suite of schemes, with the ends in workers of one node."""
 
 from __future__ import annotations
 

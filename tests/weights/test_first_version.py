@@ -1,4 +1,4 @@
-"""Whatever is sent first, the workers are told of the whole model, and nobody is locked out by it."""
+"""First versions of any kind: workers get the whole model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever is cancelled while a publisher makes or closes its shared memory leaves none of it."""
+"""Cancellation while shared memory is made or closed: no leaks."""
 
 from __future__ import annotations
 

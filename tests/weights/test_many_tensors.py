@@ -1,4 +1,4 @@
-"""Models of so many tensors that what is said of them does not fit into a pipe, and workers that read it late."""
+"""Models of so many tensors that their description exceeds a pipe's buffer."""
 
 from __future__ import annotations
 

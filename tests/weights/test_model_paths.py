@@ -1,4 +1,4 @@
-"""The model that a worker has named by a path: whatever is there when a version comes, and an error if nothing is."""
+"""Models named by a path: resolved at each version, an error where missing."""
 
 from __future__ import annotations
 

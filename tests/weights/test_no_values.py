@@ -1,4 +1,4 @@
-"""Weights that have no values that could be sent are an error that names them."""
+"""Weights without values: an error that names them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker that is replaced while weights for it are packed lacks them, and that is all."""
+"""Workers replaced while weights are packed for them."""
 
 from __future__ import annotations
 

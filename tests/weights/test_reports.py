@@ -1,4 +1,4 @@
-"""A report says what has travelled, and of what nobody knows, that it is not known."""
+"""Sync reports: bytes sent, and unknown outcomes marked as such."""
 
 from __future__ import annotations
 

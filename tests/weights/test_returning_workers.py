@@ -1,4 +1,4 @@
-"""A worker that has ended and is there again gets what was published last, and all that comes."""
+"""Restarted workers: they get the latest version, and all later ones."""
 
 from __future__ import annotations
 

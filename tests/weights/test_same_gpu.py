@@ -1,4 +1,4 @@
-"""Weights that stay on their GPU: receivers of the same one read them there, with a stand-in for CUDA."""
+"""Weights read on the publisher's own GPU, with a stand-in for CUDA."""
 
 from __future__ import annotations
 

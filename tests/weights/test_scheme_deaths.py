@@ -1,4 +1,4 @@
-"""Receivers and senders that are killed or stopped in the middle of an update, through every scheme for processes."""
+"""Deaths and stops of receivers and senders during an update, through every scheme."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every scheme that reaches another machine, between two hosts over real ssh."""
+"""Every scheme between two hosts over real ssh."""
 
 from __future__ import annotations
 

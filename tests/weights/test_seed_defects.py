@@ -1,4 +1,4 @@
-"""What TorchRL's schemes did wrong, one test for each; every one fails on their behaviour."""
+"""Defects of TorchRL's schemes, one test each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``select=``: what is not selected is not sent, and stays at the worker what it was."""
+"""``select=``: unselected tensors are not sent, and unchanged at the worker."""
 
 from __future__ import annotations
 

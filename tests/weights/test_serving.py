@@ -1,4 +1,4 @@
-"""A receiver that serves, over a transport of a user's own, waits or says why it cannot; it never spins."""
+"""Receivers that serve over a user's transport: they wait or fail, and never spin."""
 
 from __future__ import annotations
 

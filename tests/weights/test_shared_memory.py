@@ -1,4 +1,4 @@
-"""The shared-memory plane between real processes: torn reads, deaths, late ones, and what is left."""
+"""Shared-memory weights between processes: torn reads, deaths, latecomers, leaks."""
 
 from __future__ import annotations
 

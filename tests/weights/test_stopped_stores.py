@@ -1,4 +1,4 @@
-"""A store that has stopped, or whose host cannot be reached: it holds up whoever asks it, and nobody else."""
+"""Stopped and unreachable stores: only their callers are held up."""
 
 from __future__ import annotations
 

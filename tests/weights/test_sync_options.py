@@ -1,4 +1,4 @@
-"""What a scheme cannot do is refused when it is made, not when it connects."""
+"""Invalid options of schemes: refused at construction."""
 
 from __future__ import annotations
 

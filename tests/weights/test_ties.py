@@ -1,4 +1,4 @@
-"""Tensors with several names: what is sent under one of them is sent, or it is an error that names them."""
+"""Tied tensors: sent under one name, or an error that names them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""By a store: what a trainer that is started again hears of its workers, and what a worker hears that waits for one."""
+"""Restarted trainers with a store: handshake with waiting workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every method of every transport starts at once and returns a ``Work`` in a coroutine, and blocks elsewhere."""
+"""Transport methods: a ``Work`` in a coroutine, blocking elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who waits for an async send that another thread has waited for, or that was closed, is told so in words."""
+"""Waits for async sends that were waited for elsewhere or closed: errors in words."""
 
 from __future__ import annotations
 

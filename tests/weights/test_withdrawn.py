@@ -1,4 +1,4 @@
-"""A version that was packed and whose publisher was cancelled then is as if it had never been."""
+"""Withdrawn versions: packed and cancelled ones leave no trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that send and receive weights, for the tests of the plane between them."""
+"""Workers that send and receive weights."""
 
 from __future__ import annotations
 

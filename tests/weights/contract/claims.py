@@ -1,4 +1,4 @@
-"""What the suite is made of: claims, which are coroutines, and the ends that they are made about.
+"""Claims of the conformance suite: coroutines, and the ends that they run against.
 
 A claim runs where the sender is, and is the same code whatever the scheme and wherever its receivers are::
 

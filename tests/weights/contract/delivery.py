@@ -1,4 +1,4 @@
-"""What is claimed of weights that are sent, and of those who are connected."""
+"""Conformance claims: delivery of weights, and connections."""
 
 from __future__ import annotations
 

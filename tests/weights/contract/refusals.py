@@ -1,4 +1,4 @@
-"""What is claimed of what does not fit, and of who is not meant: it is named before the first byte is written."""
+"""Conformance claims: refusals of what does not fit, before the first byte is written."""
 
 from __future__ import annotations
 

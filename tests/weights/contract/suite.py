@@ -1,4 +1,4 @@
-"""All that is claimed, wherever it is imported from."""
+"""The conformance suite: all claims, in one list."""
 
 from __future__ import annotations
 

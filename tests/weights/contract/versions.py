@@ -1,4 +1,4 @@
-"""What is claimed of numbers, deadlines, and those who read."""
+"""Conformance claims: version numbers, deadlines, readers."""
 
 from __future__ import annotations
 

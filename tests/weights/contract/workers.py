@@ -1,4 +1,4 @@
-"""Workers that the suite runs in: a trainer, where the claims are made, and those that it sends to."""
+"""Workers of the conformance suite: a trainer that runs the claims, and receivers."""
 
 from __future__ import annotations
 

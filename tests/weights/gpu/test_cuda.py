@@ -1,4 +1,4 @@
-"""What is asked of CUDA, and in which order, with recorders in its place."""
+"""Calls to CUDA and their order, with recorders in its place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that lie on a GPU go to and from shared memory that CUDA knows of, with a stand-in for CUDA."""
+"""Copies between GPU and registered shared memory, with a stand-in for CUDA."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links between two ends: order, ends, and what is left."""
+"""Links between two ends: order, closing, leaks."""
 
 from __future__ import annotations
 

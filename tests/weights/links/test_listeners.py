@@ -1,4 +1,4 @@
-"""Whoever listens to a link and raises ends it: no link is open that nobody reads."""
+"""Listeners of a link: one that raises ends the link."""
 
 from __future__ import annotations
 

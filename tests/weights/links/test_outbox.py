@@ -1,4 +1,4 @@
-"""What leaves by a pipe: in order and whole, whoever else sends over it, and however late it is read."""
+"""Outbox of a pipe: order and whole messages under concurrent senders and slow readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links over one pipe, one after the other: nothing of those that are closed is heard by those that come next."""
+"""Successive links over one pipe: messages of closed ones are dropped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages by a torch store: who takes part in the making of a group is waited for, and nobody else."""
+"""Messages by a torch store: only participants of a group's creation are awaited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many tensors are copied by two threads where that pays, each to its own place."""
+"""Copies of many tensors by two threads."""
 
 from __future__ import annotations
 

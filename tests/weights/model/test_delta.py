@@ -1,4 +1,4 @@
-"""A delta turns the old version into the new one bit for bit, and is never larger than the new one."""
+"""Deltas between versions: bit-exact, and never larger than the version."""
 
 from __future__ import annotations
 

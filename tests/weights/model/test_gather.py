@@ -1,4 +1,4 @@
-"""Sharded weights come whole to one rank, bucket by bucket, and to no other."""
+"""Gathering of sharded weights on one rank, bucket by bucket."""
 
 from __future__ import annotations
 

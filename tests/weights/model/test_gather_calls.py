@@ -1,4 +1,4 @@
-"""Shards of one call only are put together, whatever becomes of the call on each rank."""
+"""Gather calls that fail on some ranks: shards of different calls are never mixed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model's tensors are read and written as the packed region that they would make."""
+"""A model's tensors read and written as one packed region."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both sides compute the same places from the same manifest, and say at once where two differ."""
+"""Manifests: both sides compute the same places, and report where two differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch would not convert is moved as it is, in as many parts as there are threads; all else is left to torch."""
+"""Raw copies of tensors without conversion, divided among threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any source of weights becomes one sorted tree, without copies and with tied tensors once."""
+"""Parameter trees of every source of weights: sorted, uncopied, tied tensors once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model is found by its path, and what is missing on the way is named."""
+"""Resolution of a model's path, and errors that name the missing part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that are written into a model on a GPU, in any thread: what comes before and after, with recorders."""
+"""Updates of a model on a GPU from any thread: streams and their order, with recorders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch cannot copy is known before anything is written; and the extra state is as old as the tensors."""
+"""Writes that fail before the first tensor, and the age of extra state."""
 
 from __future__ import annotations
 

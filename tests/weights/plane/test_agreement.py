@@ -1,4 +1,4 @@
-"""What does not fit, or cannot be applied, is told; and nobody who could take the next version goes without it."""
+"""Agreement on a version: errors are reported, and every other subscriber gets the next one."""
 
 from __future__ import annotations
 

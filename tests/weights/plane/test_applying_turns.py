@@ -1,4 +1,4 @@
-"""What has happened while a version waited for its turn is seen before it is written."""
+"""Turns of applying: changes while a version waits are seen before it is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A version that comes to a machine goes on from there, piece by piece."""
+"""Arrival of a version at a machine, forwarded piece by piece."""
 
 from __future__ import annotations
 

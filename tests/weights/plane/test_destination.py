@@ -1,4 +1,4 @@
-"""A receiver's tensors that cannot take a version are named before any of them is written, whatever became of them."""
+"""Destination tensors that cannot take a version: named before any is written."""
 
 from __future__ import annotations
 

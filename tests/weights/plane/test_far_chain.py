@@ -1,4 +1,4 @@
-"""What one sender says to machines that pass weights on to each other, word by word and whatever breaks."""
+"""Messages of a sender to a chain of machines, through every break."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one sender says and sends to other machines, word by word."""
+"""Messages of a sender to other machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a version of weights on a GPU is packed, by who reads it, with a stand-in for CUDA."""
+"""Choice of the memory that a GPU's version is packed into, with a stand-in for CUDA."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Publisher and subscribers within one process: what each promises."""
+"""Publisher and subscribers within one process."""
 
 from __future__ import annotations
 

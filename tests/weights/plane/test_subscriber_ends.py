@@ -1,4 +1,4 @@
-"""A subscriber that is closed gives everything back: in whatever thread it serves, and whoever cancels that."""
+"""Closing of a subscriber: everything is released, in every thread and under cancellation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's end: by what version it goes, and for how long it waits."""
+"""A worker's receiver: versions, and deadlines of waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sharded weights travel whole by every scheme, and what has no shards is not looked at twice."""
+"""Sharded weights through every scheme."""
 
 from __future__ import annotations
 

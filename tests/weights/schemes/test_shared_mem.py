@@ -1,4 +1,4 @@
-"""The sender's own buffer in the scheme of shared memory: it is written beside the loop."""
+"""The shared-memory scheme's send buffer, written outside the loop."""
 
 from __future__ import annotations
 

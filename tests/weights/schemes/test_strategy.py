@@ -1,4 +1,4 @@
-"""Extraction and application do what TorchRL's strategy does with tensordict, but never by halves."""
+"""Extraction and application strategies, against TorchRL's behaviour with tensordict."""
 
 from __future__ import annotations
 

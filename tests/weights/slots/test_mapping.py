@@ -1,4 +1,4 @@
-"""Mapped memory: what is in it, how long it stays, and whom it keeps waiting."""
+"""Mapped memory: content, lifetime, blocking."""
 
 from __future__ import annotations
 

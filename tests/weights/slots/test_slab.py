@@ -1,4 +1,4 @@
-"""The memory of one slot, between its writer and its readers."""
+"""A slot's memory between its writer and its readers."""
 
 from __future__ import annotations
 

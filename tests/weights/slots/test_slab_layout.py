@@ -1,4 +1,4 @@
-"""Slots and what is in them, as plain state."""
+"""Slots and their content, as plain state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many versions there is room for, and memory that is not there."""
+"""Number of slots, and errors where their memory is missing."""
 
 from __future__ import annotations
 

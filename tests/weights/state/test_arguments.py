@@ -1,4 +1,4 @@
-"""What a caller says wrongly is an error that names it, before anything is written; the sender goes on."""
+"""Invalid arguments of callers: named errors before anything is written."""
 
 from __future__ import annotations
 

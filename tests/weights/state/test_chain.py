@@ -1,4 +1,4 @@
-"""Who gets a version from whom, whatever breaks."""
+"""Chains of machines: order of forwarding after every break."""
 
 from __future__ import annotations
 

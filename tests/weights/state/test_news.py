@@ -1,4 +1,4 @@
-"""What has been heard and not acted on yet, as plain state."""
+"""Pending versions, as plain state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report raises."""
+"""Errors raised from a sync report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The receiver's rule and the sender's ledger, as plain state."""
+"""The receiver's version rule and the sender's ledger, as plain state."""
 
 from __future__ import annotations
 

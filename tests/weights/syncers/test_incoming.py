@@ -1,4 +1,4 @@
-"""Buckets that are lost, doubled or late never make a version of parts of two."""
+"""Incoming buckets: lost, duplicate and late ones never mix two versions."""
 
 from __future__ import annotations
 

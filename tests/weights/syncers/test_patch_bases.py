@@ -1,4 +1,4 @@
-"""A patch is applied to what it was made for, whole, or not at all."""
+"""Bases of patches: applied whole to the right one, or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Patches for a receiver that ties what the sender has as several tensors: one value for all of them, or none."""
+"""Patches for tied tensors: one value for all of them, or an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A version may be sent more than once: receivers end with what was sent last, and nothing late is taken for it."""
+"""Versions that are sent again: the last one counts, late buckets do not."""
 
 from __future__ import annotations
 

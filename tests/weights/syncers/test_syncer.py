@@ -1,4 +1,4 @@
-"""RLinf's syncers: what arrives is what was sent, whole and of the right version, over any two callbacks."""
+"""RLinf's syncers over any two callbacks."""
 
 from __future__ import annotations
 

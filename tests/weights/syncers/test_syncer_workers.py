@@ -1,4 +1,4 @@
-"""The syncers with the framework's own send, receive and broadcast as their two callbacks."""
+"""RLinf's syncers over the framework's send, receive and broadcast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A receiver of a syncer has one whole version or the next, whatever comes in between, late, twice or damaged."""
+"""Atomic updates of a syncer's receiver, under late, duplicate and damaged buckets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sender, a receiver and what lies between them, for tests of syncers."""
+"""A sender, a receiver and the wire between them, for tests of syncers."""
 
 from __future__ import annotations
 

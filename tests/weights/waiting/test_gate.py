@@ -1,4 +1,4 @@
-"""Readers and writers of the weights."""
+"""Read-write gate of the weights."""
 
 from __future__ import annotations
 
