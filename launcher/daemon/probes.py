@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from rlinf_async import settings
@@ -28,10 +28,12 @@ class Probes:
     Args:
         node: its name, for errors.
         environment: what its workers inherit.
+        here: a path of the driver's machine, as it is called on this one.
     """
 
-    def __init__(self, node: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, node: str, environment: Mapping[str, str], here: Callable[[str], str] = str) -> None:
         self._node = node
+        self._here = here
         self._environment = dict(environment)
         self._renderers: asyncio.Future[dict[str, int]] | None = None
         self._inquiries: set[ProbeProcess] = set()
@@ -74,7 +76,8 @@ class Probes:
 
     async def inventory(self, requester: Requester, op: operations.Inventory) -> list[str]:
         """What the node has besides accelerators: a pickle, in hex, and a warning (or nothing) for the user."""
-        question = {"node_rank": op.node_rank, "sections": op.sections, "sys_path": op.sys_path}
+        sys_path = [self._here(entry) for entry in op.sys_path]
+        question = {"node_rank": op.node_rank, "sections": op.sections, "sys_path": sys_path}
         told = await self._ask("node_inventory", [], question, {EXTENSION: op.extension}, op.python)
         if told["error"]:
             raise ConfigError(f"on {self._node}: {told['error']}")

@@ -110,7 +110,7 @@ class DaemonService:
         self.locks = Locks(answer)
         self.ports = Ports(site.address)
         self.sub_workers = SubWorkers(router, site.name)
-        self.probes = Probes(site.name, site.environment)
+        self.probes = Probes(site.name, site.environment, self._here)
         self.shared_links = SharedLinkService()
         self.stuck_ranks = StuckRanks(router)
         self.call_check = CallCheck(loop, router)

@@ -69,6 +69,13 @@ async def test_an_inventory_brings_the_kinds_own_classes(tmp_path: Path) -> None
     assert warning.startswith("on node0: the extension module 'gone' (RLINF_EXT_MODULE) is not loaded: ModuleNotFound")
 
 
+async def test_an_extension_is_looked_for_in_the_folder_that_was_shipped(tmp_path: Path) -> None:
+    (tmp_path / "shipped.py").write_text("def register():\n    pass\n")
+    asked = Probes("node0", dict(os.environ), lambda path: path.replace("/of/the/driver", str(tmp_path)))
+    _, warning = await asked.inventory(Requester(0, 0), inventory(Path("/of/the/driver"), "shipped"))
+    assert warning == ""
+
+
 async def test_a_bad_section_is_an_error_that_names_the_node(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="on node0: Unsupported hardware type 'Frank' "):
         await Probes("node0", dict(os.environ)).inventory(
