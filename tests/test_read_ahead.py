@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -21,9 +22,11 @@ pytestmark = pytest.mark.shared_cluster
 COUNT = 60
 """Gets one after the other: more than enough."""
 
+IN_FLIGHT = 4
+
 
 class Reader(User):
-    """Gets one by one, and then something happens to it."""
+    """Gets one by one or with several gets in flight, and then something happens to it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,11 +34,36 @@ class Reader(User):
     async def get_in_a_coroutine(self, channel: Channel, count: int) -> list[Any]:
         return [await channel.get() for _ in range(count)]
 
+    def get_in_flight(self, channel: Channel, count: int) -> list[Any]:
+        works = deque(channel.get(async_op=True) for _ in range(IN_FLIGHT))
+        found = []
+        for left in reversed(range(count)):
+            found.append(works.popleft().wait())
+            if left >= IN_FLIGHT:
+                works.append(channel.get(async_op=True))
+        return found
+
+    async def get_in_flight_in_a_coroutine(self, channel: Channel, count: int) -> list[Any]:
+        works = deque(channel.get() for _ in range(IN_FLIGHT))
+        found = []
+        for left in reversed(range(count)):
+            found.append(await works.popleft())
+            if left >= IN_FLIGHT:
+                works.append(channel.get())
+        return found
+
     def get_and_be(self, channel: Channel, count: int, sent: int) -> list[Any]:
         """With one more, if it ever comes to that."""
         items = [channel.get() for _ in range(count)]
         os.kill(os.getpid(), sent)
         return [*items, channel.get()]
+
+    def get_in_flight_and_be(self, channel: Channel, count: int, sent: int) -> list[Any]:
+        """With others that were asked for and perhaps came."""
+        items = self.get_in_flight(channel, count)
+        others = [channel.get(async_op=True) for _ in range(IN_FLIGHT)]
+        os.kill(os.getpid(), sent)
+        return [*items, *[work.wait() for work in others]]
 
     def get_in_threads(self, channel: Channel, count: int, threads: int) -> list[list[Any]]:
         found: list[list[Any]] = [[] for _ in range(threads)]
@@ -74,7 +102,12 @@ def channel(cluster: Cluster) -> Iterator[Channel]:
         yield channel
 
 
-@pytest.mark.parametrize("way", ["get_all", "get_in_a_coroutine"])
+WAYS = pytest.mark.parametrize(
+    "way", ["get_all", "get_in_a_coroutine", "get_in_flight", "get_in_flight_in_a_coroutine"]
+)
+
+
+@WAYS
 @pytest.mark.parametrize("rank", [0, 1])
 def test_what_it_has_not_had_is_there_for_all_to_see_and_to_have(
     channel: Channel, readers: Any, rank: int, way: str
@@ -99,8 +132,9 @@ def test_what_it_asks_for_besides_comes_in_order(channel: Channel, readers: Any)
         expected += count
 
 
-def test_two_under_one_key_have_everything_once_and_each_in_order(channel: Channel, readers: Any) -> None:
-    both = readers.get_in_a_coroutine(channel, 100).wait()
+@WAYS
+def test_two_under_one_key_have_everything_once_and_each_in_order(channel: Channel, readers: Any, way: str) -> None:
+    both = getattr(readers, way)(channel, 100).wait()
     assert sorted([*both[0], *both[1]]) == list(range(200))
     assert all(items == sorted(items) for items in both)
 
@@ -122,13 +156,14 @@ def test_tensors_among_numbers_come_in_order(cluster: Cluster, readers: Any) -> 
         assert channel.qsize() == 10
 
 
+@pytest.mark.parametrize("way", ["get_and_be", "get_in_flight_and_be"])
 def test_whoever_is_killed_with_items_ahead_has_had_those_that_it_had_and_no_more(
-    channel: Channel, cluster: Cluster
+    channel: Channel, cluster: Cluster, way: str
 ) -> None:
     placement = NodePlacementStrategy([0])
     with closing(Reader.create_group().launch(cluster, placement=placement, name="mortal").wait_ready()) as mortal:
         with pytest.raises(WorkerDied):
-            mortal.get_and_be(channel, COUNT, signal.SIGKILL).wait()
+            getattr(mortal, way)(channel, COUNT, signal.SIGKILL).wait()
         assert [channel.get() for _ in range(200 - COUNT)] == list(range(COUNT, 200))
 
 

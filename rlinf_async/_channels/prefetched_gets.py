@@ -103,13 +103,13 @@ class PrefetchedGets:
 
     def asked(self, get: Get[Any]) -> None:
         """A caller's get is sent, because none was prefetched."""
-        self._state.asked(get.key, get.number)
+        self._state.asked(get.key, get.number, get.since)
 
     def had(self, get: Get[Any]) -> None:
         """A caller has its item: if that goes on, gets are prefetched."""
         if not self.is_on or get.target is not None:
             return
-        if self._state.had(get.key, get.number, get.since):
+        if self._state.had(get.key, get.number):
             with self._state.lock:
                 if self._state.may_begin(get.key):  # another thread may have begun, or asked what is queued
                     self._send(get.key, self._state.limit(get.key))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -99,6 +100,36 @@ def test_a_get_that_is_cancelled_gives_back_all_that_comes_after_it(daemon: Daem
     get.give_up(ClosedError("nobody waits any more"))
     settle(daemon)
     assert daemon.queue.used == []
+
+
+def test_of_several_gets_in_flight_one_that_is_cancelled_gives_back_its_own_item_and_all_that_are_ahead(
+    daemon: Daemon, consumer: Process
+) -> None:
+    first, second, third = (consumer.get() for _ in range(3))
+    second._return()
+    settle(daemon)
+    assert not consumer.windows.open
+    assert [first.wait(0), third.wait(0)] == [3, 5]
+    assert [had(daemon, consumer) for _ in range(5)] == [4, 6, 7, 8, 9]
+
+
+def test_several_gets_in_flight_are_answered_in_order_and_keep_their_places_when_others_ask(daemon: Daemon) -> None:
+    producer, consumer, other = Process(daemon), Process(daemon), Process(daemon)
+    in_flight = deque(consumer.get() for _ in range(3))
+    for value in range(10):
+        producer.put(value)
+        settle(daemon)
+        assert in_flight.popleft().wait(0) == value
+        in_flight.append(consumer.get())
+        settle(daemon)
+    assert len(consumer.windows.open[K].numbers) >= WINDOW // 2
+    late = other.get()
+    settle(daemon)
+    assert not consumer.windows.open
+    for value in range(10, 14):
+        producer.put(value)
+    settle(daemon)
+    assert [get.wait(0) for get in (*in_flight, late)] == [10, 11, 12, 13]
 
 
 def test_what_comes_for_a_get_that_was_over_before_its_queue_could_be_told_goes_back(daemon: Daemon) -> None:

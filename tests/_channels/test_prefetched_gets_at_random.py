@@ -18,12 +18,15 @@ from tests._support.hand_driven_channel import Daemon, K, L, Process, make_eager
 
 
 class Histories(RuleBasedStateMachine):
-    """Processes get one by one or several at a time, put, ask, give up, stop asking, do not answer and are killed."""
+    """Processes get one by one, or keep several gets in flight, put, ask, give up, stop asking, do not answer and are
+    killed.
+    """
 
     @initialize()
     def start(self) -> None:
         self.patch = pytest.MonkeyPatch()
         make_eager(self.patch)
+        self.patch.setattr(prefetch_window, "MAX_WINDOW", 3 * prefetch_window.WINDOW)
         self.daemon = Daemon()
         self.processes = [Process(self.daemon) for _ in range(3)]
         self.values = 0
@@ -89,6 +92,17 @@ class Histories(RuleBasedStateMachine):
             process.gets.append(process.get(key))
             self.exchange(process)
             self.resume(process)
+
+    @rule(who=who, key=keys, in_flight=st.integers(2, 6), count=st.integers(1, 12), hasty=st.booleans())
+    def keep_gets_in_flight(self, who: int, key: bytes, in_flight: int, count: int, hasty: bool) -> None:
+        """For each item that is had another one is asked for; the last that come are not had yet."""
+        process = self.processes[who]
+        process.in_a_coroutine = not hasty
+        for _ in range(count):
+            self.resume(process)
+            while sum(get.key == key for get in process.gets) < in_flight:
+                process.gets.append(process.get(key))
+            self.exchange(process)
 
     @rule(who=who, key=keys, kind=st.sampled_from([None, None, None, frames.NOW, 0]))
     def get(self, who: int, key: bytes, kind: int | None) -> None:
@@ -218,6 +232,7 @@ class Histories(RuleBasedStateMachine):
         for process in everybody:
             for get in process.gets:
                 assert not get.done()
+                assert not self.hidden(get.key, process.endpoint) or self.has_forfeited, "a get waits for hidden items"
                 assert not self.daemon.queue.size(get.key), "a get waits beside an item"
                 get.give_up(ClosedError("the end"))
             process.gets.clear()

@@ -179,3 +179,4 @@ def make_eager(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(prefetch_window, "BACK_OFF_S", 0.0)
     patch.setattr(prefetch_window, "MIN_STREAK", 2)
     patch.setattr(prefetch_window, "WINDOW", WINDOW)
+    patch.setattr(prefetch_window, "MAX_WINDOW", WINDOW)

@@ -15,7 +15,10 @@ Delivery = tuple[Any, list[int], bool]
 """The body of an item, its descriptors, and whether it is redelivered."""
 
 WINDOW: Final = 16
-"""Gets that are ahead of the callers of one key."""
+"""Gets that are ahead of the callers of one key, at first."""
+
+MAX_WINDOW: Final = 64
+"""The same, once callers have had so many items in one streak."""
 
 LARGE_WINDOW: Final = 4
 """The same, where items come in memory of their own."""
@@ -24,8 +27,7 @@ MAX_ITEM_BYTES: Final = 4 << 20
 """Of a larger item the copy takes so long that nothing is gained by asking early."""
 
 MIN_STREAK: Final = 8
-"""Items that callers have had, one by one and each soon after the other, before gets are prefetched.  A caller that has
-several gets in flight does not need them."""
+"""Items that callers have had, each asked for soon after the other, before gets are prefetched."""
 
 MAX_GAP_S: Final = 5e-3
 """Between two gets of such a streak."""
@@ -47,20 +49,33 @@ class Window:
     Attributes:
         numbers: those that no caller has taken, oldest first.
         arrived: their items, so far.
-        streak: items that callers have had, each soon after the other, and none was asked for before the last was had.
+        streak: items that callers have had, each asked for soon after the other, and after the first of them was had.
+        begun: the get that was asked for last when the streak began.
         asked_at: when a caller asked last; seconds of the monotonic clock.
         latest: the get that was asked for last.
-        limit: gets that may be ahead; as many as is good for items of the size of the last one.
+        max_limit: gets that may be ahead at most; as many as is good for items of the size of the last one.
         off_until: none is sent before, on the same clock.
     """
 
     numbers: deque[int] = field(default_factory=deque)
     arrived: dict[int, Delivery] = field(default_factory=dict)
     streak: int = 0
+    begun: int = 0
     asked_at: float = 0.0
     latest: int = 0
-    limit: int = field(default_factory=lambda: WINDOW)
+    max_limit: int = field(default_factory=lambda: MAX_WINDOW)
     off_until: float = 0.0
+
+    @property
+    def limit(self) -> int:
+        """How many gets may be ahead: more, as the streak goes on."""
+        return min(self.max_limit, max(WINDOW, self.streak))
+
+    def asked(self, number: int, at: float) -> None:
+        """A caller asks; its get has this number."""
+        if at - self.asked_at > MAX_GAP_S:
+            self.streak = 0
+        self.asked_at, self.latest = at, number
 
 
 class PrefetchWindows:
@@ -79,13 +94,13 @@ class PrefetchWindows:
 
     # -- callers ------------------------------------------------------------------------------------------------
 
-    def asked(self, key: bytes, number: int) -> None:
+    def asked(self, key: bytes, number: int, asked_at: float) -> None:
         """A caller's get was sent, because none was prefetched."""
         window = self._windows.get(key)
         if window is not None:
-            window.latest = number
+            window.asked(number, asked_at)
 
-    def had(self, key: bytes, number: int, asked_at: float) -> bool:
+    def had(self, key: bytes, number: int) -> bool:
         """A caller has the item of this get; whether gets may be prefetched from now on.
 
         Needs no lock.
@@ -95,14 +110,17 @@ class PrefetchWindows:
             if len(self._windows) >= _MAX_KEYS:
                 self._windows = dict(self.open)
             window = self._windows.setdefault(key, Window())
-        if number != window.latest:
-            window.streak = 0
+        if not window.latest or window.asked_at < window.off_until:
             return False
-        if asked_at - window.asked_at > MAX_GAP_S:
-            window.streak = 0
-        window.asked_at = asked_at
-        window.streak += 1
-        return window.streak >= MIN_STREAK and not window.numbers and asked_at >= window.off_until
+        # Gets that were in flight when a streak began do not count.  Or a caller that asks for several at once, now and
+        # then, would have a window filled after each time, which goes back when it has been idle: its items would
+        # travel twice, and another client that asks meanwhile would wait for them.
+        # tests/_channels/state/test_prefetch_window.py::test_several_gets_at_once_now_and_then_do_not_begin_it
+        if not window.streak:
+            window.streak, window.begun = 1, window.latest
+        elif number > window.begun:
+            window.streak += 1
+        return window.streak >= MIN_STREAK and not window.numbers
 
     def large(self, key: bytes, nbytes: int) -> None:
         """An item that came for a caller has memory of its own, so many bytes."""
@@ -115,10 +133,8 @@ class PrefetchWindows:
         window = self.open.get(key)
         if window is None:
             return None
-        if asked_at - window.asked_at > MAX_GAP_S:
-            window.streak = 0
-        window.asked_at = asked_at
-        number = window.latest = window.numbers.popleft()
+        number = window.numbers.popleft()
+        window.asked(number, asked_at)
         delivery = window.arrived.pop(number, None)
         if delivery is None:
             del self._under_way[number]
@@ -157,7 +173,7 @@ class PrefetchWindows:
         if delivery[1]:
             _limit(window, delivery[0])
         else:
-            window.limit = WINDOW
+            window.max_limit = MAX_WINDOW
         return True
 
     def ended(self, number: int) -> bool:
@@ -214,4 +230,4 @@ class PrefetchWindows:
 def _limit(window: Window, nbytes: int) -> None:
     if nbytes > MAX_ITEM_BYTES:
         window.streak = 0
-    window.limit = LARGE_WINDOW
+    window.max_limit = LARGE_WINDOW

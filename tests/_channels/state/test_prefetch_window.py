@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rlinf_async._channels.state.prefetch_window import (
     BACK_OFF_S,
     IDLE_S,
     LARGE_WINDOW,
     MAX_GAP_S,
     MAX_ITEM_BYTES,
+    MAX_WINDOW,
     MIN_STREAK,
     WINDOW,
     PrefetchWindows,
@@ -20,8 +23,8 @@ def ask(state: PrefetchWindows, count: int, *, gap: float = MAX_GAP_S / 2, since
     """A caller has so many items, one by one; whether gets may be sent ahead after the last."""
     found = False
     for number in range(1, count + 1):
-        state.asked(K, number)
-        found = state.had(K, number, since + number * gap)
+        state.asked(K, number, since + number * gap)
+        found = state.had(K, number)
     return found
 
 
@@ -41,11 +44,30 @@ def test_it_begins_when_a_caller_asks_again_and_again() -> None:
     assert not ask(PrefetchWindows(), 3 * MIN_STREAK, gap=2 * MAX_GAP_S)
 
 
-def test_who_has_several_gets_under_way_needs_none() -> None:
+@pytest.mark.parametrize("in_flight", [2, 4, 16, 100])
+def test_it_begins_for_a_caller_with_several_gets_in_flight_when_some_asked_for_since_have_come(
+    in_flight: int,
+) -> None:
     state = PrefetchWindows()
-    for number in range(1, 3 * MIN_STREAK):
-        state.asked(K, number + 1)
-        assert not state.had(K, number, 100.0)
+    begins = []
+    for number in range(1, in_flight + 1):
+        state.asked(K, number, 100.0)
+    for number in range(1, in_flight + MIN_STREAK + 1):
+        begins.append(state.had(K, number))
+        state.asked(K, in_flight + number, 100.0 + number * MAX_GAP_S / 2)
+    assert begins == [False] * (in_flight + MIN_STREAK - 1) + [True]
+
+
+@pytest.mark.parametrize("seconds", [MAX_GAP_S / 2, 2 * MAX_GAP_S])
+def test_several_gets_at_once_now_and_then_do_not_begin_it(seconds: float) -> None:
+    state = PrefetchWindows()
+    begins = []
+    for burst in range(3):
+        numbers = range(1 + 32 * burst, 33 + 32 * burst)
+        for number in numbers:
+            state.asked(K, number, 100.0 + burst * seconds)
+        begins += [state.had(K, number) for number in numbers]
+    assert any(begins) == (seconds < MAX_GAP_S)
 
 
 def test_the_oldest_is_taken_first_whatever_has_arrived() -> None:
@@ -63,6 +85,25 @@ def test_it_is_topped_up_several_at_a_time() -> None:
         state.take(K, NOW)
         wanted.append(state.wanted(K))
     assert wanted == [0] * (WINDOW // 2 - 1) + list(range(WINDOW // 2, WINDOW + 1))
+
+
+def test_more_are_ahead_as_a_streak_goes_on_and_few_when_another_begins() -> None:
+    state = opened()
+    last, limits = 100 + WINDOW, [state.limit(K)]
+    for _ in range(2 * MAX_WINDOW):
+        taken = state.take(K, NOW)
+        assert taken is not None
+        assert not state.had(K, taken[0])  # it has begun
+        wanted = state.wanted(K)
+        assert not wanted or wanted + len(state.open[K].numbers) == state.limit(K)
+        state.sent(K, list(range(last + 1, last + 1 + wanted)))
+        last += wanted
+        limits.append(state.limit(K))
+    assert limits == sorted(limits)
+    assert {WINDOW, WINDOW + 1, MAX_WINDOW - 1} < set(limits)
+    assert limits[-1] == max(limits) == MAX_WINDOW
+    state.give_back(K)
+    assert state.limit(K) == WINDOW
 
 
 def test_fewer_are_ahead_where_items_have_memory_of_their_own_until_small_ones_come() -> None:
@@ -126,7 +167,9 @@ def test_after_a_call_there_is_none_for_a_while() -> None:
     state.back_off(K, NOW)
     state.give_back(K)
     assert not ask(state, MIN_STREAK + 1, since=NOW)
+    assert not ask(state, MIN_STREAK - 1, since=NOW + BACK_OFF_S)
     assert ask(state, MIN_STREAK + 1, since=NOW + BACK_OFF_S)
+    assert state.limit(K) == WINDOW
 
 
 def test_what_has_ended_is_not_taken() -> None:
@@ -141,6 +184,6 @@ def test_what_has_ended_is_not_taken() -> None:
 def test_keys_that_come_and_go_leave_nothing() -> None:
     state = opened()
     for number in range(1000):
-        state.had(b"%d" % number, number, 100.0)
+        state.had(b"%d" % number, number)
     assert len(state._windows) <= 64
     assert state.take(K, NOW) == (101, None)
