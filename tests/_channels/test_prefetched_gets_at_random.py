@@ -96,12 +96,14 @@ class Histories(RuleBasedStateMachine):
     @rule(who=who, key=keys, in_flight=st.integers(2, 6), count=st.integers(1, 12), hasty=st.booleans())
     def keep_gets_in_flight(self, who: int, key: bytes, in_flight: int, count: int, hasty: bool) -> None:
         """For each item that is had another one is asked for; the last that come are not had yet."""
-        process = self.processes[who]
+        process, producer = self.processes[who], (who + 1) % 3
         process.in_a_coroutine = not hasty
         for _ in range(count):
             self.resume(process)
             while sum(get.key == key for get in process.gets) < in_flight:
                 process.gets.append(process.get(key))
+            self.put(producer, key, in_flight)
+            self.exchange(self.processes[producer])
             self.exchange(process)
 
     @rule(who=who, key=keys, kind=st.sampled_from([None, None, None, frames.NOW, 0]))
