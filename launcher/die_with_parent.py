@@ -1,4 +1,4 @@
-"""Becomes another program that dies with its parent: ``python -I -S tether.py PARENT PROGRAM [ARGUMENT ...]``.
+"""Becomes another program that dies with its parent: ``python -I -S die_with_parent.py PARENT PROGRAM [ARGUMENT ...]``.
 
 The kernel keeps the parent-death signal across exec, so the user's program needs no line of ours in it.
 """

@@ -24,9 +24,9 @@ class Driver:
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         self._shares_terminal = _in_foreground()
-        tether = [sys.executable, "-I", "-S", str(Path(__file__).with_name("die_with_parent.py")), str(os.getpid())]
+        command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("die_with_parent.py")), str(os.getpid())]
         self._process = subprocess.Popen(
-            [*tether, *argv], env=dict(env), process_group=None if self._shares_terminal else 0
+            [*command, *argv], env=dict(env), process_group=None if self._shares_terminal else 0
         )
         self._loop = asyncio.get_running_loop()
         self._exited = asyncio.Event()

@@ -456,7 +456,7 @@ class Channel:
             return _again, (self._name, self._maxsize, self._roster, self._promise if self._roster is None else None)
 
     def _bound(self) -> NodeClient:
-        """The seat of this process in the channel's run, which one that has travelled looks for when it is used."""
+        """This process's connection to the channel's run, which one that has travelled looks for when it is used."""
         client = self._client
         if client is not None and client.pid != process.pid:
             raise process.forked(f"channel '{self._name}'", client.pid)

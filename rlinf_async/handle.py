@@ -12,7 +12,7 @@ from rlinf_async._client.requests import Request
 from rlinf_async._core import codec, frames, operations
 from rlinf_async._core.frames import Status
 from rlinf_async._core.payload import Body, pack_body
-from rlinf_async._core.pending_calls import Next, Tally
+from rlinf_async._core.pending_calls import Tally, TallyStep
 from rlinf_async._core.root_cause import fold_ranks
 from rlinf_async._waits import slow_waits
 from rlinf_async._waits.unobserved_errors import UnobservedError
@@ -125,16 +125,16 @@ class Handle(Work[list[Any]]):
     def _answer(self, slot: int, status: int, body: Body) -> bool:
         """Takes a rank's answer; True once no more is expected."""
         step = self._tally.answer(slot, status, body)
-        if step is Next.NOTHING:
+        if step is TallyStep.NOTHING:
             return self._tally.missing == 0
         self._order.append(slot)
         if self._parts is not None and slot in self._parts:
             self._settle_part(self._parts[slot], slot)
-        if step is Next.FINISH:
+        if step is TallyStep.FINISH:
             self._finish()
             self._callee.call_finished(self, failed=self._tally.failed)
             return True
-        if step is Next.CANCEL_OTHERS:
+        if step is TallyStep.CANCEL_OTHERS:
             self._callee.call_failed(self)
             if self._waiters:
                 self._stop_others()

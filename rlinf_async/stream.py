@@ -13,7 +13,7 @@ from rlinf_async import settings
 from rlinf_async._core import codec, process
 from rlinf_async._core.frames import Status
 from rlinf_async._core.payload import Body
-from rlinf_async._core.pending_calls import Next, Tally
+from rlinf_async._core.pending_calls import Tally, TallyStep
 from rlinf_async._core.root_cause import fold_ranks
 from rlinf_async._waits import slow_waits
 from rlinf_async._waits.unobserved_errors import cause_of
@@ -51,7 +51,7 @@ class Stream:
         self._error: BaseException | None = None
         self._closed = False
         self._iterated = False
-        self._told = False
+        self._is_reported = False
         self._cancel_sent = False
         self._departed = False
         self._ended: Work[None] = Work()
@@ -83,10 +83,10 @@ class Stream:
                 self._items.append((slot, body))
         else:
             step = self._tally.answer(slot, Status.OK if status == Status.END else status, body)
-            if step is Next.CANCEL_OTHERS:
+            if step is TallyStep.CANCEL_OTHERS:
                 self._callee.call_failed(self)
                 self._cancel_open()
-            if step in (Next.CANCEL_OTHERS, Next.FINISH) and not self._closed and not self._told:
+            if step in (TallyStep.CANCEL_OTHERS, TallyStep.FINISH) and not self._closed and not self._is_reported:
                 self._arrive()
         self._wake()
         if not self._tally.missing:
@@ -98,7 +98,7 @@ class Stream:
     def _arrive(self) -> None:
         """The error is here: unobserved until the consumer has come to it; who iterates does."""
         if failed := self._tally.failures():
-            self._told = True
+            self._is_reported = True
             what = f"{self._callee.name}.{self._method}()"
             error = unobserved(self._callee, self._method, what, failed, awaited=self._iterated)
             self._callee.client.unobserved.arrived(error)
@@ -115,7 +115,7 @@ class Stream:
             if self._tick is not tick or not slots:
                 return  # it, an error or the end has come while daemons were asked
             self._error = overdue(self._callee, self._method, slots, doing)
-            self._told = True
+            self._is_reported = True
         self._cancel_open()
         self._wake()
 

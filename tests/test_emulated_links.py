@@ -23,7 +23,7 @@ TENTH = 1_000_000
 """Bytes that the line carries in 0.1 s."""
 
 
-class Seat:
+class StoppedClient:
     """A client whose questions are answered by the test, and whose time goes on when the test says so."""
 
     def __init__(self) -> None:
@@ -48,53 +48,53 @@ class Seat:
 
 
 @pytest.fixture
-def seat(monkeypatch: pytest.MonkeyPatch) -> Seat:
-    seat = Seat()
-    monkeypatch.setattr(emulated_links, "time", SimpleNamespace(monotonic=lambda: seat.now))
-    return seat
+def client(monkeypatch: pytest.MonkeyPatch) -> StoppedClient:
+    client = StoppedClient()
+    monkeypatch.setattr(emulated_links, "time", SimpleNamespace(monotonic=lambda: client.now))
+    return client
 
 
 @pytest.fixture
-def sent(seat: Seat) -> list[tuple[int, float]]:
+def sent(client: StoppedClient) -> list[tuple[int, float]]:
     """What has left, and when; two messages are sent at 0."""
     config = NetEmulationConfig.from_cfg(NETWORK)
     assert config is not None
-    links, sent = EmulatedLinks(seat, NetEmulation(config), "thin:0"), []  # type: ignore[arg-type]
+    links, sent = EmulatedLinks(client, NetEmulation(config), "thin:0"), []  # type: ignore[arg-type]
     for number in range(2):
-        links.send("link", ["far:0"], TENTH, lambda number=number: sent.append((number, round(seat.now - 100, 6))))  # type: ignore[misc]
+        links.send("link", ["far:0"], TENTH, lambda number=number: sent.append((number, round(client.now - 100, 6))))  # type: ignore[misc]
     return sent
 
 
-def test_on_a_free_line_the_question_is_part_of_the_wait(seat: Seat, sent: list[tuple[int, float]]) -> None:
-    seat.go_on(0.03)
-    seat.asked[0]._settle(0.1)
-    seat.go_on(0.2)
+def test_on_a_free_line_the_question_is_part_of_the_wait(client: StoppedClient, sent: list[tuple[int, float]]) -> None:
+    client.go_on(0.03)
+    client.asked[0]._settle(0.1)
+    client.go_on(0.2)
     assert sent == [(0, 0.11)]
 
 
 def test_on_a_taken_line_nothing_is_early_however_long_the_question_took(
-    seat: Seat, sent: list[tuple[int, float]]
+    client: StoppedClient, sent: list[tuple[int, float]]
 ) -> None:
-    seat.asked[0]._settle(0.1)
-    seat.go_on(0.05)
-    seat.asked[1]._settle(0.15)  # asked at 0, and answered by a daemon that was busy until 0.05
-    seat.go_on(0.5)
+    client.asked[0]._settle(0.1)
+    client.go_on(0.05)
+    client.asked[1]._settle(0.15)  # asked at 0, and answered by a daemon that was busy until 0.05
+    client.go_on(0.5)
     assert sent == [(0, 0.11), (1, 0.21)]
 
 
 def test_what_was_sent_first_leaves_first_whosever_answer_comes_first(
-    seat: Seat, sent: list[tuple[int, float]]
+    client: StoppedClient, sent: list[tuple[int, float]]
 ) -> None:
-    seat.asked[1]._settle(0.1)
-    seat.go_on(0.5)
+    client.asked[1]._settle(0.1)
+    client.go_on(0.5)
     assert sent == []
-    seat.asked[0]._settle(0.2)
-    seat.go_on(1.0)
+    client.asked[0]._settle(0.2)
+    client.go_on(1.0)
     assert [number for number, _ in sent] == [0, 1]
 
 
-def test_without_node_0_the_lines_carry_at_once(seat: Seat, sent: list[tuple[int, float]]) -> None:
-    for asked in seat.asked:
+def test_without_node_0_the_lines_carry_at_once(client: StoppedClient, sent: list[tuple[int, float]]) -> None:
+    for asked in client.asked:
         asked._settle(error=OSError("node 0 is lost"))
-    seat.go_on(0.01)
+    client.go_on(0.01)
     assert sent == [(0, 0.01), (1, 0.01)]

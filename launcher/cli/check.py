@@ -15,7 +15,7 @@ from ..report import Report, grid
 
 
 @dataclass(frozen=True)
-class Found:
+class CheckResult:
     """What a check has found.  ``answers`` and ``binds`` (the addresses for the other nodes) are by rank."""
 
     nodes: Sequence[Node]
@@ -47,7 +47,7 @@ class Found:
         return [node.name, state, *known, self.binds[node.rank] or "-", f"{round(answer['skew'], 1) + 0.0:+.1f} s"]
 
 
-async def check(nodes: Sequence[Node], options: Options, python_path: str, report: Report) -> Found:
+async def check(nodes: Sequence[Node], options: Options, python_path: str, report: Report) -> CheckResult:
     """Looks at all hosts at once, within ``--start-timeout``."""
     inspection = HostCheck(nodes, options, fresh_run_id(), report)
     inspection.python_path = python_path
@@ -58,4 +58,4 @@ async def check(nodes: Sequence[Node], options: Options, python_path: str, repor
     finally:
         await inspection.close()
         report.close()
-    return Found(nodes, inspection.answers, inspection.binds(), failures)
+    return CheckResult(nodes, inspection.answers, inspection.binds(), failures)

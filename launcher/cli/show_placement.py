@@ -24,7 +24,7 @@ DEFAULT_DRAWING = "placement.svg"
 
 
 @dataclass(frozen=True)
-class Picture:
+class Drawing:
     """A placement, planned.
 
     Attributes:
@@ -88,7 +88,7 @@ class _Shape:
     node_groups: tuple[NodeGroup, ...]
 
 
-def picture(nodes: Sequence[Node], options: Options, environ: Mapping[str, str]) -> Picture:
+def picture(nodes: Sequence[Node], options: Options, environ: Mapping[str, str]) -> Drawing:
     """Plans the placement that a configuration means on the nodes of a run; nothing is started or asked.
 
     Raises:
@@ -110,14 +110,14 @@ def picture(nodes: Sequence[Node], options: Options, environ: Mapping[str, str])
     placement = ComponentPlacement(document, shape)
     placed = {name: placement.get_strategy(name).get_placement(shape) for name in placement.components}
     origin = origin_of(document)
-    return Picture(
+    return Drawing(
         source=origin.path if origin is not None else "",
         chart=make_chart(shape, placed),
         unknown=tuple(node.name for node in visible if _devices(node.host) is None),
     )
 
 
-def save(drawn: Picture, path: Path) -> None:
+def save(drawn: Drawing, path: Path) -> None:
     """Writes the drawing.  Raises ConfigError where that cannot be done."""
     try:
         path.write_text(drawn.svg(), encoding="utf-8")

@@ -93,7 +93,7 @@ class Channels:
                 self._taken(hosted, source, taken)
         else:
             close_fds(fds)
-            self._on_word(hosted, source, frame[5], frame[6])
+            self._on_queue_frame(hosted, source, frame[5], frame[6])
 
     def _put(
         self, hosted: HostedChannel, source: int, number: int, key: bytes, weight: int, mode: int, body: Any
@@ -147,7 +147,7 @@ class Channels:
         if steps or hosted.queue.closed:
             self._follow(hosted, steps)
 
-    def _on_word(self, hosted: HostedChannel, source: int, what: str, facts: Any) -> None:
+    def _on_queue_frame(self, hosted: HostedChannel, source: int, what: str, facts: Any) -> None:
         queue = hosted.queue
         if what == "requests":
             puts, gets, taken = facts

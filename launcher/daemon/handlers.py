@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Set
 from typing import Any, Final, NamedTuple, TypeVar
 
 from rlinf_async._core import frames
-from rlinf_async._core.operations import Lasting, Operation, read
+from rlinf_async._core.operations import Operation, WaitingOperation, read
 from rlinf_async.errors import ClosedError, LaunchError
 
 from .router import Router
@@ -48,7 +48,7 @@ class Handlers:
         ok, value = True, None
         try:
             operation = read(name, fields)
-            if isinstance(operation, Lasting) and requester.endpoint in self._gone:
+            if isinstance(operation, WaitingOperation) and requester.endpoint in self._gone:
                 raise LaunchError(f"{name}: the process that requested this is gone")
             value = await self.table[type(operation)](requester, operation)
         except Exception as caught:

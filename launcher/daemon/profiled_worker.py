@@ -22,7 +22,7 @@ from rlinf_async.errors import LaunchError
 from .templates import PACKET_BYTES
 
 
-class Here(Protocol):
+class NodeSite(Protocol):
     """What must be known of the node."""
 
     @property
@@ -47,7 +47,7 @@ class ProfiledStarter:
     """
 
     def __init__(
-        self, wrapped: Mapping[str, Any], environment: dict[str, str], python: str, here: Here, open_files: int
+        self, wrapped: Mapping[str, Any], environment: dict[str, str], python: str, here: NodeSite, open_files: int
     ) -> None:
         def filled(text: str) -> str:
             return text.replace("{python}", python).replace("{log_dir}", str(here.log_dir))

@@ -220,8 +220,8 @@ class Router:
     def _note_pending(self, caller: Endpoint, pending: list[list[Any]], answered: list[int]) -> None:
         """Calls that went past the daemon: they are open still, or have been answered."""
         # The caller tells of direct calls only after a while (``direct_calls.REPORT_DELAY_S``), and the worker may have
-        # died in between.  Its burial has answered the calls that were known then; one that was added now would never
-        # be answered.  So it is refused at once, with its method among those that were open at the death.
+        # died in between.  Its exit report has answered the calls that were known then; one that was added now would
+        # never be answered.  So it is refused at once, with its method among those that were open at the death.
         # tests/_client/test_direct_calls.py::test_a_death_before_the_daemon_has_heard_of_the_call_is_told_too
         now = time.monotonic()
         for number, slot, call, method in pending:

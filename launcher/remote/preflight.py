@@ -38,7 +38,7 @@ _BLOCK_BYTES = 1 << 20
 def main(read: Read) -> None:
     """Serves one request.  ``read(n)`` gives exactly ``n`` bytes of stdin; it ends the process where there are none."""
     request = json.loads(read(int(read(10))).decode())
-    survey = Survey(request)
+    survey = HostSurvey(request)
     try:
         survey.unpack(read)
         survey.look()
@@ -75,7 +75,7 @@ def wait_for_order(patience: float) -> Dict[str, Any]:
     return order if isinstance(order, dict) else {"op": "no"}
 
 
-def become(order: Dict[str, Any], survey: "Survey") -> None:
+def become(order: Dict[str, Any], survey: "HostSurvey") -> None:
     """Replaces this process by the daemon.  Returns only by raising."""
     environment = dict(os.environ)
     environment.update(order["env"])
@@ -85,7 +85,7 @@ def become(order: Dict[str, Any], survey: "Survey") -> None:
     os.execvpe(order["argv"][0], order["argv"], environment)
 
 
-class Survey:
+class HostSurvey:
     """What was found on this host, and what was not."""
 
     def __init__(self, request: Request) -> None:

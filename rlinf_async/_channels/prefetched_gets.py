@@ -181,7 +181,7 @@ class PrefetchedGets:
         try:
             self._client.loop.call_soon_threadsafe(self._cancel_forgotten)
         except RuntimeError:
-            pass  # that loop is closed, and with it this process's seat: the daemon takes back everything
+            pass  # that loop is closed, and with it this process's connection: the daemon takes back everything
 
     def _cancel_forgotten(self) -> None:
         while self._forgotten:

@@ -71,7 +71,7 @@ class Queues:
             del self._queues[place]
             queue.end(frame[6])
         else:
-            queue.on_word(frame[5], frame[6])
+            queue.on_queue_frame(frame[5], frame[6])
 
     # -- ends ---------------------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ async def create(
 
     Raises:
         ConfigError: there is no such node.
-        NodeLost, ClosedError: a node, or this process's own seat, is gone.
+        NodeLost, ClosedError: a node, or this process's own connection, is gone.
     """
     welcome = await client.ready.async_wait()
     peers = {peer["node"] for peer in welcome["nodes"] if not peer.get("hidden")}

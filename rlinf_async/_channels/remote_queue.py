@@ -296,7 +296,7 @@ class RemoteQueue:
         elif not self._prefetched.arrived(number, body, fds, redelivered) and fds:
             close_fds(fds)  # it was given up, and the daemon has been told
 
-    def on_word(self, what: str, facts: Any) -> None:
+    def on_queue_frame(self, what: str, facts: Any) -> None:
         """Anything else."""
         if what == "replies":
             accepted, given, credit = facts

@@ -1,4 +1,4 @@
-"""This process's seat at its node: one socket to the daemon, and everything that is said over it.
+"""This process's connection to its node: one socket to the daemon, and everything that is said over it.
 
 A driver and a worker speak to their daemon in the same way: they make calls on other workers and
 requests of daemons, and hear of events.  A worker also receives calls, which it hands to its runtime (the ``inbox``).
@@ -93,7 +93,7 @@ class NodeClient:
         self._closed: Exception | None = None
         self._tasks = Tasks(loop, self._on_loop)
         self.events = Events()
-        self.unobserved = UnobservedErrors(self._tell if inbox is None else None, self.later)
+        self.unobserved = UnobservedErrors(self._send_operation if inbox is None else None, self.later)
         self.on_ended: Callable[[NodeClient], None] = lambda client: None
         _clients.add(self)
 
@@ -273,7 +273,7 @@ class NodeClient:
     def _send_request(self, node: int, number: int, operation: Operation[Any]) -> None:
         self.send((frames.REQUEST, 0, self.endpoint, node, number, type(operation).__name__, vars(operation)))
 
-    def _tell(self, operation: Operation[Any]) -> None:
+    def _send_operation(self, operation: Operation[Any]) -> None:
         """A request of this node's daemon whose answer is ignored."""
         self._send_request(self.node, next(self._ids), operation)
 
@@ -469,7 +469,7 @@ class NodeClient:
             handler = self._calls.get(call)
             open_on[call] = set() if handler is None else {handler._targets[slot] for slot in handler._unanswered()}
         finished = [pair for pair in facts["calls"] if frames.endpoint(self.node, pair[0]) not in open_on[pair[1]]]
-        self._tell(operations.CallsChecked(facts["check"], finished))
+        self._send_operation(operations.CallsChecked(facts["check"], finished))
 
     def _on_node_lost(self, facts: dict[str, Any]) -> None:
         node = facts["node"]

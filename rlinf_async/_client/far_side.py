@@ -16,7 +16,7 @@ from rlinf_async._core.root_cause import fold_ranks
 from rlinf_async._waits import slow_waits
 from rlinf_async.work import Work
 
-Who = tuple[str, int]
+Member = tuple[str, int]
 """Group and rank."""
 
 _Like = tuple[str, str, tuple[str, ...]]
@@ -37,7 +37,7 @@ class Client(Protocol):
     def later(self, seconds: float, callback: Callable[[], None]) -> None: ...
 
 
-def workers(client: Client, who: Mapping[int, Who]) -> Work[str]:
+def workers(client: Client, who: Mapping[int, Member]) -> Work[str]:
     """What workers do, by endpoint: what is unusual about their processes, and which calls are open there."""
     by_node: dict[int, list[int]] = {}
     for endpoint in who:
@@ -132,7 +132,7 @@ def _answer_of(request: slow_waits.FarSide, node: int) -> tuple[Any, str]:
         return None, f"node {node}: {error}"
 
 
-def _fold(facts: Mapping[Who, _Facts | None]) -> list[str]:
+def _fold(facts: Mapping[Member, _Facts | None]) -> list[str]:
     """One line for each set of ranks that are at the same."""
     ranks: dict[_Like, list[int]] = {}
     ages: dict[_Like, list[list[float]]] = {}

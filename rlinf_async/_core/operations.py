@@ -1,7 +1,8 @@
 """Operations of a node's daemon: what processes may request of it, and the answers.
 
 A request is a REQUEST frame with the operation's name and a map of its fields, all plain data; its answer comes as an
-ANSWER frame, at once or when there is one.  A star: the operation keeps something for its requester (``Lasting``)::
+ANSWER frame, at once or when there is one.  A star: the operation keeps something for its requester
+(``WaitingOperation``)::
 
     operation           fields                                      answer          asked by, for
     -- group names, at node 0
@@ -114,7 +115,7 @@ class Operation(Generic[Answer]):
         return f"{type(self).__name__}({', '.join(f'{field}={value!r}' for field, value in vars(self).items())})"
 
 
-class Lasting(Operation[Answer]):
+class WaitingOperation(Operation[Answer]):
     """Keeps something for the requester: one whose process is gone comes too late, and is refused.
 
     A frame is read before its connection ends, but its handler begins in a task of its own, maybe after the cleanup.
@@ -122,44 +123,44 @@ class Lasting(Operation[Answer]):
 
 
 # fmt: off
-class ReserveGroup(Lasting[None]): name: str
+class ReserveGroup(WaitingOperation[None]): name: str
 class PublishGroup(Operation[None]): name: str; roster: list[Any]
-class JoinGroup(Lasting[None]): name: str; rank: int; size: int; entry: dict[str, Any]
-class FindGroup(Lasting[list[Any]]): name: str; rank: int | None
+class JoinGroup(WaitingOperation[None]): name: str; rank: int; size: int; entry: dict[str, Any]
+class FindGroup(WaitingOperation[list[Any]]): name: str; rank: int | None
 class CancelFindGroup(Operation[list[str]]): number: int
 class ReleaseGroup(Operation[bool]): name: str
 class IsAlive(Operation[bool]): group: str; rank: int
 
 class NumberChannel(Operation[int]): pass
-class NameChannel(Lasting[dict[str, Any]]): name: str; roster: dict[str, Any]
+class NameChannel(WaitingOperation[dict[str, Any]]): name: str; roster: dict[str, Any]
 class UnnameChannel(Operation[bool]): number: int
 class QueueEnded(Operation[None]): number: int
-class FindChannel(Lasting[dict[str, Any]]): name: str
+class FindChannel(WaitingOperation[dict[str, Any]]): name: str
 class CancelFindChannel(Operation[list[str]]): number: int
 class PinKey(Operation[int | None]): number: int; key: bytes; node: int
-class PromiseChannel(Lasting[None]): promise: int
+class PromiseChannel(WaitingOperation[None]): promise: int
 class KeepPromise(Operation[None]): promise: int; number: int | None
-class RedeemPromise(Lasting[Any]): maker: int; promise: int
+class RedeemPromise(WaitingOperation[Any]): maker: int; promise: int
 
-class HostChannel(Lasting[None]): number: int; name: str; maxsize: int; max_bytes: int
+class HostChannel(WaitingOperation[None]): number: int; name: str; maxsize: int; max_bytes: int
 class CloseChannel(Operation[bool]): number: int; discard: bool
 
-class OpenStore(Lasting[int]): group: str
-class Spawn(Lasting[list[list[Any]]]):
+class OpenStore(WaitingOperation[int]): group: str
+class Spawn(WaitingOperation[list[list[Any]]]):
     group: str; workers: list[dict[str, Any]]; env: dict[str, str]; node_env: dict[str, str]; python: str | None
     config: str; seed: int | None; world_size: int; max_concurrency: int | None; quiet: bool
     cwd: str; sys_path: list[str]; script: str | None
 class CloseGroup(Operation[None]): group: str; grace: float
-class Watch(Lasting[None]): numbers: list[int]
-class WatchedBy(Lasting[None]): endpoints: list[int]
+class Watch(WaitingOperation[None]): numbers: list[int]
+class WatchedBy(WaitingOperation[None]): endpoints: list[int]
 class CallsChecked(Operation[None]): check: int; finished: list[list[int]]
 class OwesCall(Operation[bool]): number: int; source: int; call: int; after: int
 class KillStuck(Operation[None]): verdict: str
 class FindStopped(Operation[list[int]]): numbers: list[int]
 
 class FreePort(Operation[int]): pass
-class LeasePort(Lasting[int]): max_port: int | None
-class LockDevices(Lasting[None]): name: str; devices: list[int]
+class LeasePort(WaitingOperation[int]): max_port: int | None
+class LockDevices(WaitingOperation[None]): name: str; devices: list[int]
 class UnlockDevices(Operation[list[str]]): number: int
 class ReserveLines(Operation[float]): lines: list[list[Any]]; nbytes: int
 class Inventory(Operation[list[str]]):
@@ -179,13 +180,13 @@ class FlushSpans(Operation[None]): pass
 class ReadClock(Operation[int]): pass
 class CollectSpans(Operation[list[int]]): round: str; node: int
 class SpansCollected(Operation[None]): round: str
-class AwaitSpans(Lasting[None]): round: str; processes: list[int]
+class AwaitSpans(WaitingOperation[None]): round: str; processes: list[int]
 class ForgetSpans(Operation[None]): round: str
 # fmt: on
 
 
-_KINDS: Final[list[type[Operation[Any]]]] = [*Operation.__subclasses__(), *Lasting.__subclasses__()]
-OPERATIONS: Final = {kind.__name__: kind for kind in _KINDS if kind is not Lasting}
+_KINDS: Final[list[type[Operation[Any]]]] = [*Operation.__subclasses__(), *WaitingOperation.__subclasses__()]
+OPERATIONS: Final = {kind.__name__: kind for kind in _KINDS if kind is not WaitingOperation}
 
 
 def read(name: str, fields: Any) -> Operation[Any]:

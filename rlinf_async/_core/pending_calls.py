@@ -17,7 +17,7 @@ Body = Any
 """Bytes, or whatever the owner puts in their place (a mapped segment)."""
 
 
-class Next(Enum):
+class TallyStep(Enum):
     """What the owner of a tally does after an answer."""
 
     WAIT = auto()
@@ -35,9 +35,9 @@ class Tally:
     Example:
         >>> tally = Tally(2)
         >>> tally.answer(0, Status.OK, b"a")
-        <Next.WAIT: 1>
+        <TallyStep.WAIT: 1>
         >>> tally.answer(1, Status.OK, b"b")
-        <Next.FINISH: 2>
+        <TallyStep.FINISH: 2>
     """
 
     __slots__ = ("answers", "failed", "missing", "whole")
@@ -50,10 +50,10 @@ class Tally:
         self.whole = True
         """Every answer so far is a result."""
 
-    def answer(self, slot: int, status: int, body: Body) -> Next:
+    def answer(self, slot: int, status: int, body: Body) -> TallyStep:
         """Takes the final answer of a slot; a second answer of the same slot is dropped."""
         if self.answers[slot] is not None:
-            return Next.NOTHING
+            return TallyStep.NOTHING
         self.answers[slot] = (status, body)
         self.missing -= 1
         first_failure = False
@@ -62,8 +62,8 @@ class Tally:
             if status not in HARMLESS and not self.failed:
                 self.failed = first_failure = True
         if not self.missing:
-            return Next.FINISH
-        return Next.CANCEL_OTHERS if first_failure else Next.WAIT
+            return TallyStep.FINISH
+        return TallyStep.CANCEL_OTHERS if first_failure else TallyStep.WAIT
 
     def unanswered(self) -> list[int]:
         return [slot for slot, answer in enumerate(self.answers) if answer is None]

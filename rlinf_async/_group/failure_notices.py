@@ -16,7 +16,7 @@ from rlinf_async._client.client import NodeClient
 from rlinf_async.handle import Handle
 from rlinf_async.stream import Stream
 
-Sink = Handle | Stream
+CallHandle = Handle | Stream
 
 _QUIET_S: Final = 1.0
 """After a failure, before anybody is told; at most half of ``collective_timeout``."""
@@ -46,7 +46,7 @@ class Failure:
 class FailureConcern:
     """An open call that a failure concerns; ``is_own``: it is the one in which the rank failed."""
 
-    handler: Sink
+    handler: CallHandle
     failure: Failure
     is_own: bool
     notified: bool = False
@@ -62,7 +62,7 @@ class FailureNotices:
         open_calls: of the group, by ``id``.
     """
 
-    def __init__(self, client: NodeClient, open_calls: Mapping[int, Sink]) -> None:
+    def __init__(self, client: NodeClient, open_calls: Mapping[int, CallHandle]) -> None:
         self._client = client
         self._open = open_calls
         self._quiet = min(_QUIET_S, settings.COLLECTIVE_TIMEOUT_S() / 2)
@@ -70,19 +70,19 @@ class FailureNotices:
         self.concerns: dict[int, FailureConcern] = {}
         """By ``id``, the open calls that a failure concerns."""
 
-    def failed(self, failure: Failure, handler: Sink | None) -> None:
+    def failed(self, failure: Failure, handler: CallHandle | None) -> None:
         """A rank has failed: in a call, or between calls.  Where answers are handled."""
         if handler is not None and handler._unanswered():
             self.concerns[id(handler)] = FailureConcern(handler, failure, is_own=True)
         self._spread(failure, handler)
 
-    def finished(self, handler: Sink) -> None:
+    def finished(self, handler: CallHandle) -> None:
         """All ranks have answered; those of calls made meanwhile may have been met by a rank that was out of step."""
         concern = self.concerns.pop(id(handler), None)
         if concern is not None and concern.is_own:
             self._spread(concern.failure, handler)
 
-    def _spread(self, failure: Failure, handler: Sink | None) -> None:
+    def _spread(self, failure: Failure, handler: CallHandle | None) -> None:
         if len(self._open) > len(self.concerns):  # not for each of a thousand calls that fail together
             for other in list(self._open.values()):
                 if other is not handler:

@@ -32,7 +32,7 @@ from rlinf_async.work import Work
 
 logger = logging.getLogger(__name__)
 
-Sink = Handle | Stream
+CallHandle = Handle | Stream
 
 Bodies = Sequence[tuple[bytes | int, Sequence[int]]]
 """What travels, with its descriptors: one for all ranks, or one for each."""
@@ -57,12 +57,12 @@ class Members:
         self._timer = threading.Lock()
         """Held while the timer of the deadlines is set: threads that call at once set one."""
         self.deaths: dict[int, dict[str, Any]] = {}
-        self.open: dict[int, Sink] = {}
+        self.open: dict[int, CallHandle] = {}
         self.notices = FailureNotices(client, self.open)
         self.launching: Task | None = None
         self.closed = False
         self._lock = threading.Lock()
-        self._pending: list[tuple[Callee, Sink, str, Bodies, bool]] = []
+        self._pending: list[tuple[Callee, CallHandle, str, Bodies, bool]] = []
         self._started = False
         self._failure: BaseException | None = None
         self.closing: Work[None] | None = None
@@ -173,7 +173,7 @@ class Members:
     # -- calls --------------------------------------------------------------------------------------------------
 
     def call(
-        self, callee: Callee, handler: Sink, method: str, encoded: Sequence[Encoded | bytes], *, same: bool = True
+        self, callee: Callee, handler: CallHandle, method: str, encoded: Sequence[Encoded | bytes], *, same: bool = True
     ) -> None:
         """Sends a call, or keeps it until it can be sent.  What it carries is fixed now.
 
@@ -216,7 +216,7 @@ class Members:
                     return
         self._send(callee, handler, method, bodies, same)
 
-    def _send(self, callee: Callee, handler: Sink, method: str, bodies: Bodies, same: bool) -> None:
+    def _send(self, callee: Callee, handler: CallHandle, method: str, bodies: Bodies, same: bool) -> None:
         credit = handler._window if isinstance(handler, Stream) else 0
         self.open[id(handler)] = handler
         if self.deadline is not None and self._timer.acquire(blocking=False):
@@ -232,7 +232,7 @@ class Members:
             self.notices.finished(handler)
             raise
 
-    def call_failed(self, callee: Callee, handler: Sink) -> None:
+    def call_failed(self, callee: Callee, handler: CallHandle) -> None:
         """A rank has failed in a call."""
         failed = [failure for failure in handler._tally.failures() if failure[1] != Status.UNKNOWN]
         if failed and not self.closed:
@@ -299,10 +299,10 @@ class Callee:
         launching = self._members.launching
         return None if launching is None else launching._far_side()
 
-    def call_failed(self, call: Sink) -> None:
+    def call_failed(self, call: CallHandle) -> None:
         self._members.call_failed(self, call)
 
-    def call_finished(self, call: Sink, *, failed: bool) -> None:
+    def call_finished(self, call: CallHandle, *, failed: bool) -> None:
         """All ranks have answered a call."""
         members = self._members
         members.open.pop(id(call), None)

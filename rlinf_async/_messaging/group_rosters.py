@@ -45,7 +45,7 @@ class Roster:
         return entry["endpoint"], entry["info"]["node_name"], entry["pid"]
 
 
-Then = Callable[[Roster | None, Exception | None], None]
+OnRoster = Callable[[Roster | None, Exception | None], None]
 """Gets the roster, or why there is none."""
 
 
@@ -61,7 +61,7 @@ class _Lookup:
     __slots__ = ("is_answered", "number", "waiting")
 
     def __init__(self) -> None:
-        self.waiting: deque[Then] = deque()
+        self.waiting: deque[OnRoster] = deque()
         self.number = -1
         self.is_answered = False
 
@@ -79,7 +79,7 @@ class Names:
         self._lookups: dict[_Key, _Lookup] = {}
         self._patience = settings.NAME_TIMEOUT_S()
 
-    def find(self, group: str, then: Then, rank: int = 0) -> bool:
+    def find(self, group: str, on_roster: OnRoster, rank: int = 0) -> bool:
         """Calls back with the roster, at once if it is known; whether it was.
 
         It has the given rank, if there can be one.
@@ -96,9 +96,9 @@ class Names:
                 lookup = self._lookups[key] = _Lookup()
                 is_new = True
             if lookup is not None:
-                lookup.waiting.append(then)
+                lookup.waiting.append(on_roster)
         if lookup is None:
-            then(roster, None)
+            on_roster(roster, None)
             return True
         if is_new:
             operation = operations.FindGroup(group, None if key[1] is None else rank)
@@ -117,7 +117,7 @@ class Names:
         with self._lock:
             self._rosters.pop(group, None)
 
-    def late(self, group: str, seconds: float, then: Callable[[Exception], None], lookup: int = -1) -> None:
+    def late(self, group: str, seconds: float, on_roster: Callable[[Exception], None], lookup: int = -1) -> None:
         """Calls back with an error that says that there was no such group, and which there are.
 
         Args:
@@ -130,7 +130,7 @@ class Names:
                 there = "; there are: " + (", ".join(request._result()) or "none")
             except Exception as error:
                 there = f" ({error})"
-            then(DeadlineExceeded(f"there was no group named '{group}' within {seconds:g} s{there}"))
+            on_roster(DeadlineExceeded(f"there was no group named '{group}' within {seconds:g} s{there}"))
 
         request._follow(answered)
 
@@ -159,5 +159,5 @@ class Names:
                     if roster is not None:
                         self._rosters[key[0]] = roster
                     return
-                then = lookup.waiting.popleft()
-            then(roster, error)
+                on_roster = lookup.waiting.popleft()
+            on_roster(roster, error)

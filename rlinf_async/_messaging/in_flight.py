@@ -8,7 +8,7 @@ from typing import Any
 
 from rlinf_async._messaging.operation import Sending
 from rlinf_async._messaging.peer import Peer
-from rlinf_async._messaging.state.flow_control import Departure, Departures
+from rlinf_async._messaging.state.flow_control import SendWindow, WindowEntry
 
 
 class InFlight:
@@ -21,11 +21,11 @@ class InFlight:
         is_certain: it has left by a way on which nothing is lost as long as both sides live.
     """
 
-    __slots__ = ("attempts", "awaited", "by_gpu", "departure", "is_certain", "links", "sending")
+    __slots__ = ("attempts", "awaited", "by_gpu", "entry", "is_certain", "links", "sending")
 
     def __init__(self, sending: Sending, receivers: Sequence[Peer]) -> None:
         self.sending = sending
-        self.departure: Departure
+        self.entry: WindowEntry
         self.awaited = dict.fromkeys(peer.endpoint for peer in receivers)
         self.links: list[Any] = []
         self.attempts = 0
@@ -36,14 +36,14 @@ class InFlight:
 class SendStream:
     """A stream of messages, at its sender."""
 
-    __slots__ = ("departures", "id", "is_same_node", "open", "order", "receivers")
+    __slots__ = ("id", "is_same_node", "open", "order", "receivers", "window")
 
     def __init__(self, stream_id: Any, receivers: Sequence[Peer], node: int) -> None:
         self.id = stream_id
         self.receivers = receivers
         self.is_same_node = all(peer.node == node for peer in receivers)
         """The receivers are all on this node."""
-        self.departures = Departures(peer.endpoint for peer in receivers)
+        self.window = SendWindow(peer.endpoint for peer in receivers)
         self.order = threading.Lock()
         """Held from a message's number to its frame, which leave in one order."""
         self.open: dict[int, InFlight] = {}

@@ -159,7 +159,7 @@ class Inbox:
             content = _content(body, fds)
         except Exception as error:
             self._act(stream, arrivals.data, number, kind, about, charge)
-            self._act(stream, arrivals.spoil, number, error)
+            self._act(stream, arrivals.fail_content, number, error)
         else:
             self._act(stream, arrivals.data, number, kind, about, charge, content)
 
@@ -185,7 +185,7 @@ class Inbox:
         try:
             content = _content(body, fds)
         except Exception as error:
-            self._act(stream, arrivals.spoil, number, error)
+            self._act(stream, arrivals.fail_content, number, error)
         else:
             self._act(stream, arrivals.content, number, charge, content)
 
@@ -204,7 +204,7 @@ class Inbox:
                 content = error
         if name in TRANSPORTS and not TRANSPORTS[name].is_authenticated and kind != TENSOR and not body:
             text = f"{stream.source.label} wanted to send a pickle by a connection that is not authenticated"
-            self._act(stream, stream.arrivals.spoil, number, SerializationError(text))
+            self._act(stream, stream.arrivals.fail_content, number, SerializationError(text))
             return
         with self._lock:
             wanted = stream.arrivals.wanted_by(number)
@@ -235,12 +235,12 @@ class Inbox:
             buffers = work._result()
         except Exception as error:
             if isinstance(error, MemoryError) and not places:
-                self._act(stream, stream.arrivals.spoil, number, error)
+                self._act(stream, stream.arrivals.fail_content, number, error)
             else:
                 self._lost(stream, number, error)
             return
         if isinstance(rest, Exception):
-            self._act(stream, stream.arrivals.spoil, number, rest)
+            self._act(stream, stream.arrivals.fail_content, number, rest)
             return
         content = DeviceContent(rest, places[0], buffers) if places else Content(rest.body, buffers)
         if kind != TENSOR:

@@ -94,11 +94,11 @@ class Outbox:
             sending.fail(error)
             return False
         with self._lock:
-            departure = stream.departures.add(in_flight, payload.nbytes)
-            in_flight.departure = departure
-            stream.open[departure.number] = in_flight
-            number = departure.number
-            if not departure.left:
+            entry = stream.window.add(in_flight, payload.nbytes)
+            in_flight.entry = entry
+            stream.open[entry.number] = in_flight
+            number = entry.number
+            if not entry.left:
                 # Under the lock: the thread that reads the socket may be told of room, or be asked for the content,
                 # just now, and would post the content ahead of this.
                 # tests/_messaging/test_mailbox.py::
@@ -107,13 +107,13 @@ class Outbox:
                     stream.receivers, (message_facts.ANNOUNCE, stream.id, number, payload.kind, payload.about)
                 )
                 return True
-        start = (message_facts.DATA, stream.id, number, payload.kind, payload.about, departure.charge)
+        start = (message_facts.DATA, stream.id, number, payload.kind, payload.about, entry.charge)
         try:
             self._leave(stream, in_flight, transport, start)
         except Exception as error:
             with self._lock:
                 stream.open.pop(number, None)
-                stream.departures.undo(departure)
+                stream.window.undo(entry)
             sending.fail(error)
             return False
         return True
@@ -180,7 +180,7 @@ class Outbox:
     def _by_link(
         self, stream: SendStream, in_flight: InFlight, receivers: Sequence[Peer], transport: str, start: tuple[Any, ...]
     ) -> None:
-        payload, number = in_flight.sending.payload, in_flight.departure.number
+        payload, number = in_flight.sending.payload, in_flight.entry.number
         in_flight.by_gpu = transport in GPU_LINKS
         links = [self._peers.link(peer, transport) for peer in receivers]
         body: bytes | int
@@ -226,7 +226,7 @@ class Outbox:
 
     def _again(self, stream: SendStream, in_flight: InFlight, peer: Peer, error: Exception) -> None:
         """Sends the content once more, to one receiver and by another transport."""
-        sending, number = in_flight.sending, in_flight.departure.number
+        sending, number = in_flight.sending, in_flight.entry.number
         with self._lock:
             if number not in stream.open or peer.endpoint not in in_flight.awaited or in_flight.is_certain:
                 return
@@ -259,20 +259,20 @@ class Outbox:
             in_flight.sending.finish()
 
     def _drop(self, stream: SendStream, in_flight: InFlight) -> None:
-        if in_flight.departure.number in stream.open:
+        if in_flight.entry.number in stream.open:
             with self._lock:
-                stream.open.pop(in_flight.departure.number, None)
+                stream.open.pop(in_flight.entry.number, None)
 
     def _withdraw(self, stream: SendStream, in_flight: InFlight, error: Exception) -> None:
         """The operation was given up: the receivers that have not got the message never will."""
-        if in_flight.departure.number in stream.open:
+        if in_flight.entry.number in stream.open:
             self._take_back(stream, in_flight, error)
 
     def _take_back(self, stream: SendStream, in_flight: InFlight, error: Exception) -> None:
-        number = in_flight.departure.number
+        number = in_flight.entry.number
         with self._lock:
             stream.open.pop(number, None)
-            waiting = stream.departures.withdraw(number)
+            waiting = stream.window.withdraw(number)
         self._peers.post(stream.receivers, (message_facts.WITHDRAW, stream.id, number))
         if not waiting:
             for link in in_flight.links:
@@ -288,7 +288,7 @@ class Outbox:
     def _fail(self, stream: SendStream) -> None:
         error = next(peer.error for peer in stream.receivers if peer.error is not None)
         with self._lock:
-            stream.departures.fail()
+            stream.window.fail()
             messages = list(stream.open.values())
             stream.open.clear()
         for in_flight in messages:
@@ -300,27 +300,27 @@ class Outbox:
         stream = self._find(source.endpoint, stream_id)
         if stream is not None:
             with self._lock:
-                leaving = stream.departures.received(source.endpoint, total)
-            for departure in leaving:
-                self._go(stream, departure.what)
+                leaving = stream.window.received(source.endpoint, total)
+            for entry in leaving:
+                self._go(stream, entry.what)
 
     def on_grant(self, source: Peer, stream_id: Any, number: int) -> None:
         stream = self._find(source.endpoint, stream_id)
         if stream is not None:
             with self._lock:
-                departure = stream.departures.granted(source.endpoint, number)
-            if departure is not None:
-                self._go(stream, departure.what)
+                entry = stream.window.granted(source.endpoint, number)
+            if entry is not None:
+                self._go(stream, entry.what)
 
     def _go(self, stream: SendStream, in_flight: InFlight) -> None:
         """The content of what was announced."""
-        departure, sending = in_flight.departure, in_flight.sending
-        start = (message_facts.CONTENT, stream.id, departure.number, departure.charge)
+        entry, sending = in_flight.entry, in_flight.sending
+        start = (message_facts.CONTENT, stream.id, entry.number, entry.charge)
         try:
             self._leave(stream, in_flight, self._choose_transport(stream, sending.payload), start)
         except Exception as error:
             with self._lock:
-                stream.departures.undo(departure)
+                stream.window.undo(entry)
             sending.give_up(error)
         self._settle(stream, in_flight)
 
@@ -345,7 +345,7 @@ class Outbox:
             return
         with self._lock:
             in_flight = stream.open.pop(number, None)
-            waited = stream.departures.withdraw(number)
+            waited = stream.window.withdraw(number)
         if waited and len(stream.receivers) > 1:
             self._peers.post(stream.receivers, (message_facts.WITHDRAW, stream.id, number))
         text = f"{source.label} could not receive a message: {why}"

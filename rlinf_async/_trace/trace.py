@@ -25,7 +25,7 @@ class Trace:
     """This process's way into the file of its run's trace.
 
     Args:
-        client: its seat.
+        client: its connection to the daemon.
         name: what it is called there.
         home: the node whose daemon writes the file.
         path: the file, on that node.

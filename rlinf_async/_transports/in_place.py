@@ -9,7 +9,7 @@ import torch
 
 from rlinf_async._transports.shared_memory import Segment
 
-About = Sequence[Any]
+TensorFacts = Sequence[Any]
 """``[dtype, shape, type of device]`` as plain data."""
 
 
@@ -23,7 +23,7 @@ def describe(tensor: torch.Tensor) -> list[Any]:
     return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), tensor.device.type]
 
 
-def difference(sent: About, wanted: About) -> str | None:
+def difference(sent: TensorFacts, wanted: TensorFacts) -> str | None:
     """Why a tensor cannot be received in the place of another one; None if it can.
 
     What was sent from a CUDA device can be received on another type of device only where that was agreed, so the type

@@ -83,15 +83,17 @@ class UnobservedErrors:
     arrived is never reported.
 
     Args:
-        tell: requests an operation of the daemon, which keeps the account for the launcher; None in a
+        send_operation: requests an operation of the daemon, which keeps the account for the launcher; None in a
             worker, whose errors are no matter of the run's exit code.
         later: calls back after so many seconds.
     """
 
     def __init__(
-        self, tell: Callable[[Operation[Any]], None] | None, later: Callable[[float, Callable[[], None]], None]
+        self,
+        send_operation: Callable[[Operation[Any]], None] | None,
+        later: Callable[[float, Callable[[], None]], None],
     ) -> None:
-        self._tell = tell or (lambda operation: None)
+        self._send_operation = send_operation or (lambda operation: None)
         self._later = later
         self._lock = threading.Lock()
         self._errors: dict[str, UnobservedError] = {}
@@ -115,10 +117,10 @@ class UnobservedErrors:
             sets_timer = not (known.awaited or known.is_due or self._timer_is_set)
             self._timer_is_set = self._timer_is_set or sets_timer
         if known is error:
-            self._tell(operations.ReportError(error.key, error.text))
+            self._send_operation(operations.ReportError(error.key, error.text))
             # Not under the lock, which must not be held while something is sent: it may have been heard meanwhile.
             if error.cause in self._observed:
-                self._tell(operations.WithdrawError(error.key))
+                self._send_operation(operations.WithdrawError(error.key))
         if left is not None and not left.is_due:
             self._log([left], "is not awaited yet")
         if sets_timer:
@@ -135,7 +137,7 @@ class UnobservedErrors:
             for key in keys:
                 self._counts.forget(self._errors.pop(key).text)
         for key in keys:
-            self._tell(operations.WithdrawError(key))
+            self._send_operation(operations.WithdrawError(key))
 
     def left(self, cause: str) -> None:
         """The wait that was to get the error has ended without it; in any thread."""

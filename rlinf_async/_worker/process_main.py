@@ -1,4 +1,4 @@
-"""The life of a worker process: two loops, a seat at the node, and the way out."""
+"""The life of a worker process: two loops, a connection to the daemon, and the way out."""
 
 from __future__ import annotations
 

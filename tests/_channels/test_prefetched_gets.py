@@ -195,7 +195,7 @@ def test_what_another_thread_asks_while_all_is_being_given_back_is_said_after_th
         told(what, facts, on_sent)
 
     monkeypatch.setattr(consumer.queue, "tell", tell)
-    consumer.queue.on_word("call_back", K)
+    consumer.queue.on_queue_frame("call_back", K)
     others[0].join()
     said = [frame[5] if frame[0] == frames.QUEUE else "get" for frame in consumer.up]
     assert said[-2:] == ["gave_back", "get" if ask == "get" else "cancel"]
@@ -205,7 +205,7 @@ def test_what_another_thread_asks_while_all_is_being_given_back_is_said_after_th
 def test_what_is_queued_is_not_hidden_by_another_thread_that_was_about_to_send_ahead(
     daemon: Daemon, consumer: Process, word: str
 ) -> None:
-    consumer.queue.on_word("call_back", K)
+    consumer.queue.on_queue_frame("call_back", K)
     settle(daemon)
     assert had(daemon, consumer) == 3
     get = consumer.get()

@@ -62,7 +62,7 @@ def client() -> Client:
 def queue(client: Client) -> RemoteQueue:
     """One that has credit."""
     queue = RemoteQueue(client, 0, 1, "obs", 0)  # type: ignore[arg-type]
-    queue.on_word("replies", [[], [], CREDIT])
+    queue.on_queue_frame("replies", [[], [], CREDIT])
     return queue
 
 
@@ -96,7 +96,7 @@ def test_what_was_recalled_is_returned_once_and_not_used_any_more(client: Client
     left = queue._credit._left
     assert 0 < left < CREDIT
     for amount in (left, 0):
-        queue.on_word("recall", None)
+        queue.on_queue_frame("recall", None)
         assert client.sent[-1][5:] == ("returned", [amount, True])
     assert not put(queue, 2).done()
 
@@ -165,7 +165,7 @@ async def test_what_waits_to_be_batched_leaves_before_credit_is_returned(client:
     queue._batching._burst_until = asyncio.get_running_loop().time() + 60
     held = put(queue, 1)
     assert not held.done()
-    queue.on_word("recall", None)
+    queue.on_queue_frame("recall", None)
     assert [frame[5] for frame in client.sent[-2:]] == ["requests", "returned"]
     assert held.done()
 

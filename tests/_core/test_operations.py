@@ -15,7 +15,7 @@ from rlinf_launcher.daemon.router import Router
 from rlinf_launcher.daemon.service import DaemonService, Site
 
 from rlinf_async._core import frames, operations
-from rlinf_async._core.operations import OPERATIONS, Lasting, Operation, read
+from rlinf_async._core.operations import OPERATIONS, Operation, WaitingOperation, read
 
 ANY: list[Any] = [5, "text", b"bytes", True, 1.5, None, [], [1], ["a"], [[1]], {}, {"a": 1}]
 """Of each type that a field may have, as msgpack brings it."""
@@ -45,7 +45,7 @@ def test_the_docstrings_table_is_the_operations() -> None:
             table[name] = ([*fields, *line[24:68].split()], answer + line[68:84].strip(), asker + line[84:].strip())
     assert all(asker for *_, asker in table.values())
     assert {name: (fields, answer) for name, (fields, answer, _) in table.items()} == {
-        name + " *" * issubclass(kind, Lasting): (list(kind.checks), text_of(answer_of(kind)))
+        name + " *" * issubclass(kind, WaitingOperation): (list(kind.checks), text_of(answer_of(kind)))
         for name, kind in OPERATIONS.items()
     }
 
@@ -96,7 +96,7 @@ def test_fields_come_as_a_map(fields: Any) -> None:
         read("FindGroup", fields)
 
 
-@pytest.mark.parametrize("name", ["nonsense", "", "Lasting", "Operation", "read", "__init__"])
+@pytest.mark.parametrize("name", ["nonsense", "", "WaitingOperation", "Operation", "read", "__init__"])
 def test_an_operation_that_is_none_is_an_error(name: str) -> None:
     with pytest.raises(ValueError, match=f"a daemon knows no operation '{name}'"):
         read(name, {})

@@ -5,30 +5,30 @@ from __future__ import annotations
 from hypothesis import given, strategies as st
 
 from rlinf_async._core.frames import Status
-from rlinf_async._core.pending_calls import Holdback, Next, PendingCalls, Tally, fold
+from rlinf_async._core.pending_calls import Holdback, PendingCalls, Tally, TallyStep, fold
 
 
 def test_a_call_finishes_with_its_last_answer() -> None:
     tally = Tally(2)
-    assert tally.answer(1, Status.OK, b"b") is Next.WAIT
+    assert tally.answer(1, Status.OK, b"b") is TallyStep.WAIT
     assert tally.unanswered() == [0]
-    assert tally.answer(0, Status.OK, b"a") is Next.FINISH
+    assert tally.answer(0, Status.OK, b"a") is TallyStep.FINISH
     assert tally.failures() == []
 
 
 def test_the_first_failure_cancels_the_others_once() -> None:
     tally = Tally(4)
-    assert tally.answer(2, Status.ERROR, b"first") is Next.CANCEL_OTHERS
-    assert tally.answer(1, Status.ERROR, b"second") is Next.WAIT
-    assert tally.answer(0, Status.CANCELLED, b"") is Next.WAIT
-    assert tally.answer(3, Status.CANCELLED, b"") is Next.FINISH
+    assert tally.answer(2, Status.ERROR, b"first") is TallyStep.CANCEL_OTHERS
+    assert tally.answer(1, Status.ERROR, b"second") is TallyStep.WAIT
+    assert tally.answer(0, Status.CANCELLED, b"") is TallyStep.WAIT
+    assert tally.answer(3, Status.CANCELLED, b"") is TallyStep.FINISH
     assert tally.failures() == [(1, Status.ERROR, b"second"), (2, Status.ERROR, b"first")]
 
 
 def test_a_second_answer_of_a_slot_counts_for_nothing() -> None:
     tally = Tally(2)
     tally.answer(0, Status.OK, b"a")
-    assert tally.answer(0, Status.DIED, b"") is Next.NOTHING
+    assert tally.answer(0, Status.DIED, b"") is TallyStep.NOTHING
     assert tally.missing == 1
     assert tally.failures() == []
 
@@ -37,9 +37,9 @@ def test_a_second_answer_of_a_slot_counts_for_nothing() -> None:
 def test_whatever_the_order_every_slot_is_answered_once(order: list[int], statuses: list[Status]) -> None:
     tally = Tally(6)
     steps = [tally.answer(slot, statuses[slot], b"") for slot in order]
-    assert steps[-1] is Next.FINISH
-    assert steps.count(Next.FINISH) == 1
-    assert steps.count(Next.CANCEL_OTHERS) <= 1
+    assert steps[-1] is TallyStep.FINISH
+    assert steps.count(TallyStep.FINISH) == 1
+    assert steps.count(TallyStep.CANCEL_OTHERS) <= 1
     assert {slot for slot, _, _ in tally.failures()} == {i for i in range(6) if statuses[i] == Status.ERROR}
 
 

@@ -16,7 +16,7 @@ from rlinf_async._messaging import exchange, peers
 from rlinf_async._messaging.message_content import Payload
 from rlinf_async._messaging.operation import Sending
 from rlinf_async._messaging.state import message_facts
-from rlinf_async._messaging.state.flow_control import Departures
+from rlinf_async._messaging.state.flow_control import SendWindow
 from rlinf_async._transports import transport_choice
 from rlinf_async._transports.inline import InlineLink
 from rlinf_async.errors import ClosedError, DeadlineExceeded, NodeLost, SerializationError, TransferFailed, WorkerDied
@@ -282,13 +282,13 @@ def test_no_content_overtakes_its_announcement_when_room_is_returned_at_that_mom
 def test_room_that_is_returned_while_a_message_is_being_sent_does_not_empty_it(
     near: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    has_room, asked = Departures.has_room, []
+    has_room, asked = SendWindow.has_room, []
 
-    def has_room_from_the_second_time_on(self: Departures, nbytes: int) -> bool:
+    def has_room_from_the_second_time_on(self: SendWindow, nbytes: int) -> bool:
         asked.append(nbytes)
         return len(asked) > 1 and has_room(self, nbytes)
 
-    monkeypatch.setattr(Departures, "has_room", has_room_from_the_second_time_on)
+    monkeypatch.setattr(SendWindow, "has_room", has_room_from_the_second_time_on)
     send(near, BIG)
     receiving = recv(near)
     near.deliver()
@@ -309,7 +309,7 @@ def test_a_message_that_cannot_be_packed_fails_alone_and_takes_no_room(
     send(near, "next")
     near.deliver()
     assert recv(near).wait(0) == "next"
-    assert all(stream.departures.outstanding < 1000 for stream in near.a._mailbox.outbox._streams.values())
+    assert all(stream.window.outstanding < 1000 for stream in near.a._mailbox.outbox._streams.values())
 
 
 # -- the end --------------------------------------------------------------------------------------------------------

@@ -169,11 +169,11 @@ class User(Worker):
 
     # -- with credit --------------------------------------------------------------------------------------------
 
-    def purse(self, channel: Channel) -> Any:
+    def balance(self, channel: Channel) -> Any:
         return _queue_of(channel)._credit
 
     def has_credit(self, channel: Channel) -> bool:
-        return bool(self.purse(channel)._left > 0)
+        return bool(self.balance(channel)._left > 0)
 
     def put_on_credit(self, channel: Channel, items: list[Any]) -> None:
         """Puts once until there is credit, and then the items with that."""
@@ -181,9 +181,9 @@ class User(Worker):
         while not self.has_credit(channel):
             time.sleep(0.001)
         for item in items:
-            before = self.purse(channel)._left
+            before = self.balance(channel)._left
             channel.put(item)
-            assert self.purse(channel)._left != before
+            assert self.balance(channel)._left != before
 
     def put_on_credit_and_die(self, channel: Channel, items: list[Any]) -> None:
         self.put_on_credit(channel, items)

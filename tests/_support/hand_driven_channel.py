@@ -53,8 +53,8 @@ class Process:
     """One that uses the channel; what it says and is told stays on the wire until it is moved."""
 
     def __init__(self, daemon: Daemon) -> None:
-        self.seat: Endpoint = daemon.router.new_endpoint("worker")
-        self.seat.connection = self  # type: ignore[assignment]
+        self.endpoint_record: Endpoint = daemon.router.new_endpoint("worker")
+        self.endpoint_record.connection = self  # type: ignore[assignment]
         self.queued_bytes = 0
         self.down: deque[Any] = deque()
         self.up: deque[Any] = deque()
@@ -72,7 +72,7 @@ class Process:
 
     @property
     def endpoint(self) -> int:
-        return self.seat.id
+        return self.endpoint_record.id
 
     @property
     def windows(self) -> Any:
@@ -104,7 +104,7 @@ class Process:
     def says(self, count: int = 1 << 30) -> None:
         while self.up and count:
             count -= 1
-            self._daemon.router.from_endpoint(self.seat, self.up.popleft(), [])
+            self._daemon.router.from_endpoint(self.endpoint_record, self.up.popleft(), [])
 
     def receive(self, count: int = 1 << 30) -> None:
         while self.down and count:
@@ -115,7 +115,7 @@ class Process:
             elif frame[5] == "gone":
                 self.queue.end(frame[6])
             else:
-                self.queue.on_word(frame[5], frame[6])
+                self.queue.on_queue_frame(frame[5], frame[6])
 
     # its callers
 

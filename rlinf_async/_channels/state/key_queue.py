@@ -60,10 +60,10 @@ class KeyQueue:
                     if get.weight < get.target:
                         continue
                 elif not get.items:
-                    self.strike(get, budget)
+                    self.remove_get(get, budget)
                     get.weight = head.weight
                     return get
-            self.strike(get, budget)
+            self.remove_get(get, budget)
             self.lease(get, steps)
         return None
 
@@ -79,7 +79,7 @@ class KeyQueue:
         self.leases += 1
         steps.append((DELIVER, get))
 
-    def strike(self, get: Get, budget: ByteBudget) -> None:
+    def remove_get(self, get: Get, budget: ByteBudget) -> None:
         """A get waits no more."""
         del self.gets[get]
         if get in budget.partial:
@@ -90,7 +90,7 @@ class KeyQueue:
         if get.delivered:
             self.leases -= 1
         else:
-            self.strike(get, budget)
+            self.remove_get(get, budget)
         for item in get.items:
             item.redelivered = item.redelivered or get.delivered
             heappush(self.returned, item)

@@ -499,7 +499,7 @@ class Queue:
 
     def suspend(self, get: Get) -> None:
         """A get that waits has to enter again, if it is not cancelled before."""
-        self._keys[get.key].strike(get, self.budget)
+        self._keys[get.key].remove_get(get, self.budget)
 
     def _withdraw(self, puts: Iterable[Item], gets: Iterable[Get], steps: list[Step]) -> None:
         """Takes out requests that wait and returns leased items; only when all are back, others may have them."""
@@ -558,7 +558,7 @@ class Queue:
                 if get.items:
                     break  # what it has gathered may yet come to those behind it
                 continue
-            key_queue.strike(get, self.budget)
+            key_queue.remove_get(get, self.budget)
             if get.items:
                 key_queue.lease(get, steps)
             else:

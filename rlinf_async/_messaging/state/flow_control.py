@@ -16,7 +16,7 @@ MESSAGE_OVERHEAD_BYTES: Final = 128
 """Bytes that any message is charged beyond its content, so that empty ones do not come for nothing."""
 
 
-class Departure:
+class WindowEntry:
     """One message of a stream, at its sender.
 
     Attributes:
@@ -38,17 +38,17 @@ class Departure:
         """Receivers that have not asked for it."""
 
     def __repr__(self) -> str:
-        return f"<Departure {self.number} {'left' if self.left else 'announced'} [{self.cost} bytes]>"
+        return f"<WindowEntry {self.number} {'left' if self.left else 'announced'} [{self.cost} bytes]>"
 
 
-class Departures:
+class SendWindow:
     """The sender's side of one stream.
 
     Example:
-        departures = Departures([7])
-        departures.add(message, 100).left                 # True: send it
-        departures.add(giant, 1 << 30).left               # False: announce it
-        departures.granted(7, 2)                          # the giant: send it now
+        window = SendWindow([7])
+        window.add(message, 100).left                 # True: send it
+        window.add(giant, 1 << 30).left               # False: announce it
+        window.granted(7, 2)                          # the giant: send it now
     """
 
     def __init__(self, receivers: Iterable[int], room: int | None = None) -> None:
@@ -56,12 +56,12 @@ class Departures:
         self._room = int(settings.MESSAGE_WINDOW_BYTES()) if room is None else room
         self._sent = 0
         self._numbers = 0
-        self._announced: dict[int, Departure] = {}
-        self._in_line: dict[int, Departure] = {}
+        self._announced: dict[int, WindowEntry] = {}
+        self._in_line: dict[int, WindowEntry] = {}
         """Those of the announced that would fit, in order."""
 
     def __repr__(self) -> str:
-        return f"<Departures {self.outstanding} bytes outstanding [{len(self._announced)} announced]>"
+        return f"<SendWindow {self.outstanding} bytes outstanding [{len(self._announced)} announced]>"
 
     @property
     def outstanding(self) -> int:
@@ -72,65 +72,65 @@ class Departures:
         """Whether a message of so many bytes would leave at once."""
         return not self._in_line and self.outstanding + nbytes + MESSAGE_OVERHEAD_BYTES <= self._room
 
-    def add(self, what: Any, nbytes: int) -> Departure:
+    def add(self, what: Any, nbytes: int) -> WindowEntry:
         """The next message: to be sent if it has ``left``, otherwise to be announced."""
         self._numbers += 1
-        departure = Departure(self._numbers, what, nbytes)
+        entry = WindowEntry(self._numbers, what, nbytes)
         if self.has_room(nbytes):
-            self._charge(departure)
-            return departure
-        departure.waits_for = set(self._received)
-        self._announced[departure.number] = departure
-        if departure.cost <= self._room:
-            self._in_line[departure.number] = departure
-        return departure
+            self._charge(entry)
+            return entry
+        entry.waits_for = set(self._received)
+        self._announced[entry.number] = entry
+        if entry.cost <= self._room:
+            self._in_line[entry.number] = entry
+        return entry
 
-    def received(self, receiver: int, total: int) -> list[Departure]:
+    def received(self, receiver: int, total: int) -> list[WindowEntry]:
         """A receiver has received so many bytes in all: the messages to send now, in order."""
         self._received[receiver] = max(total, self._received[receiver])
-        leaving: list[Departure] = []
+        leaving: list[WindowEntry] = []
         while self._in_line:
-            departure = next(iter(self._in_line.values()))
-            if self.outstanding + departure.cost > self._room:
+            entry = next(iter(self._in_line.values()))
+            if self.outstanding + entry.cost > self._room:
                 break
-            self._forget(departure.number)
-            self._charge(departure)
-            leaving.append(departure)
+            self._forget(entry.number)
+            self._charge(entry)
+            leaving.append(entry)
         return leaving
 
-    def granted(self, receiver: int, number: int) -> Departure | None:
+    def granted(self, receiver: int, number: int) -> WindowEntry | None:
         """A receiver asks for a message: the message, if it is to be sent now."""
-        departure = self._announced.get(number)
-        if departure is None:
+        entry = self._announced.get(number)
+        if entry is None:
             return None  # it has left meanwhile, or is withdrawn
-        departure.waits_for.discard(receiver)
-        if departure.waits_for:
+        entry.waits_for.discard(receiver)
+        if entry.waits_for:
             return None
         self._forget(number)
-        departure.left = True
-        return departure
+        entry.left = True
+        return entry
 
-    def undo(self, departure: Departure) -> None:
+    def undo(self, entry: WindowEntry) -> None:
         """It was to leave, and its content could not be sent."""
-        self._sent -= departure.charge
-        departure.charge = 0
+        self._sent -= entry.charge
+        entry.charge = 0
 
     def withdraw(self, number: int) -> bool:
         """Its send was given up.  False if it has left."""
         return self._forget(number) is not None
 
-    def fail(self) -> list[Departure]:
+    def fail(self) -> list[WindowEntry]:
         """The stream is at its end: what has not left, and will not."""
         announced = list(self._announced.values())
         self._announced.clear()
         self._in_line.clear()
         return announced
 
-    def _charge(self, departure: Departure) -> None:
-        departure.left = True
-        departure.charge = departure.cost
-        self._sent += departure.cost
+    def _charge(self, entry: WindowEntry) -> None:
+        entry.left = True
+        entry.charge = entry.cost
+        self._sent += entry.cost
 
-    def _forget(self, number: int) -> Departure | None:
+    def _forget(self, number: int) -> WindowEntry | None:
         self._in_line.pop(number, None)
         return self._announced.pop(number, None)

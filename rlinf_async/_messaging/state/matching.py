@@ -212,7 +212,7 @@ class Arrivals:
             return []
         return [self._deliver(wanted, message)]
 
-    def spoil(self, number: int, error: Exception) -> list[Step]:
+    def fail_content(self, number: int, error: Exception) -> list[Step]:
         """The content of a message cannot be had: the receive that it is for gets the error."""
         message = self.expect(number, 0)
         if message is None:

@@ -36,12 +36,12 @@ def recalls(steps: list[Step]) -> list[Recall]:
 
 
 def test_a_balance_pays_what_it_has_and_no_more() -> None:
-    purse = CreditBalance()
-    purse.add(10)
-    assert purse.pay(6)
-    assert not purse.pay(5)
-    assert purse.empty() == 4
-    assert not purse.pay(1)
+    balance = CreditBalance()
+    balance.add(10)
+    assert balance.pay(6)
+    assert not balance.pay(5)
+    assert balance.empty() == 4
+    assert not balance.pay(1)
 
 
 def test_a_window_is_filled_up_once_half_of_it_is_used() -> None:
@@ -201,7 +201,7 @@ class Partner:
     """A process: what it has said and the queue has not heard, and the other way round."""
 
     def __init__(self) -> None:
-        self.purse = CreditBalance()
+        self.balance = CreditBalance()
         self.said: deque[Any] = deque()
         self.told: deque[Any] = deque()
         self.numbers = 0
@@ -260,7 +260,7 @@ class LendingMachine(RuleBasedStateMachine):
         partner.numbers += 1
         self.identities += 1
         partner.announced[partner.numbers] = self.identities
-        paid = nbytes if partner.purse.pay(nbytes) else 0
+        paid = nbytes if partner.balance.pay(nbytes) else 0
         partner.said.append(("put", partner.numbers, key, nbytes, self.identities, paid))
         if paid:
             self.done.add(self.identities)
@@ -327,9 +327,9 @@ class LendingMachine(RuleBasedStateMachine):
         for _ in range(min(count, len(partner.told))):
             word, amount = partner.told.popleft()
             if word == "grant":
-                partner.purse.add(amount)
+                partner.balance.add(amount)
             else:
-                partner.said.append(("returned", partner.purse.empty()))
+                partner.said.append(("returned", partner.balance.empty()))
 
     @invariant()
     def no_byte_is_promised_twice(self) -> None:
@@ -342,7 +342,7 @@ class LendingMachine(RuleBasedStateMachine):
             total = 0
             for who in self.living():
                 partner = self.partners[who]
-                total += partner.purse._left
+                total += partner.balance._left
                 total += sum(amount for word, amount in partner.told if word == "grant")
                 total += sum(said[5] for said in partner.said if said[0] == "put")
                 total += sum(said[1] for said in partner.said if said[0] == "returned")

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from rlinf_async._messaging.state.flow_control import MESSAGE_OVERHEAD_BYTES, Departures
+from rlinf_async._messaging.state.flow_control import MESSAGE_OVERHEAD_BYTES, SendWindow
 from rlinf_async._messaging.state.matching import Arrivals, Do, Message, Step
 from rlinf_async._messaging.state.message_facts import OBJECT, TENSOR
 
@@ -163,9 +163,9 @@ def test_a_message_that_cannot_be_had_fails_its_receive_whenever_that_comes() ->
     error = MemoryError("none")
     line.post(first)
     line.data(1, OBJECT, None, 10)
-    assert [(step.do, step.receive, step.why) for step in line.spoil(1, error)] == [(Do.REFUSE, first, error)]
+    assert [(step.do, step.receive, step.why) for step in line.fail_content(1, error)] == [(Do.REFUSE, first, error)]
     line.data(2, OBJECT, None, 10)
-    assert line.spoil(2, error) == []
+    assert line.fail_content(2, error) == []
     assert [(step.do, step.receive, step.why) for step in line.post(second)] == [(Do.REFUSE, second, error)]
 
 
@@ -223,7 +223,7 @@ class Sent:
     def __init__(self, kind: int, nbytes: int) -> None:
         self.kind = kind
         self.nbytes = nbytes
-        self.departure: Any = None
+        self.entry: Any = None
         self.withdrawn = False
         self.had: list[int] = []
         """By which receiver; refused counts."""
@@ -265,7 +265,7 @@ class Exchange(RuleBasedStateMachine):
     @initialize(count=st.integers(1, 2))
     def begin(self, count: int) -> None:
         self.sides = [Side() for _ in range(count)]
-        self.departures = Departures(range(count), ROOM)
+        self.window = SendWindow(range(count), ROOM)
         self.sent: list[Sent] = []
         self.died = False
 
@@ -282,10 +282,10 @@ class Exchange(RuleBasedStateMachine):
         if self.died:
             return sent
         self.sent.append(sent)
-        sent.departure = departure = self.departures.add(sent, nbytes)
+        sent.entry = entry = self.window.add(sent, nbytes)
         for side in self.sides:
-            if departure.left:
-                side.to.append(("data", sent, departure.charge, by_link))
+            if entry.left:
+                side.to.append(("data", sent, entry.charge, by_link))
             else:
                 side.to.append(("announce", sent))
         return sent
@@ -293,16 +293,16 @@ class Exchange(RuleBasedStateMachine):
     @rule(sent=messages)
     def withdraw(self, sent: Sent) -> None:
         """As the user's deadline does, for what has not left."""
-        if sent.departure is not None and not self.died and self.departures.withdraw(sent.departure.number):
+        if sent.entry is not None and not self.died and self.window.withdraw(sent.entry.number):
             sent.withdrawn = True
             for side in self.sides:
                 side.to.append(("withdraw", sent))
                 side.is_disordered = True
 
     def leave(self, leaving: Iterable[Any]) -> None:
-        for departure in leaving:
+        for entry in leaving:
             for side in self.sides:
-                side.to.append(("content", departure.what, departure.charge, bool(departure.number % 2)))
+                side.to.append(("content", entry.what, entry.charge, bool(entry.number % 2)))
 
     @rule()
     def die(self) -> None:
@@ -310,7 +310,7 @@ class Exchange(RuleBasedStateMachine):
         if self.died or len(self.sent) < 8:
             return
         self.died = True
-        self.departures.fail()
+        self.window.fail()
         for side in self.sides:
             side.to.append(("end",))
 
@@ -332,7 +332,7 @@ class Exchange(RuleBasedStateMachine):
             side.links.clear()
             self.do(side, line.fail(ConnectionError("dead")))
             return
-        number = sent.departure.number
+        number = sent.entry.number
         if kind == "announce":
             self.do(side, line.announce(number, sent.kind, None))
         elif kind == "withdraw":
@@ -371,10 +371,10 @@ class Exchange(RuleBasedStateMachine):
         if self.died:
             return
         if kind == "room":
-            self.leave(self.departures.received(index, value))
+            self.leave(self.window.received(index, value))
         elif kind == "grant":
-            departure = self.departures.granted(index, value)
-            self.leave([departure] if departure is not None else [])
+            entry = self.window.granted(index, value)
+            self.leave([entry] if entry is not None else [])
 
     # -- the receivers ------------------------------------------------------------------------------------------
 
@@ -403,7 +403,7 @@ class Exchange(RuleBasedStateMachine):
         side.had.remove(last)
         side.is_disordered = True
         wanting.state = "cancelled"
-        sent = next(sent for sent in self.sent if sent.departure.number == last[0])
+        sent = next(sent for sent in self.sent if sent.entry.number == last[0])
         sent.had.remove(self.sides.index(side))
         message = Message(last[0], sent.kind, None)
         message.content = sent
@@ -423,13 +423,13 @@ class Exchange(RuleBasedStateMachine):
                 assert step.receive.state == "posted"
                 step.receive.state = "delivered" if step.do is Do.DELIVER else "refused"
                 assert (step.do is Do.DELIVER) == (step.receive.kind == step.message.kind)
-                sent = next(sent for sent in self.sent if sent.departure.number == step.message.number)
+                sent = next(sent for sent in self.sent if sent.entry.number == step.message.number)
                 assert index not in sent.had, "had twice"
                 assert step.do is Do.REFUSE or step.message.content is sent
                 sent.had.append(index)
                 side.had.append((step.message.number, step.receive))
                 if step.do is Do.REFUSE:  # what was announced is not sent any more
-                    self.departures.withdraw(step.message.number)
+                    self.window.withdraw(step.message.number)
         total = side.line.due()
         if total is not None:
             side.back.append(("room", total))
@@ -438,8 +438,8 @@ class Exchange(RuleBasedStateMachine):
 
     @invariant()
     def no_more_is_outstanding_than_there_is_room(self) -> None:
-        if hasattr(self, "departures"):
-            assert 0 <= self.departures.outstanding <= ROOM
+        if hasattr(self, "window"):
+            assert 0 <= self.window.outstanding <= ROOM
 
     def teardown(self) -> None:
         """Everything comes to rest: then every message that was not withdrawn has been had by everybody."""
@@ -466,9 +466,9 @@ class Exchange(RuleBasedStateMachine):
             assert not any(side.line._wanted for side in self.sides)
             return
         for sent in self.sent:
-            assert sorted(sent.had) == list(range(len(self.sides))) or sent.withdrawn, sent.departure
-        assert self.departures.outstanding < ROOM // 4
-        assert {side.line._total for side in self.sides} == {self.departures._sent}
+            assert sorted(sent.had) == list(range(len(self.sides))) or sent.withdrawn, sent.entry
+        assert self.window.outstanding < ROOM // 4
+        assert {side.line._total for side in self.sides} == {self.window._sent}
 
 
 Exchange.TestCase.settings = settings(max_examples=150, stateful_step_count=40, derandomize=True, deadline=None)

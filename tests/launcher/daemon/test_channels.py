@@ -53,7 +53,7 @@ class Process:
     def heard(self) -> list[Any]:
         """What it was told since it was last asked: (word, facts), and ("give", number, body) of single items.
 
-        Of news what is about items; credit goes into the purse.
+        Of news what is about items; credit goes into the balance.
         """
         sent, self.sent = self.sent, []
         heard: list[Any] = []

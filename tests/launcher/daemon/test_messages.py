@@ -48,7 +48,7 @@ class House:
 
     def __init__(self) -> None:
         self.router = Router(asyncio.get_running_loop(), 0, lambda *_: None)
-        self.obituaries = DeathWatch(self.router)
+        self.exit_reports = DeathWatch(self.router)
         self.neighbour = Wire()
         self.router.neighbours[1] = self.neighbour  # type: ignore[assignment]
         self.wires: list[Wire] = [self.neighbour]
@@ -160,12 +160,12 @@ async def test_who_watches_is_told_of_the_end_once_in_the_name_of_the_dead(house
     (watched, _), (_, _), (watcher, wire) = house.worker(), house.worker(), house.worker()
     far = frames.endpoint(1, 3)
     for source in (watcher.id, watcher.id, far):
-        await house.obituaries.watch(Requester(source, 1), operations.Watch([watched.number]))
-    house.obituaries.ended(watched.id, {"rank": 3})
+        await house.exit_reports.watch(Requester(source, 1), operations.Watch([watched.number]))
+    house.exit_reports.ended(watched.id, {"rank": 3})
     facts = {"endpoint": watched.id, "report": {"rank": 3}}
     assert wire.sent == [[frames.EVENT, 0, watched.id, watcher.id, "ended", facts]]
     assert house.neighbour.sent == [[frames.EVENT, 0, watched.id, far, "ended", facts]]
-    house.obituaries.ended(watched.id, {"rank": 3})
+    house.exit_reports.ended(watched.id, {"rank": 3})
     assert len(wire.sent) == 1
 
 
@@ -173,7 +173,7 @@ async def test_an_end_that_has_been_is_told_at_once(house: House) -> None:
     (dead, _), (closed, _), (watcher, wire) = house.worker(), house.worker(), house.worker()
     dead.exit_report = closed.exit_report = frames.pack({"rank": 3})
     closed.process.closing = True  # type: ignore[union-attr]
-    await house.obituaries.watch(Requester(watcher.id, 1), operations.Watch([dead.number, closed.number, 999]))
+    await house.exit_reports.watch(Requester(watcher.id, 1), operations.Watch([dead.number, closed.number, 999]))
     assert [frame[5] for frame in wire.sent] == [
         {"endpoint": dead.id, "report": {"rank": 3}},
         {"endpoint": closed.id, "report": None},
@@ -183,8 +183,8 @@ async def test_an_end_that_has_been_is_told_at_once(house: House) -> None:
 
 async def test_who_is_gone_is_not_told(house: House) -> None:
     (watched, _), (watcher, wire) = house.worker(), house.worker()
-    await house.obituaries.watch(Requester(watcher.id, 1), operations.Watch([watched.number]))
-    house.obituaries.forget(watcher.id)
-    house.obituaries.ended(watched.id, None)
+    await house.exit_reports.watch(Requester(watcher.id, 1), operations.Watch([watched.number]))
+    house.exit_reports.forget(watcher.id)
+    house.exit_reports.ended(watched.id, None)
     assert not wire.sent
-    assert not house.obituaries._watchers
+    assert not house.exit_reports._watchers
