@@ -273,8 +273,10 @@ def _peers_of(number: int) -> str:
 
 
 def _shared_mappings() -> Iterator[str]:
-    with open("/proc/self/maps") as lines:
-        for line in lines:
+    with open("/proc/self/maps") as file:
+        lines = file.read()  # a thousand with torch, twice a test: seldom is one of them looked at
+    if "/memfd:" in lines or "/dev/shm/" in lines:
+        for line in lines.splitlines():
             if "/memfd:" in line or "/dev/shm/" in line:
                 fields = line.split(maxsplit=5)
                 yield f"{fields[5].strip()} (inode {fields[4]})"
@@ -300,8 +302,12 @@ def take_own_shared_memory() -> None:
 def _shared_names() -> Iterator[Path]:
     """Entries of this session's /dev/shm, and run directories in both of the places where they can be."""
     if _has_own_shared_memory:
-        yield from Path("/dev/shm").iterdir()
+        yield from _entries("/dev/shm")
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
-        yield from Path(runtime).glob("rlinf-*")
-    temporary = os.environ.get("TMPDIR") or tempfile.gettempdir()
-    yield from Path(temporary).glob(f"rlinf-{os.getuid()}-*")
+        yield from _entries(runtime, "rlinf-")
+    yield from _entries(os.environ.get("TMPDIR") or tempfile.gettempdir(), f"rlinf-{os.getuid()}-")
+
+
+def _entries(folder: str, start: str = "") -> Iterator[Path]:
+    with contextlib.suppress(FileNotFoundError):
+        yield from (Path(folder, name) for name in os.listdir(folder) if name.startswith(start))
