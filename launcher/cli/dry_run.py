@@ -25,7 +25,7 @@ def preview(nodes: Sequence[Node], source: str, options: Options, exported: Mapp
     if options.sync is not None:
         out += ["", f"shipped to every other machine: {options.sync}"]
     out += ["", "commands"]
-    out += [f"  {shlex.join(node.way.argv)}" for node in nodes if not node.is_here]
+    out += [f"  {shlex.join(node.connector.argv)}" for node in nodes if not node.is_here]
     if options.script is not None:
         out.append(f"  {shlex.join(script_command(options))}")
     return "\n".join(out)
@@ -50,7 +50,7 @@ def preview_facts(
                 "host": describe(node.host),
                 "here": node.is_here,
                 "hidden": node.hidden,
-                "argv": None if node.is_here else list(node.way.argv),
+                "argv": None if node.is_here else list(node.connector.argv),
             }
             for node in nodes
         ],

@@ -36,11 +36,11 @@ BOOTSTRAP: Final = 'exec("' + _SOURCE.replace('"', '\\"').replace("\n", "\\n") +
 """For ``python -c``."""
 
 TOO_OLD: Final = "rlinf: "
-"""How the stub's only message begins."""
+"""First characters of the bootstrap's only message."""
 
 
 def shipment(program: str, request: Mapping[str, Any], archive: bytes = b"") -> Iterator[bytes]:
-    """The bytes that the stub wants: a program of this package (``"preflight"``), its request, what belongs to it."""
+    """Input of the bootstrap: a program of this package (``"preflight"``), its request, what belongs to it."""
     for piece in (Path(__file__).with_name(f"{program}.py").read_bytes(), json.dumps(request).encode()):
         yield b"%010d" % len(piece) + piece
     if archive:

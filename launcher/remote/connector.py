@@ -9,7 +9,7 @@ from rlinf_async._wire.remote_exit import RemoteExit
 
 
 class Connector(Protocol):
-    """Runs the stub on a host, with our end of its stdin and stdout here."""
+    """Runs the bootstrap on a host, with our end of its stdin and stdout here."""
 
     @property
     def argv(self) -> Sequence[str]:

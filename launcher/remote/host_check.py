@@ -101,7 +101,7 @@ class HostCheck:
             archive = self.archive.data if self.archive is not None and not node.is_here else b""
             prelude = shipment("preflight", self._request(node, marker, len(archive)), archive)
             lifeline = await Lifeline.start(
-                node.way.argv, name=node.name, marker=marker, prelude=prelude, explain=node.way.explain
+                node.connector.argv, name=node.name, marker=marker, prelude=prelude, explain=node.connector.explain
             )
             self.lifelines[rank] = lifeline
             answer = await lifeline.receive(None)

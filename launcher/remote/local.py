@@ -1,4 +1,4 @@
-"""A host that is this machine: the same stub, without ssh in between."""
+"""Connection to a host that is this machine: the bootstrap without ssh."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from ..options import Options
 from .connector import Connector
 from .host import Host
 from .local import LocalConnector, is_here
-from .ssh import way as ssh_way
+from .ssh import ssh_connector
 
 NODE_RANK: Final = "RLINF_NODE_RANK"
 
@@ -31,7 +31,7 @@ class Node:
 
     rank: int
     host: Host
-    way: Connector
+    connector: Connector
     hidden: bool = False
 
     @property
@@ -40,7 +40,7 @@ class Node:
 
     @property
     def is_here(self) -> bool:
-        return self.way.is_here
+        return self.connector.is_here
 
 
 def plan(hosts: Sequence[Host], options: Options) -> tuple[Node, ...]:
@@ -117,4 +117,4 @@ def _way(host: Host, options: Options) -> Connector:
     if options.local_nodes is not None or is_here(host):
         python = host.python or options.python or sys.executable
         return LocalConnector(found_here(python) or str(Path(python).expanduser()))  # fails by name where absent
-    return ssh_way(host, options, host.python or options.python or sys.executable)
+    return ssh_connector(host, options, host.python or options.python or sys.executable)

@@ -40,7 +40,7 @@ class SshConnector:
         return explain(self, exited)
 
 
-def way(host: Host, options: Options, python: str) -> SshConnector:
+def ssh_connector(host: Host, options: Options, python: str) -> SshConnector:
     """How to reach a host, from what stands in the hosts file and the options.
 
     Raises:
@@ -72,12 +72,12 @@ def _shell_path(path: str) -> str:
     return shlex.quote(path)
 
 
-def explain(way: SshConnector, exited: RemoteExit) -> str:
+def explain(connector: SshConnector, exited: RemoteExit) -> str:
     """ssh's own complaint in one line, and what to try; else the last words of what ran there."""
-    probe = shlex.join(way.probe)
+    probe = shlex.join(connector.probe)
     if exited.exit_code in (126, 127) or _NO_COMMAND.search(_last(exited)):
         verb = "cannot be run there" if exited.exit_code == 126 else "is not there"
-        return f"{way.python} {verb}\nfix: name the host's Python: --python PATH, or python=PATH after the host"
+        return f"{connector.python} {verb}\nfix: name the host's Python: --python PATH, or python=PATH after the host"
     for line in exited.stderr:
         if line.startswith(TOO_OLD):
             return f"{line.removeprefix(TOO_OLD)}, which is too old\nfix: --python PATH, or python=PATH after the host"
@@ -85,7 +85,7 @@ def explain(way: SshConnector, exited: RemoteExit) -> str:
         text = "\n".join(exited.stderr)
         for pattern, cause in _CAUSES:
             if match := re.search(pattern, text, re.IGNORECASE):
-                return cause(way, match, probe)
+                return cause(connector, match, probe)
         said = "\n".join(f"ssh | {line}" for line in exited.stderr[-8:])
         return f"ssh: {_last(exited)}\n{said}\ntry: {probe}" if said else f"ssh failed without a word\ntry: {probe}"
     if exited.exit_code is not None and exited.exit_code < 0:
@@ -97,18 +97,18 @@ def _last(exited: RemoteExit) -> str:
     return exited.stderr[-1] if exited.stderr else "no connection"
 
 
-def _key_unknown(way: SshConnector, match: re.Match[str], probe: str) -> str:
-    port = way.host.port
-    name = f"[{way.host.name}]:{port}" if port else way.host.name
+def _key_unknown(connector: SshConnector, match: re.Match[str], probe: str) -> str:
+    port = connector.host.port
+    name = f"[{connector.host.name}]:{port}" if port else connector.host.name
     return (
         f"ssh: the host key of {name} is not known here\n"
         f"try: {probe}, compare the fingerprint, answer yes; or --accept-new-host-keys for a network that you trust"
     )
 
 
-def _key_changed(way: SshConnector, match: re.Match[str], probe: str) -> str:
-    port = way.host.port
-    name = f"[{way.host.name}]:{port}" if port else way.host.name
+def _key_changed(connector: SshConnector, match: re.Match[str], probe: str) -> str:
+    port = connector.host.port
+    name = f"[{connector.host.name}]:{port}" if port else connector.host.name
     return (
         f"ssh: the host key of {name} has changed: another machine, or somebody in between\n"
         f"try: ask who runs it; if the machine was set up anew: ssh-keygen -R {shlex.quote(name)}"
@@ -116,10 +116,10 @@ def _key_changed(way: SshConnector, match: re.Match[str], probe: str) -> str:
 
 
 def _plainly(cause: str, hint: str = "") -> Callable[[SshConnector, re.Match[str], str], str]:
-    def text(way: SshConnector, match: re.Match[str], probe: str) -> str:
+    def text(connector: SshConnector, match: re.Match[str], probe: str) -> str:
         found = {key: value or "" for key, value in match.groupdict().items()}
-        tip = (hint or "{probe}").format(probe=probe, name=way.host.name, **found)
-        return f"ssh: {cause.format(name=way.host.name, **found)}\ntry: {tip}"
+        tip = (hint or "{probe}").format(probe=probe, name=connector.host.name, **found)
+        return f"ssh: {cause.format(name=connector.host.name, **found)}\ntry: {tip}"
 
     return text
 

@@ -27,7 +27,7 @@ async def sweep(nodes: Sequence[Node], run: str) -> tuple[dict[int, dict[str, An
         node, marker = nodes[rank], fresh_marker()
         prelude = shipment("sweeper", {"run": run, "marker": marker})
         lifeline = await Lifeline.start(
-            node.way.argv, name=node.name, marker=marker, prelude=prelude, explain=node.way.explain
+            node.connector.argv, name=node.name, marker=marker, prelude=prelude, explain=node.connector.explain
         )
         try:
             answer = await lifeline.receive(None)

@@ -25,13 +25,13 @@ def line():
             return None
         data += byte
     return json.loads(data)
-birth = line()
+config = line()
 def say(**message):
-    os.write(1, (birth["marker"] + json.dumps(message) + "\\n").encode())
+    os.write(1, (config["marker"] + json.dumps(message) + "\\n").encode())
 folder = os.environ["FAKE_DAEMONS"]
-with open(f"{folder}/{birth['node']}.json", "w") as file:
-    json.dump({"birth": birth, "environ": dict(os.environ), "cwd": os.getcwd(), "argv": sys.argv}, file)
-behaviour = json.loads(os.environ["FAKE_BEHAVIOUR"]).get(birth["name"], "good")
+with open(f"{folder}/{config['node']}.json", "w") as file:
+    json.dump({"config": config, "environ": dict(os.environ), "cwd": os.getcwd(), "argv": sys.argv}, file)
+behaviour = json.loads(os.environ["FAKE_BEHAVIOUR"]).get(config["name"], "good")
 if behaviour == "mute":
     line()
     sys.exit(0)
@@ -39,8 +39,8 @@ if behaviour == "failing":
     say(event="failed", error="no room for a socket")
     line()
     sys.exit(1)
-os.makedirs(birth["run_dir"], exist_ok=True)
-say(event="up", address=birth["bind"] and birth["bind"] + ":1", socket=birth["run_dir"] + "/node.sock",
+os.makedirs(config["run_dir"], exist_ok=True)
+say(event="up", address=config["bind"] and config["bind"] + ":1", socket=config["run_dir"] + "/node.sock",
     pid=os.getpid(), facts={"cpus": 2, "gpus": []})
 assert line()["op"] == "peers"
 say(event="ready")
@@ -55,7 +55,7 @@ if behaviour == "stubborn":
     time.sleep(1000)
 while (order := line()) is not None and order["op"] != "stop":
     pass
-shutil.rmtree(birth["run_dir"])
+shutil.rmtree(config["run_dir"])
 """
 
 SSH = """#!/bin/sh
@@ -114,7 +114,7 @@ class Stage:
         return [sys.executable, "-m", "rlinf_launcher", *flags, *words]
 
     def daemon(self, rank: int) -> dict[str, Any]:
-        """What the fake daemon has seen: its birth, environment, working directory, arguments."""
+        """What the fake daemon has seen: its config, environment, working directory, arguments."""
         seen: dict[str, Any] = json.loads((self.folder / f"{rank}.json").read_text())
         return seen
 

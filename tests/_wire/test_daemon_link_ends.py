@@ -149,18 +149,18 @@ async def remote(role: str, keepalive: float) -> AsyncIterator[tuple[Owner, asyn
     assert process.stdin is not None
     assert process.stdout is not None
     server = Server(keepalive=keepalive)
-    birth = {"role": role, "address": "", "run": RUN, "keepalive": keepalive}
+    config = {"role": role, "address": "", "run": RUN, "keepalive": keepalive}
     try:
         async with asyncio.timeout(30):
             if role == "accepts":
-                birth["credentials"] = asdict(AUTHORITY.issue(1))
-                process.stdin.write(json.dumps(birth).encode() + b"\n")
+                config["credentials"] = asdict(AUTHORITY.issue(1))
+                process.stdin.write(json.dumps(config).encode() + b"\n")
                 server.address = json.loads(await process.stdout.readline())
                 link = await server.dialled(keepalive=keepalive)
             else:
-                birth["address"] = await server.peer_server.start()
-                birth["credentials"] = asdict(AUTHORITY.issue(0))
-                process.stdin.write(json.dumps(birth).encode() + b"\n")
+                config["address"] = await server.peer_server.start()
+                config["credentials"] = asdict(AUTHORITY.issue(0))
+                process.stdin.write(json.dumps(config).encode() + b"\n")
                 link = await server.accepted.get()
         owner = Owner(link)
         link.send(b"there?")

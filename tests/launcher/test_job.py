@@ -69,10 +69,10 @@ async def test_the_script_finds_its_run_and_its_exit_code_is_the_runs(stage: Sta
     job = stage.job(report, args=("--lr", "3"))
     assert await life(job) == 7
     argv, (run, node_socket, path, exported) = json.loads(stage.out)
-    birth = stage.daemon(0)["birth"]
+    config = stage.daemon(0)["config"]
     assert argv == [str(stage.script), "--lr", "3"]
-    assert run == job.run_id == birth["run"]
-    assert node_socket == birth["run_dir"] + "/node.sock"
+    assert run == job.run_id == config["run"]
+    assert node_socket == config["run_dir"] + "/node.sock"
     assert path.split(":")[0] == str(stage.folder / "path")
     assert exported == str(stage.folder)
 
@@ -80,22 +80,22 @@ async def test_the_script_finds_its_run_and_its_exit_code_is_the_runs(stage: Sta
 async def test_a_lone_local_node_has_neither_address_nor_keys(stage: Stage, report: Report) -> None:
     assert await life(stage.job(report)) == 0
     seen = stage.daemon(0)
-    birth = seen["birth"]
-    assert (birth["bind"], birth["credentials"], birth["hidden"]) == (None, None, False)
-    assert (birth["num_nodes"], birth["name"]) == (1, "localhost")
-    assert seen["environ"]["RLINF_RUN_ID"] == birth["run"]
+    config = seen["config"]
+    assert (config["bind"], config["credentials"], config["hidden"]) == (None, None, False)
+    assert (config["num_nodes"], config["name"]) == (1, "localhost")
+    assert seen["environ"]["RLINF_RUN_ID"] == config["run"]
     assert seen["cwd"] == os.getcwd()
-    assert not Path(birth["run_dir"]).exists()
+    assert not Path(config["run_dir"]).exists()
 
 
 async def test_local_nodes_speak_over_the_loopback_with_keys_of_one_authority(stage: Stage, report: Report) -> None:
     assert await life(stage.job(report, local_nodes=3)) == 0
-    births = [stage.daemon(rank)["birth"] for rank in range(3)]
-    assert [birth["name"] for birth in births] == ["local0", "local1", "local2"]
-    assert {birth["bind"] for birth in births} == {"127.0.0.1"}
-    assert len({birth["run_dir"] for birth in births}) == 3
-    assert len({birth["credentials"]["ca"] for birth in births}) == 1
-    assert len({birth["credentials"]["key"] for birth in births}) == 3
+    configs = [stage.daemon(rank)["config"] for rank in range(3)]
+    assert [config["name"] for config in configs] == ["local0", "local1", "local2"]
+    assert {config["bind"] for config in configs} == {"127.0.0.1"}
+    assert len({config["run_dir"] for config in configs}) == 3
+    assert len({config["credentials"]["ca"] for config in configs}) == 1
+    assert len({config["credentials"]["key"] for config in configs}) == 3
     for rank in range(3):
         seen = stage.daemon(rank)
         assert "PRIVATE KEY" not in json.dumps([seen["environ"], seen["argv"]])
@@ -105,15 +105,15 @@ async def test_what_the_user_says_of_a_host_reaches_its_daemon_alone(stage: Stag
     here = Host("localhost", slots=4, gpus=("0", "2"), labels=("big",), env={"ROBOT_IP": "10.0.0.2"})
     assert await life(stage.job(report, [here], tee="0,3", log_dir=Path("/logs"))) == 0
     seen = stage.daemon(0)
-    birth = seen["birth"]
-    assert (birth["max_gpus"], birth["gpus"], birth["labels"]) == (4, ["0", "2"], ["big"])
-    assert (birth["tee"], birth["log_dir"]) == ("0,3", "/logs")
-    assert birth["env"]["ROBOT_IP"] == seen["environ"]["ROBOT_IP"] == "10.0.0.2"
+    config = seen["config"]
+    assert (config["max_gpus"], config["gpus"], config["labels"]) == (4, ["0", "2"], ["big"])
+    assert (config["tee"], config["log_dir"]) == ("0,3", "/logs")
+    assert config["env"]["ROBOT_IP"] == seen["environ"]["ROBOT_IP"] == "10.0.0.2"
 
 
 async def test_a_host_behind_ssh_brings_a_hidden_node_for_the_script(stage: Stage, report: Report) -> None:
     assert await life(stage.job(report, [Host("noisy")])) == 0
-    there, here = stage.daemon(0)["birth"], stage.daemon(1)["birth"]
+    there, here = stage.daemon(0)["config"], stage.daemon(1)["config"]
     assert (there["name"], there["hidden"], here["hidden"]) == ("noisy", False, True)
     assert there["num_nodes"] == here["num_nodes"] == 1
     assert there["bind"] == "127.0.0.1"  # as $SSH_CONNECTION has it
@@ -122,7 +122,7 @@ async def test_a_host_behind_ssh_brings_a_hidden_node_for_the_script(stage: Stag
 
 async def test_addr_in_the_hosts_file_wins(stage: Stage, report: Report) -> None:
     assert await life(stage.job(report, [Host("there", address="127.0.0.5")])) == 0
-    assert stage.daemon(0)["birth"]["bind"] == "127.0.0.5"
+    assert stage.daemon(0)["config"]["bind"] == "127.0.0.5"
 
 
 async def test_every_host_that_failed_is_listed_and_the_others_are_taken_down(stage: Stage, report: Report) -> None:
@@ -157,12 +157,12 @@ async def test_a_folder_that_is_shipped_stands_first_on_the_path_there(
     monkeypatch.chdir(code)
     assert await life(stage.job(report, [Host("there")], sync=code, script="train.py")) == 0
     there, here = stage.daemon(0), stage.daemon(1)
-    near, far = there["birth"]["sync"]
-    assert (near, here["birth"]["sync"]) == (str(code), None)
-    assert far == there["birth"]["run_dir"] + "/node-0/sync"
+    near, far = there["config"]["sync"]
+    assert (near, here["config"]["sync"]) == (str(code), None)
+    assert far == there["config"]["run_dir"] + "/node-0/sync"
     assert there["cwd"] == far
     assert there["environ"]["PYTHONPATH"].split(":")[0] == far
-    assert "PYTHONPATH" not in there["birth"]["env"]  # it would win over the one above
+    assert "PYTHONPATH" not in there["config"]["env"]  # it would win over the one above
     # here the folder itself stands first, for the daemon and for the script
     assert here["environ"]["PYTHONPATH"].split(":")[0] == stage.out.split(":")[0] == str(code)
 
@@ -173,7 +173,7 @@ async def test_a_link_to_the_shipped_folder_is_as_good_as_its_name(stage: Stage,
     link.symlink_to("code/inner")
     assert await life(stage.job(report, [Host("there")], sync=stage.folder / "code", cwd=str(link))) == 0
     there = stage.daemon(0)
-    assert there["cwd"] == there["birth"]["sync"][1] + "/inner"
+    assert there["cwd"] == there["config"]["sync"][1] + "/inner"
 
 
 async def test_a_machine_under_two_names_is_found_out(stage: Stage, report: Report) -> None:
@@ -387,4 +387,4 @@ async def test_a_second_interrupt_ends_everything_at_once(
 
 async def test_this_machine_by_its_own_name_needs_no_ssh(stage: Stage, report: Report) -> None:
     assert await life(stage.job(report, [Host(socket.gethostname())])) == 0
-    assert stage.daemon(0)["birth"]["bind"] is None
+    assert stage.daemon(0)["config"]["bind"] is None

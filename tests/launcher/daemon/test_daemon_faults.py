@@ -255,21 +255,21 @@ async def test_births_do_not_wait_for_a_silent_template_for_ever(
 ) -> None:
     monkeypatch.setenv(settings.WORKER_IMPORT_TIMEOUT_S.variable, "0.05")
     since = time.monotonic()
-    births = await asyncio.gather(*(stuck.fork({}, []) for _ in range(3)), return_exceptions=True)
+    starts = await asyncio.gather(*(stuck.fork({}, []) for _ in range(3)), return_exceptions=True)
     assert time.monotonic() - since < 5
-    assert all(isinstance(birth, LaunchError) for birth in births)
-    assert "has said nothing for 0.05 s while importing torch" in str(births[0])
+    assert all(isinstance(start, LaunchError) for start in starts)
+    assert "has said nothing for 0.05 s while importing torch" in str(starts[0])
     assert stuck.dead
 
 
 async def test_a_worker_whose_birth_was_given_up_is_ended_and_reaped(
     stuck: Template, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    birth = asyncio.ensure_future(stuck.fork({}, []))
+    start = asyncio.ensure_future(stuck.fork({}, []))
     await asyncio.sleep(0)
-    birth.cancel()
+    start.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await birth
+        await start
     pid = os.posix_spawn("/bin/sleep", ["sleep", "600"], {})
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with near, far, monkeypatch.context() as answering:
@@ -284,11 +284,11 @@ async def test_a_worker_whose_birth_was_given_up_is_ended_and_reaped(
 
 async def test_a_stopped_template_does_not_keep_a_node_from_closing(stuck: Template) -> None:
     os.kill(stuck._process.pid, signal.SIGSTOP)
-    birth = asyncio.ensure_future(stuck.fork({}, []))
+    start = asyncio.ensure_future(stuck.fork({}, []))
     await asyncio.sleep(0)
     stuck.close()
     with pytest.raises(LaunchError, match="closing"):
-        await birth
+        await start
 
 
 async def test_a_template_that_cannot_be_watched_is_not_kept(kept: Templates, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,7 +391,7 @@ async def test_workers_that_are_born_after_their_groups_end_are_killed_and_reape
     to, forker = new_router(), Forker()
     service = new_service(tmp_path, to, forker)
     owner, _ = attach(to)
-    birth = asyncio.ensure_future(service.spawn(Requester(owner.id, 1), request()))
+    start = asyncio.ensure_future(service.spawn(Requester(owner.id, 1), request()))
     await asyncio.sleep(0)
     if end == "close":
         await service.close(Requester(owner.id, 2), operations.CloseGroup("g", 0.0))
@@ -399,7 +399,7 @@ async def test_workers_that_are_born_after_their_groups_end_are_killed_and_reape
         service.drop_owner(owner.id)
     forker.may.set()
     with pytest.raises(LaunchError, match="closed while its workers were started"):
-        await birth
+        await start
     assert len(forker.pids) == 3
     assert not any(psutil.pid_exists(pid) for pid in forker.pids)
     assert list(to.endpoints) == [owner.number]

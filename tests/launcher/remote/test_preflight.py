@@ -141,8 +141,8 @@ def test_it_becomes_the_daemon_on_the_same_stdin_and_stdout(tmp_path: Path) -> N
     with preflight(a_request(cwd=str(tmp_path), python_path="/p:/q")) as far:
         run_dir = Path(far.says()["run_dir"])
         # What follows the order is the daemon's, although it is there before the daemon is.
-        far.feed(json.dumps(order).encode() + b"\n" + b"birth\n")
-        assert far.ends() == (0, f"{tmp_path} a /p:/q birth\n")
+        far.feed(json.dumps(order).encode() + b"\n" + b"config\n")
+        assert far.ends() == (0, f"{tmp_path} a /p:/q config\n")
     run_dir.rmdir()  # still there, and still empty: it is the daemon's now
 
 

@@ -13,7 +13,7 @@ import pytest
 from rlinf_launcher.options import Options
 from rlinf_launcher.remote.bootstrap import BOOTSTRAP, shipment
 from rlinf_launcher.remote.host import Host
-from rlinf_launcher.remote.ssh import way
+from rlinf_launcher.remote.ssh import ssh_connector
 
 from rlinf_async._wire.remote_exit import RemoteExit
 from rlinf_async.errors import ConfigError
@@ -37,12 +37,12 @@ CHANGED_KEY = (
 
 def said(stderr: str, code: int = 255, host: Host | None = None, **options: object) -> str:
     host = host or Host("node03", user="u", port=2222)
-    reached = way(host, Options(**options), "/opt/v/bin/python")  # type: ignore[arg-type]
+    reached = ssh_connector(host, Options(**options), "/opt/v/bin/python")  # type: ignore[arg-type]
     return reached.explain(RemoteExit(code, (), tuple(stderr.splitlines())))
 
 
 def test_the_command_line_is_strict_and_quiet() -> None:
-    argv = way(Host("node03"), Options(), "/usr/bin/python3").argv
+    argv = ssh_connector(Host("node03"), Options(), "/usr/bin/python3").argv
     assert argv[:2] == ("ssh", "-T")
     settings = {word for flag, word in itertools.pairwise(argv) if flag == "-o"}
     assert settings == {
@@ -58,14 +58,14 @@ def test_the_command_line_is_strict_and_quiet() -> None:
 
 
 def test_accepting_new_keys_never_accepts_changed_ones() -> None:
-    argv = way(Host("node03"), Options(accept_new_host_keys=True), "python3").argv
+    argv = ssh_connector(Host("node03"), Options(accept_new_host_keys=True), "python3").argv
     assert "StrictHostKeyChecking=accept-new" in argv
 
 
 def test_the_users_arguments_stand_before_the_patience_and_behind_the_strictness() -> None:
     mine = ("-o", "ConnectTimeout=60", "-o", "StrictHostKeyChecking=no")
     options = Options(ssh_user="w", ssh_port=22, ssh_key=Path("/k"), ssh_args=mine)
-    words = " ".join(way(Host("node03", user="alice"), options, "python3").argv)
+    words = " ".join(ssh_connector(Host("node03", user="alice"), options, "python3").argv)
     assert " -l alice -p 22 -i /k " in words  # the hosts file knows better than --ssh-user
     # ssh takes the first value that it meets
     assert words.index("StrictHostKeyChecking=yes") < words.index("StrictHostKeyChecking=no")
@@ -75,12 +75,12 @@ def test_the_users_arguments_stand_before_the_patience_and_behind_the_strictness
 @pytest.mark.parametrize("name", ["-oProxyCommand=touch /tmp/x", "a b", "a;b", "$(id)", ""])
 def test_a_host_that_could_be_an_option_or_a_command_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="is not a host name"):
-        way(Host(name), Options(), "python3")
+        ssh_connector(Host(name), Options(), "python3")
 
 
 def test_the_python_there_is_one_word_of_the_shell_there() -> None:
-    assert way(Host("n"), Options(), "/opt/my python").argv[-1].startswith("exec '/opt/my python' -c 'exec(")
-    assert way(Host("n"), Options(), "~/v/bin/python").argv[-1].startswith("exec ~/v/bin/python -c")
+    assert ssh_connector(Host("n"), Options(), "/opt/my python").argv[-1].startswith("exec '/opt/my python' -c 'exec(")
+    assert ssh_connector(Host("n"), Options(), "~/v/bin/python").argv[-1].startswith("exec ~/v/bin/python -c")
 
 
 def test_the_stub_survives_every_shell() -> None:
@@ -173,7 +173,7 @@ def test_what_ran_there_has_the_last_word_when_ssh_is_not_to_blame() -> None:
     ("address", "cause"), [("127.0.0.1", "nothing listens on port 1"), ("name.invalid", "the name name.invalid")]
 )
 def test_the_ssh_of_this_machine_complains_as_expected(address: str, cause: str) -> None:
-    reached = way(Host(address, port=1), Options(ssh_args=("-F", "none")), "python3")
+    reached = ssh_connector(Host(address, port=1), Options(ssh_args=("-F", "none")), "python3")
     done = subprocess.run(reached.argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=30)
     assert done.returncode == 255
     assert cause in reached.explain(RemoteExit(done.returncode, (), tuple(done.stderr.splitlines())))
