@@ -77,8 +77,7 @@ class DirectCalls:
         # two by the daemon.  A direct call would overtake a relayed one before it, so it is relayed too as long as that
         # is unanswered.  A relayed call would overtake direct ones only at the worker, which reads all that has come on
         # the socket before it takes in a relayed one (``DirectCallers.read_available``).  A broken socket takes calls
-        # on
-        # all the same: they are kept, and relayed in their order when it is handed over.
+        # on all the same: they are kept, and relayed in their order when it is handed over.
         # tests/_client/test_direct_calls.py::test_calls_run_in_their_order_whichever_way_they_take
         # tests/_client/test_direct_calls.py::test_a_call_follows_those_that_a_broken_socket_still_owes
         relayed, calls = self._relayed, self._calls
