@@ -38,6 +38,9 @@ IDLE_S: Final = 0.05
 BACK_OFF_S: Final = 1.0
 """Without prefetched gets, after another process has asked for something under the key."""
 
+MAX_BACK_OFF_S: Final = 60.0
+"""The same, where that happens again and again and no streak was longer than ``MAX_WINDOW``: it is doubled each time."""
+
 _MAX_KEYS: Final = 64
 """Of which anything is remembered."""
 
@@ -55,6 +58,7 @@ class Window:
         latest: the get that was asked for last.
         max_limit: gets that may be ahead at most; as many as is good for items of the size of the last one.
         off_until: none is sent before, on the same clock.
+        back_off_s: so long none will be sent, when another process asks.
     """
 
     numbers: deque[int] = field(default_factory=deque)
@@ -65,6 +69,7 @@ class Window:
     latest: int = 0
     max_limit: int = field(default_factory=lambda: MAX_WINDOW)
     off_until: float = 0.0
+    back_off_s: float = field(default_factory=lambda: BACK_OFF_S)
 
     @property
     def limit(self) -> int:
@@ -200,7 +205,10 @@ class PrefetchWindows:
         """Another process has asked for something under this key."""
         window = self._windows.get(key)
         if window is not None:
-            window.off_until = now + BACK_OFF_S
+            if window.streak > MAX_WINDOW:
+                window.back_off_s = BACK_OFF_S
+            window.off_until = now + window.back_off_s
+            window.back_off_s = min(2 * window.back_off_s, MAX_BACK_OFF_S)
 
     def may_begin(self, key: bytes) -> bool:
         """Whether ``had`` would say so still: no other thread has begun, or asked for something else, since then."""

@@ -8,6 +8,7 @@ from rlinf_async._channels.state.prefetch_window import (
     BACK_OFF_S,
     IDLE_S,
     LARGE_WINDOW,
+    MAX_BACK_OFF_S,
     MAX_GAP_S,
     MAX_ITEM_BYTES,
     MAX_WINDOW,
@@ -170,6 +171,17 @@ def test_after_a_call_there_is_none_for_a_while() -> None:
     assert not ask(state, MIN_STREAK - 1, since=NOW + BACK_OFF_S)
     assert ask(state, MIN_STREAK + 1, since=NOW + BACK_OFF_S)
     assert state.limit(K) == WINDOW
+
+
+def test_where_others_ask_again_and_again_it_stays_away_for_longer_until_it_has_gone_well() -> None:
+    state = opened()
+    found, now = [], NOW
+    for streak in (0, 0, MAX_WINDOW, *[0] * 9, MAX_WINDOW + 1):
+        state._windows[K].streak = streak
+        state.back_off(K, now)
+        found.append(round(state._windows[K].off_until - now))
+        now += MAX_BACK_OFF_S
+    assert found == [1, 2, 4, 8, 16, 32, *[60] * 6, 1]
 
 
 def test_what_has_ended_is_not_taken() -> None:
