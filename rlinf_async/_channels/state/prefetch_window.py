@@ -39,7 +39,7 @@ BACK_OFF_S: Final = 1.0
 """Without prefetched gets, after another process has asked for something under the key."""
 
 MAX_BACK_OFF_S: Final = 60.0
-"""The same, where that happens again and again and no streak was longer than ``MAX_WINDOW``: it is doubled each time."""
+"""The same, where that happens again and again, and no streak was longer than ``MAX_WINDOW``: doubled each time."""
 
 _MAX_KEYS: Final = 64
 """Of which anything is remembered."""
