@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import gc
 import inspect
 import logging
 import os
@@ -64,8 +63,6 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Hides this machine's GPUs from the nodes of the tests: a test that needs some declares or fakes them."""
     if _runs_tests(session.config):
-        gc.collect()
-        gc.freeze()  # torch and thousands of tests: every full collection, as leak checks make them, would look at all
         session.config.stash[_VISIBLE_GPUS] = os.environ.get("CUDA_VISIBLE_DEVICES")
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
