@@ -175,7 +175,7 @@ class Handle(Work[list[Any]]):
         # In this order: who asks in another thread meanwhile sees the cause, or is seen here.
         self._cause = error.cause
         if self._retrieved:
-            self._callee.client.unobserved.heard(error.cause)
+            self._callee.client.unobserved.observed(error.cause)
 
     def _unobserved(self) -> UnobservedError | None:
         awaited = bool(self._waiters or self._iterated) or any(view._waiters for view in self._views)
@@ -289,7 +289,7 @@ class Handle(Work[list[Any]]):
         """The user's code gets the outcome, or has asked for something that holds it."""
         self._retrieved = True
         if self._cause is not None:
-            self._callee.client.unobserved.heard(self._cause)
+            self._callee.client.unobserved.observed(self._cause)
 
     def _result(self) -> list[Any]:
         self._mark_retrieved()

@@ -163,7 +163,7 @@ def overdue(callee: Callee, method: str, slots: Sequence[int], doing: str) -> De
 def mark_observed(callee: Callee, failed: Sequence[tuple[int, int, Body]]) -> None:
     """The user's code gets these errors."""
     for answer in failed:
-        callee.client.unobserved.heard(_cause_of(callee, *answer))
+        callee.client.unobserved.observed(_cause_of(callee, *answer))
 
 
 def _cause_of(callee: Callee, slot: int, status: int, body: Body) -> str:
@@ -223,5 +223,5 @@ def unobserved_refusal(callee: Callee, method: str, error: BaseException, *, awa
 
 
 def _heard(callee: Callee, error: BaseException) -> BaseException:
-    callee.client.unobserved.heard(cause_of(error))
+    callee.client.unobserved.observed(cause_of(error))
     return error

@@ -145,7 +145,7 @@ class Stream:
         with self._lock:
             if not self._items:
                 if self._error is not None:
-                    self._callee.client.unobserved.heard(cause_of(self._error))
+                    self._callee.client.unobserved.observed(cause_of(self._error))
                     raise self._error
                 failed = self._tally.failures()
                 if failed:

@@ -38,7 +38,7 @@ def pair(cluster: Cluster) -> Iterator[Any]:
     yield group
     group.close()
     for error in cluster._client.unobserved.pending():
-        cluster._client.unobserved.heard(error.cause)
+        cluster._client.unobserved.observed(error.cause)
 
 
 def until(holds: Callable[[], Any]) -> None:

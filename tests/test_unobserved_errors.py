@@ -72,7 +72,7 @@ def pair(cluster: Cluster) -> Iterator[Any]:
     yield group
     group.close()
     for error in cluster._client.unobserved.pending():
-        cluster._client.unobserved.heard(error.cause)
+        cluster._client.unobserved.observed(error.cause)
 
 
 def until(condition: Callable[[], Any]) -> None:
@@ -290,12 +290,12 @@ def test_an_error_is_told_and_taken_back_once_it_is_heard(
     account: UnobservedErrors, told: list[tuple[str, str]]
 ) -> None:
     account.arrived(an_error())
-    account.heard("cause")
+    account.observed("cause")
     assert told == [("ReportError", "cause of a.f()"), ("WithdrawError", "cause of a.f()")]
 
 
 def test_what_was_heard_first_is_never_told(account: UnobservedErrors, told: list[tuple[str, str]]) -> None:
-    account.heard("cause")
+    account.observed("cause")
     account.arrived(an_error())
     assert told == []
 
@@ -304,14 +304,14 @@ def test_errors_of_one_cause_are_heard_together(account: UnobservedErrors, told:
     account.arrived(an_error(of="a.f()"))
     account.arrived(an_error(of="a.g()"))
     account.arrived(an_error("another", of="a.g()"))
-    account.heard("cause")
+    account.observed("cause")
     assert [error.cause for error in account.pending()] == ["another"]
 
 
 def test_memory_and_words_are_bounded(account: UnobservedErrors) -> None:
     for index in range(2 * MAX_ERRORS):
         account.arrived(an_error(f"cause {index}", text=f"error {index}"))
-        account.heard(f"heard {index}")
+        account.observed(f"heard {index}")
     assert len(account.pending()) == MAX_ERRORS
     assert len(account._observed) <= MAX_OBSERVED
     assert len(unobserved_errors.lines()) == MAX_LINES + 1

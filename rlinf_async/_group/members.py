@@ -209,7 +209,7 @@ class Members:
             with self._lock:
                 if self._failure is not None:
                     close_fds(fd for _, fds in bodies for fd in fds)
-                    self.client.unobserved.heard(cause_of(self._failure))
+                    self.client.unobserved.observed(cause_of(self._failure))
                     raise self._failure.with_traceback(None)
                 if not self._started:
                     self._pending.append((callee, handler, method, bodies, same))

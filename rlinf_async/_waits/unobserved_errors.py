@@ -5,8 +5,8 @@ something else: ``env.wait(); rollout.wait(); actor.wait()`` sits in the first l
 
     arrived ── RLINF_UNOBSERVED_ERROR_S ──► logged with its remote traceback; with ``fail_fast`` it ends plain waits
        │                                    lines(): "still waiting" words, Ctrl-C
-       ├── "failed" ──► daemon              the run's exit code is not 0 ...
-       └── heard ── "heard" ──► daemon      ... unless the script gets the error, of this call or of one that shares it
+       └── ReportError ──► daemon           the run's exit code is not 0 ...
+    observed ── WithdrawError ──► daemon    ... unless the script gets the error, of this call or of one that shares it
 
 Several calls share an error: a rank's death, the loss of a node, the error of a constructor.  What they share is their
 ``cause``, and an error that was caught once is not reported for the others.
@@ -126,7 +126,7 @@ class UnobservedErrors:
         if sets_timer:
             self._later(settings.UNOBSERVED_ERROR_S(), self._look)
 
-    def heard(self, cause: str) -> None:
+    def observed(self, cause: str) -> None:
         """The user's code gets the error; in any thread."""
         with self._lock:
             self._observed.pop(cause, None)

@@ -7,7 +7,7 @@ from typing import Any
 from rlinf_async._client.events import Events
 
 
-class Ear:
+class Listener:
     def __init__(self, heard: list[Any]) -> None:
         self.heard = heard
 
@@ -17,9 +17,9 @@ class Ear:
 
 def test_every_listener_of_a_kind_hears_and_no_other() -> None:
     heard: list[Any] = []
-    events, ear = Events(), Ear(heard)
+    events, listener = Events(), Listener(heard)
     events.on("died", heard.append)
-    events.listen("died", ear.hear)
+    events.listen("died", listener.hear)
     events.on("node_lost", lambda facts: heard.append("of another kind"))
     events.announce("died", {"rank": 1})
     assert heard == [{"rank": 1}, {"rank": 1}]
@@ -27,8 +27,8 @@ def test_every_listener_of_a_kind_hears_and_no_other() -> None:
 
 def test_a_bound_method_is_forgotten_with_its_object() -> None:
     heard: list[Any] = []
-    events, ear = Events(), Ear(heard)
-    events.listen("died", ear.hear)
-    del ear
+    events, listener = Events(), Listener(heard)
+    events.listen("died", listener.hear)
+    del listener
     events.announce("died", {"rank": 1})
     assert heard == []
