@@ -1,4 +1,4 @@
-"""Arguments of channel operations: checked and encoded before a request is numbered, counted or sent."""
+"""Validates and encodes a channel call's arguments into ``Put``, ``Get`` or ``Question``; checks of plain numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_CACHED_KEYS: Final = 4096
 
 
 class RequestArguments:
-    """Of one ``Channel`` object.
+    """Makes the requests of one ``Channel`` object from the arguments of its methods.
 
     What these methods raise they raise at once, and nobody has been asked for anything then: TypeError or ValueError
     for an argument that the channel cannot take, SerializationError for an item that cannot travel.

@@ -1,4 +1,4 @@
-"""Batching of requests to a queue: several leave in one frame.
+"""Batches puts, gets and acknowledgements for one remote queue into one frame, at the end of the loop's turn.
 
 Requests that wait leave at the end of the loop's turn, or as soon as there are enough of them: then the daemon is busy
 with those while more follow.  Where no loop runs nothing waits::

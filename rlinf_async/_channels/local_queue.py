@@ -1,4 +1,4 @@
-"""A channel's queue inside this process: ``Channel.create(..., local=True)``."""
+"""In-process queue of ``Channel.create(..., local=True)``: no daemon, items neither pickled nor copied."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ME: Final = 1
 
 
 class LocalQueue:
-    """The same queue without a daemon: items are handed over as they are, neither pickled nor copied."""
+    """Queue of a local channel: carries out requests in the caller's thread, and hands items over as they are."""
 
     has_told_of_loss = False
 

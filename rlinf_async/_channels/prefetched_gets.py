@@ -1,4 +1,4 @@
-"""Prefetched gets: this process sends them to a queue before its callers ask."""
+"""Consumer-side prefetching of gets: sends them before callers ask, hands their items out, gives the rest back."""
 
 from __future__ import annotations
 

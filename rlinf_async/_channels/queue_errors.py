@@ -1,4 +1,4 @@
-"""Errors by which a queue refuses requests."""
+"""Exceptions for a queue's refusals, and ``QueueEnd``: the errors of puts and gets after its close or loss."""
 
 from __future__ import annotations
 

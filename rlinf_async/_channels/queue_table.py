@@ -1,4 +1,4 @@
-"""The queues in daemons that a process uses."""
+"""Per-client registry of ``RemoteQueue``s by node and channel: dispatches GIVE and QUEUE frames to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registration of channels with node 0's daemon: creation, lookup and end.
+"""Client requests to register channels with node 0's daemon: create, find, close, promise one not yet numbered.
 
 A *roster* is what the run knows of a channel: ``name``, ``number`` (numbers rise by one and are used once), ``nodes``
 that hold its queues, ``maxsize``, ``max_bytes`` and ``run``.  A *promise* is what travels of a channel that is passed

@@ -1,4 +1,4 @@
-"""One channel's queue in one node's daemon, as this process reaches it."""
+"""Client-side proxy of a queue in a daemon: sends requests, batched or on credit, and settles them by its answers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _TURN_S: Final = 1e-3
 
 
 class RemoteQueue:
-    """Shared by all ``Channel`` objects of this process that are the same channel.
+    """Proxy of one queue, shared by all ``Channel`` objects of this process that are the same channel.
 
     What is asked of the daemon is numbered, and answered by that number.  ``start`` may be used from any thread; what
     the daemon says is handled on the client's.

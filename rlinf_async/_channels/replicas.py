@@ -1,4 +1,4 @@
-"""The mapping of keys to queues: one queue per channel, or one per node where the channel is distributed."""
+"""Routes a channel's requests to the queue of their key (one, or one per node); holds them until that is known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests to a channel's queue: a put, a get, a question; each a ``Work``."""
+"""Requests to a channel's queue, each an awaitable ``Work`` with a deadline: ``Put``, ``Get``, ``Question``."""
 
 from __future__ import annotations
 
@@ -346,7 +346,7 @@ class Get(QueueRequest[T]):
 
 
 class Question(QueueRequest[Any]):
-    """How many items there are, or which.
+    """A request for a queue's size, or a peek at its items.
 
     Args:
         word: ``"size"`` or ``"peek"``.

@@ -1,4 +1,4 @@
-"""``CollectiveGroupOptions``: what RLinf lets a caller say about the transport of CUDA tensors."""
+"""``CollectiveGroupOptions``: RLinf's NCCL settings of a transfer (thread blocks, stream priority), validated."""
 
 from __future__ import annotations
 

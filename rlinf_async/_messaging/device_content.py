@@ -1,4 +1,4 @@
-"""Content of a message that contains the memory of a GPU."""
+"""``Payload`` and ``Content`` with GPU memory: sent by a GPU link, or copied to the CPU where there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``Worker.send``, ``recv`` and ``broadcast``: resolves peers, chooses the transport, completes the operation."""
+"""Front end of ``send``, ``recv`` and ``broadcast``: encodes, resolves group and rank, starts outbox or inbox."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CONTIGUOUS = (
 
 
 class Exchange:
-    """One worker's side of all its exchanges.  Its methods start an operation and return it; from any thread."""
+    """A worker's sends, receives and broadcasts: each method starts an operation and returns it; from any thread."""
 
     def __init__(self, client: NodeClient, info: WorkerInfo, group: str) -> None:
         self._client = client

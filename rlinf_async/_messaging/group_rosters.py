@@ -1,4 +1,4 @@
-"""Rosters of other groups, looked up in the directory and cached."""
+"""Name resolution of groups: asks the directory for a group's ranks (``Roster``), waits for it, and caches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A message that is under way, and the stream that it is part of, at their sender."""
+"""Sender's records of a message under way (``InFlight``) and its stream (``SendStream``), kept by the outbox."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The receiving side of messages: streams, matched with posted receives."""
+"""Receiving side of messaging: gives arriving messages to posted receives, fetches content that comes by links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's mailbox: everything that other workers say to this one, and it to them.
+"""Messaging endpoint of a worker: dispatches incoming MESSAGE frames to its inbox, outbox and links.
 
     outbox.send (user's thread) ──► MESSAGE frame ──► daemons ──► on_frame (where the socket is read) ──► inbox
     inbox.receive (user's thread): is it here already? Otherwise the thread that reads the socket settles the Work

@@ -1,4 +1,4 @@
-"""Content of a message: serialised to be sent, and as it was received."""
+"""Body of a message: ``Payload`` serialises a value for a frame or link, ``Content`` rebuilds it on arrival."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A ``Work`` of sending or receiving: what is awaited from whom, for how long at most, and what becomes of it."""
+"""Awaitable operations of messaging, ``Sending`` and ``Receiving``: deadline, withdrawal, delivery, result."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Operation(Work[T]):
 
 
 class Sending(Operation[Any]):
-    """A message on its way; done when what is sent may change."""
+    """A send; done when what is sent may change."""
 
     _kind = "send"
 
@@ -121,7 +121,7 @@ class Sending(Operation[Any]):
 
 
 class Taking(Protocol):
-    """What a receive does with the message that it gets."""
+    """The kind of a receive: which messages it refuses, and what becomes of the content of others."""
 
     def refuses(self, message: Message) -> str | None:
         """Why that message is not what is wanted."""
@@ -137,7 +137,7 @@ class Taking(Protocol):
 
 
 class Receiving(Operation[T]):
-    """A message that is wanted.
+    """A receive; done when its message has been delivered to it.
 
     Its waiter has it once a wait returns.  If the last waiter is cancelled before that, the message goes back
     to the head of its line, as if it had not been received.

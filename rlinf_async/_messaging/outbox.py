@@ -1,4 +1,4 @@
-"""The sending side of messages: streams to one or several peers, each content by its transport."""
+"""Sending side of messaging: numbers messages, waits for window room, chooses frame or link, retries, withdraws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Participants of an exchange, parsed from the caller's arguments."""
+"""Parser of group and rank arguments of ``send``, ``recv`` and ``broadcast`` into ``Member``s (name, rank)."""
 
 from __future__ import annotations
 

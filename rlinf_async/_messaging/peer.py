@@ -1,4 +1,4 @@
-"""Another worker that this one talks to, and how well its links have done."""
+"""``Peer``, record of another worker (endpoint, node, error, links), and ``LinkHealth``, its links' failures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LinkHealth:
 
 
 class Peer:
-    """A worker: where it is, whether it lives, what leads to it.
+    """Another worker: its endpoint and names, the error that ended it, its GPU, the links to it.
 
     Attributes:
         endpoint: its id in the run.

@@ -1,4 +1,4 @@
-"""This worker's GPU, and the GPUs of its peers."""
+"""GPU negotiation between workers: finds this worker's GPU, tells peers, chooses the GPU link to each."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ SWITCH: Final = "RLINF_GPU_LINKS"
 
 
 class Devices:
-    """Two workers tell each other of their GPUs when the first large tensor of one is to go from one to the other.
+    """This worker's GPU, and the way from it to each peer's.
 
-    That one, and what follows it before the answer is here, goes by way of the CPU.  Who works on a GPU is known only
-    in a thread of the user's, so a worker that is told of another's GPU says which its own is with the next message
-    that it sends or receives while CUDA is in use; CUDA is never brought up for this.
+    Two workers tell each other of their GPUs when the first large tensor of one is to go from one to the other.  That
+    one, and what follows it before the answer is here, goes by way of the CPU.  Who works on a GPU is known only in a
+    thread of the user's, so a worker that is told of another's GPU says which its own is with the next message that it
+    sends or receives while CUDA is in use; CUDA is never brought up for this.
 
     Args:
         send_gpu: posts the facts of a GPU to a peer.

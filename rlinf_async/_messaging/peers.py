@@ -1,4 +1,4 @@
-"""Other workers by endpoint and name: introduced, written to, watched."""
+"""Table of a worker's peers: introduction, direct or relayed sending, transport links, death notifications."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def label_of(group: str, rank: int, node: str, pid: int) -> str:
 
 
 class Peers:
-    """All that this worker has ever talked to, itself among them.
+    """All workers that this one has ever talked to, itself among them.
 
     Args:
         introduction: group, rank, node and pid of this worker.

@@ -1,4 +1,4 @@
-"""One thing to wait for, made of several: the parts of a routed batch."""
+"""``AsyncRouteWork``: one ``Work`` for all the sends or receives that a ``send_to`` or ``recv_from`` consists of."""
 
 from __future__ import annotations
 

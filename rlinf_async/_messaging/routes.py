@@ -1,4 +1,4 @@
-"""Execution of ``send_to`` and ``recv_from``: the plan of a batch, and its parts."""
+"""Executes ``send_to`` and ``recv_from``: splits a batch, sends shards by channel or peer to peer, merges them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SizeFn = Callable[[Any], int]
 
 
 class LocalWorker(Protocol):
-    """The worker whose routes these are."""
+    """What ``Routes`` knows of its worker."""
 
     _group_name: str
     _rank: int
@@ -44,7 +44,7 @@ class LocalWorker(Protocol):
 
 @dataclass(frozen=True)
 class Route:
-    """What one call says of the way.
+    """The arguments of one ``send_to`` or ``recv_from``, data and functions aside.
 
     Attributes:
         group: on the other side.
@@ -74,7 +74,7 @@ class Route:
 
 
 class Routes:
-    """One worker's routes.  Everything runs in the threads of user code.
+    """One worker's ``send_to`` and ``recv_from``.  Everything runs in the threads of user code.
 
     A group that is not known yet is looked up first.  What waits for that is started in order, and before whatever
     is asked for later.

@@ -1,4 +1,4 @@
-"""The memory of a GPU opened by another process of the machine: no copy but the receiver's own."""
+"""``CudaIpcLink``: GPU link within a machine; the receiver opens the sender's memory (CUDA IPC) and copies it."""
 
 from __future__ import annotations
 

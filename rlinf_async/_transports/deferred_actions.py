@@ -1,4 +1,4 @@
-"""Decide under a lock, act without it."""
+"""``DeferredActions``: a lock with a list of callbacks, which run in order once the lock is released."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The link for the memory of GPUs between two workers: ``Link``, with tensors in the place of views."""
+"""``DeviceLink``: interface of a transport between two workers' GPUs; ``Link`` with tensors as buffers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlinf_async.work import Work
 
 
 class DeviceLink(ABC):
-    """The way between a device of this process and a device of ONE peer, for both directions.
+    """A transport between a device of this process and a device of ONE peer, for both directions.
 
     As ``Link`` in everything but the buffers: flat, contiguous tensors of ``torch.uint8`` on the link's device.  Sent
     is what the caller's current stream has written by the time of the call; what is received can be used in any stream

@@ -1,4 +1,4 @@
-"""The memory of a GPU, opened in another process of the same machine by a handle of CUDA's.
+"""CUDA IPC handles, by ctypes: export GPU memory and stream events, open and close another process's.
 
 torch has this too, but it counts references in a file under ``/dev/shm``, which a killed process leaves behind.  Here
 nothing is counted: whoever exports memory keeps it until it hears that it is not needed any more.
@@ -28,7 +28,7 @@ class Handle(NamedTuple):
 
 
 class DeviceMemory(Protocol):
-    """What exports memory and opens it; CUDA's, unless something else is to take its place."""
+    """Exports a GPU's memory, and opens another process's; by CUDA, unless something else is to take its place."""
 
     def export(self, tensor: torch.Tensor) -> Handle:
         """The handle of a flat tensor's memory, good in other processes for as long as the memory is."""
@@ -47,7 +47,7 @@ class DeviceMemory(Protocol):
 
 
 class CudaMemory:
-    """Each handle is opened once until all are closed.
+    """``DeviceMemory`` by CUDA IPC: each handle is opened once until all are closed.
 
     None is kept where it is exported: what is allocated at an address may change.
 

@@ -1,4 +1,4 @@
-"""Ending the TCP connections of torch's Gloo process groups, found by the epoll descriptors of Gloo's threads.
+"""Aborts pending Gloo collectives: shuts Gloo's TCP connections down, found by its threads' epoll descriptors.
 
 Gloo has no way to end a pending operation.  Each of its devices has a thread in ``epoll_wait``; the kernel tells on
 which descriptors.  So nothing else of the process is touched: not torch's store, nor the user's own connections.

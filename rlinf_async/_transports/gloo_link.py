@@ -1,4 +1,4 @@
-"""Tensors between two workers over a Gloo process group: a ``Link``."""
+"""``GlooLink``: the ``Link`` between two workers' CPU memory over a private Gloo process group of two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One Gloo process group of two, from its making to its first error, which is its end."""
+"""One side of a Gloo process group of two: rendezvous, sends and receives of chunks, end at the first error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The choice of a path between the memories of two GPUs."""
+"""Choice of the link between two workers' GPUs: CUDA IPC, NCCL, or staged through pinned CPU memory."""
 
 from __future__ import annotations
 

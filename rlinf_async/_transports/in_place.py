@@ -1,4 +1,4 @@
-"""One tensor on its own: its bytes as they leave, and received into one that is there already."""
+"""Tensor helpers of ``send_tensor`` and ``recv_tensor``: metadata and its check, flat bytes, copy into a tensor."""
 
 from __future__ import annotations
 

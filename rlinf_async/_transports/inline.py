@@ -1,7 +1,7 @@
-"""A link of last resort: buffers in pieces through the sockets that the two workers have anyway.
+"""``InlineLink``, the fallback ``Link``: buffers in pieces in MESSAGE frames, within a window of the receiver's.
 
-It needs no shared memory and no other connection.  The receiver asks for a transfer, and lets so many pieces be under
-way that nobody on the road has to keep much::
+It needs no shared memory, and no connection but the sockets that the two workers have anyway.  The receiver asks
+for a transfer, and lets so many pieces be under way that nobody on the road has to keep much::
 
     sender                                      receiver
     send(7, …)       ◄── "begin", 7, window ──  receive(7, …)

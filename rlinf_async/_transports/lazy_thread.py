@@ -1,4 +1,4 @@
-"""A thread that there is only while it has something to do."""
+"""``LazyThread``: runs submitted jobs in order, in a thread that exists only while there are any."""
 
 from __future__ import annotations
 

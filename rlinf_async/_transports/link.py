@@ -1,4 +1,4 @@
-"""The interface of a transport of large buffers between two workers."""
+"""``Link``: interface of a transport of large CPU buffers between two workers (send, receive, control, discard)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Post = Callable[[Any], None]
 
 
 class Link(ABC):
-    """The way between this process and ONE peer, for both directions; the peer has the opposite number of it.
+    """A transport between this process and ONE peer, for both directions; the peer has the opposite number of it.
 
     The two mailboxes agree on a transfer before either link hears of it: the sender has announced its number and its
     sizes.  Numbers are per direction: ``send(7)`` here and ``send(7)`` there have nothing to do with each other.  The

@@ -1,4 +1,4 @@
-"""Memory of one's own that is warm: what a received tensor stands in, reused once nobody sees it any more.
+"""Memory to receive tensors into: ``WarmMemory``, a pool reused once unreferenced; ``Place``, a given buffer.
 
 Fresh memory costs a page fault per page, which more than halves the speed of a transfer that writes to it.  So whatever
 a receiver has let go of is kept, up to a bound, and handed out again::
@@ -24,7 +24,7 @@ _SMALL_BYTES: Final = 1 << 20
 
 
 class Memory(Protocol):
-    """Where received memory comes from."""
+    """Allocator of memory to receive into."""
 
     def take(self, nbytes: int) -> memoryview:
         """Writable memory that is the caller's alone, as long as the view or anything made from it lives.
@@ -45,7 +45,7 @@ class Place:
 
 
 class WarmMemory:
-    """Memory that returns by itself.  Its methods may be called from any thread."""
+    """A pool of memory that returns by itself once nothing refers to it.  Its methods may be called from any thread."""
 
     def __init__(self, keep: int | None = None) -> None:
         self._keep = keep

@@ -1,4 +1,4 @@
-"""Tensors between the GPUs of two workers over NCCL process groups: a ``DeviceLink``."""
+"""``NcclLink``: the ``DeviceLink`` between two workers' GPUs over private NCCL process groups of two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two NCCL process groups of two, one per direction, from their making to their first error, which is their end."""
+"""One side of two NCCL process groups of two, one per direction: rendezvous, transfers, abort at an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The transfers of a link that are not done, and what was said of others before their time.
+"""Table of a link's unfinished transfers, and of the peer's requests and refusals that came before them.
 
 Each side may be ahead of the other: a transfer can be asked for before it is offered, and given up before either.
 Plain state; its owner's lock guards it.
@@ -27,7 +27,7 @@ class Request(NamedTuple):
 
 
 class OpenTransfers(Generic[Buffer]):
-    """By number, which is per direction.
+    """The open transfers of a link, by number, which is per direction.
 
     Attributes:
         sendings, receivings: what was asked for and is not done.

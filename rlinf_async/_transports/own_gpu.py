@@ -1,4 +1,4 @@
-"""The GPU that this process works on: what others are told of it, and what carries its memory to theirs."""
+"""``OwnGpu``: this process's GPU as described to peers, its stream events, CPU copies, and factory of its links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface between a link and one half of its process group of two."""
+"""Interfaces ``Pair``, one side of a process group of two, and ``Owner``, the link that it calls back."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Pair(ABC):
 
 
 class Owner(Protocol):
-    """Who hears of a pair, in the pair's threads."""
+    """The link of a pair, which the pair calls in threads of its own."""
 
     def set_key(self, pair: Pair, key: str, value: bytes) -> None:
         """The opposite number's ``on_set`` is to be called with this."""

@@ -1,4 +1,4 @@
-"""A serverless store for the rendezvous of a process group of two: each side's keys are sent to the other.
+"""Serverless ``torch.distributed`` store for two processes' rendezvous: each side's keys are sent to the other.
 
 torch's own ``TCPStore`` listens on every interface and asks nobody for a name.  This one travels on the connection that
 the two sides have already.

@@ -1,4 +1,4 @@
-"""Setup and teardown protocol of a process group of two, agreed between its two links.
+"""``PairedLink``, base of the Gloo, NCCL and staged links: protocol of pair set-up, transfers, errors, restart.
 
 The two sides agree on every transfer first, and a pair of process groups lives until its first error.  Then both sides
 throw it away and count one *generation* on; every fact that they exchange names its own, so that nothing of an old
@@ -39,7 +39,7 @@ _MAX_ERROR_CHARS: Final = 500
 
 
 class PairedLink(ABC, Generic[Buffer]):
-    """The agreement; what a pair is, and what a buffer, its subclasses say.
+    """A link by way of pairs; what a pair is, and what a buffer, its subclasses say.
 
     A transfer fails with ``TransferFailed`` where the peer gave it up, or no connection came about, or all broke.
     What is given up costs the pair, but not the other transfers: they go on.

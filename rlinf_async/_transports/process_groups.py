@@ -1,4 +1,4 @@
-"""Collectives of torch.distributed in which this process waits, and the aborting of its process groups.
+"""Finds ``torch.distributed`` collectives pending in this process, and aborts its process groups.
 
 What is pending stands in torch's flight recorder: the collectives of Gloo and NCCL, whichever thread started them and
 however their end is awaited.  What that lacks (``send`` and ``recv``, the rendezvous of ``init_process_group``, a torch

@@ -1,4 +1,4 @@
-"""Messages within one machine: how much memory they may share, and what has been received of it.
+"""Shared-memory budget of a machine or container, and received shared-memory segments.
 
 Memory that processes share counts against the machine's, or the container's, and who writes to more than there is gets
 killed.  So there is a budget for all of it together, whoever's it is; what does not fit goes another way.

@@ -1,4 +1,4 @@
-"""A stream of a GPU beside everybody else's.
+"""``SideStream``: a CUDA stream of a link's own, so that its copies do not queue behind the default stream.
 
 A thread that asks for none has the device's default stream, which is also that of whoever computes there: what it
 copies would wait for all that they have queued, and what they queue next for the copies.
@@ -16,7 +16,7 @@ _cuda: Any = torch.cuda  # which has few annotations
 
 
 class SideStream:
-    """Made at its first use; of the CPU there is none, and nothing happens.
+    """A stream of one device, made at its first use; of the CPU there is none, and nothing happens.
 
     Memory that is allocated in it is its own: whoever uses it in another stream says so (``record_stream``), or has
     ended before it is let go of.

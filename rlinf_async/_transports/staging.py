@@ -1,4 +1,4 @@
-"""GPU memory by way of pinned memory of the CPU: where nothing better reaches from one GPU to the other."""
+"""``StagedLink``, the fallback ``DeviceLink``: GPU to pinned CPU memory, Gloo to the peer, and to its GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TCP connections of this process, found among its descriptors: the only handle by which one of Gloo's can be ended.
+"""Finds this process's TCP connections among its descriptors, and shuts one down to end a Gloo operation.
 
 Gloo itself has no way to end an operation: ``abort`` and ``shutdown`` of its groups end none, and a deadline closes the
 pair but may leave the peer waiting.  A ``shutdown(2)`` of the connection ends everything at once, on both sides.

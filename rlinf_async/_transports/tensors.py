@@ -1,4 +1,4 @@
-"""Pickling of torch tensors: as memory out of band, not as a copy in the pickle.
+"""Pickling and rebuilding of torch tensors: their memory goes out of band, not as a copy in the pickle.
 
 The codec calls ``reduce`` for whatever has a type of torch's own.  Dense tensors in CPU or CUDA memory become a shape
 and a *region*, the stretch of memory that they cover; torch's own pickling does the rest (sparse, quantised, those that

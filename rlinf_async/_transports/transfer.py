@@ -1,4 +1,4 @@
-"""One message's memory on its way over a link, and the chunks that it travels in.
+"""``Sending`` and ``Receiving``: one transfer over a link, each a ``Work``; divides its buffers into chunks.
 
 Large buffers travel where they are, in chunks of a few MiB: after an error a transfer goes on with the chunk that has
 not arrived.  Small ones travel together in one, because each costs as much as a few hundred kilobytes.  Both sides work
@@ -33,7 +33,7 @@ _ALIGNMENT_BYTES: Final = 64
 
 
 class Transfer(Work[T]):
-    """What a link was asked for.
+    """One transfer that a link was asked for.
 
     Attributes:
         number: the two sides' name for it.

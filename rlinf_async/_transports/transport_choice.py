@@ -1,4 +1,4 @@
-"""Transports of a message's content: the table of all, and the choice."""
+"""Table of transports for CPU memory beside the frame (Gloo, pieces): choice by size and node, link factory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``AcceleratorUtil``: what RLinf's code asks about accelerators, whoever makes them."""
+"""``AcceleratorUtil``: vendor-neutral accelerator queries (devices, CCL back end, torch module), profiler ranges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's access to channels: ``connect_channel`` and ``create_channel``."""
+"""Mixin of ``Worker``: ``create_channel`` and ``connect_channel``, which forward to ``Channel``."""
 
 from __future__ import annotations
 

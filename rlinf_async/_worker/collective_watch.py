@@ -1,4 +1,4 @@
-"""The end of collectives that a failed rank of the group will never join.
+"""Watchdog of collectives after a rank failed: aborts this worker's process groups, or asks for its kill.
 
 After a rank has failed, its caller soon tells the others (FAILED), once per open call.  Then, on the socket thread::
 

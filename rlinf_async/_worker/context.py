@@ -1,4 +1,4 @@
-"""This process as a worker: who it is, and what it speaks to others with."""
+"""Global state of a worker process: its ``Identity``, client of the daemon and ``Exchange``; none in a driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``Worker.device_lock``: a worker's devices for itself, wherever else they are used."""
+"""``Worker.device_lock``: run-wide reentrant lock on a worker's devices, granted by node 0's daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's own sockets to those who call it from the same node: calls and answers take them, past the daemon.
+"""Worker side of direct sockets to callers on the same node: takes calls and sends answers past the daemon.
 
 A caller's first call comes by way of the daemon, which keeps it among the pending calls of the worker: whatever happens
 to the worker, the caller hears of it.  The answer has no need of the detour, nor have the calls that follow::

@@ -1,4 +1,4 @@
-"""Joining: a plain subprocess of a worker becomes a worker itself.
+"""``join``: makes a plain subprocess of a worker a worker of the run, attached to its node's daemon.
 
 It attaches to the daemon of its node as a driver does, by the UNIX socket whose path it has inherited, and says whose
 child it is; the daemon sees for itself that it descends from that worker.  It has a socket thread like every worker,

@@ -1,4 +1,4 @@
-"""Logging set-up of a worker: levels, and the format of its lines."""
+"""Logging of a worker: ``configure`` sets level and line format; ``Logging``, mixin with ``log_info`` and others."""
 
 from __future__ import annotations
 

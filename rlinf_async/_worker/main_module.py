@@ -1,4 +1,4 @@
-"""A worker's ``__main__``: as if the driver's script had been imported there.
+"""Builds a worker's ``__main__`` with the driver script's path and classes, for pickling and spawned children.
 
 Classes of the driver's script travel by value.  They are put into a fresh ``__main__``, whose ``__file__`` is the
 script where it exists on this node, so that what user code pickles by reference (a dataset for ``DataLoader`` workers

@@ -1,4 +1,4 @@
-"""``Worker.send``, ``recv`` and ``broadcast``, as methods."""
+"""Mixin of ``Worker``: ``send``, ``recv``, ``broadcast`` and their tensor variants, forwarded to ``Exchange``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The callable methods of a worker class, and how each is run."""
+"""Looks up a worker object's public methods by name, and tells ``def``, coroutine and async generator apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The life of a worker process: two loops, a connection to the daemon, and the way out."""
+"""Main function of a worker process: sets up its two event loops and its client, runs ``Runtime``, exits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiling windows of a worker: ``start_profile`` and ``stop_profile``."""
+"""Mixin of ``Worker``: ``start_profile`` and ``stop_profile``, windows of ``torch.profiler`` or an outer profiler."""
 
 from __future__ import annotations
 

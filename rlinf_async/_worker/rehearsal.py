@@ -1,4 +1,4 @@
-"""A worker whose accelerators are only declared: what it computes with in their place."""
+"""CPU in place of accelerators that are only declared (``fake_gpus``): hides CUDA, fakes the torch platform."""
 
 from __future__ import annotations
 

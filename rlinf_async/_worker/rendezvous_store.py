@@ -1,4 +1,4 @@
-"""The store behind MASTER_ADDR and MASTER_PORT, opened when somebody first knocks.
+"""``MasterStore``: torch's ``TCPStore`` at MASTER_ADDR and MASTER_PORT, opened at the first connection.
 
 The daemon of the group's first rank made the listening socket on the node's own address, so that the port is known
 before any worker exists and nothing listens on a wildcard address.  torch's store has no authentication: whoever can

@@ -1,4 +1,4 @@
-"""Batches between groups of different sizes: ``send_to`` and ``recv_from``."""
+"""Mixin of ``Worker``: ``send_to`` and ``recv_from``, for batches between groups of different sizes."""
 
 from __future__ import annotations
 

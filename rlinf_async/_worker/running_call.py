@@ -1,4 +1,4 @@
-"""One call, as the worker that runs it knows it."""
+"""``Call``: a worker's record of a call that it owes an answer to (caller, method, state, task)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the methods of one worker: user code on the main thread, the socket on a thread of its own.
+"""Executor of a worker's calls: a FIFO, user code on the main thread, the socket on a thread of its own.
 
 One FIFO of calls.  On the main thread's loop an ``async def`` method becomes a task; in front of a ``def`` method the
 loop stops, the method runs with no loop running, and the loop goes on::
@@ -50,7 +50,7 @@ _MAX_CONCURRENCY: Final = 1000
 
 
 class Runtime:
-    """The inbox of a worker's client, and the loop that empties it."""
+    """The calls of one worker: takes them from its client, and runs them on the main thread."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, identity: context.Identity, max_concurrency: int | None

@@ -1,4 +1,4 @@
-"""Wall time of what a worker does, by tag."""
+"""Wall-clock timers of a worker, by tag: ``Timers``, ``Span`` (context manager), and the decorator ``timed``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Actions that follow from a request to a channel's queue."""
+"""Action codes (ACCEPTED, DELIVER, GRANT, ...) that a queue's state machine returns for its owner to carry out."""
 
 from __future__ import annotations
 

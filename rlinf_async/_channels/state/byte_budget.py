@@ -13,7 +13,7 @@ _MAX_BUFFERED_BYTES: Final = 64 << 20
 
 
 class ByteBudget:
-    """The bytes of one queue.
+    """The bytes that one queue's items take, and the keys that are blocked for lack of some.
 
     A key whose first put does not fit is *blocked*.  Blocked keys get bytes in their order, and smaller items of other
     keys may pass them; but only until as many bytes as the queue may have are past the first: then it is its turn.

@@ -1,4 +1,4 @@
-"""The channels of a run, as node 0 knows them: numbers, names, and requests to find one.
+"""Directory of a run's channels on node 0: numbers, names, waiting lookups, promises of unnumbered channels.
 
 A channel is its number: numbers rise by one and are used once.  One that is not in the table is that of a channel whose
 queues have all ended, so nothing has to be kept of those.  A name stands for one open channel at a time::

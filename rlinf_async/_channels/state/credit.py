@@ -1,4 +1,4 @@
-"""Credit: room in a queue that a producer has been promised before it asks for it.
+"""Credit-based flow control of puts: bytes of a queue granted to producers ahead, and recalled; both sides.
 
 A producer that holds credit puts without waiting for an answer: items on its socket come in, even if it dies.  The
 queue sets the bytes aside, so that it can keep its word, and may ask for them back::
@@ -7,7 +7,7 @@ queue sets the bytes aside, so that it can keep its word, and may ask for them b
     queue ── RECALL ───────► producer ── the rest, returned ────────────► queue      or forfeited, after a while
 
 Every byte that was granted comes back, as an item or returned, in whatever order the two arrive: once nothing is
-outstanding, everything that was put with credit has come in.  Plain state, both sides of it.
+outstanding, everything that was put with credit has come in.  Plain state.
 """
 
 from __future__ import annotations

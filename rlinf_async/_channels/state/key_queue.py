@@ -1,4 +1,4 @@
-"""One key of a channel's queue: queued items, and the puts and gets that wait."""
+"""FIFO of one key in a channel's queue: queued items, waiting puts and gets, and their matching."""
 
 from __future__ import annotations
 

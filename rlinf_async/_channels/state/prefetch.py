@@ -1,7 +1,8 @@
-"""Prefetched gets, which a consumer sends before its callers ask: no other client notices them.
+"""Queue-side gate for prefetched gets: calls them back when another client asks, and holds that one's request.
 
-They stand in line and are leased like any others.  But as soon as another client asks under their key, they are called
-back, and its request is held until their consumer has told which of them its callers have::
+Prefetched gets, which a consumer sends before its callers ask, stand in line and are leased like any others: no other
+client notices them.  As soon as one asks under their key, they are called back, and its request is held until their
+consumer has told which of them its callers have::
 
     consumer ── prefetched gets ──► queue ◄── a get or a question ── another
     consumer ◄── CALL_BACK ──────── queue                                it is held

@@ -1,7 +1,7 @@
-"""Windows of prefetched gets: a process sends them under a key before its callers ask, who have asked again and again.
+"""Consumer-side windows of prefetched gets, per key: how many to send ahead, growth, back-off, giving back.
 
-Of each the number is known, and its item once that has arrived.  A caller takes the oldest, arrived or not: items are
-had in the order in which they were asked for.  The queue's side is ``prefetch.py``.
+Of each prefetched get the number is known, and its item once that has arrived.  A caller takes the oldest, arrived or
+not: items are had in the order in which they were asked for.  The queue's side is ``prefetch.py``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A channel's queue: keyed, weighted, bounded, leased.
+"""State machine of a channel's queue: keyed FIFOs with weighted batches, bounds, credit, and leases of items.
 
 Plain state.  Each client of the queue, a process, numbers its requests 1, 2, 3, …  Each method takes a message of one
 client and returns the steps that follow from it, in order, for the owner of the queue to carry out::

@@ -1,4 +1,4 @@
-"""One client of a channel's queue: the items that it puts and the gets that it sends."""
+"""Records that a channel's queue keeps: ``QueueClient`` (a process), ``Item`` (a put), ``Get`` (single or batch)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """Something that was put.
+    """An item that a producer has put: queued, leased, or waiting for room.
 
     Attributes:
         producer, number: the client that put it, and the number of that put among its requests.

@@ -1,4 +1,4 @@
-"""Errors of puts and gets that a channel's queue refuses."""
+"""Error name and message for each refusal of a channel's queue: full, empty, closed, item too large or heavy."""
 
 from __future__ import annotations
 

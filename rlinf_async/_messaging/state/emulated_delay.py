@@ -1,4 +1,4 @@
-"""Emulated delay of messages between data centres, over links that others share.
+"""Model of emulated latency and shared bandwidth between data centres: computes each message's delay.
 
 Workers are known by their names, ``"Env:0"``; a configuration may name ``"Env"`` for all of them.  Only what it names
 is far: a message between two that are in no pair crosses nothing, whatever links they are behind.

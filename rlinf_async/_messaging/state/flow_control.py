@@ -1,4 +1,4 @@
-"""Sender-side flow control of one message stream: a 64 MiB window, and the messages that wait for it.
+"""Sender-side flow control of one message stream: a window of bytes, and the messages that wait for it.
 
 A message leaves at once as long as what was sent and not received yet is small enough.  Any other one is announced,
 so that its place in the line is fixed, and its content follows when there is room for it again, or when every receiver

@@ -1,4 +1,4 @@
-"""Arriving messages meet posted receives: the receiver's side of one stream.
+"""Matches arriving messages with posted receives, in order: receiver's state machine of one stream.
 
 Receives and messages are paired in order, the first with the first, as soon as both are there; a message counts from
 the moment that it is announced.  A pair is *delivered* when the message's content is here too; until then either side
@@ -55,7 +55,7 @@ class Message:
 
 
 class Do(Enum):
-    """What the owner does."""
+    """Actions that ``Arrivals`` has its owner carry out."""
 
     DELIVER = auto()
     """Hand the message to the receive; ``give_back`` if it does not take it."""

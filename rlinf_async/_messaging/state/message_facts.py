@@ -1,4 +1,4 @@
-"""Protocol between two mailboxes: the ``facts`` of a MESSAGE frame, plain data.
+"""Wire protocol between two mailboxes: codes and fields of a MESSAGE frame's ``facts`` (DATA, GRANT, LINK, ...).
 
 A *stream* is one line of messages, first in, first out: 0 is what a worker sends to another one, anything else a
 broadcast among certain workers.  Its sender numbers the messages from 1.  *about* is what the receiver has to know
