@@ -1,4 +1,4 @@
-"""One side of a Gloo process group of two: rendezvous, sends and receives of chunks, end at the first error."""
+"""``GlooPair``, one side of a Gloo process group of two: rendezvous, chunked sends and receives, end at an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One side of two NCCL process groups of two, one per direction: rendezvous, transfers, abort at an error."""
+"""``NcclPair``, one side of two NCCL process groups of two (one per direction): rendezvous, transfers, abort."""
 
 from __future__ import annotations
 
