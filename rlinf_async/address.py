@@ -1,4 +1,4 @@
-"""Frozen names for things: workers, nodes, and what is known about them."""
+"""Immutable descriptions of workers and nodes: ``WorkerAddress``, ``WorkerInfo``, ``NodeInfo``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``Cluster``: this process's way into a run, or the run itself."""
+"""``Cluster``: connects a driver to a launched run, or starts one here; nodes, groups, status, shutdown."""
 
 from __future__ import annotations
 

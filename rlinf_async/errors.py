@@ -1,4 +1,4 @@
-"""Every exception that the framework raises, on one screen.
+"""Exception classes of the framework: every one that it raises.
 
 An exception of the user's own code arrives as itself (``except ValueError`` works), with notes that name the
 worker.  What stands here is the framework's own word::

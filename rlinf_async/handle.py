@@ -1,4 +1,4 @@
-"""One call on many ranks: something to wait for, rank by rank or as a whole."""
+"""``Handle``: results of one call on many ranks, awaited as a whole or by rank; cancellation and durations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outcomes of a call, rank by rank, and the callee that it was made to."""
+"""Outcomes of a call by rank, for ``Handle`` and ``Stream``: errors to raise and report; deadline, ``Callee``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The items of an async generator method, from all ranks, as they come."""
+"""``Stream``: items of an async generator method, called on many ranks, merged as they come."""
 
 from __future__ import annotations
 

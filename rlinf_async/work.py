@@ -1,4 +1,4 @@
-"""One thing to wait for, from any thread and any event loop."""
+"""``Work``: a started operation that any thread or event loop may wait for; ``Part``: a piece or view of one."""
 
 from __future__ import annotations
 

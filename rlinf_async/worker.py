@@ -1,4 +1,4 @@
-"""``Worker``: what users derive their classes from."""
+"""``Worker``: base class of users' worker classes, with what a worker knows and may do: identity, locks, timers."""
 
 from __future__ import annotations
 

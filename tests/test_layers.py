@@ -146,7 +146,7 @@ class Source:
 
     @property
     def room(self) -> str:
-        """``core`` of rlinf_async/_core/frames.py, ``work`` of rlinf_async/work.py."""
+        """``_core`` of rlinf_async/_core/frames.py, ``work`` of rlinf_async/work.py."""
         return room_of(self.module)
 
     @property

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from rlinf_async import Channel, ClosedError, Cluster, NodePlacementStrategy, WorkerDied, wait_all
+from rlinf_async._group.wait_all import fold
 from rlinf_async._waits import unobserved_errors
 from rlinf_async.work import Work
 from tests._support.workers import Plain
@@ -152,3 +153,8 @@ def test_what_cannot_be_waited_for_is_refused(three: Any, given: list[Any], said
     with pytest.raises(TypeError) as caught:
         wait_all(three[0].hello(), *given)
     assert said in str(caught.value)
+
+
+def test_folding_says_how_many_more() -> None:
+    assert fold(["a", "b"]) == "a, b"
+    assert fold(map(str, range(10)), most=3) == "0, 1, 2 and 7 more"

@@ -12,9 +12,10 @@ from typing import Any, Final, Protocol
 
 from rlinf_async import settings
 from rlinf_async._core import frames
-from rlinf_async._core.pending_calls import Holdback
 from rlinf_async._core.segment import allocate_segment, close_fds, seal_segment
 from rlinf_async.errors import ClosedError, NodeLost
+
+from .frame_holdback import Holdback
 
 logger = logging.getLogger(__name__)
 

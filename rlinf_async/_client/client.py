@@ -1,4 +1,4 @@
-"""This process's connection to its node: one socket to the daemon, and everything that is said over it.
+"""Connection of a process to its node's daemon, ``NodeClient``: sends calls and requests, dispatches what arrives.
 
 A driver and a worker speak to their daemon in the same way: they make calls on other workers and
 requests of daemons, and hear of events.  A worker also receives calls, which it hands to its runtime (the ``inbox``).

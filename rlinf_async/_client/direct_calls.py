@@ -1,4 +1,4 @@
-"""Direct calls to workers of this node, past the daemon, and the reports of them that the daemon gets.
+"""Calls to workers of the same node over direct sockets, past the daemon, which is told of those still open.
 
 A worker hands a socket of its own to each caller on its node (``_worker/direct_callers.py``); from then on calls take
 that one too, unless something that the daemon relays is still on its way to the worker.  The daemon answers for the
@@ -31,7 +31,7 @@ MAX_TARGETS: Final = 8
 
 
 class DirectCalls:
-    """What one client has under way past its daemon.
+    """The direct calls of one client, open or not yet reported to its daemon.
 
     Args:
         direct_sockets: the sockets that workers have handed out.

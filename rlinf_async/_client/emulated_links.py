@@ -1,4 +1,4 @@
-"""Links of this worker that seem to lead far away: what is sent there is kept here while it would be under way.
+"""Delays a worker's outgoing messages as emulated links would: latency and shared bandwidth between data centres.
 
 Where nothing is emulated ``here`` is None, and senders ask for nothing but that.  What is kept of one link
 leaves in its order; what is meant for others is not held up by it.  A link of its own needs no other node.
@@ -37,7 +37,7 @@ class _Delayed:
 
 
 class EmulatedLinks:
-    """The links of one worker.  All methods may be called from any thread.
+    """The delayed messages of one worker, in order per link.  All methods may be called from any thread.
 
     Args:
         name: of this worker, such as ``"env:0"``.

@@ -1,4 +1,4 @@
-"""Events that daemons announce, and their listeners."""
+"""Listener registry of a process: callbacks for daemons' EVENT frames (deaths, lost nodes, workers' output)."""
 
 from __future__ import annotations
 

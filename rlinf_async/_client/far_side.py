@@ -1,6 +1,7 @@
-"""Words about the other side of a long wait: what daemons say of the workers, names and queues that it is about.
+"""Diagnostics of long waits: asks daemons what the awaited workers, requests, names and queues are doing.
 
-Asked when a word is said, never before.  What is not answered within ``settings.WAIT_ANSWER_S`` is said to be missing.
+Asked when a wait is described, never before.  What is not answered within ``settings.WAIT_ANSWER_S`` is said to be
+missing.
 """
 
 from __future__ import annotations

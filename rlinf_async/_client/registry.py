@@ -1,4 +1,4 @@
-"""The clients that are active in this process: a driver's at the nodes of its clusters, a worker's own at its node.
+"""Registry of this process's active clients (a driver's clusters, a worker's own); picks the default one.
 
 What is made without ``cluster=...`` belongs to the only one that is active::
 

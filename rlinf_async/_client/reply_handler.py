@@ -1,4 +1,4 @@
-"""Interfaces of reply handlers: the answers to a call, and frames of other kinds."""
+"""Interfaces that a client delivers frames to: ``ReplyHandler`` (replies of a call), ``Receiver``, ``Inbox``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests to daemons: open until answered."""
+"""Table of a client's open requests to daemons, settled by ANSWER frames; a ``Request`` is awaitable."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Request(Work[Answer], Generic[Answer]):
 
 
 class Requests:
-    """The open ones of a client, by number."""
+    """The open requests of a client, by number."""
 
     def __init__(self) -> None:
         self._open: dict[int, Request[Any]] = {}

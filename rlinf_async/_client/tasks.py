@@ -1,4 +1,4 @@
-"""Coroutines of the framework that run on a client's loop, to be waited for from anywhere."""
+"""Runs the framework's coroutines on a client's loop, as ``Work`` that any thread or loop may wait for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The launch of a group: its name, its rendezvous store, processes on their nodes, its roster."""
+"""Launches a group: reserves its name, opens its rendezvous store, spawns its processes, publishes its roster."""
 
 from __future__ import annotations
 

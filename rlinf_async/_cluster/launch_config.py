@@ -1,4 +1,4 @@
-"""The configuration of a launch: environment variables and interpreter of the workers of one node group on one node."""
+"""Reads a cluster's configuration: nodes wanted, node groups, tracing, fail-fast, workers' variables and Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``NodeInfo`` of every node, out of daemons' facts and the configuration."""
+"""Builds each node's ``NodeInfo`` from its daemon's facts, the configuration and its enumerated hardware."""
 
 from __future__ import annotations
 

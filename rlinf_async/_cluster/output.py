@@ -1,4 +1,4 @@
-"""The workers' output in the driver: every line with who said it."""
+"""Prints workers' lines of output in the driver, each prefixed with its worker's name."""
 
 from __future__ import annotations
 

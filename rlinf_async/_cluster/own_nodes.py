@@ -1,4 +1,4 @@
-"""The nodes that a cluster starts by itself, on this machine."""
+"""Starts node daemons on this machine for a ``Cluster`` without ``rlinf-launch``, with the GPUs that they declare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The framework's own environment variables, as RLinf names them."""
+"""RLinf's API for the framework's environment variables: ``ClusterEnvVar``, full names, values with defaults."""
 
 from __future__ import annotations
 

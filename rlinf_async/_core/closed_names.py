@@ -11,7 +11,7 @@ MAX_CLOSED_NAMES: Final = 4096
 
 
 class ClosedNames:
-    """Names that meant something and are free again.
+    """The last names that were closed; a lookup of one raises.
 
     Args:
         kind: what the names are of: ``"group"``.

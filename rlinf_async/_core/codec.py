@@ -1,7 +1,6 @@
-"""Values in, buffers out, and back.
+"""Pickle codec: encodes values as heads and out-of-band buffers, uncopied, and decodes them; nothing else unpickles.
 
-This is the one module of the packages that unpickles.  Unpickling runs whatever code the bytes ask for: ``decode``
-is only for bytes that came from an authenticated peer.
+Unpickling runs whatever code the bytes ask for: ``decode`` is only for bytes that came from an authenticated peer.
 
 A *body* is what travels (``_core/encoded.py``).  Its head is a pickle (protocol 5, memory out of band); or, of one
 object that is nothing but its memory, the byte 2 and a pickle of what it is rebuilt from.

@@ -1,4 +1,4 @@
-"""Shortage of file descriptors, told with the host, the limit and what to do."""
+"""Turns a shortage of file descriptors (EMFILE, ENFILE) into a ``LaunchError`` that names host, limit and remedy."""
 
 from __future__ import annotations
 

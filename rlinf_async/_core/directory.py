@@ -1,4 +1,4 @@
-"""The names of a run: which group is called what, and who waits to hear of it."""
+"""Directory of group names at node 0: reserves, publishes, looks up and releases names; tells lookups that wait."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlinf_async._core.closed_names import ClosedNames
 
 @dataclass
 class Entry:
-    """One name.  It is reserved at launch and published once its workers exist.
+    """A group name.  It is reserved at launch and published once its workers exist.
 
     One that its members join one by one has no other owner than them, and is published while all ``size`` are there;
     a lookup of one member need not wait for the others.
@@ -38,7 +38,7 @@ NO_HOLDER: Final = -1
 
 @dataclass
 class Directory:
-    """Names and waiters; every method says what to do next.
+    """Group names with their rosters, and lookups that wait; every method says what to do next.
 
     A lookup of a name that does not exist yet waits for it; a name is free again as soon as it is released or its
     owner is gone.

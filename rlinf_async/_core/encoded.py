@@ -1,4 +1,4 @@
-"""A pickled value and the memory that it refers to, as they lie one behind the other in a body.
+"""Memory layout of an encoded value: index, pickled head, aligned out-of-band buffers; writes and splits bodies.
 
 A body is the byte 0 and one pickle; or the byte 1, an index, a head, and the memory that the head refers to, every
 buffer at a multiple of 64 bytes from the body's start.

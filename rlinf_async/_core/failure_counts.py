@@ -1,4 +1,4 @@
-"""Failures counted by kind: which of them are worth a line in a log."""
+"""Throttles log lines about repeated failures: counts each kind, logs the first and then powers of ten."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An exception made portable and back.
+"""Exceptions across processes: captured as text and pickle (``Failure``), packed, and rebuilt at the caller.
 
 Where it happens, an exception is captured: in words, which always travel, and as a pickle where it has one.  The caller
 rebuilds it as itself, so that ``except ValueError`` works, or else as a ``RemoteError`` that tells the same story.

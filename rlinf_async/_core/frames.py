@@ -1,4 +1,4 @@
-"""The frames that cross a process border.
+"""Wire protocol between processes: kinds and fields of msgpack frames, endpoint ids, routes, ``FrameReader``.
 
 A frame is a msgpack array: its kind, the number of file descriptors that ride on it, then its fields.  The
 same bytes travel over a UNIX socket and inside a gRPC message; a relay reads a frame's header and

@@ -1,4 +1,4 @@
-"""Operations of a node's daemon: what processes may request of it, and the answers.
+"""Catalogue of the requests that daemons answer: a dataclass per operation, its fields and answer type; parses them.
 
 A request is a REQUEST frame with the operation's name and a map of its fields, all plain data; its answer comes as an
 ANSWER frame, at once or when there is one.  A star: the operation keeps something for its requester

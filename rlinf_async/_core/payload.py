@@ -1,4 +1,4 @@
-"""The body of a frame: small ones inline, large ones as sealed memory whose descriptor rides along."""
+"""Packs and opens bodies of frames: small ones inline, large ones in shared memory, by descriptor."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
-"""Open calls: who has answered, and what becomes of the rest when one fails.
+"""State of open calls: a caller's answers by rank (``Tally``), a worker's unanswered calls (``PendingCalls``).
 
-Plain state.  The caller's side of a call on many ranks is a ``Tally``; a daemon's side, what one worker owes to
-whom, is a ``PendingCalls``.  Both only say what to do next; whoever owns them does it.
+Plain state, of a caller and of a daemon: both only say what to do next; whoever owns them does it.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from enum import Enum, auto
 from typing import Any
 
@@ -129,63 +128,3 @@ class PendingCalls:
         """What was asked and how long ago, oldest first: ``"step (3.2 s)"``."""
         lines = [f"{method} ({now - since:.1f} s)" for _, method, since in self._open.values()]
         return lines if len(lines) <= most else [*lines[:most], f"and {len(lines) - most} more"]
-
-
-class Holdback:
-    """Keeps the frames of a source in order while the body of one of them is still on its way.
-
-    A frame whose body comes in pieces on another stream must not be overtaken by what its source sent after it, and
-    nothing of another source waits for it.
-    """
-
-    def __init__(self) -> None:
-        self._held: dict[Hashable, list[tuple[int | None, Any]]] = {}
-        self._arrived: set[int] = set()
-
-    def push(self, source: Hashable, frame: Any, transfer: int | None = None) -> list[Any]:
-        """The frames of this source that may pass now, in order."""
-        held = self._held.get(source)
-        if held is None:
-            if transfer is None:
-                return [frame]
-            if transfer in self._arrived:
-                self._arrived.discard(transfer)
-                return [frame]
-            self._held[source] = [(transfer, frame)]
-            return []
-        held.append((transfer, frame))
-        return []
-
-    def arrived(self, transfer: int) -> list[Any]:
-        """A body is complete: the frames that it lets pass."""
-        self._arrived.add(transfer)
-        for source, held in self._held.items():
-            if any(awaited == transfer for awaited, _ in held):
-                return self._release(source, held)
-        return []
-
-    def _release(self, source: Hashable, held: list[tuple[int | None, Any]]) -> list[Any]:
-        passed: list[Any] = []
-        while held and (held[0][0] is None or held[0][0] in self._arrived):
-            transfer, frame = held.pop(0)
-            if transfer is not None:
-                self._arrived.discard(transfer)
-            passed.append(frame)
-        if not held:
-            del self._held[source]
-        return passed
-
-    def drop(self) -> list[Any]:
-        """Forgets everything; what was held."""
-        frames = [frame for held in self._held.values() for _, frame in held]
-        self._held.clear()
-        self._arrived.clear()
-        return frames
-
-
-def fold(names: Iterable[str], most: int = 8) -> str:
-    """``"a, b, c"``, or with ``"and 12 more"`` at the end."""
-    listed: Sequence[str] = list(names)
-    if len(listed) <= most:
-        return ", ".join(listed)
-    return ", ".join(listed[:most]) + f" and {len(listed) - most} more"

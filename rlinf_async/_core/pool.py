@@ -1,4 +1,4 @@
-"""Warm shared memory: segments that their owner writes again once no other process holds them.
+"""Pool of shared-memory segments of a sender, reused once no other process has them open (by file leases).
 
 Fresh shared memory costs three times a copy, because the kernel clears every page of it.  So a process keeps the
 segments that it has handed out, and asks the kernel whether one is free: every receiver gets a read-only descriptor

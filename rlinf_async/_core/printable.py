@@ -1,4 +1,4 @@
-"""Text of foreign programs made fit for a terminal: colours stay, what would steer the terminal goes."""
+"""Sanitises a line of foreign output for the terminal: keeps colours, drops other control sequences."""
 
 from __future__ import annotations
 

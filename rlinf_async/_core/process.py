@@ -1,4 +1,4 @@
-"""This process: its pid, and the error that keeps a forked child off its parent's things.
+"""Fork detection: this process's pid, kept by a fork hook, and a forked child's error; also ends the process.
 
 A thing that is tied to threads, loops or sockets remembers the pid of the process that made it.  After a fork the
 child has a copy of it without those threads, so that waiting for it would last for ever::

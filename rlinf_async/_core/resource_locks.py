@@ -1,4 +1,4 @@
-"""Locks on devices and ports: holders, and waiters in their order."""
+"""Device locks, with waiters in order (``DeviceLocks``); port leases of a node (``PortLeases``) and their range."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class DeviceLocks:
 
 @dataclass
 class PortLeases:
-    """The ports of one node that somebody has been promised."""
+    """The leased ports of one node, by owner."""
 
     owners: dict[int, int] = field(default_factory=dict)
 

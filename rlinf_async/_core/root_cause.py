@@ -1,4 +1,4 @@
-"""Root cause: the first failure of several ranks, which caused the others."""
+"""Picks the root cause among the failures of several ranks, and folds the others, and ranks, into short texts."""
 
 from __future__ import annotations
 

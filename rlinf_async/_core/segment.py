@@ -1,8 +1,8 @@
-"""Sealed anonymous memory (Linux): what one process writes once and others map.
+"""Sealed shared-memory segments (memfd): allocates, writes, seals and maps them, duplicates and closes descriptors.
 
-A segment has no name in any file system: it is a file descriptor, and the kernel frees the memory with the last
-descriptor or mapping of it.  It is sealed against changes of its size, so that a peer that truncates it
-cannot kill a process that maps it.
+A segment has no name in any file system (Linux): it is a file descriptor, and the kernel frees the memory with the
+last descriptor or mapping of it.  One process writes it once and others map it.  It is sealed against changes of its
+size, so that a peer that truncates it cannot kill a process that maps it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The part of a value because of which it cannot travel, and the error that names it."""
+"""Finds the part of a value that cannot be pickled, for a ``SerializationError`` that names the path to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Table of what waits in one place, and which words about long waits are due.
+"""Table of waits (of a loop's tasks, or of threads): how long each lasts, and when a warning about it is due.
 
 Plain state: the owner of a table calls ``due`` when ``next_due`` says so.  ``rows`` is public because beginning and
 ending a wait happen on hot paths: both are one operation of a dict.
@@ -13,7 +13,7 @@ FOREVER: Final = float("inf")
 
 
 class WaitTable:
-    """What waits, since when, and how many words have been said about it.
+    """Waits, since when each lasts, and how many warnings were logged about it.
 
     Attributes:
         rows: by key, what waits and since when, in seconds of the monotonic clock; the oldest first.

@@ -1,4 +1,4 @@
-"""``WorkerInfo`` out of a directory's entry."""
+"""Builds a ``WorkerInfo`` from the plain data of a group's roster; packs and unpacks its hardware."""
 
 from __future__ import annotations
 

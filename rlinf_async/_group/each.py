@@ -1,4 +1,4 @@
-"""Per-rank arguments of a group call."""
+"""Per-rank arguments of a group call: the ``each`` marker, and its expansion to one argument list per rank."""
 
 from __future__ import annotations
 

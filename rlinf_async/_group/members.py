@@ -1,4 +1,4 @@
-"""The processes of a worker group, as every view of the group shares them."""
+"""Members of a group, shared by its views: queues calls until the launch is done, sends them, hears of deaths."""
 
 from __future__ import annotations
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rlinf_async._core.failures import add_note
-from rlinf_async._core.pending_calls import fold
 from rlinf_async._core.root_cause import summary_of
 from rlinf_async._waits import slow_waits
 from rlinf_async.errors import ClosedError
@@ -148,3 +147,11 @@ class _All(Work[list[Any]]):
             lines = [f"    {work._describe()}: {summary_of(error)}" for work, error in others.values()]
             add_note(raised, "\n".join(["other failures of the same wait_all():", *lines]))
         return None, raised
+
+
+def fold(names: Iterable[str], most: int = 8) -> str:
+    """``"a, b, c"``, or with ``"and 12 more"`` at the end."""
+    listed: Sequence[str] = list(names)
+    if len(listed) <= most:
+        return ", ".join(listed)
+    return ", ".join(listed[:most]) + f" and {len(listed) - most} more"

@@ -1,4 +1,4 @@
-"""The recorder of this process's spans, and their way into the run's trace file.
+"""Turns tracing of this process on and off, records its calls and operations, collects the run's trace file.
 
 Where a run is not traced, ``recorder`` is None, and everybody who has something to record asks for nothing but that::
 

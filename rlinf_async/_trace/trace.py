@@ -1,4 +1,4 @@
-"""One process's part in the trace of its run: what it records, and the way to the file."""
+"""Sends this process's recorded spans, in batches, to the daemon that writes the run's trace file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_UNCONFIRMED_BATCHES: Final = 4
 
 
 class Trace:
-    """This process's way into the file of its run's trace.
+    """The spans of this process, on their way into the run's trace file.
 
     Args:
         client: its connection to the daemon.

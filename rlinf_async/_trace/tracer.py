@@ -1,4 +1,4 @@
-"""``Tracer``: users' own spans in the trace of a run."""
+"""``Tracer``: records users' own spans, by context manager, decorator or call, in the trace of a run."""
 
 from __future__ import annotations
 

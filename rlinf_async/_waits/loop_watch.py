@@ -55,7 +55,7 @@ class Waitable(Protocol):
 
 
 class LoopWatch:
-    """Of one wait.
+    """The watch of one wait: asks the loop for signs of life.
 
     Attributes:
         due: when to ``check`` next; seconds of the monotonic clock.

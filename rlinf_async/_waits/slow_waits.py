@@ -1,4 +1,4 @@
-"""Everything that waits in this process, and the words about waits that last long.
+"""Lists all waits of this process's tasks and threads, and logs warnings about those that last long.
 
 Two tables for all: tasks wait in their loop's (``LoopWaits``, with one timer), threads in one of their own, in which
 they enter themselves once they have waited for a moment.  A row is what waits and since when, and costs two operations

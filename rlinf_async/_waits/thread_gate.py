@@ -1,4 +1,4 @@
-"""Gates: how a thread blocks outside of any event loop, and whether it may."""
+"""Blocking of threads outside event loops: the ``Gate`` at which a thread waits, and whether it may block."""
 
 from __future__ import annotations
 

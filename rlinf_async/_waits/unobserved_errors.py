@@ -46,7 +46,7 @@ _numbers = itertools.count(1)
 
 @dataclass(eq=False)
 class UnobservedError:
-    """An error that has arrived.
+    """An error, of a call or of a rank, that has arrived and that nobody has got yet.
 
     Attributes:
         cause: what it shares with the errors of other calls.

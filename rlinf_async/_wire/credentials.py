@@ -1,4 +1,4 @@
-"""Credentials of a run's network: one certificate authority per run, one certificate per node.
+"""TLS credentials of a run: a certificate authority per run, a certificate per node; explains refused handshakes.
 
 The near side makes a `RunAuthority` when it starts a run over several machines and hands every daemon its
 `NodeCredentials` over the lifeline.  The authority's key exists in that process's memory only and dies with it,

@@ -1,4 +1,4 @@
-"""The dialling side of a link between daemons."""
+"""Dials another node's daemon over gRPC: exchanges Hellos, opens both streams, returns a ``PeerLink``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""gRPC with mutual TLS, as the links between the daemons of a run need it.  Nothing else imports grpc.
+"""gRPC adapter for links between daemons: mutual TLS, options, streams, error texts; nothing else imports grpc.
 
-Two daemons share one channel with two long-lived streams on it.  Here are gRPC's options, its streams as a link reads
-and writes them, and what its errors mean.  The server's side of gRPC does not tell a stream that broke from one that
-ended in order, which is why a link says goodbye.
+Two daemons share one channel with two long-lived streams on it.  The server's side of gRPC does not
+tell a stream that broke from one that ended in order, which is why a link says goodbye.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The Hello that opens a link between two daemons: who speaks, in what protocol, and which Python.
+"""Handshake message of links between daemons: run, node, protocol and Python version; packs and checks it.
 
 It comes from a peer whose certificate belongs to the run, and still nothing in it is trusted.
 """

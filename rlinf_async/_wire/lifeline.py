@@ -1,4 +1,4 @@
-"""The near end of a node daemon: its stdin and stdout are what its life hangs on.
+"""Subprocess, local or over ssh, that lives as long as its stdin (a node daemon): exchanges JSON lines, ends it.
 
 The far side, started here or through ssh, reads and writes JSON objects, one per line.  What it means for us starts
 with a marker that only the two of us know; everything else on its stdout is noise (a shell's start-up files, a

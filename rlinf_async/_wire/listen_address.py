@@ -1,4 +1,4 @@
-"""The address on which a node's daemon listens: ``"ip:port"``."""
+"""Parses the address on which a node's daemon listens, ``"ip:port"``, into an IP address and a port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""UNIX sockets of one user: where a node's daemon listens, and who is at the other end."""
+"""UNIX sockets between a daemon and its node's processes: listen, connect, check the peer's user id (SO_PEERCRED)."""
 
 from __future__ import annotations
 

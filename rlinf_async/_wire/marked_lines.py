@@ -1,4 +1,4 @@
-"""The output of a far side taken apart: lines that are meant for us, and noise."""
+"""Parser of a far subprocess's stdout: JSON objects on lines that begin with a marker, and noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Started daemons become one cluster: configurations out, addresses in, everyone told of everyone.
+"""Joins started node daemons into one cluster: sends configurations, gathers addresses, tells each of all others.
 
 The same few messages serve the one daemon of an embedded cluster and the hundred of a launched run.
 """

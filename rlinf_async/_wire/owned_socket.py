@@ -1,4 +1,4 @@
-"""Socket whose descriptor user code may close, told apart from the file that has its number next.
+"""Socket whose descriptor user code may close: notices, by inode, that another file has its number now.
 
 Code that closes all descriptors from 3 on, or one of its own twice, closes sockets of the framework, and the kernel
 gives their numbers to the files that are opened next.  What is then written, read, watched or closed under such a

@@ -1,4 +1,4 @@
-"""The accepting side of links between daemons."""
+"""gRPC server of a node's daemon: accepts other nodes' links, checks who they are, hands out a ``PeerLink`` each."""
 
 from __future__ import annotations
 

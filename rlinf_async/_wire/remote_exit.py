@@ -1,4 +1,4 @@
-"""The end of a remote process: its exit code and its last words."""
+"""Exit of a far subprocess (``RemoteExit``): exit code and last lines of output, as data and as error text."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class State(Enum):
 
 
 class SendBuffer:
-    """Frames in their order.
+    """Packed frames that wait to be written, in order.
 
     Attributes:
         nbytes: of what has been added and has not left.

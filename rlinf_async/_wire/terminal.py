@@ -1,4 +1,4 @@
-"""Text for this process's stdout and stderr: a bounded buffer that a thread of its own empties.
+"""Non-blocking writer to this process's stdout and stderr: a bounded buffer that a thread of its own empties.
 
 A reader may stop reading (``| less``, Ctrl-S) for as long as it likes; writing does not wait for it.  From the first
 text that does not fit nothing more is accepted until the buffer is empty, so that the number of lines that are missing

@@ -1,11 +1,11 @@
-"""Tallies, pending calls and held-back frames."""
+"""Tallies and pending calls."""
 
 from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
 from rlinf_async._core.frames import Status
-from rlinf_async._core.pending_calls import Holdback, PendingCalls, Tally, TallyStep, fold
+from rlinf_async._core.pending_calls import PendingCalls, Tally, TallyStep
 
 
 def test_a_call_finishes_with_its_last_answer() -> None:
@@ -55,44 +55,3 @@ def test_what_is_owed_is_told_oldest_first() -> None:
     assert pending.of_source(2) == []
     assert [call for _, call, _ in pending.fail_all()] == list(range(1, 8))
     assert len(pending) == 0
-
-
-@given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=40), st.data())
-def test_frames_keep_their_sources_order_whenever_bodies_arrive(
-    sent: list[tuple[int, bool]], data: st.DataObject
-) -> None:
-    holdback = Holdback()
-    passed: list[tuple[int, int]] = []
-    transfers = [number for number, (_, large) in enumerate(sent) if large]
-    waiting = data.draw(st.permutations(transfers))
-    arrivals = {number: data.draw(st.integers(0, len(sent))) for number in waiting}
-    for number, (source, large) in enumerate(sent):
-        for transfer in [t for t in waiting if arrivals[t] == number]:
-            passed += holdback.arrived(transfer)
-        passed += holdback.push(source, (source, number), number if large else None)
-    for transfer in [t for t in waiting if arrivals[t] >= len(sent)]:
-        passed += holdback.arrived(transfer)
-    for source in range(3):
-        assert [n for s, n in passed if s == source] == [n for n, (s, _) in enumerate(sent) if s == source]
-
-
-def test_a_source_does_not_wait_for_anothers_body() -> None:
-    holdback = Holdback()
-    assert holdback.push(1, "large", 5) == []
-    assert holdback.push(1, "after") == []
-    assert holdback.push(2, "other") == ["other"]
-    assert holdback.arrived(5) == ["large", "after"]
-    assert holdback.push(1, "free") == ["free"]
-
-
-def test_dropping_gives_back_what_was_held() -> None:
-    holdback = Holdback()
-    holdback.push(1, "large", 5)
-    holdback.push(1, "after")
-    assert holdback.drop() == ["large", "after"]
-    assert holdback.push(1, "next") == ["next"]
-
-
-def test_folding_says_how_many_more() -> None:
-    assert fold(["a", "b"]) == "a, b"
-    assert fold(map(str, range(10)), most=3) == "0, 1, 2 and 7 more"

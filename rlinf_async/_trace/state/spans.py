@@ -1,4 +1,4 @@
-"""Spans: stretches of time on tracks, recorded by one process and kept until they are taken.
+"""Span recorder of one process: stretches of time on tracks (tasks, threads, lanes), buffered until taken.
 
 A *track* is a line on which stretches lie in each other or side by side, and never overlap: the main thread has one,
 and so has every task and thread for as long as something of it is open.  There are two kinds of stretches.  One that is
@@ -75,7 +75,7 @@ class Span:
 
 
 class Recorder:
-    """Thread-safe; nothing in it waits, and what it holds is bounded.
+    """Records spans.  Thread-safe; nothing in it waits, and what it holds is bounded.
 
     Args:
         who: the running task, or the number of the running thread where there is none.

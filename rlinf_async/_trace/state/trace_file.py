@@ -1,4 +1,4 @@
-"""A trace in Chrome's format, as Perfetto and chrome://tracing open it: one JSON document that is whole at any time.
+"""Writer of a trace in Chrome's format (Perfetto, chrome://tracing): one JSON document, whole at any time.
 
 What is added replaces the end of the document, and brings that end along in the same write.  So whoever reads the file,
 or finds it after all have died, has a document that is complete as far as it goes.

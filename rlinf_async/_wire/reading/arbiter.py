@@ -1,4 +1,4 @@
-"""Arbitration between two threads that read a process's sockets."""
+"""Mutual exclusion of two threads that read a process's sockets, which keeps wake-ups in the order of frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A thread that reads the process's sockets whenever it has nothing else to do.
+"""Socket reading on a worker's main thread while that is idle: in its event loop, and where it blocks.
 
 A worker's main thread runs user code, and a second thread reads meanwhile.  While the main thread waits, the second one
 would only be in the way: a wake-up of it, and another one of the main thread, for whatever comes.  So the main thread
