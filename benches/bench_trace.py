@@ -1,4 +1,4 @@
-"""The cost of a trace: a span of the user's, an operation of the framework's, and a hook where nothing is traced.
+"""Cost of tracing: a span of the user's, an operation of the framework's, and the check where tracing is off.
 
     python -m benches.bench_trace [--quick]
 

@@ -62,7 +62,7 @@ DIRECT: Final = "the trainer sends to each of them"
 
 @dataclasses.dataclass(frozen=True)
 class Sync:
-    """What is sent, and to whom.
+    """A measured synchronisation: the model sent, and its receivers.
 
     Args:
         size: bytes.

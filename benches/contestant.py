@@ -1,4 +1,4 @@
-"""The near end of the line protocol: a process per contestant, asked for works."""
+"""Bench's end of the line protocol: starts each contestant as a process, and requests measurements from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers into rows: medians, ratios within one round, targets, and the one line of JSON per case."""
+"""Turns samples into result rows: medians, ratios within a round, targets, and a line of JSON per case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measurements of contestants that stay: started when first needed, and anew after a work at which they failed."""
+"""Runs measurements on long-lived contestants, started on first use and again after a failure; prints the rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Becomes another program that dies with its parent: ``python -I -S die_with_parent.py PARENT PROGRAM [ARGUMENT ...]``.
+"""Exec wrapper of the user's script: sets PDEATHSIG, so that the kernel kills it when the launcher dies.
+
+    python -I -S die_with_parent.py PARENT PROGRAM [ARGUMENT ...]
 
 The kernel keeps the parent-death signal across exec, so the user's program needs no line of ours in it.
 """

@@ -1,4 +1,4 @@
-"""The user's script as a child process that dies with us."""
+"""Runs the user's script as the launcher's child process: signals, exit code, killed when the launcher dies."""
 
 from __future__ import annotations
 

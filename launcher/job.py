@@ -1,4 +1,4 @@
-"""A whole run as one ``async with``: nodes up, the script, nodes down."""
+"""``Job``, a run as an async context manager: preflight, start of the daemons, the script, stop of all nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``Options``: what the user asked of ``rlinf-launch``, as one frozen value."""
+"""``Options``: the flags and script of an ``rlinf-launch`` command line, as one frozen dataclass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DEFAULT_START_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked of the launcher, by flag.  None, or nothing, is what was not said.
+    """The user's settings of the launcher, by flag; None, or an empty value, for a flag that is not given.
 
     Attributes:
         script, args: the script (or module, with ``module``) and what belongs to it.

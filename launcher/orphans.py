@@ -1,4 +1,4 @@
-"""The end of processes that the user's script leaves behind."""
+"""Kills the processes that the user's script leaves behind: adopted as a subreaper, recognised by the run's id."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 class Orphans:
-    """What the script's processes leave behind: it becomes our child, whatever its session, and ends with the run.
+    """Adopts, as a subreaper, the processes that the script's leave behind in any session, and ends them with the run.
 
     Only what bears the run's id in its environment is ended.  Children that we had before are not touched.
     """

@@ -1,4 +1,4 @@
-"""The launcher's report while a run starts, lives and ends; all of it on stderr: stdout is the script's.
+"""Progress output of ``rlinf-launch`` on stderr: live table, plain lines or JSON; text tables for other reports.
 
 On a terminal it is one live table that collapses into a line; elsewhere one line per change, without colours; with
 ``--json`` one JSON object per line.  Quiet leaves the errors.
@@ -18,7 +18,7 @@ _COLUMNS: Final = ("ssh", "daemon", "py", "torch", "gpus")
 
 
 class Named(Protocol):
-    """What the report has to know of a node."""
+    """The facts about a node that the report shows."""
 
     @property
     def name(self) -> str: ...

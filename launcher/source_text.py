@@ -1,4 +1,4 @@
-"""A piece of the user's text that knows where it stands, so that an error can point at it."""
+"""Spans of user text (hosts files, flags, variables) that know file and line, for errors that quote the place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A queue in a process, and producers and consumers in others, with nothing but UNIX sockets between them.
+"""Baseline of channels: a queue in one process, producers and consumers in others, over plain UNIX sockets.
 
     python bare_queue.py COUNT PAIRS IN_FLIGHT     # prints items per second
 

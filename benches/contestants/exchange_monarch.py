@@ -1,4 +1,4 @@
-"""Monarch's actors call each other."""
+"""Monarch as a contestant of the data exchange benches: its actors call each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""rlinf_async's workers exchange data by ``send``, ``recv``, ``broadcast`` and channels."""
+"""rlinf_async as a contestant of the data exchange benches: ``send``, ``recv``, ``broadcast`` and channels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlinf_async import Channel, Cluster, FlexiblePlacementStrategy, NodePlaceme
 
 
 class Bench(Talking, Worker):
-    """What RLinf does too is in ``Talking``, in methods that block; here the same in coroutines."""
+    """The methods of ``Talking``, which block and are RLinf's too, and the same as coroutines."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Ray's actors call each other; what they queue goes through ``ray.util.queue``."""
+"""Ray as a contestant of the data exchange benches: actors call each other, or use ``ray.util.queue``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RLinf's workers exchange data by ``send``, ``recv``, ``broadcast`` and its channel."""
+"""RLinf as a contestant of the data exchange benches: ``send``, ``recv``, ``broadcast`` and its channel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""xoscar's actors call each other, with numpy arrays (their best case)."""
+"""xoscar as a contestant of the data exchange benches: its actors call each other, with numpy arrays (best case)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The works of workers that exchange data, and what every framework has to say of itself for them.
+"""Measurements of data exchange between workers, and ``Exchange``, the interface that each framework implements.
 
 As with ``works.py``, the works are the same for all, and the standard library is all that this file needs.
 """
@@ -14,7 +14,7 @@ from works import Samples
 
 
 class Exchange:
-    """What a framework's own file fills in.  Workers are counted from 0; all instants are of ``time.perf_counter``."""
+    """Interface that each framework implements.  Workers count from 0; all instants are of ``time.perf_counter``."""
 
     async def start(self, workers: int) -> None:
         """Starts the framework and launches the workers."""

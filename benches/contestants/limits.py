@@ -1,4 +1,4 @@
-"""Limits of the machine itself, measured beside the frameworks' figures."""
+"""The machine's own limits as a contestant: forks, sockets, memory and GPU copies, timers, TCP, Gloo, gRPC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies of one piece of memory by as many processes as ask for it: ``memory.py BYTES PROCESSES COUNT``.
+"""Memory bandwidth with several processes copying at once: ``memory.py BYTES PROCESSES COUNT``.
 
 Prints what one of them takes alone, and all of them at once until the last is done: what a machine's memory can do.
 Each copies by one thread, from memory that they share to memory of its own, all of which has been written once.  They

@@ -1,4 +1,4 @@
-"""rlinf_async as the benches drive it: plain ``asyncio.run``, a group of four, a view of its first rank."""
+"""rlinf_async as a contestant of the call and launch benches: plain ``asyncio.run``, groups of workers."""
 
 from __future__ import annotations
 

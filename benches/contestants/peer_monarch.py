@@ -1,4 +1,4 @@
-"""Monarch: a mesh of processes on this host and an actor on each."""
+"""Monarch as a contestant of the call and launch benches: a mesh of processes on this host, an actor on each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ray, awaited from asyncio."""
+"""Ray as a contestant of the call and launch benches: actors, awaited from asyncio."""
 
 from __future__ import annotations
 

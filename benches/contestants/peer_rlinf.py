@@ -1,4 +1,4 @@
-"""RLinf on its Ray: blocking handles, as its documentation uses them."""
+"""RLinf as a contestant of the call and launch benches: blocking handles, as its documentation uses them."""
 
 from __future__ import annotations
 

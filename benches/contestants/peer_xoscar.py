@@ -1,4 +1,4 @@
-"""xoscar: a pool of processes with an actor on each, numpy arrays as large arguments (its best case)."""
+"""xoscar as a contestant of the call and launch benches: a pool of processes, an actor on each, numpy arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Benchmark methods in RLinf's vocabulary; RLinf's workers and ours run these very lines."""
+"""Worker methods of the data exchange benches in RLinf's API, run by RLinf's workers and by ours alike."""
 
 from __future__ import annotations
 

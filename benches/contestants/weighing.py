@@ -1,4 +1,4 @@
-"""The work of a trainer that sends its weights, and what every framework has to say of itself for it.
+"""Measurement of weight synchronisation, and ``Weights``, the interface that each framework implements.
 
 The work is the same for all.  Version 7 is a model that is full of sevens, so that a receiver sees at once whether it
 has that version whole; the last one is different everywhere, and compared by its sums after the trainer's model has
@@ -107,7 +107,7 @@ def check(module: Any, version: int) -> None:
 
 
 class Weights:
-    """What a framework's own file fills in: a trainer and receivers, each with a model."""
+    """Interface that each framework implements: a trainer and receivers, each with a model."""
 
     async def start(self, receivers: int) -> None:
         """Starts the framework and launches the workers."""

@@ -1,4 +1,4 @@
-"""rlinf_async's workers publish weights and subscribe to them."""
+"""rlinf_async as a contestant of the weights bench: workers publish weights and subscribe to them."""
 
 from __future__ import annotations
 

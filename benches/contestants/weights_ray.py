@@ -1,4 +1,4 @@
-"""Ray's trainer puts its weights into the object store, and its receivers get them there."""
+"""Ray as a contestant of the weights bench: weights through the object store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RLinf's bucket syncer, over a broadcast from the trainer to the receivers, as its own workers use it."""
+"""RLinf as a contestant of the weights bench: its bucket syncer over a broadcast, as its own workers use it."""
 
 from __future__ import annotations
 

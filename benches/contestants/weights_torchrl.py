@@ -1,4 +1,4 @@
-"""TorchRL's schemes: one buffer in shared memory to map, and a queue of tensors to copy."""
+"""TorchRL as a contestant of the weights bench: a mapped buffer in shared memory, and a queue of tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two processes with nothing but a TCP connection, or a Gloo pair, between them: what a network can do.
+"""Network baseline: a TCP connection or a Gloo pair between two processes, for the limits.
 
 The near one is the limits' own process; the far one is this file, run as a script, perhaps on another (fake) host.
 """

@@ -1,4 +1,4 @@
-"""The far end of a bench's line protocol, and the works that every framework is asked to do.
+"""Contestant's end of the line protocol; measurements of calls, launches and memory that all frameworks run.
 
 A contestant is a process: it reads one JSON object per line, ``{"work": name, …}``, does the work and answers with one
 line, ``{"samples": […]}`` or ``{"error": traceback}``.  It ends at the end of its input.  The works are the same for
@@ -23,7 +23,7 @@ Samples = list[float]
 
 
 class Framework:
-    """What a framework's own file fills in.  ``first`` is the group that ``start`` launched.
+    """Interface that each framework implements.  ``first`` is the group that ``start`` launched.
 
     The workers have the methods ``ping`` (async) and ``ping_def``, which return their argument, ``use_torch``, ``pid``,
     and ``numel`` and ``summed`` of a tensor.

@@ -1,4 +1,4 @@
-"""Configuration of an example: sections and claims that all have, reading, the command line."""
+"""Base schema of the examples' configurations: shared sections and checks, reading with command-line overrides."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RolloutModel:
 
 @dataclass(frozen=True)
 class Schema:
-    """What the configuration of an example may contain.
+    """The sections and checks of an example's configuration.
 
     Attributes:
         sections: a dataclass.

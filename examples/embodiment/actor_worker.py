@@ -1,4 +1,4 @@
-"""The group that learns."""
+"""Worker group ``actor``: trains the policy with PPO, data-parallel, and sends its weights to the rollout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints: one file each, complete or not there at all."""
+"""Saves and loads checkpoints, one file per step, written atomically."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training loop: which group does what, when."""
+"""Training loop of the embodiment example, in the driver: steps, evaluations, checkpoints, metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The group that simulates."""
+"""Worker group ``env``: steps simulators with the rollout's actions, and sends the experience to the actor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The progress line of a training step, and the seconds in it."""
+"""Prints the progress line of a training step, and sums up the seconds of its phases."""
 
 from __future__ import annotations
 

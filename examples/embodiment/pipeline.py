@@ -1,4 +1,4 @@
-"""Queues between the groups while the rollout runs.
+"""Channels between the groups during a rollout, and the layout of batches over ranks and stages.
 
 Each env worker's simulators are cut into ``rollout.pipeline_stage_num`` stages, and every stage goes its own round::
 
@@ -23,7 +23,7 @@ from rlinf_async import Channel
 
 @dataclass(frozen=True)
 class View:
-    """What a stage of an env worker has a rollout worker look at.
+    """Observations of a stage of an env worker, for a rollout worker.
 
     Attributes:
         observations: ``[envs, observation]``; None once the stage needs no more actions.

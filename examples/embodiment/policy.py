@@ -1,4 +1,4 @@
-"""The policy: two small networks, what they see made comparable first."""
+"""Actor-critic policy: two small networks for actions and values, on observations with running normalisation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The group that decides on actions."""
+"""Worker group ``rollout``: policy inference, answers the simulators' observations with actions."""
 
 from __future__ import annotations
 

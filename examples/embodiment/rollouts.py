@@ -1,4 +1,4 @@
-"""Messages between the groups: frozen records of arrays.
+"""Records of arrays that the groups exchange (actions, transitions, batches); joining and splitting them.
 
 ``envs`` below is the number of simulators that a record speaks of: those of one worker, or all of them once
 :func:`concatenate` has put the workers' records side by side.
@@ -20,7 +20,7 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class TaskShape:
-    """What a policy must know of the task: the sizes of an observation and of an action."""
+    """Sizes of an observation and of an action."""
 
     observation_size: int
     action_size: int
@@ -28,7 +28,7 @@ class TaskShape:
 
 @dataclass(frozen=True)
 class Actions:
-    """What the policy decided: ``actions [envs, action]`` in [-1, 1], ``log_probabilities [envs]``."""
+    """The policy's decisions: ``actions [envs, action]`` in [-1, 1], ``log_probabilities [envs]``."""
 
     actions: Floats
     log_probabilities: Floats
@@ -36,7 +36,7 @@ class Actions:
 
 @dataclass(frozen=True)
 class Transitions:
-    """What one step of the simulators led to.
+    """Results of one step of the simulators.
 
     Attributes:
         next_observations: ``[envs, observation]``, the states that the actions led to.

@@ -1,4 +1,4 @@
-"""Seeds by purpose.
+"""Seeds by purpose (training, selection, evaluation): disjoint, and the same in a resumed run.
 
 Simulators' seeds for training, for the choice of when to stop, and for the final evaluation come from ranges
 that cannot meet.  What is drawn at a training step depends only on (seed, purpose, rank, step): a resumed run

@@ -1,4 +1,4 @@
-"""Messages between the groups, and the channels that carry them.
+"""Messages between the groups (problems, responses, rewards), and the channels that carry them.
 
 One training step::
 

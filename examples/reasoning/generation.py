@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Generated:
-    """What a model wrote after prompts, ``[prompts * samples, ...]``, the samples of a prompt side by side.
+    """Tokens that a model wrote after prompts, ``[prompts * samples, ...]``, the samples of a prompt side by side.
 
     Attributes:
         tokens: ``[..., length]`` ids through the end, then padding.

@@ -1,4 +1,4 @@
-"""The group that answers problems."""
+"""Worker group ``rollout``: answers problems with the model, and takes new weights from the actor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The group that learns."""
+"""Worker group ``actor``: trains the model with GRPO, data-parallel, after a supervised warm start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The policy: a causal transformer, made from a configuration, or read from a folder.
+"""The policy's causal transformer: builds, loads and saves it, and computes log probabilities of tokens.
 
 ``transformers`` takes seconds to import: it is left to the workers that have a model.
 """

@@ -1,4 +1,4 @@
-"""Configuration of this example: its keys, and what of them makes sense."""
+"""Configuration schema of the reasoning example, and the checks across its keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training loop: which group does what, when."""
+"""Training loop of the reasoning example, in the driver: warm start, steps, weight updates, evaluations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The group that judges answers."""
+"""Worker group ``reward``: gives each response 1 if its answer is right, 0 if not."""
 
 from __future__ import annotations
 

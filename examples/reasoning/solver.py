@@ -1,4 +1,4 @@
-"""A model that answers problems: text in, text out."""
+"""``Solver``: a model with its tokenizer that samples responses to problems, text in and text out."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Solver:
-    """Attributes:
-    max_new_tokens: what a response may have, its end included.
+    """Samples responses to problems.
+
+    Attributes:
+        max_new_tokens: limit of a response, its end included.
     """
 
     model: Any

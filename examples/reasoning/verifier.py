@@ -1,4 +1,4 @@
-"""The judge of an answer: it works the problem out for itself, and believes nothing that was written."""
+"""Verifier: computes a problem's answer from its prompt, and compares the last number of the response with it."""
 
 from __future__ import annotations
 

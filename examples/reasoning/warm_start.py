@@ -1,4 +1,4 @@
-"""The supervised start: worked solutions to imitate, until some of the answers are right."""
+"""Supervised warm start: trains on worked solutions until the model answers some problems right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The actor's weights, to every rank of the rollout group: whole versions, and the actor does not wait for them."""
+"""Weight synchronisation from actor rank 0 to all rollout ranks, in whole versions, without blocking the actor."""
 
 from __future__ import annotations
 

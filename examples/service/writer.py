@@ -1,4 +1,4 @@
-"""A worker that learns which word follows which, and writes."""
+"""Worker with a Markov chain over words: learns from texts, and streams generated words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machines that a batch system, or the user's environment, has given to this job."""
+"""Finds the hosts of a run: ``--hosts``, ``$RLINF_HOSTS``, Slurm, PBS, LSF, MPI and job hosts files, or localhost."""
 
 from __future__ import annotations
 

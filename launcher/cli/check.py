@@ -1,4 +1,4 @@
-"""``--check``: every host is looked at, and nothing is started."""
+"""``--check``: runs the preflight on all hosts without starting a node; its result as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..report import Report, grid
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What a check has found.  ``answers`` and ``binds`` (the addresses for the other nodes) are by rank."""
+    """Result of ``--check``.  ``answers`` and ``binds`` (the addresses for the other nodes) are by rank."""
 
     nodes: Sequence[Node]
     answers: Mapping[int, Mapping[str, Any]]

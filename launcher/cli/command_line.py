@@ -1,4 +1,4 @@
-"""The words of the command line, and the variables beside it, sorted by flag; nothing is interpreted yet."""
+"""Tokenizer of ``rlinf-launch``'s flags and environment variables: raw values by flag, and the script's words."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 @dataclass(frozen=True)
 class Value:
-    """What was given to a flag, and where: ``--nnodes`` or ``$RLINF_NNODES``."""
+    """A raw value of a flag, and its origin: ``--nnodes`` or ``$RLINF_NNODES``."""
 
     text: str
     where: str

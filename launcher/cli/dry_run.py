@@ -1,4 +1,4 @@
-"""``--dry-run``: prints all that would be done, and does none of it."""
+"""``--dry-run``: describes the planned nodes, variables (secrets masked) and command lines; nothing is started."""
 
 from __future__ import annotations
 

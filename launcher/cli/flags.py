@@ -1,4 +1,4 @@
-"""The flags of ``rlinf-launch``: one table, which the parser walks and the help is printed from."""
+"""Table of ``rlinf-launch``'s flags, which its command line is read by, and the ``--help`` text made from it."""
 
 from __future__ import annotations
 

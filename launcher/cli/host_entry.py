@@ -1,4 +1,4 @@
-"""One entry of a hosts file: a host, or a range of hosts, and what is said about it."""
+"""Parser of one entry of a hosts file or list: host or bracket range, and its ``key=value`` settings."""
 
 from __future__ import annotations
 

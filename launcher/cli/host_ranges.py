@@ -1,4 +1,4 @@
-"""Bracket ranges in host names, as pdsh and Slurm write them: ``gpu[01-03,20]`` is gpu01, gpu02, gpu03, gpu20."""
+"""Expands bracket ranges in host names as pdsh and Slurm do (``gpu[01-03,20]``), and splits lists at their commas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hosts of a run, as a hosts file or ``--hosts`` names them.
+"""Reads the hosts of a run from a hosts file, stdin or a list, and merges or refuses duplicates.
 
 One host, or one range of hosts, per line; the order is the order of node ranks, from 0::
 

@@ -1,4 +1,4 @@
-"""``rlinf-launch``: arguments in, exit code out.
+"""Entry point of ``rlinf-launch``: chooses run, check, preview or sweep; signals, ``--timeout`` and exit codes.
 
 What the launcher has to say goes to stderr: stdout is the script's.  Only what was asked for in place of a run
 (``--help``, ``--version``, ``--dry-run``, ``--show-placement``, ``--check``, ``--sweep``) is printed on stdout.

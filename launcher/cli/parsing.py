@@ -1,4 +1,4 @@
-"""Parser of the command line of ``rlinf-launch``, and of the variables that stand in for flags."""
+"""Validates the values of ``rlinf-launch``'s flags and environment variables, and builds ``Options`` from them."""
 
 from __future__ import annotations
 

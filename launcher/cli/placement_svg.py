@@ -1,4 +1,4 @@
-"""A placement as a drawing: a box per node, a cell per device, a bar per component with its ranks."""
+"""Renders a placement chart as SVG: a box per node, a cell per device, a bar per component with its ranks."""
 
 from __future__ import annotations
 

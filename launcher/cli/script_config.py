@@ -1,4 +1,4 @@
-"""The configuration that a script would read, found by the script's own words."""
+"""Finds and loads the YAML file for ``--show-placement``, with the overrides in the script's arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``--show-placement``: the ranks of every component on the devices of every node, printed and drawn."""
+"""``--show-placement``: plans a configuration's placement on the run's hosts; as a table, JSON or an SVG file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEFAULT_DRAWING = "placement.svg"
 
 @dataclass(frozen=True)
 class Drawing:
-    """A placement, planned.
+    """A planned placement, as text, JSON facts or SVG.
 
     Attributes:
         source: the configuration's path.

@@ -1,4 +1,4 @@
-"""Activity of this node's workers and pending requests, in words for long waits."""
+"""Diagnostics for long waits: states and open calls of workers, progress of pending requests, content of queues."""
 
 from __future__ import annotations
 

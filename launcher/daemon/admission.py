@@ -1,4 +1,4 @@
-"""Admission of local connections: a bounded number that has not said hello yet, each with a deadline."""
+"""Admission of local connections that have not said hello: at most so many, each with a timeout, oldest evicted."""
 
 from __future__ import annotations
 

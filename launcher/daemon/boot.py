@@ -1,4 +1,4 @@
-"""A node as its daemon begins: the configuration from stdin, and the folders that follow from it."""
+"""Boot configuration of a daemon: ``NodeConfig`` from stdin, run and log directories, variables for workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .run_logs import RunLogs
 
 @dataclass(frozen=True)
 class Boot:
-    """Where this node's files are, besides what the near side has decided about it."""
+    """A node's boot configuration: the launcher's ``NodeConfig``, and the paths of run directory, socket and logs."""
 
     config: NodeConfig
     run_dir: Path

@@ -1,4 +1,4 @@
-"""Asks the callers of this node which of the calls that workers owe have been answered past the daemon.
+"""Reconciles a daemon's pending calls with its local callers, which may have got the replies on direct sockets.
 
 Of a call that was answered directly the daemon hears some milliseconds later.  What it tells of open calls, in
 ``status()`` and when a worker dies, waits until the callers have said what they know: a round trip, and at most
@@ -34,7 +34,7 @@ class _Check:
 
 
 class CallCheck:
-    """The questions of one daemon."""
+    """Rounds of questions to callers; each calls back when all have answered, or its time is up."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, router: Router) -> None:
         self._loop = loop

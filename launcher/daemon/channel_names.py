@@ -1,4 +1,4 @@
-"""Node 0's operations on channels: numbers and names."""
+"""Directory of the run's channels, on node 0: numbers, names, pinned keys, promised channels; lookups may wait."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .handlers import LATER, Requester
 
 
 class ChannelNames:
-    """The table of the run's channels.
+    """Handlers of the operations on the run's table of channels.
 
     Args:
         answer: answers a request that has waited.

@@ -1,4 +1,4 @@
-"""The channels whose queues live in this daemon.
+"""Queues of the channels that this daemon hosts: handles PUT, GET and QUEUE frames, and closes with their owners.
 
 Plain calls from the router, no task and no wait: a frame is handled, and all that follows from it sent, before the next
 frame is read.  The items that a queue holds are held here, bytes or descriptors of sealed memory, so that they

@@ -1,4 +1,4 @@
-"""Cleanup in parts, none of which is left out because another one raises.
+"""Runs every part of a cleanup, and logs the exceptions, so that a failing part does not skip the others.
 
 What a dead process leaves is spread over many tables: calls, leases, locks, names, ports.  One exception in the first
 of them would leave held locks and waiting callers behind, for as long as the daemon lives.

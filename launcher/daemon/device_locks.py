@@ -1,4 +1,4 @@
-"""Node 0's operations on locks of devices that several workers want."""
+"""Device locks of the run, on node 0: grants them to requesters, queues others, frees those of dead processes."""
 
 from __future__ import annotations
 

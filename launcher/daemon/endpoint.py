@@ -1,4 +1,4 @@
-"""A process that is attached to this node: a driver, a worker, or a worker's subprocess."""
+"""``Endpoint``: a local process attached to a daemon (driver, worker or sub-worker), its socket and pending calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exit status of a process, in words."""
+"""Exit status of a process: reaps it by pidfd; exit code, signal or out-of-memory kill, in words."""
 
 from __future__ import annotations
 

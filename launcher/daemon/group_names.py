@@ -1,4 +1,4 @@
-"""Node 0's operations on names: the directory of the run."""
+"""Directory of the run's worker groups, on node 0: reserves names, publishes and finds rosters; lookups may wait."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .handlers import LATER, Requester
 
 
 class Names:
-    """Which group is called what, and who waits to hear of it.
+    """Handlers of the operations on group names; a lookup waits until its group is there.
 
     Args:
         answer: answers a request that has waited.

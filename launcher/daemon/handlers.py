@@ -1,4 +1,4 @@
-"""Table of a daemon's handlers, by operation, and the answers to requests."""
+"""Dispatches control requests to a daemon's handlers, registered by operation, and sends the ANSWER frames."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Op = TypeVar("Op", bound=Operation[Any])
 
 
 class Handlers:
-    """What a daemon does for each operation.
+    """Table of handlers by operation; runs them and sends their answers.
 
     Args:
         gone: endpoints that are no more; nothing is kept for them.

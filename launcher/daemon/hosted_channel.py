@@ -1,4 +1,4 @@
-"""A channel hosted by this daemon: its queue, and the replies that its clients have not been sent yet."""
+"""Records of a hosted channel: its queue, replies pending for its clients, descriptors of sealed memory."""
 
 from __future__ import annotations
 

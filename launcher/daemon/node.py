@@ -1,4 +1,4 @@
-"""One node of a run: its socket for local processes, its links to the other nodes, its workers."""
+"""``Node``, a daemon's main object: life from boot to stop, launcher's protocol, local socket, links to nodes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _SIGTERM_TIMEOUT_S: Final = 5
 
 
 class Node:
-    """The daemon's whole: ``run`` goes from the first line on stdin to the last process's end.
+    """A node's daemon: ``run`` lasts from the first line on stdin to the end of the last process.
 
     Lifecycle: up (socket listens, template imports) -> peers known -> links open -> ready -> stop, or lifeline cut or
     SIGTERM -> groups closed, links closed, run directory removed.

@@ -1,4 +1,4 @@
-"""Another node, as this node's daemon sees it: frames over gRPC, large bodies in pieces on the bulk stream."""
+"""Link to another node's daemon: frames over gRPC, in order per source; large bodies in pieces on a bulk stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evidence that the kernel killed a process for want of memory: its log, the count of the process's cgroup.
+"""Out-of-memory diagnosis of a SIGKILL: evidence from the kernel's log, or from cgroup and machine counters.
 
 The kernel's log names the process, and decides where it can be read and reaches back far enough.  A cgroup's count says
 that *some* process of it was killed, so each kill that it counts explains one death.  The count of the whole machine

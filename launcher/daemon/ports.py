@@ -1,4 +1,4 @@
-"""The ports of this node that its processes may listen on."""
+"""Port allocator of a node: finds free ports, and leases them to processes until those end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KERNELS_CHOICE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class Ports:
-    """Promises ports.  What one process has been promised no other one gets until that process has ended.
+    """Port allocator: a port leased to one process goes to no other until that process has ended.
 
     Args:
         address: this node's own.

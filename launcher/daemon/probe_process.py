@@ -1,4 +1,4 @@
-"""A short-lived process that is given one text and answers with another."""
+"""Subprocess of a hardware probe: input and output in memfds, awaited by pidfd, killed when closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Probes about this node's hardware that a process of its own answers: what it loads cannot hurt the daemon."""
+"""Hardware probes of a node in subprocesses: EGL device numbers of GPUs, inventory of registered hardware kinds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OTHER_RENDERERS: Final = ("osmesa", "glx")
 
 
 class Probes:
-    """Asks, on behalf of one node.
+    """Runs the probes of one node, and corrects workers' rendering variables by what they found.
 
     Args:
         node: its name, for errors.

@@ -1,4 +1,4 @@
-"""State of a process as the kernel tells it: stopped, or another program than the one that was started."""
+"""State of a process from ``/proc``, in words: stopped, in the kernel, ended, or exec'ed into another program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker that runs under a profiler: a program of its own, started by the tool, and forked from nothing.
+"""Starts a worker under a profiler's command line, in a fresh interpreter instead of a fork from the template.
 
 A tool that follows a program wants to see it start; a process that was forked from a template would carry the
 template's.  So a profiled worker costs an import of torch.  Its parent is the tool, which this daemon takes for the
@@ -23,7 +23,7 @@ from .templates import PACKET_BYTES
 
 
 class NodeSite(Protocol):
-    """What must be known of the node."""
+    """The facts about the node that a profiled worker needs."""
 
     @property
     def name(self) -> str: ...

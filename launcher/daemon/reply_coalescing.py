@@ -1,4 +1,4 @@
-"""The answers of one group call leave together: one wake-up of the caller instead of one per rank."""
+"""Coalesces the replies of a group call, so that its caller wakes up once instead of once per rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Answer = tuple[Any, list[int]]
 
 
 class ReplyCoalescing:
-    """Plain state: which answers wait for which.
+    """State of group calls whose replies are held back; performs no IO.
 
     Only results wait; the first failure of a call, like the last answer, lets everything go.
 

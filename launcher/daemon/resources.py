@@ -1,4 +1,4 @@
-"""Resources of this node, found without torch: CPUs, GPUs, addresses, and what tells it from others."""
+"""Facts about a node, found without torch: CPUs and memory (cgroup limits), accelerators, IP addresses, identity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The directory of a run's logs: this user's alone, beside those of the runs before, of which the newest are kept."""
+"""Log directory of a run: private to the user, locked while the run lives; prunes those of older runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A daemon's operations: all handlers, and those for groups, stores and status."""
+"""``DaemonService``: registers a daemon's handlers; spawns and closes worker groups; stores, errors, node status."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Site:
-    """What is fixed about this node: where things are, what workers inherit."""
+    """Constants of a node: names, address, log directory, environment of workers."""
 
     run: str
     node: int
@@ -73,7 +73,7 @@ class Site:
 
 
 class DaemonService:
-    """Does what the processes of a run request of one daemon.
+    """Handlers for the control requests that the processes of a run make to one daemon.
 
     Attributes:
         welcome: what every process of this node is told of the run when it attaches.

@@ -1,4 +1,4 @@
-"""Node 0's reservations of links that workers of an emulated network share."""
+"""Bandwidth reservations on emulated network links that workers of several nodes share; kept on node 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that others wait for: whether they may come yet, whether they are stopped, and the end of stuck ones."""
+"""Operations on ranks stuck in a collective: check for owed calls, find stopped (SIGSTOP) ranks, kill a stuck one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .router import Router
 
 
 class StuckRanks:
-    """The operations of one daemon that concern collectives which a failed rank has left."""
+    """Handlers of one daemon for collectives that a failed rank has left."""
 
     def __init__(self, router: Router) -> None:
         self._router = router

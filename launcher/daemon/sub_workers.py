@@ -1,4 +1,4 @@
-"""Workers in plain subprocesses of this node's workers: who may join, and what is told when one ends."""
+"""Sub-workers: admits subprocesses of workers by the token in their environment, and reports their ends."""
 
 from __future__ import annotations
 

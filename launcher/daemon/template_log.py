@@ -1,4 +1,4 @@
-"""The log of a worker template: what it wrote last is told with its end."""
+"""Log file of a worker template: opens it for the template's output, and quotes its tail in errors."""
 
 from __future__ import annotations
 

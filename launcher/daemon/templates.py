@@ -1,4 +1,4 @@
-"""The processes that workers are forked from, one per interpreter and exec-time environment."""
+"""Worker templates: processes with torch imported that fork workers; one per interpreter and environment."""
 
 from __future__ import annotations
 

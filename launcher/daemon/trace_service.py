@@ -1,4 +1,4 @@
-"""The daemon's part in the run's trace: the driver's daemon writes the file, the others tell it the time.
+"""Trace collection by daemons: one writes all processes' spans to a file, and compares the nodes' clocks.
 
 Batches are taken as they come, and the file is whole after each::
 

@@ -1,4 +1,4 @@
-"""Environment of the workers of one request: variables, an interpreter, import paths."""
+"""Merges the environment of a group's workers on a node: variables, interpreter, import paths, network interface."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NETWORK: Final = "RLINF_COMM_NET_DEVICES"
 
 @dataclass(frozen=True)
 class WorkerEnv:
-    """The same for all workers of a request.
+    """Environment that all workers of one spawn request share.
 
     Attributes:
         own: the node's variables.

@@ -1,4 +1,4 @@
-"""Output of a worker: into its log file, its last lines remembered, and line by line to subscribers."""
+"""Captures a worker's stdout or stderr from its pipe: log file, last lines for exit reports, line subscribers."""
 
 from __future__ import annotations
 

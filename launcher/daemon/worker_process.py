@@ -1,4 +1,4 @@
-"""One worker process: forked from a template, watched by pidfd, reaped."""
+"""``WorkerProcess``, a worker as the daemon's child: start, output, end by pidfd, exit report, its own orphans."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _SUFFIXES: Final = {"stdout": ".out", "stderr": ".err"}
 
 
 class WorkerStarter(Protocol):
-    """What starts workers: a template, or a profiler around one."""
+    """Interface to start a worker process: a template, or a profiler."""
 
     async def fork(self, spec: Mapping[str, Any], fds: Sequence[int]) -> int: ...
 
 
 @dataclass
 class WorkerSetup:
-    """What a worker process is made from; plain data, and the descriptors that it takes along."""
+    """Inputs of a worker process: plain data, and the descriptors that it takes along."""
 
     group: str
     rank: int

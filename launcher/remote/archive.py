@@ -1,4 +1,4 @@
-"""The folder that ``--sync`` ships, as one compressed archive in memory."""
+"""Packs the folder that ``--sync`` ships into a compressed tar in memory: git's files, or all but caches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GIT_TIMEOUT_S: Final = 60.0
 
 @dataclass(frozen=True)
 class Archive:
-    """What is shipped.
+    """The packed folder.
 
     Attributes:
         data: a tar file, compressed; names are relative to the folder.

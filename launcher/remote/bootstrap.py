@@ -1,4 +1,4 @@
-"""The bootstrap of every remote side: a line of Python that reads a program from its stdin and runs it.
+"""Bootstrap of a host: the ``python -c`` line that reads a program from stdin and runs it, and that input.
 
 The line is the same for every host and every run, and holds nothing secret; all that is secret, or ours, follows on
 stdin.  It must pass through any login shell unharmed (one line; no single quote, no doubled backslash, no exclamation

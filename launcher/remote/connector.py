@@ -1,4 +1,4 @@
-"""The interface of a connection to a host, over ssh or on this machine."""
+"""``Connector``, the interface of a way to a host (ssh or this machine): its command line, and errors explained."""
 
 from __future__ import annotations
 

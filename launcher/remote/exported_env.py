@@ -1,4 +1,4 @@
-"""The variables of the user's shell that every node of a run gets."""
+"""Selects the user's environment variables that every node of a run gets; reads env files, masks secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One machine of a run, as the user named it."""
+"""``Host``: a machine of a run as the user specifies it: address, user, port, slots, GPUs, labels, variables."""
 
 from __future__ import annotations
 

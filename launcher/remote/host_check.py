@@ -35,7 +35,7 @@ _MAX_CLOCK_AHEAD_S: Final = 360 * 24 * 3600.0
 
 
 class HostCheck:
-    """What the preflight found on each host, and the open lifelines to them, which wait to be told to go.
+    """Runs the preflight on all hosts, and holds their answers and open lifelines until the daemons start.
 
     Attributes:
         lifelines: by rank; the caller closes them.

@@ -1,4 +1,4 @@
-"""Connection to a host that is this machine: the bootstrap without ssh."""
+"""Connector for this machine, without ssh; recognises hosts that are this machine, and finds its own address."""
 
 from __future__ import annotations
 

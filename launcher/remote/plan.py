@@ -1,4 +1,4 @@
-"""The nodes of a run: a rank, a host and a connector for each."""
+"""Plans the nodes of a run from its hosts and options: choice, order by rank, a connector for each."""
 
 from __future__ import annotations
 

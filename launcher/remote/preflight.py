@@ -1,6 +1,6 @@
-"""The program that is shipped to every host and runs there before anything else does.
+"""Preflight program, sent to each host over stdin: checks Python, packages and paths, then becomes the daemon.
 
-It looks what is missing there, says so, waits to be told, and becomes the node's daemon, on the same stdin and stdout.
+It reports what is missing there, waits for the order, and becomes the node's daemon on the same stdin and stdout.
 It comes over ssh's stdin, so nothing of ours needs to be installed there for it to give a readable answer: one file,
 the standard library only, and the syntax of Python 3.6.
 """

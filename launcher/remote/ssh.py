@@ -1,4 +1,4 @@
-"""A host that is reached over the system's ssh: it knows the user's keys, agents, jump hosts and configuration."""
+"""Connector over the system's ``ssh``: the command line for a host, and its failures explained with a fix."""
 
 from __future__ import annotations
 

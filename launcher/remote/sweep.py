@@ -1,4 +1,4 @@
-"""``--sweep RUN``: ends what a run has left on its hosts, and on this machine."""
+"""Local side of ``--sweep RUN``: runs ``sweeper.py`` on all hosts at once, and collects the results by rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program that ``--sweep`` ships to every host: it ends what a run has left there.
+"""Remote program of ``--sweep``: kills what is left of a run on its host, and removes the run's directories.
 
 One file, the standard library, the syntax of Python 3.6; see ``preflight.py``.
 """

@@ -1,7 +1,4 @@
-"""The cluster section of a configuration, read and checked: plain frozen values, no processes.
-
-``schema`` reads the rest of a job's configuration, by a schema of the job's own.
-"""
+"""Configuration files: the ``cluster`` section as frozen, validated values, and a job's own keys by its schema."""
 
 from rlinf_async.configuration.cluster_config import ClusterConfig as ClusterConfig, TracerConfig as TracerConfig
 from rlinf_async.configuration.document import (

@@ -1,4 +1,4 @@
-"""The ``cluster`` section of a configuration."""
+"""``ClusterConfig``: the validated ``cluster`` section: its node groups, tracer, profiling and network emulation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TracerConfig:
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """What a configuration says of the cluster: plain, checked, frozen.
+    """The ``cluster`` section of a configuration: plain, validated, frozen.
 
     Attributes:
         num_nodes: how many nodes the job needs; 0 where it does not say, which takes all.

@@ -1,4 +1,4 @@
-"""A configuration as plain values, and the place of each in the file that it came from."""
+"""Loads YAML files through OmegaConf as plain values, and remembers the file and line of each for errors."""
 
 from __future__ import annotations
 

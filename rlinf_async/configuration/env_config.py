@@ -1,4 +1,4 @@
-"""``env_configs``: the interpreter and the variables of some nodes of a group."""
+"""Parser of ``env_configs``: a node group's Python interpreters and environment variables, by node rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlinf_async.errors import ConfigError
 
 @dataclass(frozen=True)
 class NodeEnvConfig:
-    """What workers are born with on some nodes of a group.
+    """Interpreter and environment variables of the workers on some nodes of a group.
 
     Attributes:
         node_ranks: ranks in the cluster, ascending.

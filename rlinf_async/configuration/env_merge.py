@@ -1,4 +1,4 @@
-"""Merging of environment variables from several sources into those of one worker: plain functions of mappings."""
+"""Merges environment variables from several sources for one worker; PATH-like lists are joined or replaced."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATH_ENV_MERGE_MODE = "RLINF_PATH_ENV_MERGE_MODE"
 
 
 class PathEnvMergeMode(Enum):
-    """What becomes of a list of folders that two sources set."""
+    """Merge mode of a variable that holds a list of folders and that two sources set."""
 
     APPEND = "append"
     """The later source's folders come first, the earlier one's follow."""

@@ -1,4 +1,4 @@
-"""``cluster.net_emulation``: which workers are to seem far apart, and how thin the lines between them are."""
+"""Parser of ``cluster.net_emulation``: extra delays between workers, and bandwidth limits that workers share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Read = TypeVar("_Read")
 
 @dataclass(frozen=True)
 class CrossDCPair:
-    """Workers of two data centres.
+    """Two sets of workers, as of two data centres, with an extra delay between them.
 
     Attributes:
         src, dst: names of workers, such as ``"Env:0"``; ``"Env"`` for all of a group.  As in the YAML, one or
@@ -43,7 +43,7 @@ class CrossDCPair:
 
 @dataclass(frozen=True)
 class BandwidthGroup:
-    """Workers behind one line.
+    """Workers that share one line of limited bandwidth.
 
     Attributes:
         members: names of workers, as in ``CrossDCPair``.

@@ -1,4 +1,4 @@
-"""Node groups, as a cluster has them."""
+"""``NodeGroup``: nodes of a cluster under a label, and the numbering of their hardware for placements."""
 
 from __future__ import annotations
 

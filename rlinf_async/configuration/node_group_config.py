@@ -1,4 +1,4 @@
-"""``node_groups``, as a configuration writes them."""
+"""Parser of ``cluster.node_groups``: labels, node ranks, described hardware, environments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks as a configuration writes them: ``3``, ``0-7``, ``0-3,6``, ``all``, or a list of these."""
+"""Parses and formats lists of ranks in a configuration: ``3``, ``0-7``, ``0-3,6``, ``all``, or a list of these."""
 
 from __future__ import annotations
 

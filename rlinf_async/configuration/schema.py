@@ -1,4 +1,4 @@
-"""A job's own configuration, read by a schema: a YAML file, and what the command line overrides of it.
+"""Reads a job's own YAML file and command-line overrides by a dataclass schema; refuses unknown keys.
 
 A key that the schema does not have is an error, wherever it stands, with the key that it resembles::
 

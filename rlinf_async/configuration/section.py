@@ -1,4 +1,4 @@
-"""One mapping of a configuration, read with care: every complaint names the place, the value and the fix."""
+"""Typed access to one mapping of a configuration; errors name file, line, key, value and fix."""
 
 from __future__ import annotations
 

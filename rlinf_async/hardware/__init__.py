@@ -1,4 +1,4 @@
-"""Hardware of nodes: accelerators of every maker, robots, and what users register of their own; no torch."""
+"""Hardware of nodes, detected without torch: accelerator families, robots, and kinds that users register."""
 
 from rlinf_async.hardware import robots as robots
 from rlinf_async.hardware.accelerator import (

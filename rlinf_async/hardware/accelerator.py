@@ -1,4 +1,4 @@
-"""Accelerators: what is common to the families, and which one a node has."""
+"""``AcceleratorFamily``, the interface to one maker's accelerators, and ``Accelerators``, those that a node has."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class AcceleratorType(StrEnum):
 
 
 class AcceleratorFamily(ABC):
-    """What the framework must know of one maker's accelerators.
+    """Interface to one maker's accelerators: detection, visibility variables, back ends of torch.
 
     Attributes:
         type: the family's name; an ``AcceleratorType``, or a word of its own.

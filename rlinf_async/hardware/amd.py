@@ -1,4 +1,4 @@
-"""AMD GPUs, as the compute driver's topology in sysfs lists them."""
+"""Family of AMD GPUs: detection in the compute driver's sysfs topology, ROCR and HIP visibility."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Physical devices, and which of them a list of visible devices means."""
+"""Accelerator cards and MIG slices as devices, and the devices that ``CUDA_VISIBLE_DEVICES`` and the like select."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Device:
-    """What a worker can be given: ``id`` is an entry of a list of visible devices, ``model`` for example ``"H200"``."""
+    """A device for a worker: ``id`` is an entry of a list of visible devices, ``model`` for example ``"H200"``."""
 
     id: str
     model: str

@@ -1,8 +1,7 @@
-"""EGL devices by GPU.
+"""Maps GPUs to EGL device numbers for rendering; run as a subprocess, since EGL loads the graphics driver.
 
 ``python -m rlinf_async.hardware.egl 0 GPU-5a3e`` answers with a JSON object: device id → EGL's number of it.  EGL
-counts all devices of a machine in an order of its own, and asking it loads the graphics driver: so it is asked by a
-process of its own, on the machine whose GPUs are meant.
+counts all devices of a machine in an order of its own: it is asked on the machine whose GPUs are meant.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The module of the user's own that ``RLINF_EXT_MODULE`` names."""
+"""Loads the user's extension module (``RLINF_EXT_MODULE``) and calls its ``register()``, once per process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The families of accelerators that nodes are searched for, and the search."""
+"""Registry of accelerator families (Ascend, MUSA, Kunlun defined here), and detection of a node's accelerators."""
 
 from __future__ import annotations
 

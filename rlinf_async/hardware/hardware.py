@@ -1,4 +1,4 @@
-"""Kinds of hardware, what a node has of each, and what a configuration says about it."""
+"""Base classes of hardware kinds: registry and enumeration, pieces on a node, configuration by node group."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class HardwareResource:
 
 @dataclass(frozen=True)
 class HardwareConfig:
-    """What a configuration says about one piece; the fields of a kind's own subclass are its keys in the YAML."""
+    """The configuration of one piece; the fields of a kind's own subclass are its keys in the YAML."""
 
     node_rank: int
 

@@ -1,7 +1,6 @@
-"""Inventory of a node's hardware besides accelerators.
+"""Enumerates a node's hardware of registered kinds (robots, cameras) in a subprocess, since it may be user code.
 
-``python -m rlinf_async.hardware.node_inventory`` takes it, in a process of its own on the node, because finding
-hardware may be the user's own code: what it does can neither hold up nor end the node's daemon.
+The daemon runs ``python -m rlinf_async.hardware.node_inventory``: user code can neither hold it up nor end it.
 """
 
 from __future__ import annotations

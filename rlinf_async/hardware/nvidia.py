@@ -1,4 +1,4 @@
-"""NVIDIA GPUs, asked of the driver's management library: no CUDA context is made."""
+"""Family of NVIDIA GPUs and their MIG slices: detection by NVML, without a CUDA context."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Robots as hardware: each is described in the cluster's configuration, gaps filled from its node's environment."""
+"""Base classes of robots: each configured in the cluster's configuration, gaps filled from its node's environment."""
 
 from __future__ import annotations
 

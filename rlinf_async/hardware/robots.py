@@ -1,4 +1,4 @@
-"""The robots that are known by name."""
+"""Robots with built-in support (Franka, GimArm, DOS-W1): their configuration keys and registration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Device facts from sysfs, for makers whose own library is not needed."""
+"""Reads PCI functions, device nodes and property files from ``/sys`` and ``/dev``, for detection of accelerators."""
 
 from __future__ import annotations
 

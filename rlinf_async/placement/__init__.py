@@ -1,4 +1,4 @@
-"""From what is asked for and what a cluster has to one place per rank: pure functions, no processes."""
+"""Placement of worker groups: strategies and rules that give each rank its node and devices; pure functions."""
 
 from rlinf_async.placement.chart import Chart as Chart, NodeChart as NodeChart, Spot as Spot, make_chart as make_chart
 from rlinf_async.placement.component import (

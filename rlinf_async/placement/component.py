@@ -1,4 +1,4 @@
-"""The ``component_placement`` section of a configuration, turned into strategies."""
+"""``ComponentPlacement``: a placement strategy per component, from the rules of ``cluster.component_placement``."""
 
 from __future__ import annotations
 

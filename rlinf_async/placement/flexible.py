@@ -1,4 +1,4 @@
-"""Processes on hardware that is listed piece by piece."""
+"""Placement strategy with an explicit list of hardware ranks for each process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The components of a job that trains a large model, on the same accelerators or each on its own."""
+"""Component placement for model-parallel training: actor, rollout, inference on shared or separate accelerators."""
 
 from __future__ import annotations
 

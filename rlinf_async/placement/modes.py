@@ -1,4 +1,4 @@
-"""Placement modes: how a job's components share accelerators, and how the rollout's weights follow."""
+"""Enums of a job's placement modes (collocated, disaggregated, ...) and of the rollout's weight sync modes."""
 
 from __future__ import annotations
 

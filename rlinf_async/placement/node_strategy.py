@@ -1,4 +1,4 @@
-"""Processes on nodes, without devices of their own."""
+"""Placement strategy by node: processes on listed nodes, without devices of their own."""
 
 from __future__ import annotations
 

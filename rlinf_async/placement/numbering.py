@@ -1,4 +1,4 @@
-"""Cluster-wide numbering of nodes and accelerators, both from 0."""
+"""Cluster-wide numbering of nodes and accelerators from 0, ``ClusterShape``, and descriptions for errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_NAMED_NODES = 8
 
 
 class ClusterShape(Protocol):
-    """What placement needs to know of a cluster: its nodes, with ranks 0 to n-1.
+    """The interface of a cluster to placement: its nodes, with ranks 0 to n-1.
 
     A shape may also have ``node_groups``, a sequence of ``NodeGroup``: those that its configuration names.
     """

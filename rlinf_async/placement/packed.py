@@ -1,4 +1,4 @@
-"""Processes side by side on a range of accelerators, or of other hardware; the default strategy."""
+"""Packed placement strategy, the default: processes side by side on a range of accelerators or other hardware."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``Placement``: the node and the devices of one rank."""
+"""``Placement``, the result for one rank: its node, local rank, and devices, as a frozen dataclass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The grammar of a placement rule: which processes go on which resources.
+"""Parser of placement rules such as ``0-7:0-15``: ranges of resources, and of the processes on each.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Resolution of a placement's ranks: pieces of hardware, or nodes, of one node group or several in a row."""
+"""Resolves hardware ranks, counted through one or several node groups, to nodes and pieces; finds groups by label."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The entries of ``component_placement``: whose rule, in which node groups, and its text."""
+"""Reads the entries of ``component_placement``: components, node groups, rule text, and their place for errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data, tensor and pipeline parallel sizes of a component's accelerators."""
+"""Reads data, tensor and pipeline parallel sizes of components from a job's configuration, and checks them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface of placement strategies, and the placements that follow from a choice of devices."""
+"""``PlacementStrategy``, the interface, and the builder of ``Placement`` records from chosen nodes and devices."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PlacementStrategy(ABC):
 
 @dataclass(frozen=True)
 class Seat:
-    """Where one process goes: a node, as a member of a group, and its own pieces of the group's hardware there."""
+    """Place of one process: a node, as a member of a group, and its own pieces of the group's hardware there."""
 
     group: NodeGroup
     node: NodeInfo

@@ -1,4 +1,4 @@
-"""The environment variables that a worker process is born with."""
+"""Environment variables of a worker, from its placement: ranks, rendezvous address, visible devices, rendering."""
 
 from __future__ import annotations
 

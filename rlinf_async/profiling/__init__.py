@@ -1,4 +1,4 @@
-"""Profiling of workers: configuration, windows, and the command line of the profiler.  Pure."""
+"""Profiling of workers: configuration, windows, and the command line of the profiler; starts no process."""
 
 from rlinf_async.profiling.command import (
     INTERPRETER as INTERPRETER,

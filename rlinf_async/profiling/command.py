@@ -1,4 +1,4 @@
-"""The command line that a profiler wraps around a worker's interpreter."""
+"""Builds the profiler's command line around a worker's interpreter, report paths, and the worker's window plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOG_DIR: Final = "{log_dir}"
 
 @dataclass(frozen=True)
 class WrappedInterpreter:
-    """What is started in place of an interpreter; the interpreter's own arguments follow.
+    """The command to start in place of an interpreter; the interpreter's own arguments follow.
 
     Attributes:
         command: with the interpreter, where the tool does not find that by its environment.

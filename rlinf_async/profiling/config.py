@@ -1,4 +1,4 @@
-"""The ``profiling`` section of a cluster's configuration."""
+"""Parser of the ``profiling`` section: selected groups and steps; options of Nsight, rocprof-sys, torch.profiler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Value = str | int | float | bool | Sequence[Any]
 
 @dataclass(frozen=True)
 class ProfileConfig:
-    """Which workers are profiled, and in which steps; the class of a back end says how.
+    """Selection of the profiled workers and steps; a subclass per back end adds its options.
 
     Attributes:
         backend: ``"nsight"``, ``"rocprof_sys"`` or ``"torch"``.

@@ -1,4 +1,4 @@
-"""The windows in which a worker is profiled, as the worker itself is told of them."""
+"""``WindowPlan``: steps that a worker profiles, and its back end; passed on as JSON in an environment variable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TORCH: Final = "torch"
 
 @dataclass(frozen=True)
 class WindowPlan:
-    """When a worker opens a window, and what it does then.
+    """The steps in which a worker opens a profiling window, and the back end's options.
 
     Attributes:
         backend: ``"torch"``, or that of a tool around the worker.

@@ -1,4 +1,4 @@
-"""Batches: nested values whose tensors, arrays and lists have one row for each sample."""
+"""Splits and merges batches (nested dicts of tensors, arrays, lists) by rows, and infers and checks their sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes without fixed partners: whoever is free serves the next shard, and what it makes goes back to its origin.
+"""Routing plans without fixed partners: any free rank takes the next shard, and its result returns to the origin.
 
 origin     shard, "0_1_train_obs" ──► the queue of (group, tag) ──► any rank of the other group
 origin  ◄── the origin's own queue ◄── what has been made of it, under the same index

@@ -1,4 +1,4 @@
-"""Names of a route's queues in a channel."""
+"""Channel keys of routes: a queue per pair of groups, pair of ranks, tag and route key."""
 
 from __future__ import annotations
 

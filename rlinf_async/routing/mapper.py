@@ -1,4 +1,4 @@
-"""A batch that is spread evenly over one group, and evenly over another: who has what of whose."""
+"""``CommMapper``: overlaps of two even splits of a batch, as peer ranks and row counts; shard sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Send and receive plans of a batch's rows, which agree with each other."""
+"""Matching send and receive plans between the ranks of two groups: peers, row counts and channel keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlinf_async.routing.mapper import CommMapper
 
 @dataclass(frozen=True)
 class RouteEntry:
-    """What goes one way between two ranks.
+    """The rows that go one way between two ranks.
 
     Attributes:
         peer_rank: the rank on the other side.
@@ -27,7 +27,7 @@ class RouteEntry:
 
 @dataclass(frozen=True)
 class RoutePlan:
-    """What one rank sends, or what it receives, in the order of the rows.
+    """The entries of one rank, to send or to receive, in the order of the rows.
 
     Attributes:
         peer_group: the group on the other side.
