@@ -12,7 +12,7 @@ from .contestant import HERE, PEERS
 
 @dataclass(frozen=True)
 class Options:
-    """How a bench is run.
+    """Values of the flags that all benches share.
 
     Args:
         peers: names of the peers to measure beside ours.

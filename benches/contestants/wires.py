@@ -22,7 +22,7 @@ PIECE = 256 << 10
 
 @dataclass(frozen=True)
 class Place:
-    """Where the two processes are.
+    """Places of the two processes.
 
     Args:
         near, far: their own addresses.

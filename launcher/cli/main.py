@@ -195,7 +195,7 @@ def _signals(job: Job, report: Report) -> Iterator[None]:
 
 
 class _TimeLimit:
-    """Whether the run was ended for the time that it took."""
+    """Flag that ``--timeout`` has ended the run."""
 
     has_passed = False
 

@@ -24,7 +24,7 @@ _MAX_CALLS: Final = 5
 
 
 class Activity:
-    """What this node's processes do, as far as its daemon and the kernel know; nothing here waits for any of them."""
+    """Handlers that describe this node's processes, as its daemon and the kernel know them, without waiting for any."""
 
     def __init__(
         self,

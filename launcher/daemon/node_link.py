@@ -26,7 +26,7 @@ _HEADER: Final = struct.Struct("<QQQ")
 
 
 class Link(Protocol):
-    """What this file needs of a gRPC link (``rlinf_async._wire.daemon_link.PeerLink``)."""
+    """The part that is used here of a gRPC link (``rlinf_async._wire.daemon_link.PeerLink``)."""
 
     on_control: Callable[[bytes], None] | None
     on_bulk: Callable[[bytes], None] | None

@@ -23,7 +23,7 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class RunLogs:
-    """Where a node writes its logs.  A run lives while one of its daemons holds a lock on its directory.
+    """A node's log directory.  A run lives while one of its daemons holds a lock on its directory.
 
     Args:
         asked: the user's own choice (``--log-dir``), which is taken as it is, and never cleaned up.

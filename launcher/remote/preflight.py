@@ -86,7 +86,7 @@ def become(order: Dict[str, Any], survey: "HostSurvey") -> None:
 
 
 class HostSurvey:
-    """What was found on this host, and what was not."""
+    """Checks of this host: collects facts about it, and what it lacks."""
 
     def __init__(self, request: Request) -> None:
         self.request = request

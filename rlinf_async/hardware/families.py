@@ -51,7 +51,7 @@ class AscendProcessors(AcceleratorFamily):
 
 
 class MusaGpus(AcceleratorFamily):
-    """Those of Moore Threads, as PCI lists them."""
+    """Moore Threads' GPUs, as PCI lists them."""
 
     type = AcceleratorType.MUSA_GPU
     visibility_variable = "MUSA_VISIBLE_DEVICES"

@@ -8,7 +8,7 @@ from rlinf_async.errors import ConfigError
 
 
 class PlacementMode(Enum):
-    """How the components of a job share the accelerators."""
+    """Ways in which the components of a job share accelerators."""
 
     COLLOCATED = auto()
     """All on the same ones, in turn."""
@@ -21,7 +21,7 @@ class PlacementMode(Enum):
 
 
 class RolloutSyncMode(Enum):
-    """How the rollout gets new weights from the actor."""
+    """Ways in which the rollout gets new weights from the actor."""
 
     COLLOCATED = auto()
     """Within each accelerator: both have a process there."""
