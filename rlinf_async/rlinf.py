@@ -1,4 +1,4 @@
-"""RLinf's other names: of its scheduler and its weight syncers, for code that is ported from there."""
+"""RLinf's names that ``rlinf_async.__all__`` leaves out (placement, routing, weight syncers, ...), for ported code."""
 
 from typing import TYPE_CHECKING
 

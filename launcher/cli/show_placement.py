@@ -1,4 +1,4 @@
-"""``--show-placement``: plans a configuration's placement on the run's hosts; as a table, JSON or an SVG file."""
+"""``--show-placement``: plans a placement offline, from the hosts' declared devices: as a table, JSON or SVG."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading side of a framed UNIX socket: reads, sorts descriptors to their frames, and hands these to their receiver.
+"""Reading side of a framed UNIX socket: splits frames, attaches their descriptors, processes acknowledgements.
 
 A receiver without a free descriptor gets the content of a frame as bytes (``_core/resend.py``).
 """

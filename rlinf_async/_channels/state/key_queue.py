@@ -1,4 +1,4 @@
-"""FIFO of one key in a channel's queue: queued items, waiting puts and gets, and their matching."""
+"""FIFO of one key in a channel's queue: matches items and waiting gets, redelivers returned items."""
 
 from __future__ import annotations
 
