@@ -134,6 +134,9 @@ def test_words_that_wait_end_with_the_other_end_of_the_pipe() -> None:
     link.send(["long", LONG])
     theirs.close()
     ear.until(lambda: ear.end is not None)
+    for thread in threading.enumerate():
+        if thread.name == "words into a pipe":  # which may hear of it later than the link
+            thread.join(30)
     with pytest.raises(PeerLost):
         Outbox.of(ours).say(["more"], "the worker")
     link.close()
