@@ -1,4 +1,4 @@
-"""Per-client registry of ``RemoteQueue``s by node and channel: dispatches GIVE and QUEUE frames to them."""
+"""Per-client registry of ``RemoteQueue``s by node and channel: dispatches GIVE and QUEUE frames and node loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Client requests to register channels with node 0's daemon: create, find, close, promise one not yet numbered.
+"""Creates, finds, promises and closes channels by requests to daemons: queues on their nodes, names on node 0.
 
 A *roster* is what the run knows of a channel: ``name``, ``number`` (numbers rise by one and are used once), ``nodes``
 that hold its queues, ``maxsize``, ``max_bytes`` and ``run``.  A *promise* is what travels of a channel that is passed

@@ -1,4 +1,4 @@
-"""Routes a channel's requests to the queue of their key (one, or one per node); holds them until that is known."""
+"""``Replicas``: holds a channel's requests until node 0 says which queue has their key, and routes them there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests to a channel's queue, each an awaitable ``Work`` with a deadline: ``Put``, ``Get``, ``Question``."""
+"""``Put``, ``Get``, ``Question``: awaitable requests to a channel's queue; deadline, withdrawal, items given back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``CollectiveGroupOptions``: RLinf's NCCL settings of a transfer (thread blocks, stream priority), validated."""
+"""``CollectiveGroupOptions``: RLinf's NCCL settings, validated; for users' process groups, no effect on ``send``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ _RANGES = {"accel_cluster_size": (0, 8), "accel_max_ctas": (1, 32), "accel_min_c
 
 @dataclass(frozen=True)
 class CollectiveGroupOptions:
-    """Wishes for the communicators of CUDA tensors; the first communication of two workers decides for both.
+    """NCCL settings as RLinf's configurations and calls carry them.
 
-    They are checked, and do not matter where no NCCL communicator is used.
+    ``AcceleratorUtil.get_accel_pg_options`` applies them, but for ``use_ring_broadcast``, to process groups that user
+    code makes.  This framework's own transfers check them, and take no notice otherwise.
 
     Attributes:
         accel_cluster_size: thread blocks of a cluster, 0 to 8 (NCCL's ``cga_cluster_size``).

@@ -1,4 +1,4 @@
-"""``Payload`` and ``Content`` with GPU memory: sent by a GPU link, or copied to the CPU where there is none."""
+"""``DevicePayload``, ``DeviceContent``: message bodies with GPU memory, sent by a GPU link or copied to the CPU."""
 
 from __future__ import annotations
 

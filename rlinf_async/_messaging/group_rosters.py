@@ -1,4 +1,4 @@
-"""Name resolution of groups: asks the directory for a group's ranks (``Roster``), waits for it, and caches."""
+"""Name resolution of groups: asks node 0's directory for a group's ranks (``Roster``), waits for it, and caches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Receiving side of messaging: gives arriving messages to posted receives, fetches content that comes by links."""
+"""Receiving side of messaging: gives messages to posted receives, fetches content by links, answers the senders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns tracing of this process on and off, records its calls and operations, collects the run's trace file.
+"""Turns this process's tracing on/off, records calls and operations; has all processes flush to the trace file.
 
 Where a run is not traced, ``recorder`` is None, and everybody who has something to record asks for nothing but that::
 

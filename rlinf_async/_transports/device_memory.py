@@ -1,7 +1,7 @@
-"""CUDA IPC handles, by ctypes: export GPU memory and stream events, open and close another process's.
+"""CUDA IPC between processes: exports and opens GPU memory (by ctypes) and stream events (by torch).
 
-torch has this too, but it counts references in a file under ``/dev/shm``, which a killed process leaves behind.  Here
-nothing is counted: whoever exports memory keeps it until it hears that it is not needed any more.
+torch exports memory too, but counts references in a file under ``/dev/shm``, which a killed process leaves behind.
+Here nothing is counted: whoever exports memory keeps it until it hears that it is not needed any more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Aborts pending Gloo collectives: shuts Gloo's TCP connections down, found by its threads' epoll descriptors.
+"""Aborts users' pending Gloo collectives: ends their TCP connections, found by Gloo threads' epoll descriptors.
 
 Gloo has no way to end a pending operation.  Each of its devices has a thread in ``epoll_wait``; the kernel tells on
 which descriptors.  So nothing else of the process is touched: not torch's store, nor the user's own connections.

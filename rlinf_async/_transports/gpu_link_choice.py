@@ -1,4 +1,4 @@
-"""Choice of the link between two workers' GPUs: CUDA IPC, NCCL, or staged through pinned CPU memory."""
+"""``Gpu``, a worker's GPU as told to peers, and choice of the link between two: CUDA IPC, NCCL, or CPU-staged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory to receive tensors into: ``WarmMemory``, a pool reused once unreferenced; ``Place``, a given buffer.
+"""CPU memory to receive tensors into: ``WarmMemory``, a pool reused once unreferenced; ``Place``, a given buffer.
 
 Fresh memory costs a page fault per page, which more than halves the speed of a transfer that writes to it.  So whatever
 a receiver has let go of is kept, up to a bound, and handed out again::

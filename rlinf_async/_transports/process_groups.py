@@ -1,4 +1,4 @@
-"""Finds ``torch.distributed`` collectives pending in this process, and aborts its process groups.
+"""Finds this process's pending ``torch.distributed`` collectives, aborts its groups; probe of its main thread.
 
 What is pending stands in torch's flight recorder: the collectives of Gloo and NCCL, whichever thread started them and
 however their end is awaited.  What that lacks (``send`` and ``recv``, the rendezvous of ``init_process_group``, a torch

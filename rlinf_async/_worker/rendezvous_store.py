@@ -1,4 +1,4 @@
-"""``MasterStore``: torch's ``TCPStore`` at MASTER_ADDR and MASTER_PORT, opened at the first connection.
+"""``MasterStore``: torch's ``TCPStore`` at MASTER_ADDR in a group's first worker, opened at the first connection.
 
 The daemon of the group's first rank made the listening socket on the node's own address, so that the port is known
 before any worker exists and nothing listens on a wildcard address.  torch's store has no authentication: whoever can

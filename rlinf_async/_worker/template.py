@@ -1,4 +1,4 @@
-"""Template process of a node (fork server): has imported torch, and forks workers as the daemon orders.
+"""Template process of a node (fork server): imports torch, forks workers as the daemon orders, sets them up.
 
 ``python -m rlinf_async._worker.template FD`` is started by a node's daemon with one end of a packet socket.  Each
 packet is the description of one worker (msgpack, written by the daemon), with its socket, its output pipes and, for a

@@ -1,4 +1,4 @@
-"""Canonical encoding of channel keys: any hashable value to bytes, the same in every process."""
+"""Canonical encoding of channel keys: any hashable, picklable value to bytes, the same in every process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Directory of a run's channels on node 0: numbers, names, waiting lookups, promises of unnumbered channels.
+"""Directory of a run's channels in node 0's daemon: numbers, names, pinned keys, pending lookups and promises.
 
 A channel is its number: numbers rise by one and are used once.  One that is not in the table is that of a channel whose
 queues have all ended, so nothing has to be kept of those.  A name stands for one open channel at a time::

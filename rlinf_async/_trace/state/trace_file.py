@@ -1,4 +1,4 @@
-"""Writer of a trace in Chrome's format (Perfetto, chrome://tracing): one JSON document, whole at any time.
+"""Writer of a trace in Chrome's format (Perfetto): spans of all processes, call arrows; whole JSON at any time.
 
 What is added replaces the end of the document, and brings that end along in the same write.  So whoever reads the file,
 or finds it after all have died, has a document that is complete as far as it goes.
