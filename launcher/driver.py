@@ -1,4 +1,4 @@
-"""Runs the user's script as the launcher's child process: signals, exit code, killed when the launcher dies."""
+"""``Driver``, the user's script as the launcher's child process: start, interrupt, kill, wait for its exit code."""
 
 from __future__ import annotations
 

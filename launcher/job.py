@@ -1,4 +1,4 @@
-"""``Job``, a run as an async context manager: preflight, start of the daemons, the script, stop of all nodes."""
+"""``Job``, a run as an async context manager: preflight, daemons, script, losses of nodes, stop of all nodes."""
 
 from __future__ import annotations
 

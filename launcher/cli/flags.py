@@ -1,4 +1,4 @@
-"""Table of ``rlinf-launch``'s flags, which its command line is read by, and the ``--help`` text made from it."""
+"""Table of ``rlinf-launch``'s flags, hints on flags of other launchers, and the ``--help`` text from the table."""
 
 from __future__ import annotations
 

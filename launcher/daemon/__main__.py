@@ -1,8 +1,7 @@
-"""Entry point of a node's daemon, ``python -m rlinf_launcher.daemon``: guardian, template, log file, event loop.
+"""Entry point of a node's daemon process: runs the guardian, which forks the daemon: template, log, event loop.
 
-``rlinf-launch`` or ``Cluster()`` starts it.  It begins as the guardian, which forks the daemon proper.  The worker
-template starts before anything else is imported, so that torch's import, the longest part of a start, runs beside
-everything.
+``rlinf-launch`` or ``Cluster()`` starts it.  The worker template starts before anything else is imported, so that
+torch's import, the longest part of a start, runs beside everything.
 """
 
 from __future__ import annotations

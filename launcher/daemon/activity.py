@@ -1,4 +1,4 @@
-"""Diagnostics for long waits: states and open calls of workers, progress of pending requests, content of queues."""
+"""Answers diagnostic requests about long waits: worker states and open calls, progress of requests, queue content."""
 
 from __future__ import annotations
 

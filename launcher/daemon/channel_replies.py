@@ -1,4 +1,4 @@
-"""Batches channel replies into one frame per event-loop turn."""
+"""Replies of a daemon to channel clients: small ones batched per client and loop turn, large items sent alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Death notifications: which endpoints watch which workers."""
+"""Death notifications: endpoints of any node watch workers of this node, and are told when those end."""
 
 from __future__ import annotations
 

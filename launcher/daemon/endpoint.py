@@ -1,4 +1,4 @@
-"""``Endpoint``: a local process attached to a daemon (driver, worker or sub-worker), its socket and pending calls."""
+"""``Endpoint``: a driver, worker or sub-worker at a daemon: its socket, pending calls, limit on queued output."""
 
 from __future__ import annotations
 

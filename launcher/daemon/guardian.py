@@ -1,4 +1,4 @@
-"""Guardian of a node: forks the daemon, kills leftovers and removes run folders when it or the lifeline (stdin) ends.
+"""Node guardian: forks the daemon; when it or the lifeline (stdin) ends, kills leftovers, removes run folders.
 
 It does nothing but wait, for the daemon's end or for the end of its own stdin (the *lifeline*: the kernel cuts it when
 the launcher, the ssh client or the embedding process goes, however it goes).  As a subreaper it inherits whatever the

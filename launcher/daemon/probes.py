@@ -1,4 +1,4 @@
-"""Hardware probes of a node in subprocesses: EGL device numbers of GPUs, inventory of registered hardware kinds."""
+"""Hardware probes in subprocesses: EGL numbers of GPUs, for workers' variables; inventory of registered hardware."""
 
 from __future__ import annotations
 

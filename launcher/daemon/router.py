@@ -1,4 +1,4 @@
-"""Frame router of a daemon, between local endpoints and other nodes; tracks pending calls, fails those of the dead.
+"""Frame router of a daemon between local endpoints and other nodes; tracks pending calls, fails those of the dead.
 
 The router reads headers and never bodies.  An *endpoint* is a local process with a socket (a driver or a worker); a
 *neighbour* is another node's daemon.  A frame's source is taken from the connection that it came on, never from what

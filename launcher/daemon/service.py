@@ -1,4 +1,8 @@
-"""``DaemonService``: registers a daemon's handlers; spawns and closes worker groups; stores, errors, node status."""
+"""``DaemonService``: registers the daemon's handlers; spawns, closes worker groups; frees what dead processes own.
+
+It also opens the listening sockets of groups' stores, keeps the errors that the script has not observed for the
+launcher, and answers ``NodeStatus``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Worker templates: processes with torch imported that fork workers; one per interpreter and environment."""
+"""Worker templates, the daemon's side: starts processes that import torch and, on request, fork the workers.
+
+There is one per interpreter and environment; its program is ``rlinf_async._worker.template``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``WorkerProcess``, a worker as the daemon's child: start, output, end by pidfd, exit report, its own orphans."""
+"""``WorkerProcess``, a worker as the daemon's child: start, output, end by pidfd, exit report; kills its orphans."""
 
 from __future__ import annotations
 

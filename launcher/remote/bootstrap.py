@@ -1,4 +1,4 @@
-"""Bootstrap of a host: the ``python -c`` line that reads a program from stdin and runs it, and that input.
+"""Bootstrap of a host: the ``python -c`` line that runs a program read from stdin, and the bytes for that stdin.
 
 The line is the same for every host and every run, and holds nothing secret; all that is secret, or ours, follows on
 stdin.  It must pass through any login shell unharmed (one line; no single quote, no doubled backslash, no exclamation

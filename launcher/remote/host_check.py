@@ -1,4 +1,7 @@
-"""Preflight of all hosts at once: every failure listed; its connections stay open and become the daemons."""
+"""``HostCheck``: runs the preflight on all hosts, compares the answers, chooses addresses, holds the lifelines.
+
+In a run the preflight processes then become the daemons, on the same stdin and stdout.
+"""
 
 from __future__ import annotations
 

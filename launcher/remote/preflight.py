@@ -1,4 +1,4 @@
-"""Preflight program, sent to each host over stdin: checks Python, packages and paths, then becomes the daemon.
+"""Preflight program, run on each host: checks Python, packages, paths; unpacks ``--sync``; becomes the daemon.
 
 It reports what is missing there, waits for the order, and becomes the node's daemon on the same stdin and stdout.
 It comes over ssh's stdin, so nothing of ours needs to be installed there for it to give a readable answer: one file,

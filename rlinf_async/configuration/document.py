@@ -1,4 +1,4 @@
-"""Loads YAML files through OmegaConf as plain values, and remembers the file and line of each for errors."""
+"""Loads YAML files with OmegaConf, with file and line of each value for errors; converts them to plain values."""
 
 from __future__ import annotations
 

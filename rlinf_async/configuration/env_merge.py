@@ -1,4 +1,4 @@
-"""Merges environment variables from several sources for one worker; PATH-like lists are joined or replaced."""
+"""Merges two sets of a worker's environment variables; PATH-like lists are joined or replaced, by a setting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``NodeGroup``: nodes of a cluster under a label, and the numbering of their hardware for placements."""
+"""``NodeGroup``: nodes of a cluster under a label: numbering of their hardware, environments; built-in groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A placement chart: the ranks of every component on every device of a cluster, ready to be drawn."""
+"""``Chart`` of a placement, as data for tables and drawings: the ranks of each component on each device and node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads data, tensor and pipeline parallel sizes of components from a job's configuration, and checks them."""
+"""Parallel sizes of components: reads tp, pp, cp from a job's configuration, derives dp; RLinf's size properties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parser of the ``profiling`` section: selected groups and steps; options of Nsight, rocprof-sys, torch.profiler."""
+"""Parser of the ``profiling`` section: groups, steps; options of Nsight, rocprof-sys, torch.profiler as arguments."""
 
 from __future__ import annotations
 
