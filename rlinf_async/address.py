@@ -1,4 +1,4 @@
-"""Immutable descriptions of workers and nodes: ``WorkerAddress``, ``WorkerInfo``, ``NodeInfo``."""
+"""Worker addresses in the tree of groups (``rollout:2:0``), and frozen records: ``WorkerInfo``, ``NodeInfo``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``Channel``: a queue between workers, and between workers and the driver."""
+"""``Channel``, users' API of a queue in daemons, or local in a process: create, connect, put, get, batch, close."""
 
 from __future__ import annotations
 

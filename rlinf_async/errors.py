@@ -1,4 +1,4 @@
-"""Exception classes of the framework: every one that it raises.
+"""Exception classes for users to catch: ``RLinfAsyncError`` and its kinds (``WorkerDied``, ``ConfigError``, ...).
 
 An exception of the user's own code arrives as itself (``except ValueError`` works), with notes that name the
 worker.  What stands here is the framework's own word::

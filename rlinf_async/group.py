@@ -1,4 +1,4 @@
-"""``WorkerGroup``: many workers of one class, called as if they were one object."""
+"""``WorkerGroup``: calls methods on all or some ranks of a launched group; finds a group by name, closes one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``Worker``: base class of users' worker classes, with what a worker knows and may do: identity, locks, timers."""
+"""``Worker``: base class of users' workers: identity, create_group, device locks, ports, timers; more in mixins."""
 
 from __future__ import annotations
 

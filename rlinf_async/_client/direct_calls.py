@@ -1,4 +1,4 @@
-"""Calls to workers of the same node over direct sockets, past the daemon, which is told of those still open.
+"""Routes a caller's calls by direct socket or daemon, per target; tells the daemon which direct ones are open.
 
 A worker hands a socket of its own to each caller on its node (``_worker/direct_callers.py``); from then on calls take
 that one too, unless something that the daemon relays is still on its way to the worker.  The daemon answers for the

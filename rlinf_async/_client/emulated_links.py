@@ -1,4 +1,4 @@
-"""Delays a worker's outgoing messages as emulated links would: latency and shared bandwidth between data centres.
+"""Delays a worker's outgoing messages by emulated data-centre links: latency, and bandwidth as node 0 grants it.
 
 Where nothing is emulated ``here`` is None, and senders ask for nothing but that.  What is kept of one link
 leaves in its order; what is meant for others is not held up by it.  A link of its own needs no other node.

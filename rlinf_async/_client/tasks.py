@@ -1,4 +1,4 @@
-"""Runs the framework's coroutines on a client's loop, as ``Work`` that any thread or loop may wait for."""
+"""Runs the framework's coroutines on a client's loop, each as a ``Work``; cancels those left when the client ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launches a group: reserves its name, opens its rendezvous store, spawns its processes, publishes its roster."""
+"""Launches a group by requests of daemons: reserve name, open rendezvous store, spawn workers, publish roster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads a cluster's configuration: nodes wanted, node groups, tracing, fail-fast, workers' variables and Python."""
+"""Resolves script, environment, ``cluster`` config: nodes, groups, trace, fail-fast; workers' variables, Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts node daemons on this machine for a ``Cluster`` without ``rlinf-launch``, with the GPUs that they declare."""
+"""Starts node daemons on this machine for a ``Cluster`` without ``rlinf-launch``; reads the fake GPUs' number."""
 
 from __future__ import annotations
 

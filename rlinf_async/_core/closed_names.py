@@ -1,4 +1,4 @@
-"""Names of closed groups and channels: a lookup of one fails at once and does not wait."""
+"""Names of closed groups and channels, kept at node 0's daemon: a lookup of one fails at once and does not wait."""
 
 from __future__ import annotations
 

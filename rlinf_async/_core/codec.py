@@ -1,4 +1,4 @@
-"""Pickle codec: encodes values as heads and out-of-band buffers, uncopied, and decodes them; nothing else unpickles.
+"""Pickle codec: values to heads and out-of-band buffers, uncopied, and back; type hooks; sole ``pickle.loads``.
 
 Unpickling runs whatever code the bytes ask for: ``decode`` is only for bytes that came from an authenticated peer.
 

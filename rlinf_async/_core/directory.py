@@ -1,4 +1,4 @@
-"""Directory of group names at node 0: reserves, publishes, looks up and releases names; tells lookups that wait."""
+"""Directory of group names, state of node 0's daemon: reserve, publish, join, look up, release; lookups that wait."""
 
 from __future__ import annotations
 

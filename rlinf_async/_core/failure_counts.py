@@ -1,4 +1,4 @@
-"""Throttles log lines about repeated failures: counts each kind, logs the first and then powers of ten."""
+"""Throttles log lines about repeated failures: counts each kind, lets the first and then powers of ten through."""
 
 from __future__ import annotations
 

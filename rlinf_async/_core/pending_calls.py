@@ -1,6 +1,6 @@
-"""State of open calls: a caller's answers by rank (``Tally``), a worker's unanswered calls (``PendingCalls``).
+"""Open calls: ``Tally``, answers by rank, kept by the caller; ``PendingCalls``, what a worker owes, by its daemon.
 
-Plain state, of a caller and of a daemon: both only say what to do next; whoever owns them does it.
+Plain state: both only say what to do next, and their owners do it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Retransmission state of one socket: unacknowledged frames at the sender, acknowledgements at the receiver.
+"""Retransmission state of a socket: sender's unacknowledged frames; receiver's count, lost descriptors, ACKs due.
 
 A socket may lose what was written to it: it breaks while both ends live, or its receiver has no descriptor free and the
 kernel drops those that come.  So both ends count frames, from 1; control frames (ACK, RESTART, PIECE) do not count::

@@ -1,4 +1,4 @@
-"""Device locks, with waiters in order (``DeviceLocks``); port leases of a node (``PortLeases``) and their range."""
+"""State of daemons: device locks, waiters in order (``DeviceLocks``); port leases (``PortLeases``), their range."""
 
 from __future__ import annotations
 

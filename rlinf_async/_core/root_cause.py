@@ -1,4 +1,4 @@
-"""Picks the root cause among the failures of several ranks, and folds the others, and ranks, into short texts."""
+"""Root cause among the failures of several ranks, with a note on the others; ranks as short text (``0-2,5``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tells ranks whose calls are open that another rank of their group has failed: they may wait for it in a collective.
+"""Notices from a caller to ranks with open calls: another rank, which they may await in a collective, has failed.
 
 Nothing is sent at first: within a second the calls around most failures have ended.  What a rank that has been told
 does, and when, it decides itself (``_worker/collective_watch.py``).

@@ -1,4 +1,4 @@
-"""Members of a group, shared by its views: queues calls until the launch is done, sends them, hears of deaths."""
+"""Members of a group at its caller, shared by its views: queues and sends calls, ends late ones, hears of deaths."""
 
 from __future__ import annotations
 

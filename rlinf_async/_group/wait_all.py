@@ -1,4 +1,4 @@
-"""Waits for several calls at once: results in order, or the first failure, which ends the others."""
+"""Waits for several calls at once: results in order, or the first failure, which cancels the others."""
 
 from __future__ import annotations
 

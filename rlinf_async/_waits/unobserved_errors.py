@@ -1,4 +1,4 @@
-"""Errors of calls that were not awaited: logged after a second, listed where a wait is described, counted at the end.
+"""Unawaited errors of calls: logs them after a second, lists them, tells the daemon; ``fail_fast`` ends waits.
 
 The error of a call may arrive long before the script awaits it, and perhaps it never does, because it waits for
 something else: ``env.wait(); rollout.wait(); actor.wait()`` sits in the first line when the actor has failed::

@@ -1,4 +1,4 @@
-"""Acknowledgements of received frames: on the next frame that is sent, or by themselves where none is sent for long."""
+"""Timing of acknowledgements of a socket: with the next frame that is sent, else by themselves after a delay."""
 
 from __future__ import annotations
 

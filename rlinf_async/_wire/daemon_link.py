@@ -1,4 +1,4 @@
-"""Link between two daemons over two streams (control and bulk): sends, delivers, and ends in order or broken.
+"""``PeerLink`` between two daemons over two streams (control, bulk): sends, delivers, ends in order or broken.
 
 It has two streams of messages in both directions: *control*, a stream of bytes where whatever is queued when the
 stream is free leaves as one message, and *bulk*, in pieces, so that a large value never stands in the way of a call.

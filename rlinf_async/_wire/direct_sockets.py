@@ -1,4 +1,4 @@
-"""Direct sockets to other processes of this node, by endpoint; what a broken one loses goes by the daemon.
+"""Table of direct sockets to processes of this node; frames that a broken one lost go by way of the daemon.
 
 A socket that breaks while both processes live loses nothing.  Each end tells the other one, by way of the daemon, how
 many frames have come; what is missing then goes by way of the daemon too, once and in order, and so does what is sent

@@ -1,4 +1,4 @@
-"""Subprocess, local or over ssh, that lives as long as its stdin (a node daemon): exchanges JSON lines, ends it.
+"""``Lifeline``: subprocess, local or by ssh, that ends with its stdin (a node daemon): start, JSON lines, stop.
 
 The far side, started here or through ssh, reads and writes JSON objects, one per line.  What it means for us starts
 with a marker that only the two of us know; everything else on its stdout is noise (a shell's start-up files, a

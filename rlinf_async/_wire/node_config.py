@@ -1,4 +1,4 @@
-"""A node's boot configuration: the first line of its daemon's stdin."""
+"""``NodeConfig``: boot configuration of a node's daemon, the first line of its stdin, as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Send buffer of one socket: packed frames, the descriptors that ride on them, callbacks once they have left.
+"""Send buffer of one socket: writes packed frames with descriptors, in batches, and keeps them until acknowledged.
 
 Not safe for threads; its owner holds a lock::
 

@@ -1,4 +1,4 @@
-"""Writing side of a framed UNIX socket: frames from any thread, and what becomes of them once the socket has ended.
+"""Writing side of a framed UNIX socket: sends from any thread; relays undelivered frames once it has broken.
 
 What is sent within one turn of the loop leaves in one system call.  The frames of a *resumable* connection that the
 other side has not acknowledged when the socket breaks are kept, and go another way (``hand_over``).

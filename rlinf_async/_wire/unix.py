@@ -1,7 +1,7 @@
-"""Connection over a UNIX socket: frames, with file descriptors that ride on the frame that they belong to.
+"""``Connection`` over a framed UNIX socket: joins its reader and writer, decides which thread reads, and ends it.
 
 One plain non-blocking socket, ``add_reader`` and ``recvmsg``: as fast as a transport, and descriptors arrive with
-their bytes.  ``SocketWriter`` sends and ``SocketReader`` reads; here stands which thread reads when, and the end.
+the bytes of the frame that they ride on.  ``SocketWriter`` sends and ``SocketReader`` reads.
 """
 
 from __future__ import annotations
