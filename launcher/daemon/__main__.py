@@ -1,4 +1,4 @@
-"""Entry point of a node's daemon process: runs the guardian, which forks the daemon: template, log, event loop.
+"""Entry point of a node daemon's process: the guardian, which forks the daemon; worker template, log, event loop.
 
 ``rlinf-launch`` or ``Cluster()`` starts it.  The worker template starts before anything else is imported, so that
 torch's import, the longest part of a start, runs beside everything.

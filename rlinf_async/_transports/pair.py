@@ -1,4 +1,4 @@
-"""Interfaces ``Pair``, one side of a process group of two, and ``Owner``, the link that it calls back."""
+"""Interfaces ``Pair``, one side of a two-rank process group (Gloo, NCCL), and ``Owner``, the link that it calls."""
 
 from __future__ import annotations
 

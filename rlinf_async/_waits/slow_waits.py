@@ -1,4 +1,4 @@
-"""Lists all waits of this process's tasks and threads, and logs warnings about those that last long.
+"""Tables of what tasks and threads wait for: ``snapshot``, blocking ``wait_on``, and warnings about slow waits.
 
 Two tables for all: tasks wait in their loop's (``LoopWaits``, with one timer), threads in one of their own, in which
 they enter themselves once they have waited for a moment.  A row is what waits and since when, and costs two operations

@@ -1,4 +1,4 @@
-"""Accelerator cards and MIG slices as devices, and the devices that ``CUDA_VISIBLE_DEVICES`` and the like select."""
+"""Accelerator cards and MIG slices as devices; selection by ``CUDA_VISIBLE_DEVICES`` or the hosts file's ``gpus``."""
 
 from __future__ import annotations
 
