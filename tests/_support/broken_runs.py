@@ -214,7 +214,13 @@ class Broken:
 
     def worker(self, who: str) -> int:
         """The process of a worker, by what its lines begin with."""
-        (line,) = [line for line in self.out.splitlines() if line.startswith(f"[{who}] littered by ")]
+        head = f"[{who}] littered by "
+
+        def lines() -> list[str]:
+            return [line for line in self.out.splitlines(True) if line.startswith(head) and line.endswith("\n")]
+
+        self.until(lambda: bool(lines()))  # workers' lines may be printed later than what the script says
+        (line,) = lines()
         return int(line.split()[-1])
 
     def child(self, word: str) -> int:
