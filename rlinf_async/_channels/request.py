@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 import time
 from collections.abc import Callable, Generator
@@ -12,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 from rlinf_async import settings
 from rlinf_async._channels.queue_errors import QueueEnd
 from rlinf_async._core import frames
+from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.segment import close_fds
 from rlinf_async._waits import slow_waits
 from rlinf_async.errors import ClosedError, EndOfChannel
@@ -130,7 +130,7 @@ class QueueRequest(Work[T]):
         # A copy: an error holds the frames that it is raised through, with all that they refer to, and the queue keeps
         # this one for what is asked of it later.
         # tests/channel/test_ends.py::test_the_end_of_a_queue_keeps_nothing_of_those_who_were_told
-        self._settle(error=copy.copy(end.get))
+        self._settle(error=copy_of(end.get))
 
     def give_up(self, error: Exception) -> None:
         """Ends it with an error, unless it is done, and withdraws it from where it waits."""
@@ -196,7 +196,7 @@ class Put(QueueRequest[None]):
 
     def refuse(self, end: QueueEnd) -> None:
         self.refused = end.closed
-        self._settle(error=copy.copy(end.put))
+        self._settle(error=copy_of(end.put))
 
     def __del__(self) -> None:
         error = self._error

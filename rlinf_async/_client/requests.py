@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextlib
-import copy
 from collections.abc import Sequence
 from typing import Any, Final, Generic
 
 from rlinf_async import errors
 from rlinf_async._client import far_side
+from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.operations import Answer, Operation
 from rlinf_async.work import Work
 
@@ -75,12 +75,12 @@ class Requests:
             if node is None or request.node == node:
                 del self._open[number]
                 # A copy: the client keeps the error, which would hold the frames that it is raised through.
-                request._settle(error=copy.copy(error))
+                request._settle(error=copy_of(error))
 
     def refuse(self, request: Request[Any], error: Exception) -> None:
         """This one cannot even be sent."""
         self._open.pop(request.number, None)
-        request._settle(error=copy.copy(error))
+        request._settle(error=copy_of(error))
 
     def forget(self) -> None:
         """In a forked child: they are the parent's."""

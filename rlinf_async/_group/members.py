@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import threading
@@ -15,6 +14,7 @@ from rlinf_async._client.client import NodeClient
 from rlinf_async._client.tasks import Task
 from rlinf_async._core import frames
 from rlinf_async._core.encoded import Encoded
+from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.frames import Status
 from rlinf_async._core.payload import pack_body
 from rlinf_async._core.root_cause import fold_ranks
@@ -91,7 +91,7 @@ class Members:
             pending, self._pending = self._pending, []
         for _, handler, _, bodies, _ in pending:
             close_fds(fd for _, fds in bodies for fd in fds)
-            handler._fail(error)
+            handler._fail(error)  # the same one: who saw it at one call has seen it
 
     @property
     def failed(self) -> bool:
@@ -189,8 +189,8 @@ class Members:
         end = self.client.closed
         if end is not None:
             if isinstance(end, ClosedError | ForkedProcessError):
-                raise end.with_traceback(None)
-            handler._fail(copy.copy(end))
+                raise copy_of(end)
+            handler._fail(copy_of(end))
             return
         if self.client.loop.is_closed():
             raise loop_watch.closed(self.client.loop, f"{self.name}.{method}() was called")
@@ -210,7 +210,7 @@ class Members:
                 if self._failure is not None:
                     close_fds(fd for _, fds in bodies for fd in fds)
                     self.client.unobserved.observed(cause_of(self._failure))
-                    raise self._failure.with_traceback(None)
+                    raise copy_of(self._failure)
                 if not self._started:
                     self._pending.append((callee, handler, method, bodies, same))
                     return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import hashlib
 import os
@@ -12,6 +11,7 @@ from typing import Any, Final
 
 from rlinf_async._client import emulated_links, far_side
 from rlinf_async._client.client import NodeClient
+from rlinf_async._core.error_copy import copy_of
 from rlinf_async._messaging.collective_options import CollectiveGroupOptions
 from rlinf_async._messaging.device_content import DevicePayload, encode_on
 from rlinf_async._messaging.group_rosters import Roster
@@ -235,7 +235,7 @@ class Exchange:
         def start(peers: Sequence[Peer]) -> None:
             peer = peers[0]
             if peer.error is not None:
-                locating.fail(copy.copy(peer.error))
+                locating.fail(copy_of(peer.error))
             else:
                 locating._settle((peer.label, peer.node))
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.segment import close_fds
 from rlinf_async._messaging.device_content import DeviceContent
 from rlinf_async._messaging.message_content import Content, content_of
@@ -106,7 +106,7 @@ class Inbox:
     def _do(self, stream: _ReceiveStream, step: Step) -> list[Step]:
         receive, message = step.receive, step.message
         if step.do is Do.FAIL:
-            receive.fail(copy.copy(step.why))  # which comes to hold on to the frames that it is raised through
+            receive.fail(copy_of(step.why))  # which comes to hold on to the frames that it is raised through
             return []
         assert message is not None
         if step.do is Do.GRANT:

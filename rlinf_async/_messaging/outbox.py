@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 import threading
@@ -10,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from rlinf_async import settings
+from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.frames import node_of
 from rlinf_async._messaging.device_content import DevicePayload
 from rlinf_async._messaging.in_flight import InFlight, SendStream
@@ -63,7 +63,7 @@ class Outbox:
         with stream.order:
             for peer in receivers:
                 if peer.error is not None:
-                    sending.fail(copy.copy(peer.error))
+                    sending.fail(copy_of(peer.error))
                     return
             if not self._send(stream, in_flight):
                 return
@@ -292,7 +292,7 @@ class Outbox:
             messages = list(stream.open.values())
             stream.open.clear()
         for in_flight in messages:
-            in_flight.sending.fail(copy.copy(error))
+            in_flight.sending.fail(copy_of(error))
 
     # -- what receivers say -------------------------------------------------------------------------------------
 

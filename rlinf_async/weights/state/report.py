@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from rlinf_async._core.error_copy import copy_of
 
 
 @dataclass(frozen=True)
@@ -59,23 +60,7 @@ class SyncReport:
         failed = self.failed
         if not failed:
             return
-        error = _anew(next(iter(failed.values())))
+        error = copy_of(next(iter(failed.values())))
         for worker_id, each in failed.items():
             error.add_note(f"worker {worker_id} does not have version {self.version}: {type(each).__name__}: {each}")
         raise error
-
-
-def _anew(error: BaseException) -> BaseException:
-    """The same error as another object: one that is raised collects notes and a traceback, and may come again."""
-    try:
-        found = copy.copy(error)
-    except Exception:
-        found = None
-    if type(found) is not type(error):  # it cannot be made by what it was made of
-        found = type(error).__new__(type(error), *error.args)
-        found.args = error.args
-        found.__dict__.update(error.__dict__)
-    if hasattr(error, "__notes__"):
-        found.__notes__ = list(error.__notes__)
-    found.__cause__, found.__suppress_context__ = error.__cause__, error.__suppress_context__
-    return found
