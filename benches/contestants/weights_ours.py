@@ -13,10 +13,9 @@ import works
 from works import Samples
 
 from rlinf_async import Cluster, NodePlacementStrategy, PackedPlacementStrategy, PlacementStrategy, Worker
+from rlinf_async.weights import Publisher, Subscriber
 from rlinf_async.weights.links.worker_link import WorkerLink
 from rlinf_async.weights.plane import far_nodes
-from rlinf_async.weights.plane.publisher import Publisher
-from rlinf_async.weights.plane.subscriber import Subscriber
 from rlinf_async.weights.state.chain import CHAIN_FROM
 
 

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from rlinf_async._transports.device_memory import Handle
-from rlinf_async.weights.gpu.cuda import Cuda
 from rlinf_async.weights.gpu.gpus import Marks
-from rlinf_async.weights.model.copying import copy_tensors
+from tests._support.weight_parts import Cuda, copy_tensors
 
 GPU = torch.device("cuda", 0)
 

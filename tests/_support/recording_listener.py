@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from rlinf_async.weights.links.link import Words
+from tests._support.weight_parts import Words
 
 
 class Ear:

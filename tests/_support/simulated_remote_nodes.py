@@ -8,13 +8,10 @@ from typing import Any
 import torch
 
 from rlinf_async.errors import ClosedError
-from rlinf_async.weights.model.manifest import Manifest
-from rlinf_async.weights.model.param_tree import ParamTree
+from rlinf_async.weights import Manifest, ParamTree
 from rlinf_async.weights.plane.far_nodes import FarNodes
-from rlinf_async.weights.slots.slab import SlotWriter
-from rlinf_async.weights.slots.store import Store
-from rlinf_async.weights.state import words as say
 from rlinf_async.work import Work
+from tests._support.weight_parts import SlotWriter, Store, words as say
 
 TREE = ParamTree.of({"a": torch.ones(256, dtype=torch.float32), "b": torch.ones(512, dtype=torch.float32)})
 """3072 bytes: pieces of 1024 and 2048."""

@@ -14,12 +14,10 @@ from typing import Any
 
 import torch
 
-from rlinf_async.weights.links.pipe_link import PipeLink
+from rlinf_async.weights import Manifest, ParamTree, Publisher
 from rlinf_async.weights.model.delta import encode
-from rlinf_async.weights.model.manifest import Manifest
-from rlinf_async.weights.model.param_tree import ParamTree
-from rlinf_async.weights.plane.publisher import Publisher
 from tests._support.fake_gpus import OnCuda
+from tests._support.weight_parts import PipeLink
 from tests.weights.children import child, fork_server
 from tests.weights.pipe_child import model, say
 

@@ -7,9 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from rlinf_async.weights.links.local_link import LocalLink
-from rlinf_async.weights.plane.publisher import Publisher
-from rlinf_async.weights.plane.subscriber import Subscriber
+from rlinf_async.weights import Publisher, Subscriber
+from tests._support.weight_parts import LocalLink
 
 
 @contextlib.asynccontextmanager

@@ -15,10 +15,9 @@ from typing import Any
 import torch
 
 from rlinf_async.errors import PeerLost
-from rlinf_async.weights.links.pipe_link import PipeLink
-from rlinf_async.weights.plane.publisher import Publisher
-from rlinf_async.weights.plane.subscriber import Subscriber
+from rlinf_async.weights import Publisher, Subscriber
 from tests._support.fake_gpus import FakeGpus, NoGpus, OnCuda
+from tests._support.weight_parts import PipeLink
 
 SHAPES = {"a": (1000,), "b": (300, 40), "c": (1,), "d.e": (70_000,), "d.f": (256, 256)}
 

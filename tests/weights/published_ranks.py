@@ -15,11 +15,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from rlinf_async.errors import ConfigError, WeightMismatch
-from rlinf_async.weights.links.local_link import LocalLink
+from rlinf_async.weights import Publisher, Subscriber
 from rlinf_async.weights.model import gather
-from rlinf_async.weights.plane.publisher import Publisher
-from rlinf_async.weights.plane.subscriber import Subscriber
-from rlinf_async.weights.slots.store import Store
+from tests._support.weight_parts import LocalLink, Store
 
 RANKS = 2
 

@@ -20,11 +20,9 @@ from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 
 from rlinf_async import MultiProcessWeightSyncScheme, WorkerWeightSyncScheme as ByCalls
 from rlinf_async.errors import TransferFailed
-from rlinf_async.weights.model.gather import gather_buckets
+from rlinf_async.weights import BucketWeightSyncer, ParamTree, PatchWeightSyncer
 from rlinf_async.weights.model.gather_calls import Calls
-from rlinf_async.weights.model.param_tree import ParamTree
-from rlinf_async.weights.syncers.bucket_syncer import BucketWeightSyncer
-from rlinf_async.weights.syncers.patch_syncer import PatchWeightSyncer
+from tests._support.weight_parts import gather_buckets
 
 RANKS = 3
 LAYERS = 4

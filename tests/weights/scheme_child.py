@@ -20,8 +20,8 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from rlinf_async import DistributedWeightSyncScheme, MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
-from rlinf_async.weights.links.store_mail import StoreMail
 from tests._support.dying_model import Fragile
+from tests._support.weight_parts import StoreMail
 
 SCHEMES: dict[str, Any] = {
     "multiprocess": MultiProcessWeightSyncScheme,

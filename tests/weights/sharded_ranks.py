@@ -19,11 +19,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from rlinf_async.errors import ConfigError
+from rlinf_async.weights import BucketWeightSyncer, ParamTree, PatchWeightSyncer
 from rlinf_async.weights.model import gather
-from rlinf_async.weights.model.gather import gather_buckets
-from rlinf_async.weights.model.param_tree import ParamTree, name_of
-from rlinf_async.weights.syncers.bucket_syncer import BucketWeightSyncer
-from rlinf_async.weights.syncers.patch_syncer import PatchWeightSyncer
+from tests._support.weight_parts import gather_buckets, name_of
 
 RANKS = 4
 

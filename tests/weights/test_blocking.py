@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from rlinf_async import WorkerWeightSyncScheme
-from rlinf_async.weights.waiting.bridge import Bridge
+from tests._support.weight_parts import Bridge
 from tests.weights.ends import Tied
 
 

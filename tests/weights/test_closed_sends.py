@@ -12,7 +12,7 @@ import torch
 
 from rlinf_async import MultiProcessWeightSyncScheme
 from rlinf_async.errors import ClosedError
-from rlinf_async.weights.slots.store import Store
+from tests._support.weight_parts import Store
 
 
 def test_a_sender_that_is_closed_while_it_packs_says_that_it_is_closed() -> None:

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_async.weights.links.local_link import LocalLink
-from rlinf_async.weights.plane.publisher import Publisher
-from rlinf_async.weights.slots.store import Store
+from rlinf_async.weights import Publisher
+from tests._support.weight_parts import LocalLink, Store
 
 
 def weights(value: float) -> dict[str, torch.Tensor]:

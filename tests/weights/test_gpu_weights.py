@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_async.weights.slots.slab_layout import IN_SLOT, ON_GPU
+from tests._support.weight_parts import IN_SLOT, ON_GPU
 from tests.weights.children import child
 from tests.weights.gpu_child import VERSIONS
 

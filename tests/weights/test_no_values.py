@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from rlinf_async.errors import RemoteError, WeightMismatch
-from rlinf_async.weights.model.param_tree import ParamTree
+from rlinf_async.weights import ParamTree
 from tests.weights.ends import SCHEMES, Tied, both
 
 PUBLISHING = ("multiprocess", "shared memory")

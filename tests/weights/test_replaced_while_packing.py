@@ -12,8 +12,8 @@ import torch
 
 from rlinf_async import MultiProcessWeightSyncScheme
 from rlinf_async.errors import ClosedError
-from rlinf_async.weights.slots.store import Store
-from rlinf_async.weights.transports.mp import MPTransport
+from rlinf_async.weights import MPTransport
+from tests._support.weight_parts import Store
 
 
 def weights(value: float) -> dict[str, torch.Tensor]:

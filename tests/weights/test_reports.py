@@ -13,11 +13,10 @@ import pytest
 import torch
 
 from rlinf_async import DistributedTransport, WeightSyncScheme
-from rlinf_async.weights.links.local_link import LocalLink
-from rlinf_async.weights.plane.publisher import Publisher
-from rlinf_async.weights.plane.subscriber import Subscriber
+from rlinf_async.weights import Publisher, Subscriber
 from rlinf_async.weights.schemes.ways import OneWay
 from rlinf_async.work import Work
+from tests._support.weight_parts import LocalLink
 from tests.weights.ends import CALLED, SCHEMES, Tied, both
 
 ALIGNED = 256

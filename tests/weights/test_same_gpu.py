@@ -13,18 +13,11 @@ import pytest
 import torch
 
 from rlinf_async.errors import PeerLost
-from rlinf_async.weights.links.local_link import LocalLink
-from rlinf_async.weights.links.pipe_link import PipeLink
-from rlinf_async.weights.model.copying import Copy, copy_tensors
-from rlinf_async.weights.model.manifest import Manifest
-from rlinf_async.weights.model.param_tree import ParamTree
-from rlinf_async.weights.plane.publisher import Publisher
-from rlinf_async.weights.plane.subscriber import Subscriber
+from rlinf_async.weights import Manifest, ParamTree, Publisher, Subscriber
+from rlinf_async.weights.model.copying import Copy
 from rlinf_async.weights.slots.device_leaves import RETIRED
-from rlinf_async.weights.slots.slab import SlotWriter
-from rlinf_async.weights.slots.slab_layout import IN_SLOT, ON_GPU
-from rlinf_async.weights.slots.store import Store
 from tests._support.fake_gpus import GPU, FakeGpus
+from tests._support.weight_parts import IN_SLOT, ON_GPU, LocalLink, PipeLink, SlotWriter, Store, copy_tensors
 from tests.weights.children import child
 from tests.weights.pairs import pair
 from tests.weights.pipe_child import model, values_of

@@ -14,8 +14,8 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from rlinf_async.errors import DeadlineExceeded, PeerLost
-from rlinf_async.weights.links.store_mail import StoreMail
 from tests._support.dying_model import Fragile
+from tests._support.weight_parts import StoreMail
 from tests.weights.children import Child, child
 from tests.weights.scheme_child import SCHEMES, half_way, scheme_of
 

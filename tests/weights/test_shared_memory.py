@@ -11,9 +11,8 @@ import time
 import pytest
 
 from rlinf_async.errors import DeadlineExceeded, PeerLost, WeightMismatch
-from rlinf_async.weights.links.pipe_link import PipeLink
-from rlinf_async.weights.plane.publisher import Publisher
-from rlinf_async.weights.plane.subscriber import Subscriber
+from rlinf_async.weights import Publisher, Subscriber
+from tests._support.weight_parts import PipeLink
 from tests.weights.children import Child, child
 from tests.weights.pipe_child import model, values_of
 

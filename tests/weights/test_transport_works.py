@@ -23,12 +23,12 @@ from rlinf_async import (
 )
 from rlinf_async.errors import ClosedError
 from rlinf_async.weights import NoTransport
-from rlinf_async.weights.links.store_mail import StoreMail
 from rlinf_async.weights.model.update import Update
 from rlinf_async.weights.schemes.sharded import Gathering
 from rlinf_async.weights.schemes.worker_scheme import WorkerLinkTransport
 from rlinf_async.weights.transports import distributed
 from rlinf_async.work import Work
+from tests._support.weight_parts import StoreMail
 
 WEIGHTS = {"w": torch.zeros(2)}
 

@@ -11,7 +11,7 @@ import torch
 
 from rlinf_async import WorkerWeightSyncScheme
 from rlinf_async.errors import ClosedError
-from rlinf_async.weights.waiting.bridge import Bridge
+from tests._support.weight_parts import Bridge
 
 
 class Slow:

@@ -12,16 +12,11 @@ import pytest
 import torch
 
 from rlinf_async.errors import ClosedError, WeightMismatch
-from rlinf_async.weights.links.local_link import LocalLink
-from rlinf_async.weights.plane.outlets import Outlets
-from rlinf_async.weights.plane.publisher import Publisher
-from rlinf_async.weights.plane.subscriber import Subscriber
-from rlinf_async.weights.plane.sync_handle import SyncHandle
-from rlinf_async.weights.slots.store import Store
-from rlinf_async.weights.state import words as say
+from rlinf_async.weights import Publisher, Subscriber
 from rlinf_async.work import Work
 from tests._support.fake_gpus import FakeGpus
 from tests._support.recording_listener import Ear
+from tests._support.weight_parts import LocalLink, Outlets, Store, SyncHandle, words as say
 from tests.weights.pairs import pair
 
 LARGE = 300_000

@@ -15,11 +15,9 @@ from typing import Any
 import torch
 
 from rlinf_async import TransferFailed, Work, Worker
-from rlinf_async.weights.links.worker_link import WorkerLink
+from rlinf_async.weights import Publisher, Subscriber
 from rlinf_async.weights.plane import far_nodes
-from rlinf_async.weights.plane.publisher import Publisher
-from rlinf_async.weights.plane.subscriber import Subscriber
-from rlinf_async.weights.slots.store import Store
+from tests._support.weight_parts import Store, WorkerLink
 
 SHAPES = {"a": (1000,), "b.c": (300, 40), "b.d": (9_000_000,), "e": ()}
 """36 MB: several pieces, so that one can be in the middle."""

@@ -18,7 +18,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from rlinf_async.weights.state import words as say
+from tests._support.weight_parts import words as say
 from tests.weights.ends import CALLED, Tied
 
 CALLS = ("worker call", "rpc call", "module transform call")

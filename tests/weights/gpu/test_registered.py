@@ -14,9 +14,9 @@ import torch
 
 from rlinf_async._transports import device_memory
 from rlinf_async.weights.gpu import cuda
-from rlinf_async.weights.gpu.cuda import Cuda
 from rlinf_async.weights.gpu.registered import Registrar
 from tests._support.fake_gpus import GPU, FakeGpus, NoGpus
+from tests._support.weight_parts import Cuda
 from tests.weights.pairs import pair
 from tests.weights.pipe_child import values_of
 

@@ -11,11 +11,8 @@ import msgpack
 import pytest
 
 from rlinf_async.errors import ClosedError, ConfigError, PeerLost, TransferFailed
-from rlinf_async.weights.links.link import Link, Words
-from rlinf_async.weights.links.local_link import LocalLink
-from rlinf_async.weights.links.pipe_link import PipeLink
-from rlinf_async.weights.links.shared_pipe_link import SharedPipeLink
 from tests._support.recording_listener import Ear
+from tests._support.weight_parts import Link, LocalLink, PipeLink, SharedPipeLink, Words
 
 Ends = tuple[Link, Link]
 

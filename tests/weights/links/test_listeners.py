@@ -10,15 +10,9 @@ import pytest
 import torch
 
 from rlinf_async.errors import ClosedError, PeerLost
-from rlinf_async.weights.links.link import Link, Words
-from rlinf_async.weights.links.local_link import LocalLink
-from rlinf_async.weights.links.pipe_link import PipeLink
-from rlinf_async.weights.links.shared_pipe_link import SharedPipeLink
-from rlinf_async.weights.plane.outlets import Outlets
-from rlinf_async.weights.plane.publisher import Publisher
-from rlinf_async.weights.plane.subscriber import Subscriber
-from rlinf_async.weights.plane.sync_handle import SyncHandle
+from rlinf_async.weights import Publisher, Subscriber
 from tests._support.recording_listener import Ear
+from tests._support.weight_parts import Link, LocalLink, Outlets, PipeLink, SharedPipeLink, SyncHandle, Words
 
 Ends = tuple[Link, Link]
 

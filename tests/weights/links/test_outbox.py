@@ -19,8 +19,8 @@ from rlinf_async.weights.links import outbox
 from rlinf_async.weights.links.outbox import Outbox
 from rlinf_async.weights.links.pieces import MOST, Joining, pieces_of
 from rlinf_async.weights.links.pipe_mail import PipeMail
-from rlinf_async.weights.links.shared_pipe_link import SharedPipeLink
 from tests._support.recording_listener import Ear
+from tests._support.weight_parts import SharedPipeLink
 
 LONG = b"x" * 3_000_000
 """Many times what a pipe takes."""

@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 
 from rlinf_async.errors import ClosedError, PeerLost
-from rlinf_async.weights.links.link import Link, Words
 from rlinf_async.weights.links.pieces import pieces_of
-from rlinf_async.weights.links.pipe_link import PipeLink
-from rlinf_async.weights.links.shared_pipe_link import SharedPipeLink
 from tests._support.recording_listener import Ear
+from tests._support.weight_parts import Link, PipeLink, SharedPipeLink, Words
 
 Make = Callable[[Any], Link]
 Pipes = tuple[Any, Any]

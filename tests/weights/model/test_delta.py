@@ -9,11 +9,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from rlinf_async.errors import WeightMismatch
+from rlinf_async.weights import Manifest, ParamTree
 from rlinf_async.weights.model import delta as codec
 from rlinf_async.weights.model.delta import Delta, encode, encode_within
 from rlinf_async.weights.model.leaf_memory import LeafMemory
-from rlinf_async.weights.model.manifest import Manifest
-from rlinf_async.weights.model.param_tree import ParamTree
 
 DTYPES = [
     torch.float32,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
+from rlinf_async.weights import ParamTree
 from rlinf_async.weights.model.gather import gather_buckets, is_sharded
-from rlinf_async.weights.model.param_tree import ParamTree
 from tests.weights.scripts import run
 
 

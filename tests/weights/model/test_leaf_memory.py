@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rlinf_async.weights import Manifest, ParamTree
 from rlinf_async.weights.model.leaf_memory import LeafMemory
-from rlinf_async.weights.model.manifest import Manifest
-from rlinf_async.weights.model.param_tree import ParamTree
 
 
 def a_model() -> dict[str, torch.Tensor]:

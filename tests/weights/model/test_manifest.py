@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from rlinf_async.errors import WeightMismatch
+from rlinf_async.weights import ParamTree
 from rlinf_async.weights.model.manifest import ALIGNMENT, Manifest, dtype_of
-from rlinf_async.weights.model.param_tree import ParamTree, name_of
+from tests._support.weight_parts import name_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool, torch.complex64]
 

@@ -11,11 +11,9 @@ import pytest
 import torch
 
 from rlinf_async.errors import DeadlineExceeded, TransferFailed, WeightMismatch
-from rlinf_async.weights.links.local_link import LocalLink
-from rlinf_async.weights.plane.publisher import Publisher
-from rlinf_async.weights.plane.subscriber import Subscriber
-from rlinf_async.weights.slots.leases import Leases
+from rlinf_async.weights import Publisher, Subscriber
 from tests._support.fake_gpus import FakeGpus
+from tests._support.weight_parts import Leases, LocalLink
 from tests.weights.plane.test_publisher import Net, filled, pair, shown, weights
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlinf_async.errors import ClosedError
-from rlinf_async.weights.slots.leases import Leases
+from tests._support.weight_parts import Leases
 from tests.weights.pairs import pair
 
 LARGE = 400_000

@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from rlinf_async.errors import ClosedError, PeerLost, TransferFailed
-from rlinf_async.weights.model.manifest import Manifest
-from rlinf_async.weights.model.param_tree import ParamTree
+from rlinf_async.weights import Manifest, ParamTree
 from rlinf_async.weights.plane.arrival import Arrival
 from rlinf_async.weights.plane.host import Host
-from rlinf_async.weights.state import words as say
 from rlinf_async.work import Work
 from tests._support.simulated_remote_nodes import Sent
+from tests._support.weight_parts import words as say
 
 SIZES = [4, 4, 2]
 SOURCE, NEXT, OTHER = ["rollout", 0], ["rollout", 2], ["rollout", 3]

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from rlinf_async.errors import WeightMismatch
-from rlinf_async.weights.model.manifest import Manifest
-from rlinf_async.weights.model.param_tree import ParamTree
+from rlinf_async.weights import Manifest, ParamTree
 from rlinf_async.weights.plane.destination import Tensors
 from tests._support.fake_gpus import FakeGpus
 from tests.weights.ends import Tied, both

@@ -11,9 +11,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from rlinf_async.errors import PeerLost, TransferFailed, WorkerDied
 from rlinf_async.weights.plane import far_nodes
-from rlinf_async.weights.plane.comparing import Comparing
-from rlinf_async.weights.state import words as say
 from tests._support.simulated_remote_nodes import Outlet, Sender
+from tests._support.weight_parts import Comparing, words as say
 
 SIZES = [1024, 1024, 1024]
 

@@ -10,8 +10,8 @@ import torch
 from rlinf_async.errors import PeerLost
 from rlinf_async.weights.plane import outgoing
 from rlinf_async.weights.plane.outgoing import piece_sizes
-from rlinf_async.weights.state import words as say
 from tests._support.simulated_remote_nodes import Outlet, Sender
+from tests._support.weight_parts import words as say
 
 
 @pytest.fixture

@@ -9,14 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_async.weights.model.param_tree import ParamTree
+from rlinf_async.weights import ParamTree
 from rlinf_async.weights.model.source import Source
-from rlinf_async.weights.plane.comparing import Comparing
 from rlinf_async.weights.plane.packing import Packing
-from rlinf_async.weights.slots.slab import SlotWriter
-from rlinf_async.weights.slots.slab_layout import IN_SLOT, ON_GPU
-from rlinf_async.weights.slots.store import Store
 from tests._support.fake_gpus import GPU, FakeGpus, NoGpus
+from tests._support.weight_parts import IN_SLOT, ON_GPU, Comparing, SlotWriter, Store
 
 MiB = 1 << 20
 

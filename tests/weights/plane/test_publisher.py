@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost, TransferFailed, WeightMismatch
-from rlinf_async.weights.links.local_link import LocalLink
+from rlinf_async.weights import Subscriber
 from rlinf_async.weights.plane.publisher import Publisher
-from rlinf_async.weights.plane.subscriber import Subscriber
+from tests._support.weight_parts import LocalLink
 from tests.weights.pairs import pair
 
 

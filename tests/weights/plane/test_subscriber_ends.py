@@ -16,8 +16,8 @@ import torch
 
 from rlinf_async import MultiProcessWeightSyncScheme
 from rlinf_async.errors import ClosedError
-from rlinf_async.weights.links.local_link import LocalLink
-from rlinf_async.weights.plane.subscriber import Subscriber
+from rlinf_async.weights import Subscriber
+from tests._support.weight_parts import LocalLink
 from tests.weights.ends import both
 from tests.weights.pairs import pair
 

@@ -13,7 +13,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 from rlinf_async.errors import WeightMismatch
-from rlinf_async.weights.model.param_tree import ParamTree
+from rlinf_async.weights import ParamTree
 from rlinf_async.weights.model.update import plan_update
 from rlinf_async.weights.schemes.strategy import WeightStrategy, _get_strategy
 

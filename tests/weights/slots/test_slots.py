@@ -9,7 +9,7 @@ import torch
 
 from rlinf_async import MultiProcessWeightSyncScheme
 from rlinf_async.errors import ConfigError
-from rlinf_async.weights.plane.publisher import Publisher
+from rlinf_async.weights import Publisher
 from rlinf_async.weights.slots import store
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rlinf_async.weights.state import words as say
 from rlinf_async.weights.state.news import News
+from tests._support.weight_parts import words as say
 
 WORDS: list[list[Any]] = [[say.PUBLISH, 1], [say.PUBLISH, 2], [say.HELLO], [say.PUBLISH, 3]]
 

@@ -9,9 +9,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from rlinf_async.errors import StaleVersion, WeightMismatch
-from rlinf_async.weights.model.manifest import Manifest
-from rlinf_async.weights.model.param_tree import ParamTree
-from rlinf_async.weights.syncers.buckets import iter_named_tensor_buckets, numbered
+from rlinf_async.weights import Manifest, ParamTree, iter_named_tensor_buckets
+from rlinf_async.weights.syncers.buckets import numbered
 from rlinf_async.weights.syncers.incoming import IncomingBuckets
 from rlinf_async.weights.syncers.sending import Sending
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlinf_async.errors import WeightMismatch
-from rlinf_async.weights.syncers.patch_syncer import PatchWeightSyncer
+from rlinf_async.weights import PatchWeightSyncer
 from tests.weights.syncers.two_ends import Wire, meet
 
 LARGE = 40_000

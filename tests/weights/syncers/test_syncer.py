@@ -13,10 +13,13 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from rlinf_async.errors import ConfigError, StaleVersion, WeightMismatch, WrongBase
-from rlinf_async.weights.syncers.bucket_syncer import BucketWeightSyncer
-from rlinf_async.weights.syncers.buckets import iter_named_tensor_buckets
-from rlinf_async.weights.syncers.patch import CompressedWeightPatch, EmptyWeightPatch
-from rlinf_async.weights.syncers.patch_syncer import PatchWeightSyncer
+from rlinf_async.weights import (
+    BucketWeightSyncer,
+    CompressedWeightPatch,
+    EmptyWeightPatch,
+    PatchWeightSyncer,
+    iter_named_tensor_buckets,
+)
 from rlinf_async.weights.syncers.sending import BEGINNING
 from rlinf_async.weights.syncers.syncer import WeightSyncer, collect_param_names_need_sync
 from tests.weights.syncers.two_ends import KINDS, Net, Wire, bits, meet

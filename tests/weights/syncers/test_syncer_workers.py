@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from rlinf_async import Cluster, NodePlacementStrategy, PeerLost, Worker, WorkerDied
+from rlinf_async.weights import WeightSyncer
 from rlinf_async.weights.model.update import as_bytes
-from rlinf_async.weights.syncers.syncer import WeightSyncer
 
 EVERYBODY = [("trainer", 0), ("rollout", [0, 1])]
 

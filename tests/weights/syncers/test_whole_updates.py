@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from rlinf_async.errors import PeerLost, StaleVersion, WeightMismatch
-from rlinf_async.weights.syncers.bucket_syncer import BucketWeightSyncer
+from rlinf_async.weights import BucketWeightSyncer
 from tests.weights.syncers.two_ends import KINDS, Net, Wire, a_receiver, bits, coming, meet, versions
 
 BUCKETS, PATCH = KINDS["buckets"], KINDS["patch"]

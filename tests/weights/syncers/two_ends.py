@@ -10,10 +10,8 @@ import torch
 from torch import nn
 
 from rlinf_async.errors import PeerLost
-from rlinf_async.weights.model.param_tree import ParamTree
+from rlinf_async.weights import BucketWeightSyncer, ParamTree, PatchWeightSyncer
 from rlinf_async.weights.model.update import as_bytes
-from rlinf_async.weights.syncers.bucket_syncer import BucketWeightSyncer
-from rlinf_async.weights.syncers.patch_syncer import PatchWeightSyncer
 
 
 class Net(nn.Module):
