@@ -224,7 +224,8 @@ def test_check_for_machines(stage: Stage) -> None:
 
 
 def test_sweep_ends_what_bears_the_runs_id_and_nothing_else(stage: Stage) -> None:
-    deaf = [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); print(); time.sleep(1000)"]
+    script = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(1000)"
+    deaf = [sys.executable, "-c", script]
     run_id = uuid.uuid4().hex[:8]
     run_dir = Path(os.environ["XDG_RUNTIME_DIR"], f"rlinf-{run_id}-2")
     run_dir.mkdir()
