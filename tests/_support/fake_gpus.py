@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from rlinf_async._transports.device_memory import Handle
-from rlinf_async.weights.gpu.gpus import Marks
+from rlinf_async.weights.memory.gpus import Marks
 from tests._support.weight_parts import Cuda, copy_tensors
 
 GPU = torch.device("cuda", 0)

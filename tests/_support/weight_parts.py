@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from rlinf_async.weights.gpu.cuda import Cuda as Cuda
 from rlinf_async.weights.links.link import Link as Link, Words as Words
 from rlinf_async.weights.links.local_link import LocalLink as LocalLink
 from rlinf_async.weights.links.pipe_link import PipeLink as PipeLink
 from rlinf_async.weights.links.shared_pipe_link import SharedPipeLink as SharedPipeLink
 from rlinf_async.weights.links.store_mail import StoreMail as StoreMail
 from rlinf_async.weights.links.worker_link import WorkerLink as WorkerLink
+from rlinf_async.weights.memory.cuda import Cuda as Cuda
+from rlinf_async.weights.memory.leases import Leases as Leases
+from rlinf_async.weights.memory.slab_layout import IN_SLOT as IN_SLOT, ON_GPU as ON_GPU
+from rlinf_async.weights.memory.slot import SlotWriter as SlotWriter
+from rlinf_async.weights.memory.store import Store as Store
 from rlinf_async.weights.model.copying import copy_tensors as copy_tensors
 from rlinf_async.weights.model.gather import gather_buckets as gather_buckets
 from rlinf_async.weights.model.param_tree import name_of as name_of
 from rlinf_async.weights.plane.comparing import Comparing as Comparing
 from rlinf_async.weights.plane.outlets import Outlets as Outlets
 from rlinf_async.weights.plane.sync_handle import SyncHandle as SyncHandle
-from rlinf_async.weights.slots.leases import Leases as Leases
-from rlinf_async.weights.slots.slab import SlotWriter as SlotWriter
-from rlinf_async.weights.slots.slab_layout import IN_SLOT as IN_SLOT, ON_GPU as ON_GPU
-from rlinf_async.weights.slots.store import Store as Store
 from rlinf_async.weights.state import words as words
 from rlinf_async.weights.waiting.bridge import Bridge as Bridge

@@ -14,8 +14,8 @@ import torch
 
 from rlinf_async.errors import PeerLost
 from rlinf_async.weights import Manifest, ParamTree, Publisher, Subscriber
+from rlinf_async.weights.memory.device_leaves import RETIRED
 from rlinf_async.weights.model.copying import Copy
-from rlinf_async.weights.slots.device_leaves import RETIRED
 from tests._support.fake_gpus import GPU, FakeGpus
 from tests._support.weight_parts import IN_SLOT, ON_GPU, LocalLink, PipeLink, SlotWriter, Store, copy_tensors
 from tests.weights.children import child

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from rlinf_async.weights.memory.leases import Leases
 from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.plane.answers import Answers
 from rlinf_async.weights.plane.destination import Destination
-from rlinf_async.weights.slots.leases import Leases
 from rlinf_async.weights.state.versions import Reception
 from rlinf_async.weights.waiting.aside import Aside
 

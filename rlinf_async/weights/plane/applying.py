@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlinf_async.errors import ClosedError
-from rlinf_async.weights.gpu.gpus import Gpus
-from rlinf_async.weights.gpu.registered import Registrar
+from rlinf_async.weights.memory.gpus import Gpus
+from rlinf_async.weights.memory.leases import Leased, Leases
+from rlinf_async.weights.memory.registered import Registrar
+from rlinf_async.weights.memory.slot import MemoryName
 from rlinf_async.weights.model.param_tree import Path
 from rlinf_async.weights.model.source import unpack_extra
 from rlinf_async.weights.plane.destination import Destination
-from rlinf_async.weights.slots.leases import Leased, Leases
-from rlinf_async.weights.slots.slab import MemoryName
 from rlinf_async.weights.state.versions import Reception, Verdict
 from rlinf_async.weights.waiting.aside import Aside
 from rlinf_async.weights.waiting.gate import ReadingGate

@@ -6,8 +6,8 @@ import logging
 import math
 from typing import Final
 
+from rlinf_async.weights.memory.store import Store
 from rlinf_async.weights.model.delta import Delta
-from rlinf_async.weights.slots.store import Store
 
 logger = logging.getLogger(__name__)
 

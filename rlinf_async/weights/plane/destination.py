@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from rlinf_async.errors import WeightMismatch
-from rlinf_async.weights.gpu.cuda import CUDA
-from rlinf_async.weights.gpu.gpus import Gpus
+from rlinf_async.weights.memory.cuda import CUDA
+from rlinf_async.weights.memory.gpus import Gpus
 from rlinf_async.weights.model.copying import copy_tensors
 from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.param_tree import ParamTree, Path, memory_of, name_of

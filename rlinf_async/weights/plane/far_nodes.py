@@ -34,10 +34,10 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from rlinf_async.errors import PeerLost, TransferFailed, WorkerDied
+from rlinf_async.weights.memory.slot import SlotWriter
+from rlinf_async.weights.memory.store import Store
 from rlinf_async.weights.model.delta import Delta
 from rlinf_async.weights.plane.outgoing import Coming, FarNode, Outgoing
-from rlinf_async.weights.slots.slab import SlotWriter
-from rlinf_async.weights.slots.store import Store
 from rlinf_async.weights.state import words as say
 from rlinf_async.weights.state.chain import CHAIN_FROM, DISTRUST, Chain, chain_sizes
 from rlinf_async.work import Work

@@ -16,11 +16,11 @@ import torch
 
 from rlinf_async.errors import ClosedError, PeerLost, TransferFailed
 from rlinf_async.weights.links.link import Link
+from rlinf_async.weights.memory.slot import SlotWriter
+from rlinf_async.weights.memory.store import Store
 from rlinf_async.weights.model.delta import Delta
 from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.plane.arrival import Arrival, closed
-from rlinf_async.weights.slots.slab import SlotWriter
-from rlinf_async.weights.slots.store import Store
 from rlinf_async.weights.state import words as say
 
 logger = logging.getLogger(__name__)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from rlinf_async.weights.memory.slot import SlotWriter
+from rlinf_async.weights.memory.store import Store
 from rlinf_async.weights.model.delta import Delta
-from rlinf_async.weights.slots.slab import SlotWriter
-from rlinf_async.weights.slots.store import Store
 from rlinf_async.work import Work
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from typing import Any
 
 from rlinf_async.errors import ClosedError, TransferFailed
 from rlinf_async.weights.links.link import Link, Words
+from rlinf_async.weights.memory.slot import SlotWriter
+from rlinf_async.weights.memory.store import Store
 from rlinf_async.weights.model.delta import Delta
 from rlinf_async.weights.plane.far_nodes import FarNodes
 from rlinf_async.weights.plane.outlet import Outlet
-from rlinf_async.weights.slots.slab import SlotWriter
-from rlinf_async.weights.slots.store import Store
 from rlinf_async.weights.state import words as say
 from rlinf_async.weights.state.report import Ack
 from rlinf_async.weights.state.versions import Ledger

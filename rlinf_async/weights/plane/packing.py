@@ -8,14 +8,14 @@ from typing import Any, Protocol
 
 import torch
 
-from rlinf_async.weights.gpu.gpus import Gpus, Marks, copy_settled
+from rlinf_async.weights.memory.gpus import Gpus, Marks, copy_settled
+from rlinf_async.weights.memory.slot import SlotWriter
+from rlinf_async.weights.memory.store import Store
 from rlinf_async.weights.model.copying import Copy, copy_in_order, copy_tensors
 from rlinf_async.weights.model.gather_calls import Call
 from rlinf_async.weights.model.param_tree import ParamTree
 from rlinf_async.weights.model.source import Source
 from rlinf_async.weights.plane.comparing import Comparing
-from rlinf_async.weights.slots.slab import SlotWriter
-from rlinf_async.weights.slots.store import Store
 
 
 class Readers(Protocol):

@@ -8,9 +8,11 @@ from collections.abc import Collection, Hashable, Sequence
 from typing import Any
 
 from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded
-from rlinf_async.weights.gpu.cuda import CUDA
-from rlinf_async.weights.gpu.gpus import Gpus
 from rlinf_async.weights.links.link import Link
+from rlinf_async.weights.memory.cuda import CUDA
+from rlinf_async.weights.memory.gpus import Gpus
+from rlinf_async.weights.memory.slot import SlotWriter
+from rlinf_async.weights.memory.store import Store, select_leaves
 from rlinf_async.weights.model.gather import gathers_here
 from rlinf_async.weights.model.gather_calls import Call, Calls
 from rlinf_async.weights.model.param_tree import ParamTree
@@ -20,8 +22,6 @@ from rlinf_async.weights.plane.outlet import Outlet
 from rlinf_async.weights.plane.outlets import Outlets
 from rlinf_async.weights.plane.packing import Packing
 from rlinf_async.weights.plane.sync_handle import SyncHandle
-from rlinf_async.weights.slots.slab import SlotWriter
-from rlinf_async.weights.slots.store import Store, select_leaves
 from rlinf_async.weights.state.arguments import keys_of
 from rlinf_async.weights.state.report import SyncReport
 from rlinf_async.weights.waiting.aside import Aside

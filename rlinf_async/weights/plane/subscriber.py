@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost, TransferFailed
-from rlinf_async.weights.gpu.cuda import CUDA
-from rlinf_async.weights.gpu.gpus import Gpus
 from rlinf_async.weights.links.link import Link, Words
+from rlinf_async.weights.memory.cuda import CUDA
+from rlinf_async.weights.memory.gpus import Gpus
+from rlinf_async.weights.memory.leases import Leases
+from rlinf_async.weights.memory.slot import MemoryName
 from rlinf_async.weights.model.param_tree import Path
 from rlinf_async.weights.plane.agreement import Agreement
 from rlinf_async.weights.plane.answers import Answers
@@ -21,8 +23,6 @@ from rlinf_async.weights.plane.applying import Applying
 from rlinf_async.weights.plane.destination import Destination, destination_of
 from rlinf_async.weights.plane.host import Host
 from rlinf_async.weights.plane.lookup import Lookup
-from rlinf_async.weights.slots.leases import Leases
-from rlinf_async.weights.slots.slab import MemoryName
 from rlinf_async.weights.state import words as say
 from rlinf_async.weights.state.news import News
 from rlinf_async.weights.state.versions import Reception

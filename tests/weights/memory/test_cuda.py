@@ -12,9 +12,9 @@ import torch
 
 from rlinf_async._transports import device_memory
 from rlinf_async._transports.device_memory import Handle
-from rlinf_async.weights.gpu import cuda
-from rlinf_async.weights.gpu.cuda import Cuda
-from rlinf_async.weights.gpu.gpus import copy_settled
+from rlinf_async.weights.memory import cuda
+from rlinf_async.weights.memory.cuda import Cuda
+from rlinf_async.weights.memory.gpus import copy_settled
 from tests._support.fake_gpus import GPU, OnGpu
 
 MiB = 1 << 20

@@ -12,16 +12,16 @@ from typing import Any, Final
 import torch
 
 from rlinf_async._transports.shared_memory import available
-from rlinf_async.weights.gpu.cuda import CUDA
-from rlinf_async.weights.gpu.gpus import Gpus, copy_settled
-from rlinf_async.weights.gpu.registered import Registrar
+from rlinf_async.weights.memory.cuda import CUDA
+from rlinf_async.weights.memory.device_leaves import RETIRED, DeviceLeaves
+from rlinf_async.weights.memory.gpus import Gpus, copy_settled
+from rlinf_async.weights.memory.registered import Registrar
+from rlinf_async.weights.memory.slab_layout import IN_SLOT, ON_GPU, SlotBook, SlotLayout
+from rlinf_async.weights.memory.slot import SlotWriter, checksum_of
 from rlinf_async.weights.model.copying import Copy, copy_tensors
 from rlinf_async.weights.model.delta import GPU_PIECE, Delta, encode_within
 from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.param_tree import name_of, path_of
-from rlinf_async.weights.slots.device_leaves import RETIRED, DeviceLeaves
-from rlinf_async.weights.slots.slab import SlotWriter, checksum_of
-from rlinf_async.weights.slots.slab_layout import IN_SLOT, ON_GPU, SlotBook, SlotLayout
 
 logger = logging.getLogger(__name__)
 

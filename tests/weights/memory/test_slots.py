@@ -10,7 +10,7 @@ import torch
 from rlinf_async import MultiProcessWeightSyncScheme
 from rlinf_async.errors import ConfigError
 from rlinf_async.weights import Publisher
-from rlinf_async.weights.slots import store
+from rlinf_async.weights.memory import store
 
 
 @pytest.mark.parametrize("slots", [1, 65, 100_000, "3"])

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from rlinf_async._transports import device_memory
-from rlinf_async.weights.gpu import cuda
-from rlinf_async.weights.gpu.registered import Registrar
+from rlinf_async.weights.memory import cuda
+from rlinf_async.weights.memory.registered import Registrar
 from tests._support.fake_gpus import GPU, FakeGpus, NoGpus
 from tests._support.weight_parts import Cuda
 from tests.weights.pairs import pair

@@ -6,7 +6,7 @@ import logging
 
 import torch
 
-from rlinf_async.weights.gpu.gpus import Gpus
+from rlinf_async.weights.memory.gpus import Gpus
 
 logger = logging.getLogger(__name__)
 

@@ -26,12 +26,12 @@ import torch
 from rlinf_async._core.segment import allocate_segment, seal_segment
 from rlinf_async._transports.device_memory import Handle
 from rlinf_async.errors import TransferFailed
-from rlinf_async.weights.gpu.gpus import Gpus
-from rlinf_async.weights.gpu.registered import Registrar
-from rlinf_async.weights.slots.device_leaves import RETIRED, DeviceLeaves
-from rlinf_async.weights.slots.locks import NONE, OPENED, READ, WRITE, lock
-from rlinf_async.weights.slots.mapping import map_memory, register, registration_of
-from rlinf_async.weights.slots.slab_layout import HEADER_BYTES, IN_SLOT, ON_GPU, SlotHeader, SlotLayout
+from rlinf_async.weights.memory.device_leaves import RETIRED, DeviceLeaves
+from rlinf_async.weights.memory.gpus import Gpus
+from rlinf_async.weights.memory.locks import NONE, OPENED, READ, WRITE, lock
+from rlinf_async.weights.memory.mapping import map_memory, register, registration_of
+from rlinf_async.weights.memory.registered import Registrar
+from rlinf_async.weights.memory.slab_layout import HEADER_BYTES, IN_SLOT, ON_GPU, SlotHeader, SlotLayout
 
 logger = logging.getLogger(__name__)
 

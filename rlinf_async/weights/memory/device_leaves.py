@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import torch
 
-from rlinf_async.weights.gpu.gpus import Gpus
+from rlinf_async.weights.memory.gpus import Gpus
+from rlinf_async.weights.memory.locks import OPENED, WRITE, lock
 from rlinf_async.weights.model.manifest import Manifest
-from rlinf_async.weights.slots.locks import OPENED, WRITE, lock
 
 logger = logging.getLogger(__name__)
 

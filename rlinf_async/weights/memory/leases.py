@@ -9,11 +9,11 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 from rlinf_async.errors import ClosedError, TransferFailed
-from rlinf_async.weights.gpu.gpus import Gpus
+from rlinf_async.weights.memory.gpus import Gpus
+from rlinf_async.weights.memory.slab_layout import IN_SLOT, ON_GPU, SlotHeader, SlotLayout
+from rlinf_async.weights.memory.slot import MemoryName, SlotReader
 from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.param_tree import Path
-from rlinf_async.weights.slots.slab import MemoryName, SlotReader
-from rlinf_async.weights.slots.slab_layout import IN_SLOT, ON_GPU, SlotHeader, SlotLayout
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from rlinf_async._core.segment import allocate_segment
-from rlinf_async.weights.gpu.registered import Registrar
-from rlinf_async.weights.slots import mapping, slab
-from rlinf_async.weights.slots.mapping import map_memory, register, registration_of
+from rlinf_async.weights.memory import mapping, slot
+from rlinf_async.weights.memory.mapping import map_memory, register, registration_of
+from rlinf_async.weights.memory.registered import Registrar
 from tests._support.fake_gpus import GPU, FakeGpus
 from tests.weights.pairs import pair
 
@@ -131,7 +131,7 @@ async def test_nothing_is_mapped_or_unmapped_where_a_loop_runs(apply: str, monke
         threads["unmapped"].append(threading.get_ident())
         unmap(self)
 
-    monkeypatch.setattr(slab, "map_memory", map_and_note)
+    monkeypatch.setattr(slot, "map_memory", map_and_note)
     monkeypatch.setattr(mapping._Mapping, "__del__", unmap_and_note)
     source, destination = {"w": torch.zeros(1 << 20)}, {"w": torch.zeros(1 << 20)}
     async with pair(source, destination, apply=apply) as (publisher, _):
