@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from rlinf_async.weights.memory.gpus import Gpus
-from rlinf_async.weights.memory.locks import OPENED, WRITE, lock
+from rlinf_async.weights.memory.slot import OPENED, WRITE, lock
 from rlinf_async.weights.model.manifest import Manifest
 
 logger = logging.getLogger(__name__)
@@ -66,10 +66,10 @@ class Retired:
     def add(self, fd: int, leaves: DeviceLeaves) -> None:
         """
         Args:
-            fd: of the slot, whose header does not name the leaves any more; stays the caller's.
+            fd: of the slot, whose header does not name the leaves any more; closed with them.
         """
         with self._lock:
-            self._kept.append((os.dup(fd), leaves))
+            self._kept.append((fd, leaves))
         self.sweep()
 
     def sweep(self) -> None:

@@ -1,7 +1,8 @@
-"""The interface of weights to GPUs; CUDA's, unless a stand-in takes its place."""
+"""Interface of weights to GPUs: CUDA's, or a stand-in's; memory that is registered with them."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias
@@ -9,6 +10,8 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 from rlinf_async._transports.device_memory import Handle
+
+logger = logging.getLogger(__name__)
 
 Marks: TypeAlias = Mapping[torch.device, Any]
 """Of some GPUs, a point in the work of the stream that was the caller's; None: its beginning, before everything."""
@@ -80,3 +83,47 @@ class Gpus(Protocol):
 def copy_settled(gpus: Gpus, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
     """Copies what nobody is writing, to where nobody reads: there is nothing to wait for."""
     gpus.copy(targets, sources, dict.fromkeys(gpus.places([*targets, *sources])))
+
+
+class Registration:
+    """Of one stretch of memory; it has to end before the memory is unmapped.  It ends once."""
+
+    def __init__(self, gpus: Gpus, address: int, device: torch.device) -> None:
+        self._gpus = gpus
+        self._address = address
+        self._device = device
+        self._has_ended = False
+
+    def end(self) -> None:
+        if self._has_ended:
+            return
+        self._has_ended = True
+        try:
+            self._gpus.unregister(self._address, self._device)
+        except Exception as error:  # the driver has gone away, and with it all that it knew
+            logger.info("memory of weights could not be taken back from CUDA: %s", error)
+
+
+class Registrar:
+    """Registers memory; what is refused once is not asked for again, and copied more slowly.
+
+    Args:
+        read_only: it is mapped for reading only.
+    """
+
+    def __init__(self, gpus: Gpus, *, read_only: bool) -> None:
+        self._gpus = gpus
+        self._read_only = read_only
+        self._is_refused = False
+
+    def register(self, address: int, nbytes: int, device: torch.device) -> Registration | None:
+        """In a thread: it takes a while.  None where CUDA does not want to."""
+        if self._is_refused:
+            return None
+        try:
+            self._gpus.register(address, nbytes, device, read_only=self._read_only)
+        except Exception as error:
+            self._is_refused = True
+            logger.warning("weights are copied from and to %s at less than full speed: %s", device, error)
+            return None
+        return Registration(self._gpus, address, device)

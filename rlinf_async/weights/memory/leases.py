@@ -10,8 +10,7 @@ import torch
 
 from rlinf_async.errors import ClosedError, TransferFailed
 from rlinf_async.weights.memory.gpus import Gpus
-from rlinf_async.weights.memory.slab_layout import IN_SLOT, ON_GPU, SlotHeader, SlotLayout
-from rlinf_async.weights.memory.slot import MemoryName, SlotReader
+from rlinf_async.weights.memory.slot import IN_SLOT, ON_GPU, MemoryName, SlotHeader, SlotLayout, SlotReader
 from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.param_tree import Path
 

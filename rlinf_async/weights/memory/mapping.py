@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from rlinf_async.weights.memory.registered import Registrar, Registration
+from rlinf_async.weights.memory.gpus import Registrar, Registration
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)  # lets other threads run during a call
 _LIBC.mmap.restype = ctypes.c_void_p

@@ -8,32 +8,132 @@ while it is read, and the lease of a process that has been killed is gone with t
                                                       /proc/<pid>/fd/<n>
     receiver  SlotReader ── lease, read, release ────────┘
 
-Its leaves may also be in the memory of a GPU, with which everything else stays as it is: header and leases are here.
+Its leaves may also be in the memory of a GPU, with which everything else stays as it is: header and leases are here::
+
+    slot    header │ leaf │ leaf │ … │ extra │ up to a multiple of 2 MiB
+    header  magic, manifest digest, sequence, version, number of bytes of extra, checksum, where the leaves are
+
+The sequence is odd while the slot is being written: what a sender that died has left half written is recognised by it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import logging
 import os
+import struct
 import zlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from rlinf_async._core.segment import allocate_segment, seal_segment
 from rlinf_async._transports.device_memory import Handle
 from rlinf_async.errors import TransferFailed
-from rlinf_async.weights.memory.device_leaves import RETIRED, DeviceLeaves
-from rlinf_async.weights.memory.gpus import Gpus
-from rlinf_async.weights.memory.locks import NONE, OPENED, READ, WRITE, lock
+from rlinf_async.weights.memory.gpus import Gpus, Registrar
 from rlinf_async.weights.memory.mapping import map_memory, register, registration_of
-from rlinf_async.weights.memory.registered import Registrar
-from rlinf_async.weights.memory.slab_layout import HEADER_BYTES, IN_SLOT, ON_GPU, SlotHeader, SlotLayout
 
 logger = logging.getLogger(__name__)
+
+HEADER_BYTES: Final = 4096
+"""Room for the header; the leaves begin on a page of their own."""
+
+_ROUNDING: Final = 2 << 20
+_ALIGNMENT: Final = 256
+_LEAST_EXTRA: Final = 4096
+_MAGIC: Final = b"RLAslab2"
+_DIGEST_BYTES: Final = 32
+_HEADER: Final = struct.Struct("<8s32sQQQIB")
+
+IN_SLOT: Final = 1
+ON_GPU: Final = 2
+"""Where the leaves of a version are: in the slot itself, in the memory of a GPU that goes with it, or in both."""
+
+LEASE: Final = 0
+"""Read by whoever reads the slot, written by whoever writes it."""
+
+OPENED: Final = 1
+"""Read by whoever has opened what the slot has on a GPU, whether it reads there or not."""
+
+READ: Final = fcntl.F_RDLCK
+WRITE: Final = fcntl.F_WRLCK
+NONE: Final = fcntl.F_UNLCK
+
+
+@dataclass(frozen=True)
+class SlotHeader:
+    """What stands at the head of a slot.
+
+    Attributes:
+        digest: of the manifest, 32 bytes; a shorter one ends with zeros.
+        sequence: grows by one when writing begins and when it ends.
+        version: of the weights.
+        extra: bytes of what the model has beside its tensors.
+        checksum: CRC-32 of the leaves and the extra; 0 where none was asked for.
+        places: of the leaves, ``IN_SLOT`` and ``ON_GPU``.
+    """
+
+    digest: bytes
+    sequence: int = 0
+    version: int = 0
+    extra: int = 0
+    checksum: int = 0
+    places: int = IN_SLOT
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "digest", self.digest.ljust(_DIGEST_BYTES, b"\0"))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the slot holds a version, and nobody is, or died, writing to it."""
+        return self.sequence > 0 and self.sequence % 2 == 0
+
+    def pack(self) -> bytes:
+        facts = (self.sequence, self.version, self.extra, self.checksum, self.places)
+        return _HEADER.pack(_MAGIC, self.digest, *facts)
+
+    @classmethod
+    def unpack(cls, memory: bytes | bytearray | memoryview) -> SlotHeader:
+        """
+        Raises:
+            ValueError: this is no slot.
+        """
+        magic, digest, *facts = _HEADER.unpack_from(memory)
+        if magic != _MAGIC:
+            raise ValueError(f"memory that begins with {magic!r} is no slot of weights")
+        return cls(digest, *facts)
+
+
+@dataclass(frozen=True)
+class SlotLayout:
+    """Where things stand in a slot.
+
+    Args:
+        leaves: bytes of the packed leaves.
+        extra: bytes that the extra has at first; it may grow to four times as much.
+    """
+
+    leaves: int
+    extra: int = 0
+
+    @property
+    def extra_offset(self) -> int:
+        return -(-(HEADER_BYTES + self.leaves) // _ALIGNMENT) * _ALIGNMENT
+
+    @property
+    def size(self) -> int:
+        """Of the whole slot."""
+        needed = self.extra_offset + max(_LEAST_EXTRA, 4 * self.extra)
+        return -(-needed // _ROUNDING) * _ROUNDING
+
+    @property
+    def extra_room(self) -> int:
+        """Bytes that the extra may have."""
+        return self.size - self.extra_offset
 
 
 class MemoryName(NamedTuple):
@@ -76,8 +176,8 @@ class SlotWriter:
             else torch.empty(0, dtype=torch.uint8)
         )
         """Where the leaves are packed to: bytes."""
-        self.device_leaves: DeviceLeaves | None = None
-        """Where they can be packed to besides, from when it is set."""
+        self.name_on_gpu: list[Any] | None = None
+        """Of where they can be packed to besides, once there is such a place: see ``MemoryName``."""
 
     def __repr__(self) -> str:
         state = "whole" if self._header.is_whole else "not whole"
@@ -85,8 +185,7 @@ class SlotWriter:
 
     @property
     def name(self) -> MemoryName:
-        on_gpu = self.device_leaves.name if self.device_leaves is not None and self.is_on_gpu else None
-        return self._name._replace(on_gpu=on_gpu)
+        return self._name._replace(on_gpu=self.name_on_gpu if self.is_on_gpu else None)
 
     @property
     def version(self) -> int:
@@ -158,16 +257,18 @@ class SlotWriter:
     def _view(self, offset: int, nbytes: int) -> memoryview:
         return memoryview(self._memory).cast("B")[offset : offset + nbytes]
 
+    def leave_gpu(self) -> int:
+        """Nobody opens its leaves on a GPU from here on; returns a descriptor that tells who has, the caller's."""
+        self._set(places=self._header.places & ~ON_GPU)
+        return os.dup(self._fd)
+
     def close(self) -> None:
-        """Lets go of it; who reads it goes on, also on a GPU.  Idempotent.
+        """Lets go of it; who reads it goes on.  Idempotent.
 
         Of much memory in a thread: it is unmapped now, or with the last tensor that is sent from it.
         """
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            if self.device_leaves is not None:
-                self._set(places=self._header.places & ~ON_GPU)  # nobody opens them from here on
-                RETIRED.add(fd, self.device_leaves)
             os.close(fd)
             self.leaves = torch.empty(0, dtype=torch.uint8)
             if (registration := registration_of(self._memory)) is not None:
@@ -318,3 +419,15 @@ def checksum_of(leaves: torch.Tensor, extra: bytes) -> int:
     """Never 0, which says that there is none."""
     array: Any = leaves.numpy()
     return zlib.crc32(extra, zlib.crc32(array)) or 1
+
+
+def lock(fd: int, kind: int, what: int = LEASE) -> bool:
+    """Takes or gives back a lock on a descriptor's memory, without waiting.  False if another one is in the way.
+
+    It is the open file's, not the process's: another descriptor of the same process is in the way too.
+    """
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, what, 1, 0))
+    except BlockingIOError:
+        return False
+    return True

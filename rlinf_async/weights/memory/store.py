@@ -14,10 +14,9 @@ import torch
 from rlinf_async._transports.shared_memory import available
 from rlinf_async.weights.memory.cuda import CUDA
 from rlinf_async.weights.memory.device_leaves import RETIRED, DeviceLeaves
-from rlinf_async.weights.memory.gpus import Gpus, copy_settled
-from rlinf_async.weights.memory.registered import Registrar
-from rlinf_async.weights.memory.slab_layout import IN_SLOT, ON_GPU, SlotBook, SlotLayout
-from rlinf_async.weights.memory.slot import SlotWriter, checksum_of
+from rlinf_async.weights.memory.gpus import Gpus, Registrar, copy_settled
+from rlinf_async.weights.memory.slot import IN_SLOT, ON_GPU, SlotLayout, SlotWriter, checksum_of
+from rlinf_async.weights.memory.slot_book import SlotBook
 from rlinf_async.weights.model.copying import Copy, copy_tensors
 from rlinf_async.weights.model.delta import GPU_PIECE, Delta, encode_within
 from rlinf_async.weights.model.manifest import Manifest
@@ -63,6 +62,7 @@ class Store:
         self._book = SlotBook(slots, len(manifest.leaves))
         self._views: list[list[torch.Tensor]] = []
         self._slots: list[SlotWriter] = []
+        self._on_gpu: dict[SlotWriter, DeviceLeaves] = {}
         self._in_use = [0] * slots
         self._counting = threading.Lock()
         """Held where those counts change: what is sent is let go of in other threads."""
@@ -111,7 +111,7 @@ class Store:
         slot = candidates[0]
         self._forget(slot)
         writer, views = self._make()
-        self._slots[slot].close()
+        self._close(self._slots[slot])
         with self._counting:
             self._slots[slot], self._views[slot], self._in_use[slot] = writer, views, 0
         self._book.replace(slot)
@@ -142,8 +142,8 @@ class Store:
         """Whether a slot that was taken can be packed on that GPU.  What was tried once in vain is not tried again."""
         if self._is_refused or self._device not in (None, device):
             return False
-        if self._slots[slot].device_leaves is None:
-            lacking = [writer for writer in self._slots if writer.device_leaves is None]
+        if self._slots[slot] not in self._on_gpu:
+            lacking = [writer for writer in self._slots if writer not in self._on_gpu]
             made: list[DeviceLeaves] = []
             try:
                 for _ in lacking:  # all at once: room for one version alone is of no use
@@ -155,7 +155,7 @@ class Store:
                 logger.warning("weights of '%s' go by way of the CPU, not of %s: %s", self._label, device, error)
                 return False
             for writer, leaves in zip(lacking, made, strict=True):
-                writer.device_leaves = leaves
+                self._on_gpu[writer], writer.name_on_gpu = leaves, leaves.name
         self._device = device
         return True
 
@@ -214,7 +214,7 @@ class Store:
         return writer
 
     def _places(self, slot: int, *, on_gpu: bool) -> list[torch.Tensor]:
-        leaves = self._slots[slot].device_leaves
+        leaves = self._on_gpu.get(self._slots[slot])
         return leaves.views if on_gpu and leaves is not None else self._views[slot]
 
     def fill(self) -> None:
@@ -229,9 +229,9 @@ class Store:
             latest.filled()
 
     def _fill(self, writer: SlotWriter, copy: Copy) -> None:
-        assert writer.device_leaves is not None
-        writer.register(self._registrar, writer.device_leaves.device)
-        copy([writer.leaves], [writer.device_leaves.memory])
+        on_gpu = self._on_gpu[writer]
+        writer.register(self._registrar, on_gpu.device)
+        copy([writer.leaves], [on_gpu.memory])
 
     def withdraw(self, version: int) -> None:
         """A version that may have been packed is not published: the one before it is the latest again."""
@@ -269,10 +269,8 @@ class Store:
             return None
         before = self._slots[self._before]
         if before.is_on_gpu and latest.is_on_gpu:
-            assert before.device_leaves is not None
-            assert latest.device_leaves is not None
-            both = before.device_leaves.memory, latest.device_leaves.memory
-            with self._gpus.beside(latest.device_leaves.device):  # the trainer computes already
+            both = self._on_gpu[before].memory, self._on_gpu[latest].memory
+            with self._gpus.beside(self._on_gpu[latest].device):  # the trainer computes already
                 found = encode_within(most, self.manifest, *both, GPU_PIECE)
                 return before.version, None if found is None else Delta(found.head, found.body.cpu())
         if not (before.is_in_slot and latest.is_in_slot):
@@ -304,7 +302,12 @@ class Store:
         slots, self._slots, self._views = self._slots, [], []
         self._book.latest = None
         for writer in slots:
-            writer.close()
+            self._close(writer)
+
+    def _close(self, writer: SlotWriter) -> None:
+        if (leaves := self._on_gpu.pop(writer, None)) is not None:
+            RETIRED.add(writer.leave_gpu(), leaves)
+        writer.close()
 
 
 def select_leaves(manifest: Manifest, keys: Collection[Any] | None) -> list[int] | None:

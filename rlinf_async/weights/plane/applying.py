@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlinf_async.errors import ClosedError
-from rlinf_async.weights.memory.gpus import Gpus
+from rlinf_async.weights.memory.gpus import Gpus, Registrar
 from rlinf_async.weights.memory.leases import Leased, Leases
-from rlinf_async.weights.memory.registered import Registrar
 from rlinf_async.weights.memory.slot import MemoryName
 from rlinf_async.weights.model.param_tree import Path
 from rlinf_async.weights.model.source import unpack_extra

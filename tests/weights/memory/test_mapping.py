@@ -16,8 +16,8 @@ import torch
 
 from rlinf_async._core.segment import allocate_segment
 from rlinf_async.weights.memory import mapping, slot
+from rlinf_async.weights.memory.gpus import Registrar
 from rlinf_async.weights.memory.mapping import map_memory, register, registration_of
-from rlinf_async.weights.memory.registered import Registrar
 from tests._support.fake_gpus import GPU, FakeGpus
 from tests.weights.pairs import pair
 

@@ -14,7 +14,7 @@ import torch
 
 from rlinf_async._transports import device_memory
 from rlinf_async.weights.memory import cuda
-from rlinf_async.weights.memory.registered import Registrar
+from rlinf_async.weights.memory.gpus import Registrar
 from tests._support.fake_gpus import GPU, FakeGpus, NoGpus
 from tests._support.weight_parts import Cuda
 from tests.weights.pairs import pair

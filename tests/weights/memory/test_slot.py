@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from rlinf_async.errors import TransferFailed
-from rlinf_async.weights.memory.slab_layout import SlotLayout
-from rlinf_async.weights.memory.slot import MemoryName, SlotReader, SlotWriter, checksum_of
+from rlinf_async.weights.memory.slot import MemoryName, SlotLayout, SlotReader, SlotWriter, checksum_of
 
 LAYOUT = SlotLayout(1000)
 DIGEST = b"digest"
