@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, ClassVar, Final
 
-from rlinf_async.errors import ClosedError, DeadlineExceeded
+from rlinf_async.errors import DeadlineExceeded
 from rlinf_async.weights.plane.destination import take_over
 from rlinf_async.weights.schemes.receiver import WeightReceiver
 from rlinf_async.weights.schemes.scheme import WeightSyncScheme, from_either, model_of, register_weight_sync_backend
@@ -18,13 +18,13 @@ class _DistributedReceiver(WeightReceiver):
     """The worker's end; its transport says nothing before the first weights come."""
 
     def connect(self, timeout: float | None = 60.0) -> Any:
+        self._check_open()
         return self._bridge.run(self._connect(timeout), "the sender")
 
     async def _connect(self, timeout: float | None) -> None:
         end = None if timeout is None else time.monotonic() + timeout
         while not self.version:
-            if self._transport is None:
-                raise ClosedError(f"{self!r} is closed")
+            self._check_open()  # at every turn: it may be closed meanwhile
             remaining = _LONG if end is None else end - time.monotonic()
             # Nothing has come also where a transfer has failed, which its sender may have more luck with the next time.
             if not await self._receive(max(0.0, remaining)) and remaining <= 0:

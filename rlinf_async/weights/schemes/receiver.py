@@ -66,6 +66,7 @@ class WeightReceiver:
 
     def _forget(self) -> None:
         """What belongs to this process."""
+        self._is_closed = False
         self._state = Applied(self._scheme.options.ack_timeout)
         self._heard = 0
         self._sender: Any = None
@@ -122,6 +123,7 @@ class WeightReceiver:
             DeadlineExceeded: readers have not left within ``ack_timeout``.
             Exception: they do not fit.  As of all of these the sender gets the same error; the model is as it was.
         """
+        self._check_open()
         if self._transport is None:
             return self._bridge.run(_no(), "no weights")
         return self._bridge.run(self._receive(timeout), f"weights of '{self._model_id}'")
@@ -190,6 +192,7 @@ class WeightReceiver:
             DeadlineExceeded: readers have not left within ``ack_timeout``.
             Exception: they do not fit; the model is as it was.
         """
+        self._check_open()
         return self._bridge.run(self._apply_and_answer(weights, version), f"weights of '{self._model_id}'")
 
     async def _apply_and_answer(self, weights: Any, version: int | None) -> None:
@@ -237,6 +240,7 @@ class WeightReceiver:
     @property
     def _standing(self) -> Subscriber | Applied:
         """What knows the model's version."""
+        self._check_open()
         if isinstance(self._transport, LinkTransport) and self._model_ref is not None:
             return self._subscribe(self._transport)
         return self._state
@@ -303,6 +307,7 @@ class WeightReceiver:
             WeightMismatch: they do not fit; the sender hears the same.
             PeerLost: the sender is gone.
         """
+        self._check_open()
         if isinstance(self._transport, LinkTransport):
             return self._bridge.run(_begin(self._subscribe(self._transport), timeout), "the sender")
         return self._bridge.run(nothing(), "a connection")
@@ -317,6 +322,7 @@ class WeightReceiver:
         Raises:
             RuntimeError: no loop runs here.
         """
+        self._check_open()
         loop = asyncio.get_running_loop()
         if isinstance(self._transport, LinkTransport):
             return self._subscribe(self._transport).serve()
@@ -347,8 +353,16 @@ class WeightReceiver:
                 await asyncio.sleep(0)  # others are in this loop too
             timeout = _PATIENCE
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError(f"the receiver of '{self._model_id}' is closed: init_on_worker() makes a new one")
+
     def close(self) -> Any:
-        """Gives up the way to the sender; in a coroutine a ``Work``, which goes on where nobody waits for it."""
+        """Gives up the way to the sender; in a coroutine a ``Work``, which goes on where nobody waits for it.
+
+        What is asked of it later raises ``ClosedError``.
+        """
+        self._is_closed = True
         if self._subscriber is not None and running_loop() is None:
             # Another thread may be waiting for weights, with the loop that this one is to use.
             self._subscriber.hear_end(ClosedError(f"{self!r} is closed"))
@@ -359,7 +373,7 @@ class WeightReceiver:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the context."""
-        own = ("_bridge", "_state", "_heard", "_subscriber")
+        own = ("_bridge", "_state", "_heard", "_subscriber", "_is_closed")
         return {name: value for name, value in self.__dict__.items() if name not in own} | {"_context_ref": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -62,6 +62,7 @@ class WeightSender(Roster):
 
     def _forget(self) -> None:
         """What belongs to this process."""
+        self._is_closed = False
         self._pending_async = False
         self._pending: Staged | None = None
         self._current: Any = None
@@ -173,6 +174,7 @@ class WeightSender(Roster):
             DeadlineExceeded, PeerLost, Exception: as ``send``.  After a wrong acknowledgement the send is still
                 pending, and may be waited for again.
         """
+        self._check_open()
         if not self._pending_async:
             raise RuntimeError(_NOT_PENDING)
         check_seconds(timeout)
@@ -182,7 +184,12 @@ class WeightSender(Roster):
         """``send(weights)`` (TorchRL's older name)."""
         return self.send(weights=weights)
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError(f"the sender of '{self._model_id}' is closed: init_on_sender() makes a new one")
+
     def _refuse_second(self, name: str) -> None:
+        self._check_open()
         current = self._current
         if current is not None and not current.done() and not current._cancelled:
             raise RuntimeError(f"Cannot call {name}() while another one is under way: await that one first")
@@ -196,6 +203,7 @@ class WeightSender(Roster):
         keys: Any,
         timeout: float | None,
     ) -> tuple[Update, list[Way]]:
+        self._check_open()  # it may have been closed while its workers were looked for
         check_seconds(timeout)
         number = 0 if version is None else self._next(number_of(version))
         prepared = self._weights(weights)
@@ -330,6 +338,7 @@ class WeightSender(Roster):
         return self._connect_as(self._calls.next(), weights, timeout)
 
     def _connect_as(self, call: Call, weights: Any, timeout: float | None) -> Any:
+        self._check_open()
         check_seconds(timeout)
         current = self._current
         if current is not None and not current.done() and current._cancelled:
@@ -350,6 +359,7 @@ class WeightSender(Roster):
         Raises:
             ValueError: there is no worker of that id.
         """
+        self._check_open()
         old = self._replaced(worker_id, pipe_or_worker)
         new = self._transports[worker_id]
         return self._bridge.run(self._replace(worker_id, old, new), f"worker {worker_id} of '{self._model_id}'")
@@ -381,7 +391,11 @@ class WeightSender(Roster):
                 await finish(connect(timeout=timeout), timeout, f"the connection to {transport!r}")
 
     def close(self) -> Any:
-        """Gives up what is pending and closes all transports; in a coroutine a ``Work``."""
+        """Gives up what is pending and closes all transports; in a coroutine a ``Work``.
+
+        Later sends raise ``ClosedError``.
+        """
+        self._is_closed = True
         pending, self._pending, self._pending_async = self._pending, None, False
         if pending is not None:
             pending.give_up()
@@ -398,7 +412,7 @@ class WeightSender(Roster):
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the context, and without what is pending."""
-        own = ("_bridge", "_gathering", "_calls", "_publishing", "_current", "_pending", "_pending_async")
+        own = ("_bridge", "_gathering", "_calls", "_publishing", "_current", "_pending", "_pending_async", "_is_closed")
         state = {name: value for name, value in self.__dict__.items() if name not in own}
         return {**state, "_context_ref": None}
 

@@ -18,6 +18,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from rlinf_async.errors import ClosedError
 from tests._support.weight_parts import words as say
 from tests.weights.ends import CALLED, Tied
 
@@ -111,11 +112,27 @@ class Receiving:
     async def wait_fresh(self, max_lag: int) -> None:
         await self.receiver.wait_fresh(max_lag, ANY)
 
+    async def refusals_when_closed(self) -> list[str]:
+        """Of methods of a receiver that is closed, those that do not say so."""
+        await self.scheme.close()
+        methods: dict[str, tuple[Any, ...]] = {"receive": (ANY,), "apply_weights": ({},), "connect": (), "serve": ()}
+        methods |= {"wait_version": (99,), "wait_fresh": (0,), "reading": ()}
+        return [name for name, given in methods.items() if not says_closed(getattr(self.receiver, name), *given)]
+
     async def close_ends(self) -> None:
         await self.scheme.close()
         if self.serving is not None:
             self.serving.cancel()
             await asyncio.wait([self.serving])
+
+
+def says_closed(method: Callable[..., Any], *given: Any) -> bool:
+    """Whether it says so at once, without anything to be awaited."""
+    try:
+        method(*given)
+    except ClosedError as error:
+        return "'policy' is closed" in str(error)
+    return False
 
 
 class Here:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlinf_async.errors import RemoteError, WeightMismatch
-from tests.weights.contract.claims import Make, claim
+from tests.weights.contract.claims import Make, claim, says_closed
 from tests.weights.ends import Tied
 
 
@@ -97,3 +97,15 @@ async def an_unknown_worker_is_refused_before_anything_is_sent(make: Make) -> No
         assert await ends.receivers.take(0.01) == [False] * ends.size
         await ends.expect(0, 0.0)
         assert ends.sender.version == 0
+
+
+@claim()
+async def closed_ends_say_at_once_that_they_are_closed(make: Make) -> None:
+    async with make() as ends:
+        await ends.deliver()
+        await ends.scheme.close()
+        sender = ends.sender
+        methods = (sender.send, sender.send_async, sender.wait_async, sender.connect)
+        assert [method.__name__ for method in methods if not says_closed(method)] == []
+        silent = await ends.receivers.refusals_when_closed()
+        assert silent == [[]] * ends.size, silent
