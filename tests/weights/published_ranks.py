@@ -1,6 +1,6 @@
 """Run by test_gather.py: two ranks over Gloo train one sharded model, and rank 0 publishes it.
 
-python published_ranks.py FILE      FILE: for torch's FileStore; must not exist
+python -m tests.weights.published_ranks FILE      FILE: for torch's FileStore; must not exist
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import model, run, sharded_model
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
@@ -18,6 +17,7 @@ from rlinf_async.errors import ConfigError, WeightMismatch
 from rlinf_async.weights import Publisher, Subscriber
 from rlinf_async.weights.model import gather
 from tests._support.weight_parts import LocalLink, Store
+from tests.weights.ranks import model, run, sharded_model
 
 RANKS = 2
 

@@ -1,6 +1,6 @@
 """Run by test_gather_calls.py: three ranks over Gloo, one of which alone is refused a call, or fails in it.
 
-python refused_ranks.py FILE      FILE: for torch's FileStore; must not exist
+python -m tests.weights.refused_ranks FILE      FILE: for torch's FileStore; must not exist
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 
@@ -23,6 +22,7 @@ from rlinf_async.errors import TransferFailed
 from rlinf_async.weights import BucketWeightSyncer, ParamTree, PatchWeightSyncer
 from rlinf_async.weights.model.gather_calls import Calls
 from tests._support.weight_parts import gather_buckets
+from tests.weights.ranks import run
 
 RANKS = 3
 LAYERS = 4

@@ -1,6 +1,6 @@
 """Run by test_sharded.py: two ranks over Gloo have one sharded model and send it by every scheme.
 
-python scheme_ranks.py FILE      FILE: for torch's FileStore; must not exist
+python -m tests.weights.scheme_ranks FILE      FILE: for torch's FileStore; must not exist
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import multiprocessing
 from typing import Any
 
 import torch
-from ranks import model, run, sharded_model
 from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.tensor import DTensor
@@ -21,6 +20,7 @@ from rlinf_async import (
     SharedMemWeightSyncScheme,
     WorkerWeightSyncScheme as ByCalls,
 )
+from tests.weights.ranks import model, run, sharded_model
 
 RANKS = 2
 

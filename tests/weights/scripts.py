@@ -6,8 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+CHECKOUT = Path(__file__).parents[2]
 
-def run(script: str, store: Path) -> None:
-    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name(script)), str(store)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+
+def run(module: str, store: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-m", f"tests.weights.{module}", str(store)]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,6 @@
 """Run by test_gather.py: four ranks over Gloo, forked from one process that has imported torch.
 
-python sharded_ranks.py CASE FILE      FILE: for torch's FileStore; must not exist
+python -m tests.weights.sharded_ranks CASE FILE      FILE: for torch's FileStore; must not exist
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -22,6 +21,7 @@ from rlinf_async.errors import ConfigError
 from rlinf_async.weights import BucketWeightSyncer, ParamTree, PatchWeightSyncer
 from rlinf_async.weights.model import gather
 from tests._support.weight_parts import gather_buckets, name_of
+from tests.weights.ranks import run
 
 RANKS = 4
 

@@ -88,7 +88,7 @@ def test_what_is_waited_for_at_once_is_not_copied() -> None:
 
 
 def test_calls_of_torchs_have_copies_come_one_by_one_and_have_the_schemes_time(tmp_path: Path) -> None:
-    run("torch_rpc_ends.py", tmp_path / "store")
+    run("torch_rpc_ends", tmp_path / "store")
 
 
 class Collector:

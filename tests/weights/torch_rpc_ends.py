@@ -1,6 +1,6 @@
 """Run by test_called_copies.py: a process sends weights to an object in another one by torch.distributed.rpc.
 
-python torch_rpc_ends.py FILE      FILE: for torch's rendezvous; must not exist
+python -m tests.weights.torch_rpc_ends FILE      FILE: for torch's rendezvous; must not exist
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ from tests.weights.scripts import run
 
 
 def test_from_any_mesh_from_fsdp_and_through_the_syncers(tmp_path: Path) -> None:
-    run("sharded_ranks.py", tmp_path / "store")
+    run("sharded_ranks", tmp_path / "store")
 
 
 def test_a_publisher_gathers_straight_into_its_memory_and_the_other_ranks_take_part(tmp_path: Path) -> None:
-    run("published_ranks.py", tmp_path / "store")
+    run("published_ranks", tmp_path / "store")
 
 
 def test_plain_tensors_need_no_ranks() -> None:

@@ -8,4 +8,4 @@ from tests.weights.scripts import run
 
 
 def test_a_rank_that_alone_is_refused_or_fails_mixes_nothing_into_later_versions(tmp_path: Path) -> None:
-    run("refused_ranks.py", tmp_path / "store")
+    run("refused_ranks", tmp_path / "store")

@@ -11,7 +11,7 @@ from tests.weights.scripts import run
 
 
 def test_every_rank_sends_and_the_workers_of_rank_0_have_whole_weights(tmp_path: Path) -> None:
-    run("scheme_ranks.py", tmp_path / "store")
+    run("scheme_ranks", tmp_path / "store")
 
 
 def test_without_a_process_group_nothing_is_sharded() -> None:
