@@ -54,7 +54,7 @@ async def read(pipe: Any, facts: dict[str, Any]) -> None:
         await subscriber.connect()
         task = subscriber.serve()
         say("connected")
-        last = 0
+        last, is_registered = 0, False
         while not task.done():
             async with subscriber.reading() as version:
                 found = await asyncio.to_thread(values_of, weights)
@@ -62,8 +62,10 @@ async def read(pipe: Any, facts: dict[str, Any]) -> None:
                 torn.append(f"version {version} after {last} shows {sorted(found)}")
             seen[version] = seen.get(version, 0) + 1
             last = version
+            is_registered |= any(known.reader.is_registered for known in list(subscriber._leases._known.values()))
             await asyncio.sleep(0)
-        say(json.dumps({"seen": len(seen), "last": last, "torn": torn[:3], "after": sorted(values_of(weights))}))
+        story = {"seen": len(seen), "last": last, "torn": torn[:3], "after": sorted(values_of(weights))}
+        say(json.dumps({**story, "is_registered": is_registered}))
 
 
 async def hang(pipe: Any, facts: dict[str, Any]) -> None:

@@ -42,8 +42,9 @@ async def test_no_reader_sees_two_versions_wherever_it_reads(
     apply: str, source: bool, readers: list[bool], environment: dict[str, str], places: int
 ) -> None:
     told = await story("train", apply=apply, source=source, readers=readers, environment=environment)
-    for reader in told["stories"]:
+    for reader, is_on_gpu in zip(told["stories"], readers, strict=True):
         assert reader["torn"] == []
+        assert reader["is_registered"] is (is_on_gpu and places == IN_SLOT), "of what a GPU copies from"
         assert (reader["last"], reader["after"]) == (VERSIONS, [VERSIONS])
     assert set(told["places"]) == {places}
     if places & IN_SLOT and source:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -9,6 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
+from rlinf_async._core.mapping import before_unmapping, protect
 from rlinf_async._transports.device_memory import Handle
 
 logger = logging.getLogger(__name__)
@@ -86,7 +88,7 @@ def copy_settled(gpus: Gpus, targets: Sequence[torch.Tensor], sources: Sequence[
 
 
 class Registration:
-    """Of one stretch of memory; it has to end before the memory is unmapped.  It ends once."""
+    """Registration of one stretch of memory; it has to end before the memory is unmapped.  It ends once."""
 
     def __init__(self, gpus: Gpus, address: int, device: torch.device) -> None:
         self._gpus = gpus
@@ -105,25 +107,47 @@ class Registration:
 
 
 class Registrar:
-    """Registers memory; what is refused once is not asked for again, and copied more slowly.
+    """Registers mapped memory; a way that is refused once is not tried again.
+
+    Cards that register nothing for reading only (``cudaErrorNotSupported``, 801) get memory that can be written to for
+    as long as that takes: it is protected again afterwards, and stays registered.
 
     Args:
-        read_only: it is mapped for reading only.
+        read_only: it is mapped for reading only, from files that are open for writing.
     """
 
     def __init__(self, gpus: Gpus, *, read_only: bool) -> None:
         self._gpus = gpus
-        self._read_only = read_only
-        self._is_refused = False
+        self._is_protected = read_only
+        self._ways = [True, False] if read_only else [False]
+        """Whether to register for reading only, that which is tried next first."""
 
-    def register(self, address: int, nbytes: int, device: torch.device) -> Registration | None:
-        """In a thread: it takes a while.  None where CUDA does not want to."""
-        if self._is_refused:
-            return None
+    @property
+    def is_refused(self) -> bool:
+        return not self._ways
+
+    def register(self, memory: Any, device: torch.device) -> Registration | None:
+        """In a thread: it takes a while.  None where CUDA refuses: one warning says so, and copies are slower."""
+        while self._ways:
+            try:
+                self._register(memory, device, read_only=self._ways[0])
+            except Exception as error:
+                del self._ways[0]
+                if self.is_refused:
+                    logger.warning("weights are copied from and to %s at less than full speed: %s", device, error)
+            else:
+                registration = Registration(self._gpus, ctypes.addressof(memory), device)
+                before_unmapping(memory, registration.end)
+                return registration
+        return None
+
+    def _register(self, memory: Any, device: torch.device, *, read_only: bool) -> None:
+        place = ctypes.addressof(memory), len(memory), device
+        if read_only or not self._is_protected:
+            self._gpus.register(*place, read_only=read_only)
+            return
+        protect(memory, writable=True)
         try:
-            self._gpus.register(address, nbytes, device, read_only=self._read_only)
-        except Exception as error:
-            self._is_refused = True
-            logger.warning("weights are copied from and to %s at less than full speed: %s", device, error)
-            return None
-        return Registration(self._gpus, address, device)
+            self._gpus.register(*place, read_only=False)
+        finally:
+            protect(memory, writable=False)

@@ -31,11 +31,11 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from rlinf_async._core.mapping import map_memory
 from rlinf_async._core.segment import allocate_segment, seal_segment
 from rlinf_async._transports.device_memory import Handle
 from rlinf_async.errors import TransferFailed
-from rlinf_async.weights.memory.gpus import Gpus, Registrar
-from rlinf_async.weights.memory.mapping import map_memory, register, registration_of
+from rlinf_async.weights.memory.gpus import Gpus, Registrar, Registration
 
 logger = logging.getLogger(__name__)
 
@@ -168,6 +168,7 @@ class SlotWriter:
         except BaseException:
             os.close(self._fd)
             raise
+        self._registration: Registration | None = None
         self._set()
         self._name = MemoryName(f"/proc/{os.getpid()}/fd/{self._fd}", os.fstat(self._fd).st_ino, layout.size)
         self.leaves: torch.Tensor = (
@@ -247,7 +248,8 @@ class SlotWriter:
 
     def register(self, registrar: Registrar, device: torch.device) -> None:
         """A GPU copies from and to it at full speed from now on."""
-        register(self._memory, registrar, device)
+        if self._registration is None:
+            self._registration = registrar.register(self._memory, device)
 
     def _set(self, **fields: int) -> None:
         self._header = SlotHeader(**{**self._header.__dict__, **fields})
@@ -271,8 +273,8 @@ class SlotWriter:
         if fd >= 0:
             os.close(fd)
             self.leaves = torch.empty(0, dtype=torch.uint8)
-            if (registration := registration_of(self._memory)) is not None:
-                registration.end()  # here, and not wherever the last tensor is let go of
+            if self._registration is not None:
+                self._registration.end()  # here, and not wherever the last tensor is let go of
             self._memory = (ctypes.c_ubyte * 0)()
 
 
@@ -288,7 +290,7 @@ class SlotReader:
         self.name = name
         self._layout = layout
         try:
-            self._fd = os.open(name.path, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = os.open(name.path, os.O_RDWR | os.O_CLOEXEC)  # so that ``Registrar`` may unprotect it
         except OSError as error:
             raise TransferFailed(f"the sender's memory {name.path} cannot be opened: {error.strerror}") from error
         try:
@@ -308,6 +310,7 @@ class SlotReader:
         self._lease: int | None = None
         """A descriptor of its own, whose lock it is and goes with it: to close it gives the lease back here, and not in
         a process that was forked meanwhile and looks at the same memory."""
+        self._registration: Registration | None = None
         self._shut: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
@@ -358,11 +361,12 @@ class SlotReader:
 
     def register(self, registrar: Registrar, device: torch.device) -> None:
         """A GPU copies from it at full speed from now on."""
-        register(self._memory, registrar, device)
+        if self._registration is None:
+            self._registration = registrar.register(self._memory, device)
 
     @property
     def is_registered(self) -> bool:
-        return registration_of(self._memory) is not None
+        return self._registration is not None
 
     def open(self, gpus: Gpus, on_gpu: list[Any], device: torch.device) -> torch.Tensor | None:
         """Opens the leaves that are on a GPU, until ``close``.  They too are to be looked at under a lease only.
@@ -409,8 +413,8 @@ class SlotReader:
                 except Exception as error:  # the driver has gone away
                     logger.info("memory of the sender's GPU could not be let go of: %s", error)
             os.close(fd)
-            if (registration := registration_of(self._memory)) is not None:
-                registration.end()  # here, and not wherever the last tensor is let go of
+            if self._registration is not None:
+                self._registration.end()  # here, and not wherever the last tensor is let go of
             self.leaves = torch.empty(0, dtype=torch.uint8)
             self._memory = (ctypes.c_ubyte * 0)()
 

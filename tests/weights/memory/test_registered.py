@@ -1,4 +1,4 @@
-"""Copies between GPU and registered shared memory, with a stand-in for CUDA."""
+"""Copies between GPU and registered shared memory, with a stand-in for CUDA; where memory is mapped."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import asyncio
 import contextlib
 import ctypes
 import logging
+import os
 import threading
 from typing import Any
 
 import pytest
 import torch
 
+from rlinf_async._core import mapping
+from rlinf_async._core.mapping import map_memory
+from rlinf_async._core.segment import allocate_segment
 from rlinf_async._transports import device_memory
-from rlinf_async.weights.memory import cuda
+from rlinf_async.weights.memory import cuda, slot
 from rlinf_async.weights.memory.gpus import Registrar
 from tests._support.fake_gpus import GPU, FakeGpus, NoGpus
 from tests._support.weight_parts import Cuda
@@ -120,19 +124,128 @@ class Runtime:
         return call
 
 
-def test_cuda_is_told_how_memory_is_mapped_and_its_refusal_leaves_no_error_behind(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    runtime = Runtime()
-    monkeypatch.setattr(cuda, "cuda_runtime", lambda: runtime)
-    monkeypatch.setattr(device_memory, "cuda_runtime", lambda: runtime)
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
+    found = Runtime()
+    monkeypatch.setattr(cuda, "cuda_runtime", lambda: found)
+    monkeypatch.setattr(device_memory, "cuda_runtime", lambda: found)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-    registration = Registrar(Cuda(), read_only=False).register(4096, 8192, GPU)
+    return found
+
+
+def memory_of(mode: int, *, writable: bool) -> Any:
+    """Two mapped pages of a file that is open for that."""
+    fd = allocate_segment(8192)
+    opened = os.open(f"/proc/self/fd/{fd}", mode)
+    try:
+        return map_memory(opened, 8192, writable=writable)
+    finally:
+        os.close(fd)
+        os.close(opened)
+
+
+def test_cuda_is_told_how_memory_is_mapped_once_and_hears_that_it_goes_whoever_lets_go_of_it_last(
+    runtime: Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    memory = memory_of(os.O_RDWR, writable=True)
+    at = ctypes.addressof(memory)
+    registration = Registrar(Cuda(), read_only=False).register(memory, GPU)
     assert registration is not None
+    assert runtime.calls == [("cudaHostRegister", at, 8192, 1)]
+    tensor = torch.frombuffer(memory, dtype=torch.uint8, count=5)
+    del memory
+    assert len(runtime.calls) == 1
+    del tensor
     registration.end()
-    assert runtime.calls == [("cudaHostRegister", 4096, 8192, 1), ("cudaHostUnregister", 4096)]
-    runtime.calls.clear()
+    assert runtime.calls[1:] == [("cudaHostUnregister", at)]
+    assert caplog.messages == []
+
+
+def test_cards_that_register_nothing_for_reading_only_get_it_writable_for_as_long_as_that_takes(
+    runtime: Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
     registrar = Registrar(Cuda(), read_only=True)
-    assert registrar.register(4096, 8192, GPU) is registrar.register(4096, 8192, GPU) is None
-    assert runtime.calls == [("cudaHostRegister", 4096, 8192, 9), ("cudaGetLastError",)]
-    assert "cudaHostRegister failed with code 801" in caplog.text
+    memory, other = (memory_of(os.O_RDWR, writable=False) for _ in range(2))
+    at, then = ctypes.addressof(memory), ctypes.addressof(other)
+    assert registrar.register(memory, GPU) is not None
+    assert runtime.calls == [
+        ("cudaHostRegister", at, 8192, 9),
+        ("cudaGetLastError",),
+        ("cudaHostRegister", at, 8192, 1),
+    ]
+    assert registrar.register(other, GPU) is not None
+    assert runtime.calls[3:] == [("cudaHostRegister", then, 8192, 1)], "what was refused is not tried again"
+    assert caplog.messages == []
+
+
+def test_memory_that_cannot_be_made_writable_either_is_not_registered_and_one_warning_says_so(
+    runtime: Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
+    registrar = Registrar(Cuda(), read_only=True)
+    memory = memory_of(os.O_RDONLY, writable=False)
+    assert registrar.register(memory, GPU) is registrar.register(memory, GPU) is None
+    assert [call[0] for call in runtime.calls] == ["cudaHostRegister", "cudaGetLastError"]
+    assert len(caplog.messages) == 1
+    assert "the protection of 8192 bytes cannot be changed" in caplog.text
+
+
+class Discrete(FakeGpus):
+    """A card that registers nothing for reading only."""
+
+    def register(self, address: int, nbytes: int, device: torch.device, *, read_only: bool) -> None:
+        if read_only:
+            raise RuntimeError("cudaHostRegister failed with code 801")
+        assert "w" in protection_at(address)
+        super().register(address, nbytes, device, read_only=False)
+
+
+def protection_at(address: int) -> str:
+    """As ``r--s``: of the mapping that begins there or around it."""
+    with open("/proc/self/maps") as file:
+        lines = [line.split(maxsplit=2) for line in file]
+    ranges = [(*(int(end, 16) for end in place.split("-")), access) for place, access, _ in lines]
+    return next(access for begin, end, access in ranges if begin <= address < end)
+
+
+@pytest.mark.parametrize("apply", ["copy", "map"])
+async def test_receivers_on_a_card_that_registers_nothing_for_reading_only_are_registered_and_stay_protected(
+    apply: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpus = Discrete()
+    source, destination = weights(0), gpus.put(weights(0))
+    async with pair(source, destination, gpus=gpus, apply=apply) as (publisher, _):
+        for version in range(1, 6):
+            source["b"].fill_(version)
+            await (await publisher.publish(source))
+            assert float(destination["b"].min()) == version
+        assert len(gpus.registered) == publisher._slots
+        assert {protection_at(address) for address in gpus.registered} == {"r--s"}
+    told = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [text for text in told if "full speed" in text] == []
+    assert gpus.registered == {}
+
+
+@pytest.mark.parametrize("apply", ["copy", "map"])
+async def test_nothing_is_mapped_or_unmapped_where_a_loop_runs(apply: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: dict[str, list[int]] = {"mapped": [], "unmapped": []}
+    unmap: Any = mapping._Mapping.__del__
+
+    def map_and_note(*arguments: Any, **options: Any) -> Any:
+        threads["mapped"].append(threading.get_ident())
+        return map_memory(*arguments, **options)
+
+    def unmap_and_note(self: Any) -> None:
+        threads["unmapped"].append(threading.get_ident())
+        unmap(self)
+
+    monkeypatch.setattr(slot, "map_memory", map_and_note)
+    monkeypatch.setattr(mapping._Mapping, "__del__", unmap_and_note)
+    source, destination = {"w": torch.zeros(1 << 20)}, {"w": torch.zeros(1 << 20)}
+    async with pair(source, destination, apply=apply) as (publisher, _):
+        for version in range(1, 6):
+            source["w"].fill_(version)
+            await (await publisher.publish(source))
+            assert float(destination["w"][-1]) == version
+    assert len(threads["mapped"]) == len(threads["unmapped"]) >= 4
+    assert threading.get_ident() not in {*threads["mapped"], *threads["unmapped"]}

@@ -1,0 +1,97 @@
+"""Mapped memory of a file: other threads go on while its pages come and go.
+
+Python's own ``mmap`` keeps all of them waiting for as long as that takes, a tenth of a second and more for a gigabyte,
+and holds a descriptor for each mapping.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)  # lets other threads run during a call
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_LIBC.madvise.argtypes = _LIBC.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+_FAILED: Final = ctypes.c_void_p(-1).value
+
+_POPULATE_READ: Final = 22
+_POPULATE_WRITE: Final = 23
+"""``MADV_POPULATE_READ`` and ``MADV_POPULATE_WRITE``, which Python's mmap does not name."""
+
+_STEP_BYTES: Final = 8 << 20
+"""Bytes that are asked for in one call, during which no other thread can map anything: a millisecond."""
+
+
+class _Mapping:
+    """Unmapped with its last holder, which is told ``before``."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self._place = address, size
+        self.before: Callable[[], None] | None = None
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if is_finalizing():
+            return  # the process ends, and all its memory with it
+        if self.before is not None:
+            self.before()
+        for address, size in _steps(*self._place):
+            _LIBC.munmap(address, size)
+
+
+def _steps(address: int, size: int) -> list[tuple[int, int]]:
+    return [(address + start, min(_STEP_BYTES, size - start)) for start in range(0, size, _STEP_BYTES)]
+
+
+def _access(writable: bool) -> int:
+    return mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+
+
+def map_memory(fd: int, size: int, offset: int = 0, *, writable: bool) -> Any:
+    """Maps a part of a file, which others may have mapped too, with all its pages there: using it meets no page fault.
+
+    Args:
+        offset: of the part, in whole pages.
+
+    Returns:
+        ``size`` bytes as a ctypes array, mapped until the last tensor or view that is made from it is gone.  Whatever
+        these think, memory that is not ``writable`` cannot be written to: that is a fault (SIGSEGV), not an exception.
+
+    Raises:
+        OSError: the system refuses it.
+    """
+    address = _LIBC.mmap(None, size, _access(writable), mmap.MAP_SHARED, fd, offset)
+    if address == _FAILED:
+        raise _error(f"{size} bytes cannot be mapped")
+    mapping = _Mapping(address, size)
+    for start, length in _steps(address, size):
+        _LIBC.madvise(start, length, _POPULATE_WRITE if writable else _POPULATE_READ)  # not before Linux 5.14
+    memory: Any = (ctypes.c_ubyte * size).from_address(address)
+    memory._mapping = mapping
+    return memory
+
+
+def before_unmapping(memory: Any, call: Callable[[], None]) -> None:
+    """Has something called, in the thread of its last holder, before mapped memory is unmapped."""
+    memory._mapping.before = call
+
+
+def protect(memory: Any, *, writable: bool) -> None:
+    """Mapped memory of a file that is open for writing can be written to from here on, or not.
+
+    Raises:
+        OSError: the system refuses it.
+    """
+    if _LIBC.mprotect(ctypes.addressof(memory), len(memory), _access(writable)):
+        raise _error(f"the protection of {len(memory)} bytes cannot be changed")
+
+
+def _error(text: str) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, f"{text}: {os.strerror(number)}")
