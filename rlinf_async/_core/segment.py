@@ -69,12 +69,24 @@ def allocate_segment(nbytes: int, name: str = "rlinf") -> int:
     except OSError as error:
         raise _explain(error, nbytes) from error
     try:
-        if nbytes:
-            os.posix_fallocate(fd, 0, nbytes)
-    except OSError as error:
+        reserve_segment(fd, 0, nbytes)
+    except BaseException:
         os.close(fd)
-        raise _explain(error, nbytes) from error
+        raise
     return fd
+
+
+def reserve_segment(fd: int, offset: int, nbytes: int) -> None:
+    """Has memory for a part of a segment from now on, also if it is longer then.
+
+    Raises:
+        MemoryError, OSError: as ``write_segment``.
+    """
+    try:
+        if nbytes:
+            os.posix_fallocate(fd, offset, nbytes)
+    except OSError as error:
+        raise _explain(error, nbytes) from error
 
 
 def seal_segment(fd: int) -> None:

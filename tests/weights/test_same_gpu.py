@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 from collections.abc import AsyncIterator
 from typing import Any
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_async.errors import PeerLost
+from rlinf_async.errors import DeadlineExceeded, PeerLost
 from rlinf_async.weights import Manifest, ParamTree, Publisher, Subscriber
+from rlinf_async.weights.memory import slot
 from rlinf_async.weights.memory.device_leaves import RETIRED
 from rlinf_async.weights.model.copying import Copy
 from tests._support.fake_gpus import GPU, FakeGpus
@@ -46,6 +48,13 @@ def places(publisher: Publisher) -> int:
     assert store is not None
     assert store.latest is not None
     return store.latest._header.places
+
+
+def host_memory(publisher: Publisher) -> list[int]:
+    """Bytes that each slot takes of it."""
+    store = publisher._store
+    assert store is not None
+    return [os.stat(slot.name.path).st_blocks * 512 for slot in store._slots]
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -89,6 +98,47 @@ async def test_weights_of_one_gpu_never_leave_it_and_its_memory_is_exported_and_
     destination["a"].fill_(9)
     RETIRED.sweep()
     assert (gpus.room, set(gpus.opened.values())) == ({}, {0})
+
+
+@pytest.mark.parametrize("apply", ["copy", "map"])
+async def test_weights_that_stay_on_a_gpu_take_no_memory_of_the_host_before_a_receiver_elsewhere_needs_it(
+    gpus: FakeGpus, apply: str
+) -> None:
+    source, there, here = gpus.put(model(0, 20)), gpus.put(model(0, 20)), model(0, 20)
+    nbytes = sum(tensor.nbytes for tensor in source.values())
+    async with pair(source, there, gpus=gpus, apply=apply) as (publisher, (subscriber,)):
+        for version in range(1, 8):
+            await publish(publisher, source, version)
+        assert max(host_memory(publisher)) < nbytes / 2
+        assert not any(known.reader.is_registered for known in subscriber._leases._known.values())
+        async with joined(publisher, "late", here, gpus=gpus, apply=apply) as late:
+            assert (late.version, values_of(here)) == (7, {7})
+            assert [taken > nbytes for taken in host_memory(publisher)].count(True) == 1
+            for version in range(8, 11):
+                await publish(publisher, source, version)
+                assert (values_of(there), values_of(here)) == ({version}, {version})
+
+
+async def test_where_there_is_no_memory_of_the_host_only_those_who_need_it_hear_of_it(
+    gpus: FakeGpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, there, here = gpus.put(model(0)), gpus.put(model(0)), model(0)
+    async with pair(source, there, gpus=gpus) as (publisher, _):
+        await publish(publisher, source, 1)
+        monkeypatch.setattr(slot, "available", lambda: 0)
+        to_receiver, to_sender = LocalLink.pair()
+        publisher.add("late", to_receiver)
+        async with Subscriber(to_sender, here, gpus=gpus) as late:
+            with pytest.raises(DeadlineExceeded):
+                await late.connect(0.2)
+            with pytest.raises(MemoryError, match="take one slot of"):
+                await publish(publisher, source, 2)
+            publisher.remove("late")
+        await publish(publisher, source, 3)
+        assert (values_of(there), values_of(here)) == ({3}, {0})
+        monkeypatch.undo()
+        async with joined(publisher, "again", here, gpus=gpus):
+            assert values_of(here) == {3}
 
 
 @pytest.mark.parametrize("apply", ["copy", "map"])

@@ -36,10 +36,10 @@ class Leased(NamedTuple):
 
 @dataclass
 class _Known:
-    """A slot that is mapped, and its leaves there and on the GPU."""
+    """A slot that is found, and its leaves there, once they are mapped, and on the GPU, once they are open."""
 
     reader: SlotReader
-    views: Views
+    views: Views | None = None
     on_gpu: Views | None = None
 
 
@@ -90,15 +90,24 @@ class Leases:
 
     def may_map(self, name: MemoryName) -> bool:
         """Whether to ``map`` it, in a thread, before it is taken."""
-        return name.inode not in self._known
+        known = self._known.get(name.inode)
+        return known is None or (known.views is None and bool(known.reader.header.places & IN_SLOT))
 
     def map(self, name: MemoryName) -> None:
-        """Maps a slot, and unmaps those that the sender has left.
+        """Maps a slot, its leaves only if they are in it, and unmaps those that the sender has left.
 
         Raises:
             TransferFailed: as ``take``.
         """
-        self._find(name)
+        known = self._find(name)
+        if known.reader.header.places & IN_SLOT:
+            self._views(known)
+
+    def _views(self, known: _Known) -> Views:
+        assert self.manifest is not None
+        if known.views is None:
+            known.views = self.manifest.views(known.reader.leaves)
+        return known.views
 
     def may_open(self, name: MemoryName) -> bool:
         """Whether to ``open`` it, in a thread, before it is taken."""
@@ -144,7 +153,7 @@ class Leases:
         if header.places & ON_GPU and known.on_gpu is not None:
             return Leased(reader, known.on_gpu, header, is_on_gpu=True)
         if header.places & IN_SLOT:
-            return Leased(reader, known.views, header)
+            return Leased(reader, self._views(known), header)
         self.release(reader)
         return Leased(reader, None, header)
 
@@ -156,8 +165,7 @@ class Leases:
             raise TransferFailed("a version was published before it was said what comes")
         known = self._known.pop(name.inode, None)
         if known is None:
-            reader = SlotReader(name, self._layout)
-            known = _Known(reader, self.manifest.views(reader.leaves))
+            known = _Known(SlotReader(name, self._layout))
         self._known[name.inode] = known
         for inode in list(self._known)[: -self._most]:
             if self._known[inode].reader is not self._kept:

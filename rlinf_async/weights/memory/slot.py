@@ -1,4 +1,4 @@
-"""The memory of one slot: written by one process, read by others, freed by the kernel with the last of them.
+"""Memory of one slot: written by one process, read by others, freed by the kernel with the last of them.
 
 A slot is sealed anonymous memory (memfd), found by others under ``/proc``.  Who reads it holds a *lease*, a read lock
 of the kernel's on it (an open-file-description lock); who writes it holds a write lock.  So no version is overwritten
@@ -8,17 +8,17 @@ while it is read, and the lease of a process that has been killed is gone with t
                                                       /proc/<pid>/fd/<n>
     receiver  SlotReader ── lease, read, release ────────┘
 
-Its leaves may also be in the memory of a GPU, with which everything else stays as it is: header and leases are here::
-
-    slot    header │ leaf │ leaf │ … │ extra │ up to a multiple of 2 MiB
+    head    header │ extra: what the model has beside its tensors
+    leaves  leaf │ leaf │ …                                          from a multiple of 2 MiB on
     header  magic, manifest digest, sequence, version, number of bytes of extra, checksum, where the leaves are
 
 The sequence is odd while the slot is being written: what a sender that died has left half written is recognised by it.
+The leaves of a version may be in the memory of a GPU, too or instead.  Here they are mapped by the first that asks for
+them, and take no memory before the writer does.
 """
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import functools
 import logging
@@ -26,55 +26,48 @@ import os
 import struct
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import torch
 
 from rlinf_async._core.mapping import map_memory
-from rlinf_async._core.segment import allocate_segment, seal_segment
+from rlinf_async._core.segment import allocate_segment, reserve_segment, seal_segment
 from rlinf_async._transports.device_memory import Handle
+from rlinf_async._transports.shared_memory import available
 from rlinf_async.errors import TransferFailed
 from rlinf_async.weights.memory.gpus import Gpus, Registrar, Registration
 
 logger = logging.getLogger(__name__)
 
 HEADER_BYTES: Final = 4096
-"""Room for the header; the leaves begin on a page of their own."""
+"""Room for the header; the extra begins on a page of its own."""
 
 _ROUNDING: Final = 2 << 20
-_ALIGNMENT: Final = 256
-_LEAST_EXTRA: Final = 4096
-_MAGIC: Final = b"RLAslab2"
-_DIGEST_BYTES: Final = 32
+_LEAST_HEAD: Final = 64 << 10
+_MAGIC: Final = b"RLAslab3"
 _HEADER: Final = struct.Struct("<8s32sQQQIB")
 
 IN_SLOT: Final = 1
 ON_GPU: Final = 2
 """Where the leaves of a version are: in the slot itself, in the memory of a GPU that goes with it, or in both."""
 
-LEASE: Final = 0
+_LEASE: Final = 0
 """Read by whoever reads the slot, written by whoever writes it."""
 
 OPENED: Final = 1
 """Read by whoever has opened what the slot has on a GPU, whether it reads there or not."""
 
-READ: Final = fcntl.F_RDLCK
-WRITE: Final = fcntl.F_WRLCK
-NONE: Final = fcntl.F_UNLCK
 
-
-@dataclass(frozen=True)
-class SlotHeader:
+class SlotHeader(NamedTuple):
     """What stands at the head of a slot.
 
     Attributes:
-        digest: of the manifest, 32 bytes; a shorter one ends with zeros.
+        digest: of the manifest; a shorter one than 32 bytes ends with zeros.
         sequence: grows by one when writing begins and when it ends.
         version: of the weights.
         extra: bytes of what the model has beside its tensors.
         checksum: CRC-32 of the leaves and the extra; 0 where none was asked for.
-        places: of the leaves, ``IN_SLOT`` and ``ON_GPU``.
+        places: of the leaves, ``IN_SLOT`` and ``ON_GPU``; where they are in the slot, it has memory for them.
     """
 
     digest: bytes
@@ -82,10 +75,7 @@ class SlotHeader:
     version: int = 0
     extra: int = 0
     checksum: int = 0
-    places: int = IN_SLOT
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "digest", self.digest.ljust(_DIGEST_BYTES, b"\0"))
+    places: int = 0
 
     @property
     def is_whole(self) -> bool:
@@ -93,8 +83,7 @@ class SlotHeader:
         return self.sequence > 0 and self.sequence % 2 == 0
 
     def pack(self) -> bytes:
-        facts = (self.sequence, self.version, self.extra, self.checksum, self.places)
-        return _HEADER.pack(_MAGIC, self.digest, *facts)
+        return _HEADER.pack(_MAGIC, *self)
 
     @classmethod
     def unpack(cls, memory: bytes | bytearray | memoryview) -> SlotHeader:
@@ -102,17 +91,16 @@ class SlotHeader:
         Raises:
             ValueError: this is no slot.
         """
-        magic, digest, *facts = _HEADER.unpack_from(memory)
+        magic, *facts = _HEADER.unpack_from(memory)
         if magic != _MAGIC:
             raise ValueError(f"memory that begins with {magic!r} is no slot of weights")
-        return cls(digest, *facts)
+        return cls(*facts)
 
 
-@dataclass(frozen=True)
-class SlotLayout:
+class SlotLayout(NamedTuple):
     """Where things stand in a slot.
 
-    Args:
+    Attributes:
         leaves: bytes of the packed leaves.
         extra: bytes that the extra has at first; it may grow to four times as much.
     """
@@ -121,19 +109,27 @@ class SlotLayout:
     extra: int = 0
 
     @property
-    def extra_offset(self) -> int:
-        return -(-(HEADER_BYTES + self.leaves) // _ALIGNMENT) * _ALIGNMENT
-
-    @property
-    def size(self) -> int:
-        """Of the whole slot."""
-        needed = self.extra_offset + max(_LEAST_EXTRA, 4 * self.extra)
-        return -(-needed // _ROUNDING) * _ROUNDING
+    def head(self) -> int:
+        """Bytes of the head."""
+        return max(_LEAST_HEAD, _rounded(HEADER_BYTES + 4 * self.extra, HEADER_BYTES))
 
     @property
     def extra_room(self) -> int:
         """Bytes that the extra may have."""
-        return self.size - self.extra_offset
+        return self.head - HEADER_BYTES
+
+    @property
+    def leaves_offset(self) -> int:
+        return _rounded(self.head, _ROUNDING)
+
+    @property
+    def size(self) -> int:
+        """Of the whole slot, of which there is memory for the head only at first."""
+        return self.leaves_offset + _rounded(self.leaves, _ROUNDING)
+
+
+def _rounded(nbytes: int, to: int) -> int:
+    return -(-nbytes // to) * to
 
 
 class MemoryName(NamedTuple):
@@ -151,38 +147,94 @@ class MemoryName(NamedTuple):
     on_gpu: list[Any] | None = None
 
 
-class SlotWriter:
-    """One slot, as its owner has it.  All its memory is there from the beginning: packing meets no page fault.
+class _Slot:
+    """A slot in this process: its head is mapped from the beginning, its leaves once somebody asks for them."""
 
-    Raises:
+    def __init__(self, fd: int, layout: SlotLayout, *, writable: bool) -> None:
+        self._fd = fd
+        self._layout = layout
+        self._writable = writable
+        self._head = memoryview(map_memory(fd, layout.head, writable=writable)).cast("B")
+        self._memory: Any = None
+        self._leaves: torch.Tensor | None = None
+        self._registration: Registration | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Of the leaves."""
+        return self._layout.leaves
+
+    @property
+    def leaves(self) -> torch.Tensor:
+        """The packed leaves, as bytes."""
+        if self._leaves is None:
+            self._leaves = self._map()
+        return self._leaves
+
+    def _map(self) -> torch.Tensor:
+        if not self.nbytes:
+            return torch.empty(0, dtype=torch.uint8)
+        self._memory = map_memory(self._fd, self.nbytes, self._layout.leaves_offset, writable=self._writable)
+        return torch.frombuffer(self._memory, dtype=torch.uint8)
+
+    def register(self, registrar: Registrar, device: torch.device) -> None:
+        """A GPU copies from it, or to it, at full speed from now on."""
+        if self._registration is None and self.leaves.nbytes:
+            self._registration = registrar.register(self._memory, device)
+
+    @property
+    def is_registered(self) -> bool:
+        return self._registration is not None
+
+    def _extra(self, nbytes: int) -> memoryview:
+        return self._head[HEADER_BYTES : HEADER_BYTES + nbytes]
+
+    def close(self) -> None:
+        """Lets go of it: it is unmapped now, of much memory in a thread, or with the last tensor that stands in it.
+
+        Others go on with it.  Idempotent.
+        """
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+            if self._registration is not None:
+                self._registration.end()  # here, and not wherever the last tensor is let go of
+            self._head, self._memory, self._leaves = memoryview(b""), None, torch.empty(0, dtype=torch.uint8)
+
+
+class SlotWriter(_Slot):
+    """One slot, as its owner has it.
+
+    The memory of its leaves is taken by the first that asks for ``leaves``, all at once: packing meets no page fault.
+
+    Raises, there too:
         MemoryError, OSError: there is no memory, or no file descriptor, for it.
     """
 
     def __init__(self, layout: SlotLayout, digest: bytes, label: str = "weights") -> None:
-        self._layout = layout
+        self._label = label
         self._header = SlotHeader(digest)
-        self._fd = allocate_segment(layout.size, f"rlinf-{label}"[:200])
-        seal_segment(self._fd)
+        fd = allocate_segment(layout.head, f"rlinf-{label}"[:200])
         try:
-            self._memory = map_memory(self._fd, layout.size, writable=True)
+            os.ftruncate(fd, layout.size)
+            seal_segment(fd)
+            super().__init__(fd, layout, writable=True)
         except BaseException:
-            os.close(self._fd)
+            os.close(fd)
             raise
-        self._registration: Registration | None = None
         self._set()
-        self._name = MemoryName(f"/proc/{os.getpid()}/fd/{self._fd}", os.fstat(self._fd).st_ino, layout.size)
-        self.leaves: torch.Tensor = (
-            torch.frombuffer(self._memory, dtype=torch.uint8, offset=HEADER_BYTES, count=layout.leaves)
-            if layout.leaves
-            else torch.empty(0, dtype=torch.uint8)
-        )
-        """Where the leaves are packed to: bytes."""
+        self._name = MemoryName(f"/proc/{os.getpid()}/fd/{fd}", os.fstat(fd).st_ino, layout.size)
         self.name_on_gpu: list[Any] | None = None
-        """Of where they can be packed to besides, once there is such a place: see ``MemoryName``."""
+        """Of where its leaves can be packed to besides, once there is such a place: see ``MemoryName``."""
 
     def __repr__(self) -> str:
         state = "whole" if self._header.is_whole else "not whole"
         return f"<SlotWriter version {self.version} [{self._layout.size >> 20} MiB, {state}]>"
+
+    def _map(self) -> torch.Tensor:
+        check_room(self._label, self._layout)
+        reserve_segment(self._fd, self._layout.leaves_offset, self.nbytes)
+        return super()._map()
 
     @property
     def name(self) -> MemoryName:
@@ -199,13 +251,12 @@ class SlotWriter:
 
     @property
     def is_on_gpu(self) -> bool:
-        """Whether they are in its device leaves."""
+        """Whether they are in the memory of a GPU."""
         return bool(self._header.places & ON_GPU)
 
     @property
     def extra(self) -> bytes:
-        start = self._layout.extra_offset
-        return bytes(self._view(start, self._header.extra))
+        return bytes(self._extra(self._header.extra))
 
     @property
     def checksum(self) -> int:
@@ -213,10 +264,10 @@ class SlotWriter:
 
     def claim(self) -> bool:
         """Keeps readers out until ``give_back``.  False if somebody reads it."""
-        return lock(self._fd, WRITE)
+        return lock(self._fd, fcntl.F_WRLCK)
 
     def give_back(self) -> None:
-        lock(self._fd, NONE)
+        lock(self._fd, fcntl.F_UNLCK)
 
     def begin(self) -> None:
         """What is in the slot is no version from now on.  It has been claimed."""
@@ -237,8 +288,7 @@ class SlotWriter:
                 f"what the model has beside its tensors has grown to {len(extra)} bytes, and there is room for {room}: "
                 "close both sides and connect again"
             )
-        start = self._layout.extra_offset
-        self._view(start, len(extra))[:] = extra
+        self._extra(len(extra))[:] = extra
         sequence = self._header.sequence + 1
         self._set(sequence=sequence, version=version, extra=len(extra), checksum=checksum, places=places)
 
@@ -246,40 +296,21 @@ class SlotWriter:
         """The leaves, which were only on a GPU, are in the slot too; whoever reads them there goes on."""
         self._set(places=IN_SLOT | ON_GPU)
 
-    def register(self, registrar: Registrar, device: torch.device) -> None:
-        """A GPU copies from and to it at full speed from now on."""
-        if self._registration is None:
-            self._registration = registrar.register(self._memory, device)
-
     def _set(self, **fields: int) -> None:
-        self._header = SlotHeader(**{**self._header.__dict__, **fields})
+        self._header = self._header._replace(**fields)
         packed = self._header.pack()
-        self._view(0, len(packed))[:] = packed
-
-    def _view(self, offset: int, nbytes: int) -> memoryview:
-        return memoryview(self._memory).cast("B")[offset : offset + nbytes]
+        self._head[: len(packed)] = packed
 
     def leave_gpu(self) -> int:
         """Nobody opens its leaves on a GPU from here on; returns a descriptor that tells who has, the caller's."""
         self._set(places=self._header.places & ~ON_GPU)
         return os.dup(self._fd)
 
-    def close(self) -> None:
-        """Lets go of it; who reads it goes on.  Idempotent.
 
-        Of much memory in a thread: it is unmapped now, or with the last tensor that is sent from it.
-        """
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-            self.leaves = torch.empty(0, dtype=torch.uint8)
-            if self._registration is not None:
-                self._registration.end()  # here, and not wherever the last tensor is let go of
-            self._memory = (ctypes.c_ubyte * 0)()
-
-
-class SlotReader:
+class SlotReader(_Slot):
     """Another process's slot, mapped for reading only: a write to it is a fault (SIGSEGV), not an exception.
+
+    Its leaves are to be looked at under a lease only, and asked for once the header says that they are in the slot.
 
     Raises:
         TransferFailed: it cannot be opened here: its owner is gone, or lives on another machine, in another PID
@@ -288,37 +319,30 @@ class SlotReader:
 
     def __init__(self, name: MemoryName, layout: SlotLayout) -> None:
         self.name = name
-        self._layout = layout
         try:
-            self._fd = os.open(name.path, os.O_RDWR | os.O_CLOEXEC)  # so that ``Registrar`` may unprotect it
+            fd = os.open(name.path, os.O_RDWR | os.O_CLOEXEC)  # so that ``Registrar`` may unprotect it
         except OSError as error:
             raise TransferFailed(f"the sender's memory {name.path} cannot be opened: {error.strerror}") from error
         try:
-            status = os.fstat(self._fd)
+            status = os.fstat(fd)
             if (status.st_ino, status.st_size) != (name.inode, name.size) or name.size != layout.size:
                 raise TransferFailed(f"{name.path} is not the memory that its sender has announced")
-            self._memory = map_memory(self._fd, name.size, writable=False)
+            super().__init__(fd, layout, writable=False)
         except BaseException:
-            os.close(self._fd)
+            os.close(fd)
             raise
-        self.leaves: torch.Tensor = (
-            torch.frombuffer(self._memory, dtype=torch.uint8, offset=HEADER_BYTES, count=layout.leaves)
-            if layout.leaves
-            else torch.empty(0, dtype=torch.uint8)
-        )
-        """The packed leaves: bytes.  To be looked at under a lease only."""
         self._lease: int | None = None
         """A descriptor of its own, whose lock it is and goes with it: to close it gives the lease back here, and not in
         a process that was forked meanwhile and looks at the same memory."""
-        self._registration: Registration | None = None
         self._shut: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
-        return f"<SlotReader {self.name.path} [{'leased' if self.is_leased else 'free'}]>"
+        return f"<SlotReader {self.name.path}>"
 
     @property
-    def is_leased(self) -> bool:
-        return self._lease is not None
+    def header(self) -> SlotHeader:
+        """What is true of it as long as it is leased, and may change at any time otherwise."""
+        return SlotHeader.unpack(self._head)
 
     def lease(self) -> SlotHeader | None:
         """Keeps the writer out until ``release``.
@@ -331,14 +355,10 @@ class SlotReader:
         """
         if self._lease is None:
             self._lease = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
-        if not lock(self._lease, READ):
-            self.release()
-            return None
-        header = SlotHeader.unpack(self._view(0, HEADER_BYTES))
-        if not header.is_whole:
-            self.release()
-            return None
-        return header
+        if lock(self._lease, fcntl.F_RDLCK) and (header := self.header).is_whole:
+            return header
+        self.release()
+        return None
 
     def release(self) -> None:
         lease, self._lease = self._lease, None
@@ -346,7 +366,7 @@ class SlotReader:
             os.close(lease)
 
     def extra(self, header: SlotHeader) -> bytes:
-        return bytes(self._view(self._layout.extra_offset, header.extra))
+        return bytes(self._extra(header.extra))
 
     def check(self, header: SlotHeader) -> None:
         """
@@ -359,15 +379,6 @@ class SlotReader:
                 f"version {header.version} was written with checksum {header.checksum:#010x} and reads as {found:#010x}"
             )
 
-    def register(self, registrar: Registrar, device: torch.device) -> None:
-        """A GPU copies from it at full speed from now on."""
-        if self._registration is None:
-            self._registration = registrar.register(self._memory, device)
-
-    @property
-    def is_registered(self) -> bool:
-        return self._registration is not None
-
     def open(self, gpus: Gpus, on_gpu: list[Any], device: torch.device) -> torch.Tensor | None:
         """Opens the leaves that are on a GPU, until ``close``.  They too are to be looked at under a lease only.
 
@@ -379,44 +390,46 @@ class SlotReader:
         """
         _, *facts = on_gpu
         handle = Handle(*facts)
-        if handle.nbytes != self._layout.leaves:
+        if handle.nbytes != self.nbytes:
             raise TransferFailed(
                 f"{handle.nbytes} bytes on {device} are not the memory that their sender has announced"
             )
-        if not lock(self._fd, READ, OPENED):
+        if not lock(self._fd, fcntl.F_RDLCK, OPENED):
             return None
         try:
-            if not SlotHeader.unpack(self._view(0, HEADER_BYTES)).places & ON_GPU:
-                lock(self._fd, NONE, OPENED)
+            if not self.header.places & ON_GPU:
+                lock(self._fd, fcntl.F_UNLCK, OPENED)
                 return None
             memory = gpus.open(handle, device)
         except BaseException:
-            lock(self._fd, NONE, OPENED)
+            lock(self._fd, fcntl.F_UNLCK, OPENED)
             raise
         self._shut = functools.partial(gpus.shut, handle, device)
         return memory
 
-    def _view(self, offset: int, nbytes: int) -> memoryview:
-        return memoryview(self._memory).cast("B")[offset : offset + nbytes]
-
     def close(self) -> None:
-        """Gives the lease back; the memory is unmapped with the last tensor that stands in it.  Idempotent.
-
-        That of a GPU is closed at once: no tensor may stand in it any more.
-        """
+        """As of a slot; gives the lease back, and closes the memory of a GPU: no tensor may stand in that any more."""
         self.release()
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            if self._shut is not None:
-                try:
-                    self._shut()
-                except Exception as error:  # the driver has gone away
-                    logger.info("memory of the sender's GPU could not be let go of: %s", error)
-            os.close(fd)
-            if self._registration is not None:
-                self._registration.end()  # here, and not wherever the last tensor is let go of
-            self.leaves = torch.empty(0, dtype=torch.uint8)
-            self._memory = (ctypes.c_ubyte * 0)()
+        shut, self._shut = self._shut, None
+        if shut is not None:
+            try:
+                shut()
+            except Exception as error:  # the driver has gone away
+                logger.info("memory of the sender's GPU could not be let go of: %s", error)
+        super().close()
+
+
+def check_room(label: str, layout: SlotLayout, slots: int = 1) -> None:
+    """
+    Raises:
+        MemoryError: this machine, or this container, has less memory left than so many slots take.
+    """
+    if slots * layout.size > (left := available()):
+        count = "one slot" if slots == 1 else f"{slots} slots"
+        raise MemoryError(
+            f"weights of '{label}' take {count} of {layout.size / (1 << 20):.0f} MiB, and "
+            f"{left / (1 << 20):.0f} MiB of memory are available: take fewer slots="
+        )
 
 
 def checksum_of(leaves: torch.Tensor, extra: bytes) -> int:
@@ -425,7 +438,7 @@ def checksum_of(leaves: torch.Tensor, extra: bytes) -> int:
     return zlib.crc32(extra, zlib.crc32(array)) or 1
 
 
-def lock(fd: int, kind: int, what: int = LEASE) -> bool:
+def lock(fd: int, kind: int, what: int = _LEASE) -> bool:
     """Takes or gives back a lock on a descriptor's memory, without waiting.  False if another one is in the way.
 
     It is the open file's, not the process's: another descriptor of the same process is in the way too.

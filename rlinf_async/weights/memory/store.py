@@ -11,11 +11,10 @@ from typing import Any, Final
 
 import torch
 
-from rlinf_async._transports.shared_memory import available
 from rlinf_async.weights.memory.cuda import CUDA
 from rlinf_async.weights.memory.device_leaves import RETIRED, DeviceLeaves
 from rlinf_async.weights.memory.gpus import Gpus, Registrar, copy_settled
-from rlinf_async.weights.memory.slot import IN_SLOT, ON_GPU, SlotLayout, SlotWriter, checksum_of
+from rlinf_async.weights.memory.slot import IN_SLOT, ON_GPU, SlotLayout, SlotWriter, check_room, checksum_of
 from rlinf_async.weights.memory.slot_book import SlotBook
 from rlinf_async.weights.model.copying import Copy, copy_tensors
 from rlinf_async.weights.model.delta import GPU_PIECE, Delta, encode_within
@@ -40,13 +39,21 @@ class Store:
     Args:
         extra: bytes of what the model has beside its tensors at first.
         gpus: in the place of CUDA's.
+        reserves: memory for all slots is taken now, and not of each when it is needed: weights may stay on a GPU.
 
     Raises:
         MemoryError, OSError: there is not enough memory, or no file descriptor, for it.
     """
 
     def __init__(
-        self, manifest: Manifest, slots: int, extra: int = 0, label: str = "weights", gpus: Gpus = CUDA
+        self,
+        manifest: Manifest,
+        slots: int,
+        extra: int = 0,
+        label: str = "weights",
+        gpus: Gpus = CUDA,
+        *,
+        reserves: bool = True,
     ) -> None:
         self.manifest = manifest
         self.extra = extra
@@ -60,24 +67,21 @@ class Store:
         """The GPU on which versions lie."""
         self._is_refused = manifest.nbytes == 0
         self._book = SlotBook(slots, len(manifest.leaves))
-        self._views: list[list[torch.Tensor]] = []
         self._slots: list[SlotWriter] = []
+        self._views: dict[SlotWriter, list[torch.Tensor]] = {}
         self._on_gpu: dict[SlotWriter, DeviceLeaves] = {}
         self._in_use = [0] * slots
         self._counting = threading.Lock()
         """Held where those counts change: what is sent is let go of in other threads."""
-        if slots * self.layout.size > (left := available()):
-            raise MemoryError(
-                f"weights of '{label}' take {slots} slots of {self.layout.size / (1 << 20):.0f} MiB, and "
-                f"{left / (1 << 20):.0f} MiB of memory are available: take fewer slots="
-            )
+        if reserves:
+            check_room(label, self.layout, slots)
         self._before: int | None = None
         """The slot with the version before the latest, as long as nothing else is in it."""
         try:
-            for _ in range(slots):
-                writer, views = self._make()
-                self._slots.append(writer)
-                self._views.append(views)
+            for slot in range(slots):
+                self._slots.append(self._make())
+                if reserves:
+                    self._places(slot, on_gpu=False)
         except BaseException:
             self.close()
             raise
@@ -86,10 +90,8 @@ class Store:
         version = None if self.latest is None else self.latest.version
         return f"<Store of {len(self._slots)} slots of {self.layout.size >> 20} MiB [version {version}]>"
 
-    def _make(self) -> tuple[SlotWriter, list[torch.Tensor]]:
-        writer = SlotWriter(self.layout, self.manifest.digest, self._label)
-        views = self.manifest.views(writer.leaves)
-        return writer, [views[leaf.path] for leaf in self.manifest.leaves]
+    def _make(self) -> SlotWriter:
+        return SlotWriter(self.layout, self.manifest.digest, self._label)
 
     @property
     def latest(self) -> SlotWriter | None:
@@ -110,10 +112,10 @@ class Store:
                 return slot
         slot = candidates[0]
         self._forget(slot)
-        writer, views = self._make()
+        writer = self._make()
         self._close(self._slots[slot])
         with self._counting:
-            self._slots[slot], self._views[slot], self._in_use[slot] = writer, views, 0
+            self._slots[slot], self._in_use[slot] = writer, 0
         self._book.replace(slot)
         writer.claim()
         return slot
@@ -186,8 +188,8 @@ class Store:
             ValueError: it does not fit.
         """
         writer, latest = self._slots[slot], self._book.latest
-        views = self._places(slot, on_gpu=on_gpu)
         try:
+            views = self._places(slot, on_gpu=on_gpu)  # for which there may be no memory
             if not (writer.is_on_gpu if on_gpu else writer.is_in_slot):
                 self._book.replace(slot)  # what is known of it is in the other place
             missing = self._book.missing(slot, given)
@@ -214,8 +216,13 @@ class Store:
         return writer
 
     def _places(self, slot: int, *, on_gpu: bool) -> list[torch.Tensor]:
-        leaves = self._on_gpu.get(self._slots[slot])
-        return leaves.views if on_gpu and leaves is not None else self._views[slot]
+        writer = self._slots[slot]
+        if on_gpu and writer in self._on_gpu:
+            return self._on_gpu[writer].views
+        if writer not in self._views:
+            views = self.manifest.views(writer.leaves)
+            self._views[writer] = [views[leaf.path] for leaf in self.manifest.leaves]
+        return self._views[writer]
 
     def fill(self) -> None:
         """The latest version is in its slot too from here on; not while another one is packed.
@@ -299,7 +306,7 @@ class Store:
 
     def close(self) -> None:
         """Lets go of the memory; whoever reads it goes on.  Idempotent."""
-        slots, self._slots, self._views = self._slots, [], []
+        slots, self._slots = self._slots, []
         self._book.latest = None
         for writer in slots:
             self._close(writer)
@@ -307,6 +314,7 @@ class Store:
     def _close(self, writer: SlotWriter) -> None:
         if (leaves := self._on_gpu.pop(writer, None)) is not None:
             RETIRED.add(writer.leave_gpu(), leaves)
+        self._views.pop(writer, None)
         writer.close()
 
 

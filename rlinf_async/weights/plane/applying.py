@@ -78,7 +78,7 @@ class Applying:
             ClosedError: it was closed meanwhile.
             Exception: it could not be applied.
         """
-        nbytes = leased.reader.leaves.nbytes
+        nbytes = leased.reader.nbytes
         version = leased.header.version
         if self._is_here(version):
             return 0.0

@@ -286,10 +286,12 @@ class Publisher:
         taker = Source(tree, self._select, self._transport_dtype)
         if gathers_here() or not taker.is_sharded:
             extra = len(pack_extra(tree))
+            facts = (taker.manifest, self._slots, extra, self._model_id, self._gpus)
+            may_stay_on_gpu = self._gpus.only_place(list(tree.tensors.values())) is not None
             made: list[Store] = []
 
             def make() -> None:
-                made.append(Store(taker.manifest, self._slots, extra, self._model_id, self._gpus))
+                made.append(Store(*facts, reserves=not may_stay_on_gpu))
 
             try:
                 await self._aside.do(make, nbytes=taker.manifest.nbytes)

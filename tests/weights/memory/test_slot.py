@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from rlinf_async.errors import TransferFailed
-from rlinf_async.weights.memory.slot import MemoryName, SlotLayout, SlotReader, SlotWriter, checksum_of
+from rlinf_async.weights.memory import slot
+from rlinf_async.weights.memory.slot import ON_GPU, MemoryName, SlotLayout, SlotReader, SlotWriter, checksum_of
 
 LAYOUT = SlotLayout(1000)
 DIGEST = b"digest"
@@ -106,13 +107,43 @@ def test_a_changed_byte_is_found_by_its_checksum() -> None:
     reader.close()
 
 
-def test_the_memory_is_sealed_all_there_and_in_whole_huge_pages() -> None:
-    writer = SlotWriter(LAYOUT, DIGEST)
+def taken(writer: SlotWriter) -> int:
+    """Bytes of memory."""
+    return os.stat(writer.name.path).st_blocks * 512
+
+
+def test_the_memory_is_sealed_and_that_of_the_leaves_is_taken_as_a_whole_by_the_first_that_asks_for_them() -> None:
+    layout = SlotLayout(3 << 20)
+    writer = SlotWriter(layout, DIGEST)
     with open(writer.name.path, "rb") as memory:
         assert fcntl.fcntl(memory, fcntl.F_GET_SEALS) == fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-        status = os.fstat(memory.fileno())
-        assert status.st_size == writer.name.size == 2 << 20
-        assert status.st_blocks * 512 >= status.st_size
+        assert os.fstat(memory.fileno()).st_size == writer.name.size == 6 << 20
+    assert writer.claim()
+    writer.begin()
+    writer.finish(1, b"x" * layout.extra_room, places=ON_GPU)
+    writer.give_back()
+    reader = SlotReader(writer.name, layout)
+    header = reader.lease()
+    assert header is not None
+    assert len(reader.extra(header)) == layout.extra_room
+    assert taken(writer) < 3 << 20
+    assert writer.leaves.nbytes == 3 << 20
+    assert taken(writer) >= 3 << 20
+    writer.leaves.fill_(7)
+    assert (int(reader.leaves.min()), int(reader.leaves.max())) == (7, 7)
+    reader.close()
+    writer.close()
+
+
+def test_leaves_for_which_there_is_no_memory_are_an_error_and_none_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = SlotLayout(30 << 20)
+    writer = SlotWriter(layout, DIGEST, "large")
+    monkeypatch.setattr(slot, "available", lambda: 20 << 20)
+    with pytest.raises(MemoryError, match="'large' take one slot of 32 MiB, and 20 MiB of memory are available"):
+        _ = writer.leaves
+    assert taken(writer) < 20 << 20
+    monkeypatch.undo()
+    assert writer.leaves.nbytes == 30 << 20
     writer.close()
 
 
@@ -129,6 +160,7 @@ def test_readers_go_on_when_the_writer_has_closed_it() -> None:
     assert kept.sum() == 3000, "a tensor keeps the memory that it stands in"
     with pytest.raises(TransferFailed, match="cannot be opened"):
         SlotReader(name, LAYOUT)
+    assert writer.leaves.nbytes == 0
 
 
 def test_a_descriptor_that_means_something_else_by_now_is_not_taken_for_the_slot() -> None:

@@ -10,7 +10,7 @@ import torch
 from rlinf_async import MultiProcessWeightSyncScheme
 from rlinf_async.errors import ConfigError
 from rlinf_async.weights import Publisher
-from rlinf_async.weights.memory import store
+from rlinf_async.weights.memory import slot
 
 
 @pytest.mark.parametrize("slots", [1, 65, 100_000, "3"])
@@ -22,9 +22,9 @@ def test_a_number_of_slots_that_makes_no_sense_is_refused_where_it_is_read(slots
 async def test_weights_for_which_there_is_not_enough_memory_are_an_error_before_any_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(store, "available", lambda: 100 << 20)
+    monkeypatch.setattr(slot, "available", lambda: 100 << 20)
     async with Publisher({"w": torch.zeros(10 << 20)}, model_id="large", slots=3) as publisher:
         with pytest.raises(MemoryError, match=r"'large' take 3 slots of \d+ MiB, and 100 MiB of memory are available"):
             await publisher.connect(1.0)
-        monkeypatch.setattr(store, "available", lambda: 1 << 30)
+        monkeypatch.setattr(slot, "available", lambda: 1 << 30)
         await publisher.connect(1.0)
