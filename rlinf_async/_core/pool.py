@@ -16,7 +16,6 @@ Where leases are not to be had no segment is ever free, and each message gets a 
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import itertools
 import mmap
@@ -28,6 +27,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from rlinf_async import settings
+from rlinf_async._core.mapping import map_memory
 from rlinf_async._core.segment import write_segment
 
 _MAX_SEGMENTS: Final = 64
@@ -40,9 +40,6 @@ free the last time, whose memory may still be in the processor's caches, and the
 _PIECE_BYTES: Final = 1 << 20
 """Bytes that are copied before other threads may run."""
 
-_POPULATE_WRITE: Final = 23
-"""``MADV_POPULATE_WRITE``, which Python's mmap does not name."""
-
 Part = bytes | bytearray | memoryview
 
 
@@ -54,7 +51,7 @@ class _Segment:
     def __init__(self, fd: int, size: int) -> None:
         self.fd = fd
         self.size = size
-        self.memory: mmap.mmap | None = None
+        self.memory: memoryview | None = None
 
     def is_free(self) -> bool:
         try:
@@ -66,24 +63,20 @@ class _Segment:
 
     def fill(self, parts: Sequence[Part]) -> None:
         if self.memory is None:
-            self.memory = mmap.mmap(self.fd, self.size)
-            with contextlib.suppress(OSError):  # before Linux 5.14
-                self.memory.madvise(_POPULATE_WRITE)
-        with memoryview(self.memory) as target:
-            offset = 0
-            for part in parts:
-                view = memoryview(part).cast("B")
-                for start in range(0, len(view), _PIECE_BYTES):
-                    piece = view[start : start + _PIECE_BYTES]
-                    target[offset : offset + len(piece)] = piece
-                    offset += len(piece)
+            self.memory = memoryview(map_memory(self.fd, self.size, writable=True)).cast("B")
+        offset = 0
+        for part in parts:
+            view = memoryview(part).cast("B")
+            for start in range(0, len(view), _PIECE_BYTES):
+                piece = view[start : start + _PIECE_BYTES]
+                self.memory[offset : offset + len(piece)] = piece
+                offset += len(piece)
 
     def hand_out(self) -> int:
         return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self) -> None:
-        if self.memory is not None:
-            self.memory.close()
+        self.memory = None  # unmapped
         os.close(self.fd)
 
 
@@ -121,7 +114,7 @@ class Pool:
             if segment is None:
                 segment = _make(parts, nbytes)
             else:
-                segment.fill(parts)  # which may want a descriptor
+                segment.fill(parts)
             return segment.hand_out()
         finally:
             if segment is not None:

@@ -165,6 +165,21 @@ def test_a_much_smaller_message_does_not_take_a_large_segment(pool: Pool) -> Non
     os.close(second)
 
 
+def test_a_segment_that_is_written_again_holds_one_descriptor_and_is_unmapped_when_it_goes() -> None:
+    def open_and_mapped() -> tuple[int, int]:
+        links = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.islink(entry.path)]
+        with open("/proc/self/maps") as maps:
+            return sum("memfd:rlinf" in link for link in links), sum("memfd:rlinf" in line for line in maps)
+
+    before = open_and_mapped()
+    pool = Pool()
+    for byte in (1, 2, 3):
+        os.close(written(pool, byte))
+    assert open_and_mapped() == (before[0] + 1, before[1] + 1)
+    pool.close()
+    assert open_and_mapped() == before
+
+
 def test_parts_of_several_pieces_arrive_in_order(pool: Pool) -> None:
     for round_ in range(2):  # once with pwrite, once through the mapping
         parts = [os.urandom(3 << 20), b"", bytearray(b"abc"), memoryview(os.urandom(70_000))]
