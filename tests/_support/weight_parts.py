@@ -10,7 +10,8 @@ from rlinf_async.weights.links.store_mail import StoreMail as StoreMail
 from rlinf_async.weights.links.worker_link import WorkerLink as WorkerLink
 from rlinf_async.weights.memory.cuda import Cuda as Cuda
 from rlinf_async.weights.memory.leases import Leases as Leases
-from rlinf_async.weights.memory.slot import IN_SLOT as IN_SLOT, ON_GPU as ON_GPU, SlotWriter as SlotWriter
+from rlinf_async.weights.memory.slot import SlotWriter as SlotWriter
+from rlinf_async.weights.memory.slot_layout import IN_SLOT as IN_SLOT, ON_GPU as ON_GPU
 from rlinf_async.weights.memory.store import Store as Store
 from rlinf_async.weights.model.copying import copy_tensors as copy_tensors
 from rlinf_async.weights.model.gather import gather_buckets as gather_buckets

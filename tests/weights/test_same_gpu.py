@@ -119,7 +119,7 @@ async def test_weights_that_stay_on_a_gpu_take_no_memory_of_the_host_before_a_re
                 assert (values_of(there), values_of(here)) == ({version}, {version})
 
 
-async def test_where_there_is_no_memory_of_the_host_only_those_who_need_it_hear_of_it(
+async def test_no_memory_of_the_host_is_an_error_as_long_as_a_receiver_needs_it(
     gpus: FakeGpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, there, here = gpus.put(model(0)), gpus.put(model(0)), model(0)

@@ -1,4 +1,4 @@
-"""CUDA's part in the weights: copies that nobody waits for in an event loop, and memory that it knows of."""
+"""CUDA for weights: copies in streams of their own, registered host memory, device memory shared by IPC handles."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _cuda: Any = torch.cuda  # which has few annotations
 
 
 class Cuda:
-    """See ``Gpus``."""
+    """CUDA as ``Gpus``."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}

@@ -1,7 +1,8 @@
-"""The leaves of a slot once more, in the memory of the GPU that the source is on, for receivers on the same one."""
+"""Leaves of a slot in memory of the sender's GPU, for receivers on the same one; frees retired ones once unused."""
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import threading
@@ -10,14 +11,14 @@ from typing import Any, Final
 import torch
 
 from rlinf_async.weights.memory.gpus import Gpus
-from rlinf_async.weights.memory.slot import OPENED, WRITE, lock
+from rlinf_async.weights.memory.slot import OPENED_BYTE, lock
 from rlinf_async.weights.model.manifest import Manifest
 
 logger = logging.getLogger(__name__)
 
 
 class DeviceLeaves:
-    """Allocated once and exported once.
+    """Leaves of one slot on a GPU: allocated once and exported once.
 
     Attributes:
         memory, views: all of it, and the leaves in the order of the manifest.
@@ -47,13 +48,13 @@ class DeviceLeaves:
 
 
 class Retired:
-    """What nobody writes any more and others may still have open.
+    """Device leaves that nobody writes any more and others may still have open.
 
     CUDA does not say what becomes of memory that is freed while another process has it open, so it is kept until no
     process has: the kernel says whether, also of those that were killed.  Nothing says when, but for a thread that does
     nothing else than wait for such a lock and cannot be called off; so the kernel is asked when more is packed or
     retired here, and what is left then goes with the process.  Receivers let go when they hear that their sender is
-    gone.
+    gone.  (That nobody has the slot open or mapped would say less: a model of the CPU may stand in it for long.)
     """
 
     def __init__(self) -> None:
@@ -66,7 +67,7 @@ class Retired:
     def add(self, fd: int, leaves: DeviceLeaves) -> None:
         """
         Args:
-            fd: of the slot, whose header does not name the leaves any more; closed with them.
+            fd: of ``SlotWriter.leave_gpu``; closed when they are freed.
         """
         with self._lock:
             self._kept.append((fd, leaves))
@@ -79,7 +80,7 @@ class Retired:
         with self._lock:
             kept, self._kept = self._kept, []
             for fd, leaves in kept:
-                if lock(fd, WRITE, OPENED):
+                if lock(fd, fcntl.F_WRLCK, OPENED_BYTE):
                     leaves.free()
                     os.close(fd)
                 else:

@@ -1,4 +1,4 @@
-"""Interface of weights to GPUs: CUDA's, or a stand-in's; memory that is registered with them."""
+"""Interface of weights to GPUs (CUDA or a stand-in), and registration of mapped host memory with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The slots of its sender that a receiver has mapped, and those of them that it keeps from being written."""
+"""Slots of a sender in a receiver: finds, maps and leases them, keeps the one that tensors stand in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import torch
 
 from rlinf_async.errors import ClosedError, TransferFailed
 from rlinf_async.weights.memory.gpus import Gpus
-from rlinf_async.weights.memory.slot import IN_SLOT, ON_GPU, MemoryName, SlotHeader, SlotLayout, SlotReader
+from rlinf_async.weights.memory.slot import MemoryName
+from rlinf_async.weights.memory.slot_layout import IN_SLOT, ON_GPU, SlotHeader, SlotLayout
+from rlinf_async.weights.memory.slot_reader import SlotReader
 from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.param_tree import Path
 
@@ -44,7 +46,7 @@ class _Known:
 
 
 class Leases:
-    """Slots are mapped once, and unmapped when the sender has left them.
+    """Slots of one sender: mapped once, and unmapped when the sender has left them.
 
     Attributes:
         manifest: of the weights; None until the sender has said what comes.

@@ -1,7 +1,7 @@
-"""Memory of one slot: written by one process, read by others, freed by the kernel with the last of them.
+"""Shared memory of one slot (memfd) and its writer: one process writes, others read, the kernel frees it with the last.
 
-A slot is sealed anonymous memory (memfd), found by others under ``/proc``.  Who reads it holds a *lease*, a read lock
-of the kernel's on it (an open-file-description lock); who writes it holds a write lock.  So no version is overwritten
+A slot is sealed anonymous memory, found by others under ``/proc``.  Its readers hold a *lease*, a read lock of the
+kernel's on it (an open-file-description lock); its writer holds a write lock.  So no version is overwritten
 while it is read, and the lease of a process that has been killed is gone with the process::
 
     sender    SlotWriter ── claim, begin, pack, finish ──┐
@@ -20,116 +20,24 @@ them, and take no memory before the writer does.
 from __future__ import annotations
 
 import fcntl
-import functools
-import logging
 import os
 import struct
 import zlib
-from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import torch
 
 from rlinf_async._core.mapping import map_memory
 from rlinf_async._core.segment import allocate_segment, reserve_segment, seal_segment
-from rlinf_async._transports.device_memory import Handle
 from rlinf_async._transports.shared_memory import available
-from rlinf_async.errors import TransferFailed
-from rlinf_async.weights.memory.gpus import Gpus, Registrar, Registration
+from rlinf_async.weights.memory.gpus import Registrar, Registration
+from rlinf_async.weights.memory.slot_layout import HEADER_BYTES, IN_SLOT, ON_GPU, SlotHeader, SlotLayout
 
-logger = logging.getLogger(__name__)
+LEASE_BYTE: Final = 0
+"""Locked by those who read or write the slot."""
 
-HEADER_BYTES: Final = 4096
-"""Room for the header; the extra begins on a page of its own."""
-
-_ROUNDING: Final = 2 << 20
-_LEAST_HEAD: Final = 64 << 10
-_MAGIC: Final = b"RLAslab3"
-_HEADER: Final = struct.Struct("<8s32sQQQIB")
-
-IN_SLOT: Final = 1
-ON_GPU: Final = 2
-"""Where the leaves of a version are: in the slot itself, in the memory of a GPU that goes with it, or in both."""
-
-_LEASE: Final = 0
-"""Read by whoever reads the slot, written by whoever writes it."""
-
-OPENED: Final = 1
-"""Read by whoever has opened what the slot has on a GPU, whether it reads there or not."""
-
-
-class SlotHeader(NamedTuple):
-    """What stands at the head of a slot.
-
-    Attributes:
-        digest: of the manifest; a shorter one than 32 bytes ends with zeros.
-        sequence: grows by one when writing begins and when it ends.
-        version: of the weights.
-        extra: bytes of what the model has beside its tensors.
-        checksum: CRC-32 of the leaves and the extra; 0 where none was asked for.
-        places: of the leaves, ``IN_SLOT`` and ``ON_GPU``; where they are in the slot, it has memory for them.
-    """
-
-    digest: bytes
-    sequence: int = 0
-    version: int = 0
-    extra: int = 0
-    checksum: int = 0
-    places: int = 0
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the slot holds a version, and nobody is, or died, writing to it."""
-        return self.sequence > 0 and self.sequence % 2 == 0
-
-    def pack(self) -> bytes:
-        return _HEADER.pack(_MAGIC, *self)
-
-    @classmethod
-    def unpack(cls, memory: bytes | bytearray | memoryview) -> SlotHeader:
-        """
-        Raises:
-            ValueError: this is no slot.
-        """
-        magic, *facts = _HEADER.unpack_from(memory)
-        if magic != _MAGIC:
-            raise ValueError(f"memory that begins with {magic!r} is no slot of weights")
-        return cls(*facts)
-
-
-class SlotLayout(NamedTuple):
-    """Where things stand in a slot.
-
-    Attributes:
-        leaves: bytes of the packed leaves.
-        extra: bytes that the extra has at first; it may grow to four times as much.
-    """
-
-    leaves: int
-    extra: int = 0
-
-    @property
-    def head(self) -> int:
-        """Bytes of the head."""
-        return max(_LEAST_HEAD, _rounded(HEADER_BYTES + 4 * self.extra, HEADER_BYTES))
-
-    @property
-    def extra_room(self) -> int:
-        """Bytes that the extra may have."""
-        return self.head - HEADER_BYTES
-
-    @property
-    def leaves_offset(self) -> int:
-        return _rounded(self.head, _ROUNDING)
-
-    @property
-    def size(self) -> int:
-        """Of the whole slot, of which there is memory for the head only at first."""
-        return self.leaves_offset + _rounded(self.leaves, _ROUNDING)
-
-
-def _rounded(nbytes: int, to: int) -> int:
-    return -(-nbytes // to) * to
+OPENED_BYTE: Final = 1
+"""Locked by those who have opened what the slot has on a GPU, whether they read there or not."""
 
 
 class MemoryName(NamedTuple):
@@ -147,7 +55,7 @@ class MemoryName(NamedTuple):
     on_gpu: list[Any] | None = None
 
 
-class _Slot:
+class Slot:
     """A slot in this process: its head is mapped from the beginning, its leaves once somebody asks for them."""
 
     def __init__(self, fd: int, layout: SlotLayout, *, writable: bool) -> None:
@@ -202,7 +110,7 @@ class _Slot:
             self._head, self._memory, self._leaves = memoryview(b""), None, torch.empty(0, dtype=torch.uint8)
 
 
-class SlotWriter(_Slot):
+class SlotWriter(Slot):
     """One slot, as its owner has it.
 
     The memory of its leaves is taken by the first that asks for ``leaves``, all at once: packing meets no page fault.
@@ -296,127 +204,19 @@ class SlotWriter(_Slot):
         """The leaves, which were only on a GPU, are in the slot too; whoever reads them there goes on."""
         self._set(places=IN_SLOT | ON_GPU)
 
-    def _set(self, **fields: int) -> None:
+    def _set(self, **fields: Any) -> None:
         self._header = self._header._replace(**fields)
         packed = self._header.pack()
         self._head[: len(packed)] = packed
 
     def leave_gpu(self) -> int:
-        """Nobody opens its leaves on a GPU from here on; returns a descriptor that tells who has, the caller's."""
+        """Its leaves on a GPU are not opened by anybody else from here on.
+
+        Returns:
+            A descriptor, the caller's: a lock on ``OPENED_BYTE`` is to be had once all have closed them.
+        """
         self._set(places=self._header.places & ~ON_GPU)
         return os.dup(self._fd)
-
-
-class SlotReader(_Slot):
-    """Another process's slot, mapped for reading only: a write to it is a fault (SIGSEGV), not an exception.
-
-    Its leaves are to be looked at under a lease only, and asked for once the header says that they are in the slot.
-
-    Raises:
-        TransferFailed: it cannot be opened here: its owner is gone, or lives on another machine, in another PID
-            namespace or under another user.
-    """
-
-    def __init__(self, name: MemoryName, layout: SlotLayout) -> None:
-        self.name = name
-        try:
-            fd = os.open(name.path, os.O_RDWR | os.O_CLOEXEC)  # so that ``Registrar`` may unprotect it
-        except OSError as error:
-            raise TransferFailed(f"the sender's memory {name.path} cannot be opened: {error.strerror}") from error
-        try:
-            status = os.fstat(fd)
-            if (status.st_ino, status.st_size) != (name.inode, name.size) or name.size != layout.size:
-                raise TransferFailed(f"{name.path} is not the memory that its sender has announced")
-            super().__init__(fd, layout, writable=False)
-        except BaseException:
-            os.close(fd)
-            raise
-        self._lease: int | None = None
-        """A descriptor of its own, whose lock it is and goes with it: to close it gives the lease back here, and not in
-        a process that was forked meanwhile and looks at the same memory."""
-        self._shut: Callable[[], None] | None = None
-
-    def __repr__(self) -> str:
-        return f"<SlotReader {self.name.path}>"
-
-    @property
-    def header(self) -> SlotHeader:
-        """What is true of it as long as it is leased, and may change at any time otherwise."""
-        return SlotHeader.unpack(self._head)
-
-    def lease(self) -> SlotHeader | None:
-        """Keeps the writer out until ``release``.
-
-        Returns:
-            What is in the slot; None where nothing is, or is being written: then there is no lease.
-
-        Raises:
-            OSError: there is no file descriptor for it.
-        """
-        if self._lease is None:
-            self._lease = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
-        if lock(self._lease, fcntl.F_RDLCK) and (header := self.header).is_whole:
-            return header
-        self.release()
-        return None
-
-    def release(self) -> None:
-        lease, self._lease = self._lease, None
-        if lease is not None:
-            os.close(lease)
-
-    def extra(self, header: SlotHeader) -> bytes:
-        return bytes(self._extra(header.extra))
-
-    def check(self, header: SlotHeader) -> None:
-        """
-        Raises:
-            TransferFailed: it is not what was written.
-        """
-        found = checksum_of(self.leaves, self.extra(header))
-        if header.checksum and found != header.checksum:
-            raise TransferFailed(
-                f"version {header.version} was written with checksum {header.checksum:#010x} and reads as {found:#010x}"
-            )
-
-    def open(self, gpus: Gpus, on_gpu: list[Any], device: torch.device) -> torch.Tensor | None:
-        """Opens the leaves that are on a GPU, until ``close``.  They too are to be looked at under a lease only.
-
-        Returns:
-            Them, as bytes; None where there are none any more.
-
-        Raises:
-            Exception: they cannot be opened here.
-        """
-        _, *facts = on_gpu
-        handle = Handle(*facts)
-        if handle.nbytes != self.nbytes:
-            raise TransferFailed(
-                f"{handle.nbytes} bytes on {device} are not the memory that their sender has announced"
-            )
-        if not lock(self._fd, fcntl.F_RDLCK, OPENED):
-            return None
-        try:
-            if not self.header.places & ON_GPU:
-                lock(self._fd, fcntl.F_UNLCK, OPENED)
-                return None
-            memory = gpus.open(handle, device)
-        except BaseException:
-            lock(self._fd, fcntl.F_UNLCK, OPENED)
-            raise
-        self._shut = functools.partial(gpus.shut, handle, device)
-        return memory
-
-    def close(self) -> None:
-        """As of a slot; gives the lease back, and closes the memory of a GPU: no tensor may stand in that any more."""
-        self.release()
-        shut, self._shut = self._shut, None
-        if shut is not None:
-            try:
-                shut()
-            except Exception as error:  # the driver has gone away
-                logger.info("memory of the sender's GPU could not be let go of: %s", error)
-        super().close()
 
 
 def check_room(label: str, layout: SlotLayout, slots: int = 1) -> None:
@@ -438,13 +238,13 @@ def checksum_of(leaves: torch.Tensor, extra: bytes) -> int:
     return zlib.crc32(extra, zlib.crc32(array)) or 1
 
 
-def lock(fd: int, kind: int, what: int = _LEASE) -> bool:
-    """Takes or gives back a lock on a descriptor's memory, without waiting.  False if another one is in the way.
+def lock(fd: int, kind: int, byte: int = LEASE_BYTE) -> bool:
+    """Takes or gives back a lock on a slot, without waiting.  False if another one is in the way.
 
     It is the open file's, not the process's: another descriptor of the same process is in the way too.
     """
     try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, what, 1, 0))
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0))
     except BlockingIOError:
         return False
     return True

@@ -1,4 +1,4 @@
-"""The slots that one process writes, and what it packs into them."""
+"""Slots of a sender: takes one for each version, packs, fills, compares and replaces it; leaves chosen by ``keys=``."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import torch
 from rlinf_async.weights.memory.cuda import CUDA
 from rlinf_async.weights.memory.device_leaves import RETIRED, DeviceLeaves
 from rlinf_async.weights.memory.gpus import Gpus, Registrar, copy_settled
-from rlinf_async.weights.memory.slot import IN_SLOT, ON_GPU, SlotLayout, SlotWriter, check_room, checksum_of
+from rlinf_async.weights.memory.slot import SlotWriter, check_room, checksum_of
 from rlinf_async.weights.memory.slot_book import SlotBook
+from rlinf_async.weights.memory.slot_layout import IN_SLOT, ON_GPU, SlotLayout
 from rlinf_async.weights.model.copying import Copy, copy_tensors
 from rlinf_async.weights.model.delta import GPU_PIECE, Delta, encode_within
 from rlinf_async.weights.model.manifest import Manifest
@@ -27,8 +28,7 @@ _EVERY_LEAF: Final = None
 
 
 class Store:
-    """Room for some versions of one model.  Its methods are not for two threads at once, but for
-    ``hold`` and ``let_go``.
+    """Room for some versions of one model; not for two threads at once, but for ``hold`` and ``let_go``.
 
     A slot that somebody still reads when its turn comes is left to them, and another piece of memory takes its place:
     a reader that is stopped holds up nobody.  The kernel frees what was left once its last reader lets go of it.
@@ -312,10 +312,12 @@ class Store:
             self._close(writer)
 
     def _close(self, writer: SlotWriter) -> None:
-        if (leaves := self._on_gpu.pop(writer, None)) is not None:
-            RETIRED.add(writer.leave_gpu(), leaves)
         self._views.pop(writer, None)
-        writer.close()
+        try:
+            if (leaves := self._on_gpu.pop(writer, None)) is not None:
+                RETIRED.add(writer.leave_gpu(), leaves)
+        finally:
+            writer.close()
 
 
 def select_leaves(manifest: Manifest, keys: Collection[Any] | None) -> list[int] | None:

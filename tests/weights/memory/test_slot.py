@@ -11,7 +11,9 @@ import torch
 
 from rlinf_async.errors import TransferFailed
 from rlinf_async.weights.memory import slot
-from rlinf_async.weights.memory.slot import ON_GPU, MemoryName, SlotLayout, SlotReader, SlotWriter, checksum_of
+from rlinf_async.weights.memory.slot import MemoryName, SlotWriter, checksum_of
+from rlinf_async.weights.memory.slot_layout import ON_GPU, SlotLayout
+from rlinf_async.weights.memory.slot_reader import SlotReader
 
 LAYOUT = SlotLayout(1000)
 DIGEST = b"digest"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from rlinf_async.weights.memory.slot import HEADER_BYTES, SlotHeader, SlotLayout
 from rlinf_async.weights.memory.slot_book import SlotBook
+from rlinf_async.weights.memory.slot_layout import HEADER_BYTES, SlotHeader, SlotLayout
 
 
 @given(st.binary(min_size=1, max_size=32), *[st.integers(0, 2**64 - 1)] * 3, st.integers(0, 2**32 - 1))
