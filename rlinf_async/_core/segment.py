@@ -77,7 +77,7 @@ def allocate_segment(nbytes: int, name: str = "rlinf") -> int:
 
 
 def reserve_segment(fd: int, offset: int, nbytes: int) -> None:
-    """Has memory for a part of a segment from now on, also if it is longer then.
+    """Takes memory for a part of a segment, which has it from then on.
 
     Raises:
         MemoryError, OSError: as ``write_segment``.
