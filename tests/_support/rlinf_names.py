@@ -43,6 +43,7 @@ MEMBERS: Final = {
         backend worker_groups steps output_dir options flags args env
         WeightSyncer BucketWeightSyncer PatchWeightSyncer iter_named_tensor_buckets collect_param_names_need_sync
         WeightPatch EmptyWeightPatch CompressedWeightPatch PatchBuilder CPUSnapshotPatchBuilder GPUSnapshotPatchBuilder
+        PatchCompressor IdentityCompressor NVCompCompressor WeightPatchTransport compression
         as_coo_2d_view downscale_nonnegative_indices nvcomp_lz4 use_ring_sync nccl_max_ctas nccl_min_ctas
         total_buckets syncer_version ordered_keys original_shapes receiver_dtypes
         """,
@@ -132,6 +133,8 @@ MEMBERS: Final = {
     "WeightSyncer": """
         create comm_options init_sender init_receiver sync apply sender_initialized receiver_initialized
         """,
+    "BucketWeightSyncer": "iter_buckets",
+    "PatchWeightSyncer": "create_patch",
     "PatchBuilder": "delta_encode delta_decode",
     "ProfileConfig": "profiles_worker_group should_profile_step check",
     "NsightConfig": "to_cli_tokens",

@@ -107,20 +107,25 @@ def fsdp() -> None:
 
 def syncers() -> None:
     for kind in (lambda: BucketWeightSyncer(100), PatchWeightSyncer, lambda: PatchWeightSyncer(init_sync_enabled=True)):
-        asyncio.run(synchronised(kind))
+        for is_told in (True, False):
+            asyncio.run(synchronised(kind, is_told))
 
 
-async def synchronised(kind: Callable[[], Any]) -> None:
+async def synchronised(kind: Callable[[], Any], is_told: bool) -> None:
+    """Args: is_told: whether ranks say which one sends; where they do not, as in RLinf, each hears of the receiver."""
     model, plain = sharded_model()
     sends = dist.get_rank() == 0
     target = nn.Sequential(nn.Linear(7, 9), nn.ReLU(), nn.Linear(9, 3))
     syncer, receiver = kind(), kind()
     there: asyncio.Queue[Any] = asyncio.Queue()
     back: asyncio.Queue[Any] = asyncio.Queue()
+    told = {"is_sender": sends} if is_told else {}
     async with asyncio.TaskGroup() as group:
-        group.create_task(syncer.init_sender(model.state_dict(), None, there.put, back.get, is_sender=sends))
+        group.create_task(syncer.init_sender(model.state_dict(), None, there.put, back.get, **told))
         if sends:
             group.create_task(receiver.init_receiver(target.state_dict(), there.get, back.put))
+        elif not is_told and isinstance(syncer, PatchWeightSyncer):
+            await PatchWeightSyncer().init_receiver(target.state_dict(), there.get, back.put)
     for version in (1, 2, 3):
         with torch.no_grad():
             for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
@@ -132,9 +137,14 @@ async def synchronised(kind: Callable[[], Any]) -> None:
             assert all(torch.equal(a, b) for a, b in zip(target.parameters(), plain.parameters(), strict=True))
         else:
             assert there.empty()
+    assert back.empty()
     if dist.get_rank() == 1:
+        wrong = BucketWeightSyncer(100)
+        await wrong.init_sender(model.state_dict(), None, there.put, is_sender=True)
         with pytest.raises(ConfigError, match="gathered on rank 0"):
-            await kind().init_sender(model.state_dict(), None, there.put, back.get)
+            await wrong.sync(model.state_dict(), there.put, 1)
+        with pytest.raises(ConfigError, match="gathered on rank 0"):
+            await PatchWeightSyncer().init_sender(model.state_dict(), None, there.put, back.get, is_sender=True)
 
 
 def rank_main(rank: int) -> None:

@@ -2,40 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 import torch
+from torch import nn
 
-from rlinf_async.errors import ConfigError, WeightMismatch
+from rlinf_async.errors import ConfigError
 from rlinf_async.weights.model.gather_calls import Call
-from rlinf_async.weights.model.manifest import Manifest
-from rlinf_async.weights.model.param_tree import ParamTree, name_of
-from rlinf_async.weights.model.update import plan_update
-from rlinf_async.weights.syncers.buckets import LARGEST, buckets_in_call, check_name, numbered
-from rlinf_async.weights.syncers.fit import check_fit, check_rank
+from rlinf_async.weights.model.param_tree import ParamTree, is_tensordict, name_of, path_of
+from rlinf_async.weights.model.update import in_turn, places_of, plan_update
+from rlinf_async.weights.syncers.buckets import Marked, buckets_in_call
 from rlinf_async.weights.syncers.incoming import IncomingBuckets
 from rlinf_async.weights.syncers.options import device_of, precision_of
 from rlinf_async.weights.syncers.sending import Sending
 from rlinf_async.weights.syncers.syncer import Recv, Send, WeightSyncer, find_shards, in_thread
 
+LARGEST: Final = (1 << 31) - 1
+"""Of the numbers of versions, which travel as int32."""
+
+_OUTER: Final = "model.language_model."
+_log: Final = logging.getLogger(__name__)
+
 
 class BucketWeightSyncer(WeightSyncer):
-    """Sends all tensors in every version.
+    """Sends all tensors in every version.  The two inits send and receive nothing.
+
+    What is sent, and the receiver lacks, is skipped, with one warning; what the receiver has besides stays.
 
     Args:
         bucket_size: bytes after which a bucket ends; the sender has two of them in memory at a time.  Tensors are not
             divided.
         bucket_dtype: what floating-point tensors are cast to, ``"bf16"`` or a dtype; None sends them bit for bit.
         bucket_device: where buckets are made; ``"cuda"`` is the CPU where there is no GPU.
-        is_agent: the receiver's model is the language model inside of the sender's: ``model.language_model.`` becomes
-            ``model.`` in the names.
+        is_agent: where some name contains ``visual.``, the receiver's model is the language model inside of the
+            sender's: ``model.language_model.`` at the beginning of a name becomes ``model.``.
         load_instant: False has a receiver keep the buckets in the memory of its CPU, as many bytes as the weights have,
             and write all of them at once when the last one is there.  True writes each bucket when it comes, and keeps
             none.  That costs the promise of ``apply``: from the first bucket until ``apply`` returns the model holds
             two versions, and if the sender dies in between, or a later bucket does not fit, it stays so until a whole
             version has been applied.
     """
+
+    _skips_missing = True
 
     def __init__(
         self,
@@ -53,97 +63,105 @@ class BucketWeightSyncer(WeightSyncer):
         self.bucket_device = device_of(bucket_device)
         self.is_agent = is_agent
         self.load_instant = load_instant
-        self._forms: dict[str, str] = {}
-        self._manifest: Manifest | None = None
-        self._coming = IncomingBuckets(None)
+        self._incoming = IncomingBuckets(holds=not load_instant)
+        self._has_warned = False
 
     # -- the sender -----------------------------------------------------------------------------------------------
 
-    async def init_sender(
-        self,
-        state_dict: Mapping[str, Any],
-        param_names_need_sync: Collection[str] | None,
-        send: Send,
-        recv: Recv | None = None,
-        is_sender: bool = True,
-    ) -> None:
-        call = self._begin_anew(is_sender)
-        tree = self._select(state_dict, param_names_need_sync)
-        check_rank(tree, is_sender)
+    def iter_buckets(
+        self, state_dict: Mapping[str, Any], version: int | torch.Tensor
+    ) -> Iterator[dict[str, torch.Tensor]]:
+        """RLinf's buckets of a version, each made when it is asked for; see ``iter_named_tensor_buckets``.
+
+        Raises:
+            RuntimeError: not initialised.
+            ValueError: there is nothing to send, or two tensors would have one name.
+        """
+        call = self._calls.next()
+        if not self._sender_initialized:
+            raise RuntimeError("the sender is not initialised: await init_sender() first")
+        tree = self._select(state_dict, self._names)
         find_shards(tree, call)
-        sent: dict[str, torch.Tensor] = {}
-        for path, tensor in tree.items():
-            name = self._renamed(name_of(path))
-            check_name(name)
-            if name in sent:
-                raise ValueError(f"is_agent= gives two tensors the name {name!r}: synchronise one of them")
-            sent[name] = tensor
-        if is_sender:
-            await send({"manifest": Manifest.of(ParamTree.of(sent), self.bucket_dtype).to_bytes()})
-        self._forms = _forms_of(tree)
-        self._names = [name_of(path) for path, _ in tree.items()]
+        return self._buckets(tree, version, call)
+
+    def _buckets(self, tree: ParamTree, version: int | torch.Tensor, call: Call) -> Iterator[dict[str, torch.Tensor]]:
+        return buckets_in_call(
+            call,
+            self._named(tree).items(),
+            version,
+            self.bucket_size,
+            self.bucket_device,
+            lambda _, dtype: self.bucket_dtype if self.bucket_dtype and dtype.is_floating_point else dtype,
+        )
+
+    def _named(self, tree: ParamTree) -> dict[str, torch.Tensor]:
+        """The tensors by the receiver's names, in the order of the sender's."""
+        named = {name_of(path): tensor for path, tensor in tree.items()}
+        renames = self.is_agent and any("visual." in name for name in named)
+        found: dict[str, torch.Tensor] = {}
+        for name in sorted(named):
+            inner = f"model.{name.removeprefix(_OUTER)}" if renames and name.startswith(_OUTER) else name
+            if inner in found:
+                raise ValueError(f"is_agent= gives two tensors the name {inner!r}: synchronise one of them")
+            found[inner] = named[name]
+        return found
 
     def _check(self, tree: ParamTree, version: int) -> None:
         if version > LARGEST:
             raise ValueError(f"a bucket syncer's version= is at most {LARGEST}; got {version}")
-        for name, form in _forms_of(tree).items():
-            if form != self._forms[name]:
-                raise WeightMismatch(
-                    f"{name!r} has become {form}; the two sides agreed on {self._forms[name]}: init_sender() once more"
-                )
 
     def _produce(self, tree: ParamTree, sending: Sending, call: Call) -> Iterator[dict[str, torch.Tensor]]:
-        items = [(self._renamed(name_of(path)), tensor) for path, tensor in tree.items()]
-        buckets = buckets_in_call(
-            call,
-            items,
-            sending.version,
-            self.bucket_size,
-            self.bucket_device,
-            lambda name, dtype: self.bucket_dtype or dtype,
-        )
-        yield from numbered(buckets, sending)
-
-    def _renamed(self, name: str) -> str:
-        return name.replace("model.language_model.", "model.", 1) if self.is_agent else name
+        for number, bucket in enumerate(self._buckets(tree, sending.version, call)):
+            yield Marked(bucket, (sending, number))
 
     # -- the receiver ---------------------------------------------------------------------------------------------
 
-    async def init_receiver(self, state_dict: Mapping[str, Any], recv: Recv, send: Send | None = None) -> None:
-        self._is_receiver = False
-        hello = await recv()
-        if not isinstance(hello, Mapping) or "manifest" not in hello:
-            raise WeightMismatch(f"a bucket syncer's sender begins with its manifest; {type(hello).__name__} has come")
-        manifest = Manifest.from_bytes(hello["manifest"])
-        check_fit(manifest, state_dict)
-        self._receives_anew()
-        self._manifest = manifest
-        self._coming = IncomingBuckets(manifest, holds=not self.load_instant)
+    async def init_receiver(self, state_dict: Mapping[str, Any] | None, recv: Recv, send: Send | None = None) -> None:
+        await super().init_receiver(state_dict, recv, send)
+        self._incoming = IncomingBuckets(holds=not self.load_instant)
 
     async def _apply(self, model: Any, recv: Recv) -> int:
         # What has come stays here if this is cancelled, and the next apply() goes on from there.
-        while not self._coming.is_whole:
+        while not self._incoming.is_whole:
             await in_thread(self._take, model, await recv())
         await in_thread(self._finish, model)
         return self.version
 
     def _take(self, model: Any, message: Any) -> None:
-        tensors = self._coming.take(message)
-        if not self.load_instant or not tensors:
-            return
-        try:
-            if self._coming.count == 1 and self._manifest is not None:
-                check_fit(self._manifest, model)
-            plan_update(model, tensors).write()
-        except BaseException:
-            self._coming.drop()
-            raise
+        tensors = self._incoming.take(message)
+        if self.load_instant:
+            try:
+                self._load(model, tensors)
+            except BaseException:
+                self._incoming.drop()
+                raise
 
     def _finish(self, model: Any) -> None:
-        sending, weights = self._coming.finish()
-        plan_update(model, weights).write()
-        self.version = sending.version
+        version, weights = self._incoming.finish()
+        self._load(model, weights)
+        self.version = version
+
+    def _load(self, model: Any, weights: dict[str, torch.Tensor]) -> None:
+        """``model.load_state_dict(weights, strict=False)``, but that nothing is written if anything does not fit."""
+        if not weights:
+            return
+        if _loads_its_own(model):
+            with in_turn({tensor.device for tensor in model.parameters()}):
+                model.load_state_dict(weights, strict=False)
+            return
+        there = dict(places_of(model))
+        known = {name: tensor for name, tensor in weights.items() if path_of(name) in there}
+        if len(known) < len(weights) and not self._has_warned:
+            self._has_warned = True
+            lacking = [name for name in weights if name not in known]
+            _log.warning("%d tensors are skipped, which the receiver lacks: %s ...", len(lacking), lacking[:5])
+        plan_update(model, known).write()
 
 
-def _forms_of(tree: ParamTree) -> dict[str, str]:
-    return {name_of(path): f"{tensor.dtype}{list(tensor.shape)}" for path, tensor in tree.items()}
+def _loads_its_own(model: Any) -> bool:
+    """Whether its class has a ``load_state_dict`` of its own, as some of RLinf's have, which renames what comes."""
+    return (
+        isinstance(model, nn.Module)
+        and not is_tensordict(model)
+        and type(model).load_state_dict is not nn.Module.load_state_dict
+    )

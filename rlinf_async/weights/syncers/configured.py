@@ -14,6 +14,8 @@ from rlinf_async._messaging.collective_options import CollectiveGroupOptions
 from rlinf_async.errors import ConfigError
 
 _KINDS: Final = {"bucket": ("bucket_syncer", "BucketWeightSyncer"), "patch": ("patch_syncer", "PatchWeightSyncer")}
+_ALIASES: Final = {"compression": "compression_algorithm", "init_sync_buckets_size": "init_sync_bucket_size"}
+_DEVICES: Final = {"bucket": "bucket_device", "patch": "transport_device"}
 _COMMUNICATION: Final = {
     "use_ring_sync": "use_ring_broadcast",
     "nccl_max_ctas": "accel_max_ctas",
@@ -32,7 +34,7 @@ def read(cfg: Any) -> tuple[Any, dict[str, Any], CollectiveGroupOptions | None]:
         ConfigError: an option is not known.
     """
     plain: Any = OmegaConf.to_container(cfg, resolve=True) if isinstance(cfg, DictConfig) else cfg
-    options: dict[str, Any] = dict(plain)
+    options: dict[str, Any] = dict(plain or {})
     name = options.pop("type", None)
     if name not in _KINDS:
         raise ValueError(f"Unsupported weight syncer type: {name!r}; there are {', '.join(_KINDS)}")
@@ -42,6 +44,10 @@ def read(cfg: Any) -> tuple[Any, dict[str, Any], CollectiveGroupOptions | None]:
     options |= sections[name]
     wishes = {ours: options.pop(theirs) for theirs, ours in _COMMUNICATION.items() if options.get(theirs) is not None}
     arguments = {key: value for key, value in _flat(options).items() if key not in _COMMUNICATION}
+    for alias in _ALIASES.keys() & arguments.keys():
+        value = arguments.pop(alias)
+        arguments.setdefault(_ALIASES[alias], value)
+    arguments.setdefault(_DEVICES[name], "cuda")  # as there: the accelerator, or the CPU where there is none
     known = list(inspect.signature(kind).parameters)
     for key in arguments:
         if key not in known:

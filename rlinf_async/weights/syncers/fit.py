@@ -7,10 +7,9 @@ from typing import Any, TypeAlias
 
 import torch
 
-from rlinf_async.errors import ConfigError, WeightMismatch
-from rlinf_async.weights.model.gather import is_sharded
+from rlinf_async.errors import WeightMismatch
 from rlinf_async.weights.model.manifest import Manifest, dtype_name, dtype_of
-from rlinf_async.weights.model.param_tree import ParamTree, Path, memory_of, name_of
+from rlinf_async.weights.model.param_tree import Path, memory_of, name_of
 from rlinf_async.weights.model.update import are_equal, places_of, plan_update
 
 Leaves: TypeAlias = Mapping[Path, torch.Tensor]
@@ -89,40 +88,3 @@ def check_ties(manifest: Manifest, destination: Any, leaves: Leaves, write: Call
                     f"Error updating destination: {name_of(name)!r} and {name_of(name_of_other)!r} are tied there, and "
                     "their values differ: tie them at the sender too, or give each a tensor of its own here"
                 )
-
-
-def receivers_dtypes(tree: ParamTree, hello: Any) -> dict[str, str]:
-    """By name, for what is to be sent.
-
-    Raises:
-        WeightMismatch: the receiver does not have all of it, in these shapes.
-    """
-    try:
-        shapes, dtypes = hello["original_shapes"], hello["receiver_dtypes"]
-    except (KeyError, TypeError):
-        raise WeightMismatch(
-            f"a patch syncer's receiver begins with its keys; {type(hello).__name__} has come"
-        ) from None
-    problems = []
-    for path, tensor in tree.items():
-        name = name_of(path)
-        if name not in shapes:
-            problems.append(f"{name!r} is missing there")
-        elif list(shapes[name]) != list(tensor.shape):
-            problems.append(f"{name!r} has shape {list(tensor.shape)} here and {list(shapes[name])} there")
-        elif not torch.can_cast(tensor.dtype, dtype_of(dtypes[name])):
-            problems.append(f"{name!r} is {tensor.dtype} here, which cannot be cast to {dtypes[name]}")
-    if problems:
-        raise WeightMismatch(f"the receiver has other weights: {'; '.join(problems[:5])}")
-    return dict(dtypes)
-
-
-def check_rank(tree: ParamTree, is_sender: bool) -> None:
-    """
-    Raises:
-        ConfigError: sharded tensors are gathered on rank 0, and another rank is to send.
-    """
-    if is_sender and any(map(is_sharded, tree.tensors.values())) and torch.distributed.get_rank() != 0:
-        raise ConfigError(
-            "sharded weights are gathered on rank 0 of torch.distributed: give the others is_sender=False"
-        )

@@ -1,4 +1,4 @@
-"""The buckets of a sending as they come in: which belong together, and which are refused."""
+"""Assembly of incoming buckets: which belong together, and which are refused."""
 
 from __future__ import annotations
 
@@ -7,46 +7,42 @@ from typing import Any
 
 import torch
 
-from rlinf_async.errors import StaleVersion, WeightMismatch
-from rlinf_async.weights.model.manifest import Leaf, Manifest, dtype_name
-from rlinf_async.weights.model.param_tree import name_of
-from rlinf_async.weights.syncers.buckets import BUCKET_NUMBER, SYNCER_SENDING, SYNCER_VERSION, TOTAL_BUCKETS
+from rlinf_async.errors import WeightMismatch
+from rlinf_async.weights.syncers.buckets import SYNCER_VERSION, TOTAL_BUCKETS
 from rlinf_async.weights.syncers.sending import Sending
 
 
 class IncomingBuckets:
     """Puts the buckets of one sending together; writes nothing anywhere.
 
-    A sender numbers its sendings, also those of one version, and its buckets come in their order, so what is not after
+    A syncer numbers its sendings, also those of one version, and its buckets come in their order, so what is not after
     what came before is late or doubled.  A sending with which something is wrong is refused once; what else comes of it
-    is passed over.
+    is passed over.  Buckets without a mark (``iter_buckets``) are taken as RLinf takes them, in the order in which they
+    come.
 
     Args:
-        manifest: what a version consists of; None: whatever comes.
         holds: False: the caller uses each bucket when it comes, and none is kept.
 
     Attributes:
-        count: buckets of the sending that is coming in.
+        version: of what is coming in.
+        count: buckets of it that have come.
         weights: the tensors in them, by name, on the CPU.
     """
 
-    def __init__(self, manifest: Manifest | None, *, holds: bool = True) -> None:
-        self.count = 0
+    def __init__(self, *, holds: bool = True) -> None:
+        self.version, self.count = -1, 0
         self.weights: dict[str, torch.Tensor] = {}
         self._holds = holds
-        self._leaves: dict[str, Leaf] | None = None
-        if manifest is not None:
-            self._leaves = {name_of(path): leaf for path, leaf in manifest.by_path.items()}
         self._latest: Sending | None = None
-        self._sending: Sending | None = None
+        self._sending: Sending | None = None  # that is coming in; None: nothing, or one without a mark
         self._total = 0
         self._names: set[str] = set()
 
     @property
     def is_whole(self) -> bool:
-        return self._sending is not None and self.count == self._total
+        return 0 < self._total == self.count
 
-    def take(self, message: Any) -> dict[str, torch.Tensor]:
+    def take(self, message: Any) -> dict[str, Any]:
         """The next message.
 
         Returns:
@@ -54,42 +50,42 @@ class IncomingBuckets:
 
         Raises:
             StaleVersion: it begins a sending that is not after those before.
-            WeightMismatch: it is no bucket, or does not fit, or one before it is missing.
+            WeightMismatch: it is no bucket, or one before it is missing.
         """
-        sending, number, tensors = _read(message)
-        version = sending.version
-        if number == 0:
-            if sending == self._sending:
+        sending, number, total, version, tensors = _read(message)
+        is_late = sending is not None and self._latest is not None and not sending.is_after(self._latest)
+        if total:
+            if sending is not None and sending == self._sending:
                 return {}  # doubled
-            if self._latest is not None and not sending.is_after(self._latest):
-                raise StaleVersion.of(version, self._latest.version, "which came before it")
+            if sending is not None and self._latest is not None:
+                sending.check_after(self._latest, "which came before it")
             self.drop()  # what its sender has given up
-            self._latest = self._sending = sending
-            self._total = int(message[TOTAL_BUCKETS])
-        elif sending != self._sending:
-            if self._latest is not None and not sending.is_after(self._latest):
+            self._latest, self._sending = sending or self._latest, sending
+            self._total, self.version = total, version
+        elif sending != self._sending or not self._total:
+            if is_late:
                 return {}
-            self._refuse(sending, f"bucket {number} of version {version} has come, and not the first of its version")
-        elif number < self.count:
+            self._refuse(sending, "a bucket has come, and not the first of its version")
+        elif number is not None and number < self.count:
             return {}
-        elif number > self.count:
+        elif number is not None and number > self.count:
             self._refuse(sending, f"bucket {number} of version {version} has come, and bucket {self.count} has not")
-        if problem := self._misfit(tensors):
-            self._refuse(sending, f"version {version} of the weights is not what the two sides agreed on: {problem}")
+        for name, tensor in tensors.items():
+            if not isinstance(tensor, torch.Tensor):
+                self._refuse(sending, f"{name!r} of version {self.version} is {type(tensor).__name__} and no tensor")
+            if name in self._names:
+                self._refuse(sending, f"{name!r} of version {self.version} has come twice")
         self.count += 1
         self._names |= tensors.keys()
         if self._holds:
             self.weights |= {name: tensor.cpu() for name, tensor in tensors.items()}
-        if self.is_whole and self._leaves is not None and (missing := sorted(self._leaves.keys() - self._names)):
-            self._refuse(sending, f"version {version} of the weights lacks {', '.join(map(repr, missing[:5]))}")
         return tensors
 
-    def finish(self) -> tuple[Sending, dict[str, torch.Tensor]]:
-        """The sending that is whole, and its weights, if they were held."""
-        assert self._sending is not None
-        sending, weights = self._sending, self.weights
+    def finish(self) -> tuple[int, dict[str, torch.Tensor]]:
+        """The version that is whole, and its weights, if they were held."""
+        found = self.version, self.weights
         self.drop()
-        return sending, weights
+        return found
 
     def drop(self) -> None:
         """Forgets what has come of a sending; what is still to come of it is passed over."""
@@ -97,48 +93,31 @@ class IncomingBuckets:
         self.count = self._total = 0
         self.weights, self._names = {}, set()
 
-    def _refuse(self, sending: Sending, problem: str) -> None:
-        self._latest = sending
-        self.drop()
+    def _refuse(self, sending: Sending | None, problem: str) -> None:
+        self._latest = sending or self._latest
+        if sending is not None or self._sending is None:  # one without a mark is not of the one with it
+            self.drop()
         raise WeightMismatch(f"{problem}; nothing of it was kept: sync() once more")
 
-    def _misfit(self, tensors: Mapping[str, Any]) -> str | None:
-        for name, tensor in tensors.items():
-            if not isinstance(tensor, torch.Tensor):
-                return f"{name!r} is {type(tensor).__name__} and no tensor"
-            if name in self._names:
-                return f"{name!r} has come twice"
-            if self._leaves is None:
-                continue
-            leaf = self._leaves.get(name)
-            if leaf is None:
-                return f"{name!r} is not among them"
-            if dtype_name(tensor.dtype) != leaf.transport_dtype or tuple(tensor.shape) != leaf.shape:
-                return (
-                    f"{name!r} is {tensor.dtype}{list(tensor.shape)} and not {leaf.transport_dtype}{list(leaf.shape)}"
-                )
-        return None
 
-
-def _read(message: Any) -> tuple[Sending, int, dict[str, Any]]:
-    """The sending, the number in it and the tensors of a bucket.
+def _read(message: Any) -> tuple[Sending | None, int | None, int, int, dict[str, Any]]:
+    """The sending of a bucket and its number in it, if they are told; how many there are, of the first one, else 0;
+    the version; the tensors.
 
     Raises:
-        WeightMismatch: it is none.
+        WeightMismatch: it is no bucket.
     """
-    if isinstance(message, Mapping) and isinstance(message.get("manifest"), bytes):
-        raise WeightMismatch("the sender has begun anew, by init_sender(): await init_receiver() here at the same time")
     try:
+        sending, number = getattr(message, "mark", (None, None))
+        if not isinstance(message, Mapping):
+            raise TypeError
         tensors = dict(message)
-        version = int(tensors.pop(SYNCER_VERSION))
-        sender, sent = map(int, tensors.pop(SYNCER_SENDING))
-        total = tensors.pop(TOTAL_BUCKETS, None)
-        number = int(tensors.pop(BUCKET_NUMBER)) if total is None else 0
-        if number < 0 or (total is not None and int(total) < 1):
-            raise ValueError(f"{number} of {total}")
+        total = int(tensors.pop(TOTAL_BUCKETS, 0))
+        version = int(tensors.pop(SYNCER_VERSION)) if total else sending.version if sending else -1
+        if total < 0 or (not total and TOTAL_BUCKETS in message):
+            raise ValueError
     except (TypeError, ValueError, KeyError, RuntimeError) as error:
         raise WeightMismatch(
-            "a bucket of tensors was expected, with its version, its sending and its number; "
-            f"{type(message).__name__} has come"
+            f"a bucket of tensors was expected, the first with its version; {type(message).__name__} has come"
         ) from error
-    return Sending(version, sent, sender), number, tensors
+    return sending, number, total, version, tensors

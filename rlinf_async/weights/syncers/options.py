@@ -27,7 +27,7 @@ def precision_of(name: str | torch.dtype | None) -> torch.dtype | None:
     if name is None:
         return None
     try:
-        dtype = name if isinstance(name, torch.dtype) else dtype_of(_PRECISIONS.get(name, name))
+        dtype = name if isinstance(name, torch.dtype) else dtype_of(_PRECISIONS.get(name.lower(), name.lower()))
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if not dtype.is_floating_point:

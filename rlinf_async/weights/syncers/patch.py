@@ -23,12 +23,14 @@ class WeightPatch:
     Attributes:
         sending: the new one.
         base: the one that it is for; None: for any, it has everything.
+        manifest: of the weights, where a receiver need not have one yet.
         digest: of the weights themselves, where the base is what both sides began with.
         head, body: see ``Delta``.
     """
 
     sending: Sending
     base: Sending | None
+    manifest: bytes
     digest: bytes
     head: bytes
     body: torch.Tensor
@@ -48,6 +50,7 @@ class EmptyWeightPatch:
 
     sending: Sending
     base: Sending
+    manifest: bytes
     digest: bytes
 
     @property
@@ -83,5 +86,5 @@ def checksums(manifest: Manifest, tensors: Mapping[Path, torch.Tensor]) -> dict[
     return {name_of(path): sums[leaf.path] for path, leaf in sorted(manifest.by_path.items())}
 
 
-def digest_of(sums: Mapping[str, int]) -> bytes:
+def digest_of(sums: Mapping[str, int | None]) -> bytes:
     return hashlib.blake2b(repr(sorted(sums.items())).encode(), digest_size=16).digest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
@@ -10,27 +11,30 @@ from typing import Any, Final
 
 import torch
 
-from rlinf_async.errors import ConfigError, StaleVersion, WeightMismatch, WrongBase
+from rlinf_async.errors import ConfigError, WeightMismatch, WrongBase
 from rlinf_async.weights.model.delta import PIECE, Delta, encode
 from rlinf_async.weights.model.gather import gather_into, is_sharded
 from rlinf_async.weights.model.gather_calls import Call
 from rlinf_async.weights.model.leaf_memory import LeafMemory
-from rlinf_async.weights.model.manifest import Manifest, dtype_name
+from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.param_tree import ParamTree, name_of, path_of
 from rlinf_async.weights.model.update import in_turn, plan_update
-from rlinf_async.weights.syncers.buckets import buckets_in_call, numbered
-from rlinf_async.weights.syncers.fit import Leaves, check_rank, check_ties, leaves_of, receivers_dtypes
+from rlinf_async.weights.syncers.buckets import Marked, buckets_in_call
+from rlinf_async.weights.syncers.fit import Leaves, check_ties, leaves_of
 from rlinf_async.weights.syncers.incoming import IncomingBuckets
 from rlinf_async.weights.syncers.options import device_of
 from rlinf_async.weights.syncers.patch import CompressedWeightPatch, EmptyWeightPatch, WeightPatch, checksums, digest_of
 from rlinf_async.weights.syncers.sending import BEGINNING, Sending
-from rlinf_async.weights.syncers.syncer import Recv, Send, WeightSyncer, exhaust, find_shards, in_thread
+from rlinf_async.weights.syncers.syncer import Recv, Send, WeightSyncer, exhaust, find_shards, in_thread, sends_here
 
 _GPU_PIECE: Final = 64 << 20
+_log: Final = logging.getLogger(__name__)
 
 
 class PatchWeightSyncer(WeightSyncer):
-    """Sends what has changed, in the receiver's dtypes, bit for bit; see ``delta`` for the form.
+    """Sends what has changed, in the receiver's floating-point dtypes, bit for bit; see ``delta`` for the form.
+
+    The receiver tells once which weights it has; they have the names and shapes of the sender's.
 
     The sender keeps a snapshot of what was sent last.  A patch says which version it is for and which sending of it,
     and the first one for which weights: a receiver that has others, or another sender's, refuses it (``WrongBase``) and
@@ -41,10 +45,11 @@ class PatchWeightSyncer(WeightSyncer):
         snapshot_device: where the snapshot is and versions are compared; ``"cuda"`` is the CPU where there is no GPU.
         transport_device: where patches are sent from; None: from there.
         delta_encoding: for RLinf's configurations; each part takes the smallest form in any case.
-        compression_algorithm: ``"none"`` or ``"zlib"``; the latter pays on links below some 100 MB/s.
-        init_sync_enabled: the first meeting brings the receiver's weights to the sender's, if they are not.
-        init_sync_prefixes: only keys that begin with one of these; None: all keys, also those that are not
-            synchronised later.
+        compression_algorithm: ``"none"`` or ``"zlib"``, which pays on links below some 100 MB/s; for any other there is
+            a warning, and it is none.
+        init_sync_enabled: the inits send the sender's weights to the receiver, once; at both ends, or at neither.
+        init_sync_prefixes: only these keys and those below them; None: all keys, also those that are not synchronised
+            later.
         init_sync_bucket_size: bytes; see ``BucketWeightSyncer``.
     """
 
@@ -60,7 +65,10 @@ class PatchWeightSyncer(WeightSyncer):
     ) -> None:
         super().__init__()
         if compression_algorithm not in ("none", "zlib"):
-            raise ConfigError(f"compression_algorithm= is 'none' or 'zlib'; got {compression_algorithm!r}")
+            _log.warning("compression_algorithm= is 'none' or 'zlib'; %r is taken for 'none'", compression_algorithm)
+            compression_algorithm = "none"
+        if init_sync_enabled and init_sync_prefixes is not None and not init_sync_prefixes:
+            raise ConfigError("init_sync_prefixes= must not be empty; None stands for all keys")
         if not init_sync_bucket_size > 0:
             raise ConfigError(f"init_sync_bucket_size= is bytes, more than 0; got {init_sync_bucket_size!r}")
         self.snapshot_device = device_of(snapshot_device)
@@ -76,6 +84,7 @@ class PatchWeightSyncer(WeightSyncer):
         self._requests = self._heard = 0  # for everything; how many there were when the last version was made
         self._digest = b""
         self._here = BEGINNING  # what has been applied last
+        self._sums: dict[str, int] = {}  # of the receiver's weights at the beginning
 
     # -- the sender -----------------------------------------------------------------------------------------------
 
@@ -85,48 +94,59 @@ class PatchWeightSyncer(WeightSyncer):
         param_names_need_sync: Collection[str] | None,
         send: Send,
         recv: Recv | None = None,
-        is_sender: bool = True,
+        is_sender: bool | None = None,
     ) -> None:
-        call = self._begin_anew(is_sender)
-        tree = self._select(state_dict, param_names_need_sync)
-        check_rank(tree, is_sender)
-        find_shards(tree, call)
-        if not is_sender:
+        call = self._begin_anew(param_names_need_sync, is_sender)
+        everything, tree = self._select(state_dict, None), self._select(state_dict, self._names)
+        self._sends = sends_here(tree, is_sender)
+        first = self._first(everything) if self.init_sync_enabled else {}
+        is_shared = find_shards(everything, call)
+        if self._sends and recv is None:
+            raise ValueError("a patch syncer's sender needs recv=: the receiver says what it has")
+        # Receivers tell every rank that has not said that it only gathers.
+        hello = await recv() if recv is not None and is_sender is not False else None
+        dtypes = {} if hello is None else _receivers_dtypes(tree, everything, hello)
+        if not self._sends:
             self._manifest = Manifest.of(tree)
-            await in_thread(_packed, self._manifest, tree, torch.device("cpu"), is_sender, call)
+            await in_thread(_packed, self._manifest, tree, torch.device("cpu"), False, call)
         else:
-            if recv is None:
-                raise ValueError("a patch syncer's sender needs recv=: the receiver says what it has")
-            hello = await recv()
-            dtypes = receivers_dtypes(tree, hello)
-            self._manifest = Manifest.of(tree, lambda name, dtype: dtypes.get(name))
-            await send({"manifest": self._manifest.to_bytes(), "init_sync": self.init_sync_enabled})
-            self._snapshot = await in_thread(_packed, self._manifest, tree, self.snapshot_device, is_sender, call)
+            self._manifest = Manifest.of(tree, lambda name, _: dtypes[name])
+            self._snapshot = await in_thread(_packed, self._manifest, tree, self.snapshot_device, True, call)
             sums = await in_thread(checksums, self._manifest, self._manifest.views(self._snapshot))
-            different = {name for name, value in sums.items() if hello["checksums"].get(name) != value}
-            self._digest = digest_of(sums)
+            theirs = getattr(hello, "mark", {})
+            left = {name for name, value in sums.items() if theirs.get(name) != value} - first.keys()
+            self._digest, self._base = digest_of(sums), None if left else BEGINNING
         if self.init_sync_enabled:
-            everything = self._select(state_dict, None)
-            items = [(name_of(p), tensor) for p, tensor in everything.items() if self._is_first(name_of(p))]
             device = self.transport_device or "cpu"
-            buckets = buckets_in_call(call, items, BEGINNING.version, self.init_sync_bucket_size, device, None)
-            marked = numbered(buckets, BEGINNING)
-            while (bucket := await in_thread(next, marked, None)) is not None:
-                if is_sender:
-                    try:
+            buckets = buckets_in_call(call, first.items(), 0, self.init_sync_bucket_size, device, None)
+            while (bucket := await in_thread(next, buckets, None)) is not None:
+                try:
+                    if self._sends:
                         await send(bucket)
-                    except BaseException:
-                        if find_shards(everything, call):
-                            with contextlib.suppress(Exception):
-                                await exhaust(marked)
-                        raise
-        if is_sender:
-            left = {name for name in different if not (self.init_sync_enabled and self._is_first(name))}
-            self._base = None if left else BEGINNING
-        self._names = [name_of(path) for path, _ in tree.items()]
+                except BaseException:
+                    if is_shared:
+                        with contextlib.suppress(Exception):
+                            await exhaust(buckets)
+                    raise
+        self._names = frozenset(name_of(path) for path, _ in tree.items())
+        self._sender_initialized = True
 
-    def _is_first(self, name: str) -> bool:
-        return self.init_sync_prefixes is None or name.startswith(self.init_sync_prefixes)
+    def _first(self, everything: ParamTree) -> dict[str, torch.Tensor]:
+        """What the inits send.
+
+        Raises:
+            ValueError: there is nothing below a prefix.
+        """
+        named = {name_of(path): tensor for path, tensor in everything.items()}
+        if self.init_sync_prefixes is None:
+            return named
+        below = {
+            prefix: {name for name in named if f"{name}.".startswith(f"{prefix}.")}
+            for prefix in self.init_sync_prefixes
+        }
+        if unmatched := [prefix for prefix, names in below.items() if not names]:
+            raise ValueError(f"no key of the weights is, or is below, {unmatched}, of init_sync_prefixes=")
+        return {name: tensor for name, tensor in named.items() if any(name in names for names in below.values())}
 
     def request_full(self) -> None:
         """The next version is sent whole: a receiver does not have the one before.
@@ -152,22 +172,23 @@ class PatchWeightSyncer(WeightSyncer):
         self._base = None  # until it has been sent, nobody knows what the receivers have
         new: torch.Tensor | LeafMemory
         if any(is_sharded(tensor) for tensor in tree.tensors.values()):
-            new = _packed(manifest, tree, self.snapshot_device, self._is_sender, call)
+            new = _packed(manifest, tree, self.snapshot_device, self._sends, call)
         else:
             tensors = {path: tensor.detach().to(self.snapshot_device) for path, tensor in tree.tensors.items()}
             new = LeafMemory(manifest, tensors, self.snapshot_device)
-        if not self._is_sender:
+        if not self._sends:
             return
         assert self._snapshot is not None
         piece = PIECE if self.snapshot_device.type == "cpu" else _GPU_PIECE
         before = None if base is None else self._snapshot
         delta = encode(manifest, before, new, piece, snapshot=self._snapshot)
+        described = manifest.to_bytes() if base in (None, BEGINNING) else b""
         digest = self._digest if base == BEGINNING else b""
         if base is not None and not delta.body.numel():
-            yield EmptyWeightPatch(sending, base, digest)
+            yield EmptyWeightPatch(sending, base, described, digest)
             return
         body = delta.body if self.transport_device is None else delta.body.to(self.transport_device)
-        patch = WeightPatch(sending, base, digest, delta.head, body)
+        patch = WeightPatch(sending, base, described, digest, delta.head, body)
         if self.compression_algorithm == "zlib":
             compressed = zlib.compress(body.cpu().numpy().data, 1)
             yield CompressedWeightPatch(replace(patch, body=body[:0].cpu()), compressed)
@@ -176,62 +197,57 @@ class PatchWeightSyncer(WeightSyncer):
 
     # -- the receiver ---------------------------------------------------------------------------------------------
 
-    async def init_receiver(self, state_dict: Mapping[str, Any], recv: Recv, send: Send | None = None) -> None:
-        if send is None:
-            raise ValueError("a patch syncer's receiver needs send=: it says what it has")
-        self._is_receiver = False
+    async def init_receiver(self, state_dict: Mapping[str, Any] | None, recv: Recv, send: Send | None = None) -> None:
+        if send is None or state_dict is None:
+            raise ValueError("a patch syncer's receiver needs send= and its state_dict: it says what it has")
+        self._receiver_initialized = False
         tree = self._select(state_dict, None)
         named = {name_of(path): tensor for path, tensor in tree.items()}
         own = Manifest.of(tree)
-        sums = await in_thread(checksums, own, tree.tensors)
-        await send(
-            {
-                "ordered_keys": list(named),
-                "original_shapes": {name: list(tensor.shape) for name, tensor in named.items()},
-                "receiver_dtypes": {name: dtype_name(tensor.dtype) for name, tensor in named.items()},
-                "checksums": sums,
-            }
-        )
-        hello = await recv()
-        if not isinstance(hello, Mapping) or "init_sync" not in hello:
-            raise WeightMismatch(f"a patch syncer's sender begins with its manifest; {type(hello).__name__} has come")
-        manifest = Manifest.from_bytes(hello["manifest"])
-        leaves_of(manifest, state_dict)
-        if hello["init_sync"]:
-            coming = IncomingBuckets(None)
-            while not coming.is_whole:
-                await in_thread(coming.take, await recv())
-            await in_thread(lambda: plan_update(state_dict, coming.finish()[1]).write())
-            sums = await in_thread(checksums, own, tree.tensors)
-        self._digest = digest_of({name: sums[name] for name in map(name_of, manifest.by_path)})
-        self._receives_anew()
-        self._manifest, self._here = manifest, BEGINNING
+        self._sums = await in_thread(checksums, own, tree.tensors)
+        hello = {
+            "ordered_keys": list(named),
+            "original_shapes": {name: tensor.shape for name, tensor in named.items()},
+            "receiver_dtypes": {name: tensor.dtype for name, tensor in named.items()},
+        }
+        await send(Marked(hello, self._sums))
+        if self.init_sync_enabled:
+            incoming = IncomingBuckets()
+            while not incoming.is_whole:
+                await in_thread(incoming.take, await recv())
+            await in_thread(lambda: plan_update(state_dict, incoming.finish()[1]).write())
+            self._sums = await in_thread(checksums, own, tree.tensors)
+        self._manifest, self._here = None, BEGINNING
+        await super().init_receiver(state_dict, recv, send)
 
     async def _apply(self, model: Any, recv: Recv) -> int:
+        if not self._receiver_initialized:
+            raise RuntimeError("the receiver is not initialised: await init_receiver() first")
         message = await recv()
         patch = message.patch if isinstance(message, CompressedWeightPatch) else message
         if not isinstance(patch, (WeightPatch, EmptyWeightPatch)):
             raise WeightMismatch(
-                f"a patch was expected; {type(patch).__name__} has come.  If its sender has begun anew, by "
-                "init_sender(): await init_receiver() here at the same time"
+                f"a patch was expected; {type(patch).__name__} has come.  Both ends have the same configuration "
+                "(type, init_sync_enabled); if its sender has begun anew, await init_receiver() here too"
             )
-        self._check_base(patch)
-        await in_thread(self._write, model, message)
+        manifest = Manifest.from_bytes(patch.manifest) if patch.manifest else self._manifest
+        self._check_base(patch, manifest)
+        await in_thread(self._write, model, message, manifest)
         return self.version
 
-    def _check_base(self, patch: WeightPatch | EmptyWeightPatch) -> None:
+    def _check_base(self, patch: WeightPatch | EmptyWeightPatch, manifest: Manifest | None) -> None:
         """
         Raises:
             StaleVersion, WrongBase: it is not for what is here.
         """
         here = self._here
-        if not patch.sending.is_after(here):
-            raise StaleVersion.of(patch.version, here.version, "which is here")
+        patch.sending.check_after(here, "which is here")
         if patch.base is None:
             return
         if patch.base.version != here.version:
             raise WrongBase.of(patch.base.version, here.version)
-        if patch.base == BEGINNING and patch.digest != self._digest:
+        names = () if manifest is None else map(name_of, manifest.by_path)
+        if patch.base == BEGINNING and patch.digest != digest_of({name: self._sums.get(name) for name in names}):
             raise WrongBase(
                 "the first patch is for other weights than this receiver began with: sync() after request_full()"
             )
@@ -246,11 +262,15 @@ class PatchWeightSyncer(WeightSyncer):
                 "request_full()"
             )
 
-    def _write(self, model: Any, patch: WeightPatch | EmptyWeightPatch | CompressedWeightPatch) -> None:
+    def _write(
+        self,
+        model: Any,
+        patch: WeightPatch | EmptyWeightPatch | CompressedWeightPatch,
+        manifest: Manifest | None,
+    ) -> None:
         if isinstance(patch, CompressedWeightPatch):
             patch = patch.decompressed()
         if isinstance(patch, WeightPatch):
-            manifest = self._manifest
             assert manifest is not None
             leaves, twins = leaves_of(manifest, model)
             device = next(iter(leaves.values())).device if leaves else torch.device("cpu")
@@ -265,7 +285,7 @@ class PatchWeightSyncer(WeightSyncer):
                 apply(leaves)
                 for target, leaf in twins:
                     target.copy_(leaf)
-        self.version, self._here = patch.version, patch.sending
+        self.version, self._here, self._manifest = patch.version, patch.sending, manifest
 
 
 def _packed(manifest: Manifest, tree: ParamTree, device: torch.device, is_sender: bool, call: Call) -> torch.Tensor:
@@ -273,3 +293,34 @@ def _packed(manifest: Manifest, tree: ParamTree, device: torch.device, is_sender
     region = torch.zeros(manifest.nbytes if is_sender else 0, dtype=torch.uint8, device=device)
     gather_into(manifest.views(region) if is_sender else {}, tree, call=call)
     return region
+
+
+def _receivers_dtypes(tree: ParamTree, everything: ParamTree, hello: Any) -> dict[str, torch.dtype]:
+    """By name; with what its sender tells, if it is of RLinf's form.
+
+    Args:
+        tree, everything: what is to be sent, and all that there is here.
+
+    Raises:
+        WeightMismatch: the receiver has other names, shapes or dtypes.
+    """
+    try:
+        shapes, dtypes = dict(hello["original_shapes"]), dict(hello["receiver_dtypes"])
+    except (KeyError, TypeError):
+        raise WeightMismatch(
+            f"a patch syncer's receiver begins with its keys; {type(hello).__name__} has come"
+        ) from None
+    here = {name_of(path) for path, _ in everything.items()}
+    problems = [f"{name!r} is missing there" for name in sorted(here - shapes.keys())]
+    problems += [f"{name!r} is there only" for name in sorted(shapes.keys() - here)]
+    for path, tensor in tree.items():
+        name = name_of(path)
+        if name not in shapes:
+            continue
+        if list(shapes[name]) != list(tensor.shape):
+            problems.append(f"{name!r} has shape {list(tensor.shape)} here and {list(shapes[name])} there")
+        elif tensor.dtype != dtypes[name] and not (tensor.is_floating_point() and dtypes[name].is_floating_point):
+            problems.append(f"{name!r} is {tensor.dtype} here and {dtypes[name]} there, to which patches cast nothing")
+    if problems:
+        raise WeightMismatch(f"the receiver has other weights: {'; '.join(problems[:5])}")
+    return dtypes

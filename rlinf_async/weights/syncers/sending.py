@@ -6,6 +6,8 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import Final
 
+from rlinf_async.errors import StaleVersion
+
 
 @dataclass(frozen=True)
 class Sending:
@@ -34,6 +36,18 @@ class Sending:
         if self.sender == other.sender:
             return self.number > other.number
         return self.version > other.version
+
+    def check_after(self, latest: Sending, what: str) -> None:
+        """
+        Args:
+            what: of the latest one: ``"which is here"``.
+
+        Raises:
+            StaleVersion: this one is late or doubled, or of a sender that has begun anew.
+        """
+        if not self.is_after(latest):
+            anew = "" if self.sender == latest.sender else ", of another sender (init_receiver() begins anew here too)"
+            raise StaleVersion.of(self.version, latest.version, what + anew)
 
 
 BEGINNING: Final = Sending(version=-1, number=-1, sender=-1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import asyncio
 import contextlib
 from collections import deque
@@ -13,13 +12,12 @@ import torch
 from torch import nn
 
 from rlinf_async._messaging.collective_options import CollectiveGroupOptions
-from rlinf_async.errors import StaleVersion, WeightMismatch
-from rlinf_async.weights.model.gather import is_sharded
+from rlinf_async.errors import ConfigError, StaleVersion, WeightMismatch
+from rlinf_async.weights.model.gather import gathers_here, is_sharded
 from rlinf_async.weights.model.gather_calls import Call, Calls
 from rlinf_async.weights.model.param_tree import EXTRA_STATE, ParamTree, name_of
 from rlinf_async.weights.state.arguments import number_of
 from rlinf_async.weights.syncers.configured import read
-from rlinf_async.weights.syncers.fit import check_rank
 from rlinf_async.weights.syncers.sending import Sending
 from rlinf_async.weights.waiting.aside import finish_in_thread
 
@@ -27,11 +25,11 @@ Send: TypeAlias = Callable[[Any], Awaitable[Any]]
 Recv: TypeAlias = Callable[[], Awaitable[Any]]
 
 
-class WeightSyncer(abc.ABC):
+class WeightSyncer:
     """One end of a synchronisation; the same class with the same options is at the other.
 
-    Both ends are initialised at the same time; after that, every ``sync`` of the sender is met by one ``apply`` of each
-    receiver.  ``send`` may reach any number of receivers, for example by ``Worker.broadcast``.
+    Both ends are initialised; after that, every ``sync`` of the sender is met by one ``apply`` of each receiver.
+    ``send`` may reach any number of receivers, for example by ``Worker.broadcast``.
 
     Numbers of versions never go down.  A version may be sent more than once, after a send that failed or with weights
     that training has changed since, as RLinf's runners do before they evaluate: receivers end with what was sent last,
@@ -46,12 +44,15 @@ class WeightSyncer(abc.ABC):
     """
 
     comm_options: CollectiveGroupOptions | None = None
+    _skips_missing = False
+    """Whether ``sync`` sends what there is of the names, or refuses weights that lack some of them."""
 
     def __init__(self) -> None:
         self.version = -1
-        self._names: list[str] | None = None
-        self._is_sender = True
-        self._is_receiver = False
+        self._names: frozenset[str] | None = None
+        self._sender_initialized = self._receiver_initialized = False
+        self._is_sender: bool | None = None  # as it was given
+        self._sends = True
         self._busy = False
         self._applying = False
         self._latest = Sending.none_yet()  # the last one that a receiver may have heard of
@@ -63,8 +64,9 @@ class WeightSyncer(abc.ABC):
 
         Args:
             cfg: a mapping or OmegaConf's: ``type: bucket`` or ``patch``, the arguments of that class, flat or in a
-                section of that name (``init_sync: {enabled: true}`` is ``init_sync_enabled``), and for the
-                communication ``use_ring_sync``, ``nccl_max_ctas``, ``nccl_min_ctas``.
+                section of that name (``init_sync: {enabled: true}`` is ``init_sync_enabled``, ``compression`` is
+                ``compression_algorithm``), and for the communication ``use_ring_sync``, ``nccl_max_ctas``,
+                ``nccl_min_ctas``.  Where it names no device, buckets and patches leave from the GPU, if there is one.
 
         Raises:
             ValueError: there is no such type.
@@ -77,27 +79,30 @@ class WeightSyncer(abc.ABC):
 
     # -- the sender -----------------------------------------------------------------------------------------------
 
-    @abc.abstractmethod
     async def init_sender(
         self,
         state_dict: Mapping[str, Any],
         param_names_need_sync: Collection[str] | None,
         send: Send,
         recv: Recv | None = None,
-        is_sender: bool = True,
+        is_sender: bool | None = None,
     ) -> None:
-        """Agrees with the receivers on what will travel.
+        """Begins anew: the next version may have any number.  A patch syncer hears of the receivers' weights.
 
         Args:
             state_dict: the trainer's; DTensors are gathered, for which every rank of the trainer calls these methods.
             param_names_need_sync: which of its keys; None: all.
-            is_sender: False on the ranks that only take part in gathering.
+            is_sender: False on the ranks that only take part in gathering; None: that is every rank but 0, if there is
+                something to gather.
 
         Raises:
+            ValueError: there are no names.
             WeightMismatch: the receiver's weights are others.
             RuntimeError: a version is on its way.
             TransferFailed: as ``sync``.
         """
+        self._begin_anew(param_names_need_sync, is_sender)
+        self._sender_initialized = True
 
     async def sync(self, state_dict: Mapping[str, Any], send: Send, version: int) -> None:
         """Sends a version; returns when ``send`` has taken all of it.
@@ -112,6 +117,7 @@ class WeightSyncer(abc.ABC):
         Raises:
             RuntimeError: not initialised, or another version is on its way.
             StaleVersion: (a ValueError) the version is lower than the last one; nothing was sent.
+            ValueError: there is nothing to send.
             WeightMismatch: the weights are no more those that were agreed on; nothing was sent.
             TransferFailed: the weights are sharded, and another rank does not take part in this call: it was refused
                 there, or has failed.
@@ -124,7 +130,7 @@ class WeightSyncer(abc.ABC):
             while message is not None:
                 coming = asyncio.get_running_loop().run_in_executor(None, next, messages, None)
                 try:
-                    if self._is_sender:
+                    if self._sends:
                         await send(message)
                 except BaseException:
                     with contextlib.suppress(Exception):
@@ -154,20 +160,19 @@ class WeightSyncer(abc.ABC):
             raise
 
     def sender_initialized(self) -> bool:
-        return self._names is not None
+        return self._sender_initialized
 
-    @abc.abstractmethod
     def _produce(self, tree: ParamTree, sending: Sending, call: Call) -> Iterator[Any]:
         """The messages of one sending, each made when it is asked for, in a thread.
 
         Args:
             call: that gathers, if they are sharded.
         """
+        raise NotImplementedError
 
     def _sent(self, sending: Sending) -> None:
         self.version = sending.version
 
-    @abc.abstractmethod
     def _check(self, tree: ParamTree, version: int) -> None:
         """In a thread, on every rank alike.
 
@@ -176,17 +181,20 @@ class WeightSyncer(abc.ABC):
             WeightMismatch: the tensors are no more those that were agreed on.
         """
 
-    def _begin_anew(self, is_sender: bool) -> Call:
+    def _begin_anew(self, names: Collection[str] | None, is_sender: bool | None) -> Call:
         call = self._calls.next()
         if self._busy:
             raise RuntimeError("a version is on its way: await its sync(), or deliver() what was staged")
-        self._is_sender, self._names = is_sender, None
+        if names is not None and not names:
+            raise ValueError("param_names_need_sync= must not be empty; None stands for all of them")
+        self._sender_initialized, self._is_sender = False, is_sender
+        self._names = None if names is None else frozenset(names)
         self.version, self._latest = -1, Sending.none_yet()
         return call
 
     async def _begin(self, state_dict: Mapping[str, Any], version: int) -> Iterator[Any]:
         call = self._calls.next()  # before anything that this rank alone may refuse
-        if self._names is None:
+        if not self._sender_initialized:
             raise RuntimeError("the sender is not initialised: await init_sender() first")
         if self._busy:
             raise RuntimeError("another version is on its way: await its sync(), or deliver() what was staged")
@@ -195,7 +203,7 @@ class WeightSyncer(abc.ABC):
             raise StaleVersion.of(version, self._latest.version, "which was sent last")
         self._busy = True
         try:
-            tree = await in_thread(self._checked, state_dict, self._names, version)
+            tree = await in_thread(self._checked, state_dict, version)
         except BaseException:
             self._busy = False
             raise
@@ -203,39 +211,42 @@ class WeightSyncer(abc.ABC):
         self._shares = find_shards(tree, call)
         return self._produce(tree, self._latest, call)
 
-    def _checked(self, state_dict: Mapping[str, Any], names: Collection[str], version: int) -> ParamTree:
-        tree = self._select(state_dict, names)
-        check_rank(tree, self._is_sender)
+    def _checked(self, state_dict: Mapping[str, Any], version: int) -> ParamTree:
+        tree = self._select(state_dict, self._names)
+        self._sends = sends_here(tree, self._is_sender)
         self._check(tree, version)
         return tree
 
     def _select(self, state_dict: Mapping[str, Any], names: Collection[str] | None) -> ParamTree:
-        """Those keys of it.
+        """The tensors of those keys.
 
         Raises:
             WeightMismatch: one is missing.
         """
         tree = ParamTree.of(
-            state_dict, lambda name, value: name.rpartition(".")[2] != EXTRA_STATE and isinstance(value, torch.Tensor)
+            state_dict,
+            lambda name, value: (
+                (names is None or name in names) and EXTRA_STATE not in name and isinstance(value, torch.Tensor)
+            ),
         )
-        if names is None:
+        if names is None or self._skips_missing:
             return tree
-        there = {name_of(path): path for path, _ in tree.items()}
-        if missing := sorted(set(names) - there.keys()):
+        if missing := sorted(set(names) - {name_of(path) for path, _ in tree.items()}):
             raise WeightMismatch(f"the weights lack {', '.join(map(repr, missing[:5]))}, which should be synchronised")
-        return ParamTree.of({name: tree[there[name]] for name in names})
+        return tree
 
     # -- the receiver ---------------------------------------------------------------------------------------------
 
-    @abc.abstractmethod
-    async def init_receiver(self, state_dict: Mapping[str, Any], recv: Recv, send: Send | None = None) -> None:
-        """
+    async def init_receiver(self, state_dict: Mapping[str, Any] | None, recv: Recv, send: Send | None = None) -> None:
+        """Begins anew: the next version may have any number.  A patch syncer tells the sender of its weights.
+
         Args:
             state_dict: the receiver's.
 
         Raises:
-            WeightMismatch: the sender's weights do not fit.
+            WeightMismatch: the first weights do not fit.
         """
+        self.version, self._receiver_initialized = -1, True
 
     async def apply(self, model: Any, recv: Recv) -> int:
         """Receives a version into a module, or a state dict, and returns its number, which is not lower than the last.
@@ -245,15 +256,13 @@ class WeightSyncer(abc.ABC):
         the new one: ``version`` says which.  (A bucket syncer's ``load_instant`` gives that up.)
 
         Raises:
-            RuntimeError: not initialised, or another ``apply`` is under way.
+            RuntimeError: a patch syncer is not initialised, or another ``apply`` is under way.
             StaleVersion: (a ValueError) what came is late or doubled; nothing was written, and nothing is lacking.
             WrongBase: a patch for another version, or another sending of this one, came; nothing was written, and
                 nothing will fit until the sender has sent everything.
             WeightMismatch: what came does not fit; nothing was written.
             Exception: what ``recv`` raises.
         """
-        if not self._is_receiver:
-            raise RuntimeError("the receiver is not initialised: await init_receiver() first")
         if self._applying:
             raise RuntimeError("another apply() is under way: await it first")
         self._applying = True
@@ -262,15 +271,12 @@ class WeightSyncer(abc.ABC):
         finally:
             self._applying = False
 
-    @abc.abstractmethod
     async def _apply(self, model: Any, recv: Recv) -> int:
         """``apply``, one at a time."""
+        raise NotImplementedError
 
     def receiver_initialized(self) -> bool:
-        return self._is_receiver
-
-    def _receives_anew(self) -> None:
-        self.version, self._is_receiver = -1, True
+        return self._receiver_initialized
 
 
 class StagedWeights:
@@ -292,7 +298,7 @@ class StagedWeights:
         if messages is None:
             raise RuntimeError(f"version {self.version} has been delivered, or given up: sync() or stage() once more")
         try:
-            for message in messages if self._syncer._is_sender else []:
+            for message in messages if self._syncer._sends else []:
                 await send(message)
             self._syncer._sent(self._sending)
         finally:
@@ -313,6 +319,23 @@ async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
 async def exhaust(messages: Iterator[Any]) -> None:
     """What nobody sends any more: the other ranks gather it, and would wait for this one."""
     await in_thread(deque, messages, 0)
+
+
+def sends_here(tree: ParamTree, is_sender: bool | None) -> bool:
+    """Whether this rank sends; sharded weights are gathered on rank 0 of torch.distributed.
+
+    Args:
+        is_sender: as it was given; None: every rank sends, but those that only gather.
+
+    Raises:
+        ConfigError: another rank is to send sharded weights.
+    """
+    has_them = gathers_here() or not any(map(is_sharded, tree.tensors.values()))
+    if is_sender and not has_them:
+        raise ConfigError(
+            "sharded weights are gathered on rank 0 of torch.distributed: give the others is_sender=False, or nothing"
+        )
+    return has_them if is_sender is None else is_sender
 
 
 def find_shards(tree: ParamTree, call: Call) -> bool:

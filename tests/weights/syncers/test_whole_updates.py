@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlinf_async.errors import PeerLost, StaleVersion, WeightMismatch
+from rlinf_async.errors import PeerLost, StaleVersion, WeightMismatch, WrongBase
 from rlinf_async.weights import BucketWeightSyncer
 from tests.weights.syncers.two_ends import KINDS, Net, Wire, a_receiver, bits, coming, meet, versions
 
@@ -33,37 +33,29 @@ async def test_a_sender_that_dies_between_two_buckets_leaves_the_last_whole_vers
     assert bits(target) == bits(source)
 
 
-def without_a_tensor(bucket: dict[str, Any]) -> dict[str, Any]:
-    return dict(list(bucket.items())[:-1])
+def of_another_shape(tensor: torch.Tensor) -> Any:
+    return tensor.flatten()[:-1]
 
 
-def of_another_shape(bucket: dict[str, Any]) -> dict[str, Any]:
-    name = list(bucket)[-1]
-    return bucket | {name: bucket[name].flatten()[:-1]}
+def of_another_kind(tensor: torch.Tensor) -> Any:
+    return torch.complex(tensor, tensor)
 
 
-def of_another_dtype(bucket: dict[str, Any]) -> dict[str, Any]:
-    name = list(bucket)[-1]
-    return bucket | {name: bucket[name].double()}
+def of_no_kind(tensor: torch.Tensor) -> Any:
+    return 7
 
 
-def with_more(bucket: dict[str, Any]) -> dict[str, Any]:
-    return bucket | {"stranger": torch.ones(1)}
-
-
-def with_no_tensor(bucket: dict[str, Any]) -> dict[str, Any]:
-    return bucket | {list(bucket)[-1]: 7}
-
-
-@pytest.mark.parametrize("damage", [without_a_tensor, of_another_shape, of_another_dtype, with_more, with_no_tensor])
+@pytest.mark.parametrize("damage", [of_another_shape, of_another_kind, of_no_kind])
 @pytest.mark.parametrize("place", [0, -1])
 async def test_a_bucket_that_does_not_fit_is_refused_with_all_of_its_version(
-    place: int, damage: Callable[[dict[str, Any]], Any]
+    place: int, damage: Callable[[torch.Tensor], Any]
 ) -> None:
     sender, receiver, source, target = await a_receiver(BUCKETS)
     sent = await versions(sender, source, [1, 2])
     before = bits(target)
-    sent[1][place] = damage(sent[1][place])
+    bucket = sent[1][place]
+    name = next(name for name in bucket if name.endswith("weight"))
+    bucket[name] = damage(bucket[name])
     with pytest.raises(WeightMismatch):
         await receiver.apply(target, coming(*sent[1]))
     assert bits(target) == before
@@ -80,7 +72,7 @@ async def test_a_lost_bucket_is_told_once_and_nothing_is_written() -> None:
     recv = coming(sent[1][0], *sent[1][2:], *sent[2][1:], *sent[3][:-1], *sent[4])
     with pytest.raises(WeightMismatch, match="bucket 2 of version 1 has come, and bucket 1 has not"):
         await receiver.apply(target, recv)
-    with pytest.raises(WeightMismatch, match="bucket 1 of version 2 has come, and not the first of its version"):
+    with pytest.raises(WeightMismatch, match="a bucket has come, and not the first of its version"):
         await receiver.apply(target, recv)
     assert bits(target) == before
     assert await receiver.apply(target, recv) == 4  # of version 3 the last one is lost, and the sender goes on
@@ -171,9 +163,8 @@ async def test_a_number_that_buckets_cannot_carry_is_refused() -> None:
     await versions(sender, source, [1, (1 << 31) - 1])
 
 
-@pytest.mark.parametrize("kind", [BUCKETS, PATCH])
-async def test_weights_that_have_become_others_are_refused_before_anything_is_sent(kind: Callable[[], Any]) -> None:
-    sender, _, source, _ = await a_receiver(kind)
+async def test_weights_that_have_become_others_are_refused_by_patches_before_anything_is_sent() -> None:
+    sender, _, source, _ = await a_receiver(PATCH)
     wire = Wire()
     changed = source.state_dict() | {"head.bias": torch.ones(29)}
     with pytest.raises(WeightMismatch, match=r"'head.bias' .*29"):
@@ -202,9 +193,11 @@ def a_twin_of_another_shape(model: Net) -> None:
     model.back.weight = nn.Parameter(torch.ones(2, 2))
 
 
-@pytest.mark.parametrize("kind", ["buckets", "buckets, each written when it comes", "patch", "patch, compressed"])
+@pytest.mark.parametrize("kind", ["buckets", "patch", "patch, compressed"])
 @pytest.mark.parametrize("change", [shorter, gone, without_memory, all_one_element, a_twin_of_another_shape])
 async def test_a_model_whose_last_part_does_not_fit_is_not_written_to(kind: str, change: Callable[[Net], None]) -> None:
+    if kind == "buckets" and change is gone:
+        return  # what the receiver lacks is skipped
     sender, receiver, source, target = await a_receiver(KINDS[kind])
     sent = await versions(sender, source, [1, 2])
     model = copy.deepcopy(target)
@@ -228,7 +221,7 @@ async def test_buckets_are_written_as_they_come_only_where_that_is_asked_for() -
     with pytest.raises(PeerLost):
         await receiver.apply(target, coming(*sent[1][:-1]))
     assert bits(target) != before
-    assert not receiver._coming.weights
+    assert not receiver._incoming.weights
     assert await receiver.apply(target, coming(*sent[2])) == 2
     assert bits(target) == bits(source)
 
@@ -262,26 +255,17 @@ async def test_a_receiver_or_a_sender_that_begins_anew_is_told_so_and_both_may(k
     sender, receiver, source, target = await a_receiver(KINDS[kind])
     sent = await versions(sender, source, [5, 6])
     await receiver.apply(target, coming(*sent[5]))
-    before = bits(target)
-
-    async def nowhere(message: Any) -> None:
-        pass
-
-    again = KINDS[kind]()
-    with pytest.raises(WeightMismatch, match=r"begins with its manifest; \w+ has come"):
-        await again.init_receiver(target.state_dict(), coming(*sent[6]), nowhere)
-    with pytest.raises(RuntimeError, match=r"await init_receiver\(\) first"):
-        await again.apply(target, coming(*sent[6]))
-    anew, wire = KINDS[kind](), Wire()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(anew.init_sender(source.state_dict(), None, wire.send, wire.back.get))
-        group.create_task(
-            KINDS[kind]().init_receiver(copy.deepcopy(target).state_dict(), wire.there.get, wire.back.put)
-        )
-    with pytest.raises(WeightMismatch, match=r"begun anew, by init_sender\(\): await init_receiver\(\)"):
-        await receiver.apply(target, coming(wire.sent[0]))
-    assert bits(target) == before
+    before, anew = bits(target), KINDS[kind]()
+    again, late = KINDS[kind](), copy.deepcopy(target)
+    await meet(anew, again, source, late)
+    if kind.startswith("patch"):
+        with pytest.raises(WrongBase):
+            await again.apply(late, coming(*sent[6]))
     # From a checkpoint, say: the numbers begin anew as well.
+    lower = await versions(anew, source, [1])
+    with pytest.raises(StaleVersion, match=r"of another sender \(init_receiver\(\) begins anew here too\)"):
+        await receiver.apply(target, coming(*lower[1]))
+    assert bits(target) == before
     await meet(anew, receiver, source, target)
     for number in (1, 2):
         sent = await versions(anew, source, [number])
@@ -307,8 +291,9 @@ async def test_what_is_on_its_way_is_sent_once_and_nobody_begins_anew_meanwhile(
 
 
 async def test_two_tensors_that_an_agents_receiver_would_take_for_one_are_refused() -> None:
-    source = {"model.language_model.w": torch.ones(2), "model.w": torch.ones(2)}
-    wire = Wire()
+    source = dict.fromkeys(["model.language_model.w", "model.w", "visual.w"], torch.ones(2))
+    sender, wire = BucketWeightSyncer(is_agent=True), Wire()
+    await sender.init_sender(source, None, wire.send)
     with pytest.raises(ValueError, match=r"two tensors the name 'model\.w'"):
-        await BucketWeightSyncer(is_agent=True).init_sender(source, None, wire.send)
+        await sender.sync(source, wire.send, 1)
     assert not wire.sent
