@@ -30,8 +30,8 @@
 #     model/            the tensors of a model: found, laid out, gathered, compared, written
 #     gpu/, slots/      CUDA's part; the memory that versions lie in
 #     links/, plane/    words between processes; Publisher and Subscriber, on one machine and over many
-#     transports/       TorchRL's carriers      schemes/, syncers/   TorchRL's and RLinf's interfaces
-#   rlinf, torchrl      tables of the other systems' names, for code that is ported from there
+#     transports/       TorchRL's carriers      schemes/   TorchRL's interface
+#   rlinf/, torchrl     the other systems' names, for code that is ported from there; RLinf's weight syncers
 #
 # launcher/ (imported as rlinf_launcher) is the other package: how processes come to exist and stop.  Nothing here
 # imports it.  Importing this page loads none of all that: a node's daemon imports a third of it.

@@ -60,7 +60,7 @@ STOREYS = (
     "weights.links",
     "weights.plane",
     "weights.transports",
-    "weights.schemes weights.syncers",
+    "weights.schemes",
     "rlinf torchrl",
     "weights",
     "__init__",
@@ -89,7 +89,7 @@ STANDALONE = (
 # Library → the only places that may import it, here or later in a function.
 ROOMS_OF = {
     "grpc": ("rlinf_async/_wire/grpc.py",),
-    "torch": ("rlinf_async/_transports/", "rlinf_async/weights/", "rlinf_async/_worker/"),
+    "torch": ("rlinf_async/_transports/", "rlinf_async/weights/", "rlinf_async/rlinf/", "rlinf_async/_worker/"),
     "multiprocessing.reduction": (),  # unpickles whatever its socket brings
     "multiprocessing.connection": (),
 }

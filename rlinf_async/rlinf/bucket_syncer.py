@@ -13,11 +13,11 @@ from rlinf_async.errors import ConfigError
 from rlinf_async.weights.model.gather_calls import Call
 from rlinf_async.weights.model.param_tree import ParamTree, is_tensordict, name_of, path_of
 from rlinf_async.weights.model.update import in_turn, places_of, plan_update
-from rlinf_async.weights.syncers.buckets import Marked, buckets_in_call
-from rlinf_async.weights.syncers.incoming import IncomingBuckets
-from rlinf_async.weights.syncers.options import device_of, precision_of
-from rlinf_async.weights.syncers.sending import Sending
-from rlinf_async.weights.syncers.syncer import Recv, Send, WeightSyncer, find_shards, in_thread
+from rlinf_async.rlinf.buckets import Marked, buckets_in_call
+from rlinf_async.rlinf.incoming import IncomingBuckets
+from rlinf_async.rlinf.options import device_of, precision_of
+from rlinf_async.rlinf.sending import Sending
+from rlinf_async.rlinf.syncer import Recv, Send, WeightSyncer, find_shards, in_thread
 
 LARGEST: Final = (1 << 31) - 1
 """Of the numbers of versions, which travel as int32."""

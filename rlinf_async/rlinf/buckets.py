@@ -10,7 +10,7 @@ import torch
 from rlinf_async.weights.model.gather import gather_buckets
 from rlinf_async.weights.model.gather_calls import Call, Calls
 from rlinf_async.weights.model.param_tree import ParamTree, Path
-from rlinf_async.weights.syncers.options import device_of
+from rlinf_async.rlinf.options import device_of
 
 TOTAL_BUCKETS: Final = "total_buckets"
 SYNCER_VERSION: Final = "syncer_version"

@@ -19,13 +19,13 @@ from rlinf_async.weights.model.leaf_memory import LeafMemory
 from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.param_tree import ParamTree, name_of, path_of
 from rlinf_async.weights.model.update import in_turn, plan_update
-from rlinf_async.weights.syncers.buckets import Marked, buckets_in_call
-from rlinf_async.weights.syncers.fit import Leaves, check_ties, leaves_of
-from rlinf_async.weights.syncers.incoming import IncomingBuckets
-from rlinf_async.weights.syncers.options import device_of
-from rlinf_async.weights.syncers.patch import CompressedWeightPatch, EmptyWeightPatch, WeightPatch, checksums, digest_of
-from rlinf_async.weights.syncers.sending import BEGINNING, Sending
-from rlinf_async.weights.syncers.syncer import Recv, Send, WeightSyncer, exhaust, find_shards, in_thread, sends_here
+from rlinf_async.rlinf.buckets import Marked, buckets_in_call
+from rlinf_async.rlinf.fit import Leaves, check_ties, leaves_of
+from rlinf_async.rlinf.incoming import IncomingBuckets
+from rlinf_async.rlinf.options import device_of
+from rlinf_async.rlinf.patch import CompressedWeightPatch, EmptyWeightPatch, WeightPatch, checksums, digest_of
+from rlinf_async.rlinf.sending import BEGINNING, Sending
+from rlinf_async.rlinf.syncer import Recv, Send, WeightSyncer, exhaust, find_shards, in_thread, sends_here
 
 _GPU_PIECE: Final = 64 << 20
 _log: Final = logging.getLogger(__name__)

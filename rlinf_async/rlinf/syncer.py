@@ -17,8 +17,8 @@ from rlinf_async.weights.model.gather import gathers_here, is_sharded
 from rlinf_async.weights.model.gather_calls import Call, Calls
 from rlinf_async.weights.model.param_tree import EXTRA_STATE, ParamTree, name_of
 from rlinf_async.weights.state.arguments import number_of
-from rlinf_async.weights.syncers.configured import read
-from rlinf_async.weights.syncers.sending import Sending
+from rlinf_async.rlinf.configured import read
+from rlinf_async.rlinf.sending import Sending
 from rlinf_async.weights.waiting.aside import finish_in_thread
 
 Send: TypeAlias = Callable[[Any], Awaitable[Any]]

@@ -13,7 +13,7 @@ from rlinf_async.errors import WeightMismatch
 from rlinf_async.weights.model.delta import Delta
 from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.param_tree import Path, name_of
-from rlinf_async.weights.syncers.sending import Sending
+from rlinf_async.rlinf.sending import Sending
 
 
 @dataclass(frozen=True)

@@ -43,15 +43,15 @@ if TYPE_CHECKING:
         split_batch as split_batch,
         split_channel_message as split_channel_message,
     )
-    from rlinf_async.weights.syncers.bucket_syncer import BucketWeightSyncer as BucketWeightSyncer
-    from rlinf_async.weights.syncers.buckets import iter_named_tensor_buckets as iter_named_tensor_buckets
-    from rlinf_async.weights.syncers.patch import (
+    from rlinf_async.rlinf.bucket_syncer import BucketWeightSyncer as BucketWeightSyncer
+    from rlinf_async.rlinf.buckets import iter_named_tensor_buckets as iter_named_tensor_buckets
+    from rlinf_async.rlinf.patch import (
         CompressedWeightPatch as CompressedWeightPatch,
         EmptyWeightPatch as EmptyWeightPatch,
         WeightPatch as WeightPatch,
     )
-    from rlinf_async.weights.syncers.patch_syncer import PatchWeightSyncer as PatchWeightSyncer
-    from rlinf_async.weights.syncers.syncer import (
+    from rlinf_async.rlinf.patch_syncer import PatchWeightSyncer as PatchWeightSyncer
+    from rlinf_async.rlinf.syncer import (
         WeightSyncer as WeightSyncer,
         collect_param_names_need_sync as collect_param_names_need_sync,
     )

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from rlinf_async.errors import WeightMismatch
-from rlinf_async.weights.syncers.buckets import SYNCER_VERSION, TOTAL_BUCKETS
-from rlinf_async.weights.syncers.sending import Sending
+from rlinf_async.rlinf.buckets import SYNCER_VERSION, TOTAL_BUCKETS
+from rlinf_async.rlinf.sending import Sending
 
 
 class IncomingBuckets:

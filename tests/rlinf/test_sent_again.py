@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rlinf_async.errors import StaleVersion, WrongBase
-from rlinf_async.weights.syncers.sending import BEGINNING, Sending
-from tests.weights.syncers.two_ends import KINDS, Net, Wire, a_receiver, bits, coming, meet
+from rlinf_async.rlinf.sending import BEGINNING, Sending
+from tests.rlinf.two_ends import KINDS, Net, Wire, a_receiver, bits, coming, meet
 
 BUCKETS, PATCH = KINDS["buckets"], KINDS["patch"]
 

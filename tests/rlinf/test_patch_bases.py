@@ -11,7 +11,7 @@ import msgpack
 import pytest
 
 from rlinf_async.errors import PeerLost, StaleVersion, WeightMismatch, WrongBase
-from tests.weights.syncers.two_ends import KINDS, Net, Wire, a_receiver, bits, coming, meet, versions
+from tests.rlinf.two_ends import KINDS, Net, Wire, a_receiver, bits, coming, meet, versions
 
 PATCH = KINDS["patch"]
 

@@ -10,7 +10,7 @@ import torch
 
 from rlinf_async.errors import WeightMismatch
 from rlinf_async.weights import PatchWeightSyncer
-from tests.weights.syncers.two_ends import Wire, meet
+from tests.rlinf.two_ends import Wire, meet
 
 LARGE = 40_000
 """Elements of a tensor that is a piece of a patch by itself."""

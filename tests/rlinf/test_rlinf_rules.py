@@ -13,7 +13,7 @@ from torch import nn
 
 from rlinf_async.errors import WeightMismatch
 from rlinf_async.weights import BucketWeightSyncer, PatchWeightSyncer, WeightSyncer
-from tests.weights.syncers.two_ends import Net, Wire, bits, coming, meet, versions
+from tests.rlinf.two_ends import Net, Wire, bits, coming, meet, versions
 
 
 async def fail(*arguments: Any) -> Any:

@@ -13,7 +13,7 @@ from torch import nn
 
 from rlinf_async.errors import PeerLost, StaleVersion, WeightMismatch, WrongBase
 from rlinf_async.weights import BucketWeightSyncer
-from tests.weights.syncers.two_ends import KINDS, Net, Wire, a_receiver, bits, coming, meet, versions
+from tests.rlinf.two_ends import KINDS, Net, Wire, a_receiver, bits, coming, meet, versions
 
 BUCKETS, PATCH = KINDS["buckets"], KINDS["patch"]
 

@@ -20,9 +20,9 @@ from rlinf_async.weights import (
     PatchWeightSyncer,
     iter_named_tensor_buckets,
 )
-from rlinf_async.weights.syncers.sending import BEGINNING
-from rlinf_async.weights.syncers.syncer import WeightSyncer, collect_param_names_need_sync
-from tests.weights.syncers.two_ends import KINDS, Net, Wire, bits, meet
+from rlinf_async.rlinf.sending import BEGINNING
+from rlinf_async.rlinf.syncer import WeightSyncer, collect_param_names_need_sync
+from tests.rlinf.two_ends import KINDS, Net, Wire, bits, meet
 
 
 @pytest.mark.parametrize("kind", KINDS)
