@@ -30,6 +30,18 @@ if TYPE_CHECKING:
         placement_mode_to_rollout_sync_mode as placement_mode_to_rollout_sync_mode,
     )
     from rlinf_async.profiling import NsightConfig as NsightConfig, RocprofSysConfig as RocprofSysConfig
+    from rlinf_async.rlinf.bucket_syncer import BucketWeightSyncer as BucketWeightSyncer
+    from rlinf_async.rlinf.buckets import iter_named_tensor_buckets as iter_named_tensor_buckets
+    from rlinf_async.rlinf.patch import (
+        CompressedWeightPatch as CompressedWeightPatch,
+        EmptyWeightPatch as EmptyWeightPatch,
+        WeightPatch as WeightPatch,
+    )
+    from rlinf_async.rlinf.patch_syncer import PatchWeightSyncer as PatchWeightSyncer
+    from rlinf_async.rlinf.syncer import (
+        WeightSyncer as WeightSyncer,
+        collect_param_names_need_sync as collect_param_names_need_sync,
+    )
     from rlinf_async.routing import (
         CommMapper as CommMapper,
         build_recv_plan as build_recv_plan,
@@ -42,18 +54,6 @@ if TYPE_CHECKING:
         merge_batches as merge_batches,
         split_batch as split_batch,
         split_channel_message as split_channel_message,
-    )
-    from rlinf_async.rlinf.bucket_syncer import BucketWeightSyncer as BucketWeightSyncer
-    from rlinf_async.rlinf.buckets import iter_named_tensor_buckets as iter_named_tensor_buckets
-    from rlinf_async.rlinf.patch import (
-        CompressedWeightPatch as CompressedWeightPatch,
-        EmptyWeightPatch as EmptyWeightPatch,
-        WeightPatch as WeightPatch,
-    )
-    from rlinf_async.rlinf.patch_syncer import PatchWeightSyncer as PatchWeightSyncer
-    from rlinf_async.rlinf.syncer import (
-        WeightSyncer as WeightSyncer,
-        collect_param_names_need_sync as collect_param_names_need_sync,
     )
 else:
     __getattr__, __dir__ = lazy_names(__name__)

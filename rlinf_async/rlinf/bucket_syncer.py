@@ -10,18 +10,15 @@ import torch
 from torch import nn
 
 from rlinf_async.errors import ConfigError
+from rlinf_async.rlinf.buckets import IncomingBuckets, Marked, buckets_in_call
+from rlinf_async.rlinf.sending import Sending
+from rlinf_async.rlinf.syncer import Recv, Send, WeightSyncer, in_thread
+from rlinf_async.rlinf.syncer_options import device_of, precision_of
 from rlinf_async.weights.model.gather_calls import Call
 from rlinf_async.weights.model.param_tree import ParamTree, is_tensordict, name_of, path_of
 from rlinf_async.weights.model.update import in_turn, places_of, plan_update
-from rlinf_async.rlinf.buckets import Marked, buckets_in_call
-from rlinf_async.rlinf.incoming import IncomingBuckets
-from rlinf_async.rlinf.options import device_of, precision_of
-from rlinf_async.rlinf.sending import Sending
-from rlinf_async.rlinf.syncer import Recv, Send, WeightSyncer, find_shards, in_thread
 
-LARGEST: Final = (1 << 31) - 1
-"""Of the numbers of versions, which travel as int32."""
-
+_LARGEST: Final = (1 << 31) - 1  # of the numbers of versions, which travel as int32
 _OUTER: Final = "model.language_model."
 _log: Final = logging.getLogger(__name__)
 
@@ -81,7 +78,7 @@ class BucketWeightSyncer(WeightSyncer):
         if not self._sender_initialized:
             raise RuntimeError("the sender is not initialised: await init_sender() first")
         tree = self._select(state_dict, self._names)
-        find_shards(tree, call)
+        self._check_rank(tree, call)
         return self._buckets(tree, version, call)
 
     def _buckets(self, tree: ParamTree, version: int | torch.Tensor, call: Call) -> Iterator[dict[str, torch.Tensor]]:
@@ -107,8 +104,8 @@ class BucketWeightSyncer(WeightSyncer):
         return found
 
     def _check(self, tree: ParamTree, version: int) -> None:
-        if version > LARGEST:
-            raise ValueError(f"a bucket syncer's version= is at most {LARGEST}; got {version}")
+        if version > _LARGEST:
+            raise ValueError(f"a bucket syncer's version= is at most {_LARGEST}; got {version}")
 
     def _produce(self, tree: ParamTree, sending: Sending, call: Call) -> Iterator[dict[str, torch.Tensor]]:
         for number, bucket in enumerate(self._buckets(tree, sending.version, call)):

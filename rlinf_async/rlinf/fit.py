@@ -1,4 +1,4 @@
-"""Whether what one side sends can be written at the other, which is known before anything is written."""
+"""Judgement of a patch's destination, before anything is written to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a patch syncer sends, and how it names what it is for."""
+"""Patches of weights: whole, empty or compressed; checksums of the weights that they are for."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 import torch
 
 from rlinf_async.errors import WeightMismatch
+from rlinf_async.rlinf.sending import Sending
 from rlinf_async.weights.model.delta import Delta
 from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.param_tree import Path, name_of
-from rlinf_async.rlinf.sending import Sending
 
 
 @dataclass(frozen=True)
 class WeightPatch:
-    """From one sending to another.
+    """What has changed from one sending to another.
 
     Attributes:
         sending: the new one.
@@ -78,7 +78,7 @@ class CompressedWeightPatch:
 
 
 def checksums(manifest: Manifest, tensors: Mapping[Path, torch.Tensor]) -> dict[str, int]:
-    """A checksum of each leaf's bytes, by name; of tied ones under each."""
+    """Checksums of the leaves' bytes by name; tied leaves have one under each of their names."""
     sums = {}
     for leaf in manifest.leaves:
         flat = tensors[leaf.path].detach().cpu().contiguous().view(-1).view(torch.uint8)
@@ -87,4 +87,5 @@ def checksums(manifest: Manifest, tensors: Mapping[Path, torch.Tensor]) -> dict[
 
 
 def digest_of(sums: Mapping[str, int | None]) -> bytes:
+    """One digest of named checksums."""
     return hashlib.blake2b(repr(sorted(sums.items())).encode(), digest_size=16).digest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import zlib
 from collections.abc import Collection, Iterator, Mapping
@@ -12,22 +11,20 @@ from typing import Any, Final
 import torch
 
 from rlinf_async.errors import ConfigError, WeightMismatch, WrongBase
-from rlinf_async.weights.model.delta import PIECE, Delta, encode
+from rlinf_async.rlinf.buckets import IncomingBuckets, Marked, buckets_in_call
+from rlinf_async.rlinf.fit import Leaves, check_ties, leaves_of
+from rlinf_async.rlinf.patch import CompressedWeightPatch, EmptyWeightPatch, WeightPatch, checksums, digest_of
+from rlinf_async.rlinf.sending import BEGINNING, Sending
+from rlinf_async.rlinf.syncer import Recv, Send, WeightSyncer, in_thread
+from rlinf_async.rlinf.syncer_options import device_of
+from rlinf_async.weights.model.delta import GPU_PIECE, PIECE, Delta, encode
 from rlinf_async.weights.model.gather import gather_into, is_sharded
 from rlinf_async.weights.model.gather_calls import Call
 from rlinf_async.weights.model.leaf_memory import LeafMemory
 from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.param_tree import ParamTree, name_of, path_of
 from rlinf_async.weights.model.update import in_turn, plan_update
-from rlinf_async.rlinf.buckets import Marked, buckets_in_call
-from rlinf_async.rlinf.fit import Leaves, check_ties, leaves_of
-from rlinf_async.rlinf.incoming import IncomingBuckets
-from rlinf_async.rlinf.options import device_of
-from rlinf_async.rlinf.patch import CompressedWeightPatch, EmptyWeightPatch, WeightPatch, checksums, digest_of
-from rlinf_async.rlinf.sending import BEGINNING, Sending
-from rlinf_async.rlinf.syncer import Recv, Send, WeightSyncer, exhaust, find_shards, in_thread, sends_here
 
-_GPU_PIECE: Final = 64 << 20
 _log: Final = logging.getLogger(__name__)
 
 
@@ -98,41 +95,30 @@ class PatchWeightSyncer(WeightSyncer):
     ) -> None:
         call = self._begin_anew(param_names_need_sync, is_sender)
         everything, tree = self._select(state_dict, None), self._select(state_dict, self._names)
-        self._sends = sends_here(tree, is_sender)
         first = self._first(everything) if self.init_sync_enabled else {}
-        is_shared = find_shards(everything, call)
+        self._check_rank(tree, call)
         if self._sends and recv is None:
             raise ValueError("a patch syncer's sender needs recv=: the receiver says what it has")
         # Receivers tell every rank that has not said that it only gathers.
         hello = await recv() if recv is not None and is_sender is not False else None
         dtypes = {} if hello is None else _receivers_dtypes(tree, everything, hello)
-        if not self._sends:
-            self._manifest = Manifest.of(tree)
-            await in_thread(_packed, self._manifest, tree, torch.device("cpu"), False, call)
-        else:
-            self._manifest = Manifest.of(tree, lambda name, _: dtypes[name])
-            self._snapshot = await in_thread(_packed, self._manifest, tree, self.snapshot_device, True, call)
+        self._manifest = Manifest.of(tree, lambda name, _: dtypes.get(name))
+        self._snapshot = await in_thread(_packed, self._manifest, tree, self.snapshot_device, self._sends, call)
+        if self._sends:
             sums = await in_thread(checksums, self._manifest, self._manifest.views(self._snapshot))
             theirs = getattr(hello, "mark", {})
             left = {name for name, value in sums.items() if theirs.get(name) != value} - first.keys()
             self._digest, self._base = digest_of(sums), None if left else BEGINNING
         if self.init_sync_enabled:
-            device = self.transport_device or "cpu"
-            buckets = buckets_in_call(call, first.items(), 0, self.init_sync_bucket_size, device, None)
-            while (bucket := await in_thread(next, buckets, None)) is not None:
-                try:
-                    if self._sends:
-                        await send(bucket)
-                except BaseException:
-                    if is_shared:
-                        with contextlib.suppress(Exception):
-                            await exhaust(buckets)
-                    raise
+            device, self._gathers = self.transport_device or "cpu", any(map(is_sharded, first.values()))
+            await self._send_all(
+                buckets_in_call(call, first.items(), 0, self.init_sync_bucket_size, device, None), send
+            )
         self._names = frozenset(name_of(path) for path, _ in tree.items())
         self._sender_initialized = True
 
     def _first(self, everything: ParamTree) -> dict[str, torch.Tensor]:
-        """What the inits send.
+        """The weights that the inits send.
 
         Raises:
             ValueError: there is nothing below a prefix.
@@ -141,12 +127,12 @@ class PatchWeightSyncer(WeightSyncer):
         if self.init_sync_prefixes is None:
             return named
         below = {
-            prefix: {name for name in named if f"{name}.".startswith(f"{prefix}.")}
+            prefix: [name for name in named if f"{name}.".startswith(f"{prefix}.")]
             for prefix in self.init_sync_prefixes
         }
         if unmatched := [prefix for prefix, names in below.items() if not names]:
             raise ValueError(f"no key of the weights is, or is below, {unmatched}, of init_sync_prefixes=")
-        return {name: tensor for name, tensor in named.items() if any(name in names for names in below.values())}
+        return {name: named[name] for names in below.values() for name in names}
 
     def request_full(self) -> None:
         """The next version is sent whole: a receiver does not have the one before.
@@ -179,7 +165,7 @@ class PatchWeightSyncer(WeightSyncer):
         if not self._sends:
             return
         assert self._snapshot is not None
-        piece = PIECE if self.snapshot_device.type == "cpu" else _GPU_PIECE
+        piece = PIECE if self.snapshot_device.type == "cpu" else GPU_PIECE
         before = None if base is None else self._snapshot
         delta = encode(manifest, before, new, piece, snapshot=self._snapshot)
         described = manifest.to_bytes() if base in (None, BEGINNING) else b""
@@ -251,15 +237,11 @@ class PatchWeightSyncer(WeightSyncer):
             raise WrongBase(
                 "the first patch is for other weights than this receiver began with: sync() after request_full()"
             )
-        if patch.base.sender != here.sender:
-            raise WrongBase(
-                f"the patch is for version {here.version} of another sender than the one that sent what is here: "
-                "init_sender() and init_receiver() once more, or sync() after request_full()"
-            )
         if patch.base != here:
+            other = "" if patch.base.sender == here.sender else " of another sender"
             raise WrongBase(
-                f"the patch is for another sending of version {here.version} than the one that is here: sync() after "
-                "request_full()"
+                f"the patch is for another sending of version {here.version}{other} than the one that is here: sync() "
+                "after request_full(), or init_sender() and init_receiver() once more"
             )
 
     def _write(

@@ -1,4 +1,4 @@
-"""One sending of a version, by which what is late or doubled is told from what is sent once more."""
+"""Identity of one sending of a version: tells late and doubled weights from those that are sent once more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RLinf's weight syncers: a protocol over two callbacks, ``send(obj)`` and ``recv()``, whatever they travel by."""
+"""Base of RLinf's weight syncers, which talk over two callbacks, ``send(obj)`` and ``recv()``; staged weights."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import nn
 
 from rlinf_async._messaging.collective_options import CollectiveGroupOptions
 from rlinf_async.errors import ConfigError, StaleVersion, WeightMismatch
+from rlinf_async.rlinf.sending import Sending
+from rlinf_async.rlinf.syncer_options import read_syncer
 from rlinf_async.weights.model.gather import gathers_here, is_sharded
 from rlinf_async.weights.model.gather_calls import Call, Calls
 from rlinf_async.weights.model.param_tree import EXTRA_STATE, ParamTree, name_of
 from rlinf_async.weights.state.arguments import number_of
-from rlinf_async.rlinf.configured import read
-from rlinf_async.rlinf.sending import Sending
 from rlinf_async.weights.waiting.aside import finish_in_thread
 
 Send: TypeAlias = Callable[[Any], Awaitable[Any]]
@@ -52,11 +52,10 @@ class WeightSyncer:
         self._names: frozenset[str] | None = None
         self._sender_initialized = self._receiver_initialized = False
         self._is_sender: bool | None = None  # as it was given
-        self._sends = True
-        self._busy = False
-        self._applying = False
+        self._sends, self._gathers = True, False  # what this rank does with the version that is under way
+        self._is_under_way = self._is_applying = False
         self._latest = Sending.none_yet()  # the last one that a receiver may have heard of
-        self._calls, self._shares = Calls(), False
+        self._calls = Calls()
 
     @staticmethod
     def create(cfg: Any) -> WeightSyncer:
@@ -72,9 +71,9 @@ class WeightSyncer:
             ValueError: there is no such type.
             ConfigError: an option is not known, or has a value that it cannot have.
         """
-        kind, arguments, communication = read(cfg)
+        kind, arguments, options = read_syncer(cfg)
         syncer: WeightSyncer = kind(**arguments)
-        syncer.comm_options = communication
+        syncer.comm_options = options
         return syncer
 
     # -- the sender -----------------------------------------------------------------------------------------------
@@ -126,22 +125,26 @@ class WeightSyncer:
         """
         messages = await self._begin(state_dict, version)
         try:
-            message = await in_thread(next, messages, None)
-            while message is not None:
-                coming = asyncio.get_running_loop().run_in_executor(None, next, messages, None)
-                try:
-                    if self._sends:
-                        await send(message)
-                except BaseException:
-                    with contextlib.suppress(Exception):
-                        await finish_in_thread(coming)
-                        if self._shares:
-                            await exhaust(messages)
-                    raise
-                message = await finish_in_thread(coming)
+            await self._send_all(messages, send)
             self._sent(self._latest)
         finally:
-            self._busy = False
+            self._is_under_way = False
+
+    async def _send_all(self, messages: Iterator[Any], send: Send) -> None:
+        """Sends each message while a thread makes the next one."""
+        message = await in_thread(next, messages, None)
+        while message is not None:
+            following = asyncio.get_running_loop().run_in_executor(None, next, messages, None)
+            try:
+                if self._sends:
+                    await send(message)
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    await finish_in_thread(following)
+                    if self._gathers:  # the other ranks do, and would wait for this one
+                        await in_thread(deque, messages, 0)
+                raise
+            message = await finish_in_thread(following)
 
     async def stage(self, state_dict: Mapping[str, Any], version: int) -> StagedWeights:
         """Takes a copy of a version, or of what has changed in it; after that, the weights may change.
@@ -156,7 +159,7 @@ class WeightSyncer:
         try:
             return StagedWeights(self, self._latest, await in_thread(list, messages))
         except BaseException:
-            self._busy = False
+            self._is_under_way = False
             raise
 
     def sender_initialized(self) -> bool:
@@ -183,7 +186,7 @@ class WeightSyncer:
 
     def _begin_anew(self, names: Collection[str] | None, is_sender: bool | None) -> Call:
         call = self._calls.next()
-        if self._busy:
+        if self._is_under_way:
             raise RuntimeError("a version is on its way: await its sync(), or deliver() what was staged")
         if names is not None and not names:
             raise ValueError("param_names_need_sync= must not be empty; None stands for all of them")
@@ -196,26 +199,41 @@ class WeightSyncer:
         call = self._calls.next()  # before anything that this rank alone may refuse
         if not self._sender_initialized:
             raise RuntimeError("the sender is not initialised: await init_sender() first")
-        if self._busy:
+        if self._is_under_way:
             raise RuntimeError("another version is on its way: await its sync(), or deliver() what was staged")
         version = number_of(version)
         if version < self._latest.version:
             raise StaleVersion.of(version, self._latest.version, "which was sent last")
-        self._busy = True
+        self._is_under_way = True
         try:
-            tree = await in_thread(self._checked, state_dict, version)
+            tree = await in_thread(self._checked, state_dict, version, call)
         except BaseException:
-            self._busy = False
+            self._is_under_way = False
             raise
         self._latest = self._latest.following(version)
-        self._shares = find_shards(tree, call)
         return self._produce(tree, self._latest, call)
 
-    def _checked(self, state_dict: Mapping[str, Any], version: int) -> ParamTree:
+    def _checked(self, state_dict: Mapping[str, Any], version: int, call: Call) -> ParamTree:
         tree = self._select(state_dict, self._names)
-        self._sends = sends_here(tree, self._is_sender)
+        self._check_rank(tree, call)
         self._check(tree, version)
         return tree
+
+    def _check_rank(self, tree: ParamTree, call: Call) -> None:
+        """Decides whether this rank sends; sharded weights are gathered on rank 0 of torch.distributed.
+
+        Raises:
+            ConfigError: another rank is to send sharded weights.
+        """
+        self._gathers = any(map(is_sharded, tree.tensors.values()))
+        has_all = gathers_here() or not self._gathers
+        if self._is_sender and not has_all:
+            raise ConfigError(
+                "sharded weights are gathered on rank 0 of torch.distributed: give the others is_sender=False, or none"
+            )
+        self._sends = has_all if self._is_sender is None else self._is_sender
+        if self._gathers:
+            call.found_sharded()  # before this rank could refuse the call by itself
 
     def _select(self, state_dict: Mapping[str, Any], names: Collection[str] | None) -> ParamTree:
         """The tensors of those keys.
@@ -263,13 +281,13 @@ class WeightSyncer:
             WeightMismatch: what came does not fit; nothing was written.
             Exception: what ``recv`` raises.
         """
-        if self._applying:
+        if self._is_applying:
             raise RuntimeError("another apply() is under way: await it first")
-        self._applying = True
+        self._is_applying = True
         try:
             return await self._apply(model, recv)
         finally:
-            self._applying = False
+            self._is_applying = False
 
     async def _apply(self, model: Any, recv: Recv) -> int:
         """``apply``, one at a time."""
@@ -302,7 +320,7 @@ class StagedWeights:
                 await send(message)
             self._syncer._sent(self._sending)
         finally:
-            self._syncer._busy = False
+            self._syncer._is_under_way = False
 
 
 def collect_param_names_need_sync(module: nn.Module) -> list[str]:
@@ -312,35 +330,5 @@ def collect_param_names_need_sync(module: nn.Module) -> list[str]:
 
 
 async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    """In a thread of the loop's own; also if nobody waits any more, it has ended when this ends."""
+    """Calls a function in a thread of the loop's; it has ended when this ends, also if this is cancelled."""
     return await finish_in_thread(asyncio.get_running_loop().run_in_executor(None, function, *arguments))
-
-
-async def exhaust(messages: Iterator[Any]) -> None:
-    """What nobody sends any more: the other ranks gather it, and would wait for this one."""
-    await in_thread(deque, messages, 0)
-
-
-def sends_here(tree: ParamTree, is_sender: bool | None) -> bool:
-    """Whether this rank sends; sharded weights are gathered on rank 0 of torch.distributed.
-
-    Args:
-        is_sender: as it was given; None: every rank sends, but those that only gather.
-
-    Raises:
-        ConfigError: another rank is to send sharded weights.
-    """
-    has_them = gathers_here() or not any(map(is_sharded, tree.tensors.values()))
-    if is_sender and not has_them:
-        raise ConfigError(
-            "sharded weights are gathered on rank 0 of torch.distributed: give the others is_sender=False, or nothing"
-        )
-    return has_them if is_sender is None else is_sender
-
-
-def find_shards(tree: ParamTree, call: Call) -> bool:
-    """Whether this rank has only a part of some of them."""
-    found = any(map(is_sharded, tree.tensors.values()))
-    if found:
-        call.found_sharded()
-    return found

@@ -9,10 +9,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from rlinf_async.errors import StaleVersion, WeightMismatch
-from rlinf_async.weights import iter_named_tensor_buckets
-from rlinf_async.rlinf.buckets import Marked
-from rlinf_async.rlinf.incoming import IncomingBuckets
+from rlinf_async.rlinf.buckets import IncomingBuckets, Marked
 from rlinf_async.rlinf.sending import Sending
+from rlinf_async.weights import iter_named_tensor_buckets
 
 LEAVES = ("a", "b", "c")
 VERSIONS = (1, 2, 2, 2, 3)

@@ -11,7 +11,9 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
+from rlinf_async._core import codec
 from rlinf_async.errors import WeightMismatch
+from rlinf_async.rlinf.sending import Sending
 from rlinf_async.weights import BucketWeightSyncer, PatchWeightSyncer, WeightSyncer
 from tests.rlinf.two_ends import Net, Wire, bits, coming, meet, versions
 
@@ -88,6 +90,14 @@ async def test_sync_sends_those_very_buckets() -> None:
     await sender.sync(WEIGHTS, wire.send, 3)
     assert all(isinstance(bucket, dict) for bucket in wire.sent)
     assert [*map(described, wire.sent)] == [*map(described, sender.iter_buckets(WEIGHTS, 3))]
+
+
+async def test_a_mark_travels_with_its_message() -> None:
+    sender, _ = await both()
+    ((bucket,),) = (await versions(sender, Net(), [3])).values()
+    again = codec.decode(codec.encode(bucket).to_bytes())
+    assert list(again) == list(bucket)
+    assert again.mark == bucket.mark == (Sending(3, 0, bucket.mark[0].sender), 0)
 
 
 @pytest.mark.parametrize("load_instant", [False, True])

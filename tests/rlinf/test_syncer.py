@@ -13,6 +13,8 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from rlinf_async.errors import ConfigError, StaleVersion, WeightMismatch, WrongBase
+from rlinf_async.rlinf.sending import BEGINNING
+from rlinf_async.rlinf.syncer import WeightSyncer, collect_param_names_need_sync
 from rlinf_async.weights import (
     BucketWeightSyncer,
     CompressedWeightPatch,
@@ -20,8 +22,6 @@ from rlinf_async.weights import (
     PatchWeightSyncer,
     iter_named_tensor_buckets,
 )
-from rlinf_async.rlinf.sending import BEGINNING
-from rlinf_async.rlinf.syncer import WeightSyncer, collect_param_names_need_sync
 from tests.rlinf.two_ends import KINDS, Net, Wire, bits, meet
 
 
