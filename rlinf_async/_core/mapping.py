@@ -9,8 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import sys
-from collections.abc import Callable
+import weakref
 from typing import Any, Final
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)  # lets other threads run during a call
@@ -29,22 +28,6 @@ _STEP_BYTES: Final = 8 << 20
 """Bytes that are asked for in one call, during which no other thread can map anything: a millisecond."""
 
 
-class _Mapping:
-    """Unmapped with its last holder, which is told ``before``."""
-
-    def __init__(self, address: int, size: int) -> None:
-        self._place = address, size
-        self.before: Callable[[], None] | None = None
-
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if is_finalizing():
-            return  # the process ends, and all its memory with it
-        if self.before is not None:
-            self.before()
-        for address, size in _steps(*self._place):
-            _LIBC.munmap(address, size)
-
-
 def _steps(address: int, size: int) -> list[tuple[int, int]]:
     return [(address + start, min(_STEP_BYTES, size - start)) for start in range(0, size, _STEP_BYTES)]
 
@@ -60,8 +43,9 @@ def map_memory(fd: int, size: int, offset: int = 0, *, writable: bool) -> Any:
         offset: of the part, in whole pages.
 
     Returns:
-        ``size`` bytes as a ctypes array, mapped until the last tensor or view that is made from it is gone.  Whatever
-        these think, memory that is not ``writable`` cannot be written to: that is a fault (SIGSEGV), not an exception.
+        ``size`` bytes as a ctypes array, mapped until the last tensor or view that is made from it is gone; finalizers
+        that it gets (``weakref.finalize``) are called before.  Whatever these think, memory that is not ``writable``
+        cannot be written to: that is a fault (SIGSEGV), not an exception.
 
     Raises:
         OSError: the system refuses it.
@@ -69,17 +53,16 @@ def map_memory(fd: int, size: int, offset: int = 0, *, writable: bool) -> Any:
     address = _LIBC.mmap(None, size, _access(writable), mmap.MAP_SHARED, fd, offset)
     if address == _FAILED:
         raise _error(f"{size} bytes cannot be mapped")
-    mapping = _Mapping(address, size)
+    memory: Any = (ctypes.c_ubyte * size).from_address(address)
+    weakref.finalize(memory, _unmap, address, size).atexit = False  # a process that ends has all unmapped
     for start, length in _steps(address, size):
         _LIBC.madvise(start, length, _POPULATE_WRITE if writable else _POPULATE_READ)  # not before Linux 5.14
-    memory: Any = (ctypes.c_ubyte * size).from_address(address)
-    memory._mapping = mapping
     return memory
 
 
-def before_unmapping(memory: Any, call: Callable[[], None]) -> None:
-    """Has something called, in the thread of its last holder, before mapped memory is unmapped."""
-    memory._mapping.before = call
+def _unmap(address: int, size: int) -> None:
+    for start, length in _steps(address, size):
+        _LIBC.munmap(start, length)
 
 
 def protect(memory: Any, *, writable: bool) -> None:

@@ -8,11 +8,12 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from typing import Any
 
 import pytest
 
-from rlinf_async._core.mapping import before_unmapping, map_memory, protect
+from rlinf_async._core.mapping import map_memory, protect
 from rlinf_async._core.segment import allocate_segment
 
 SIZE = 256 << 20
@@ -55,10 +56,10 @@ def test_memory_is_shared_and_unmapped_with_the_last_view_of_it() -> None:
     assert not is_mapped("test-mapping")
 
 
-def test_the_last_holder_says_so_before_memory_is_unmapped() -> None:
-    told = []
+def test_finalizers_of_memory_are_called_before_it_is_unmapped() -> None:
+    told: list[bool] = []
     memory = mapped(writable=True)
-    before_unmapping(memory, lambda: told.append(is_mapped("test-mapping")))
+    weakref.finalize(memory, lambda: told.append(is_mapped("test-mapping")))
     view = memoryview(memory)
     del memory
     assert told == []

@@ -110,7 +110,7 @@ async def test_weights_that_stay_on_a_gpu_take_no_memory_of_the_host_before_a_re
         for version in range(1, 8):
             await publish(publisher, source, version)
         assert max(host_memory(publisher)) < nbytes / 2
-        assert not any(known.reader.is_registered for known in subscriber._leases._known.values())
+        assert not any(reader.is_registered for reader in subscriber._leases._known.values())
         async with joined(publisher, "late", here, gpus=gpus, apply=apply) as late:
             assert (late.version, values_of(here)) == (7, {7})
             assert [taken > nbytes for taken in host_memory(publisher)].count(True) == 1

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias
 
 import torch
 
-from rlinf_async._core.mapping import before_unmapping, protect
+from rlinf_async._core.mapping import protect
 from rlinf_async._transports.device_memory import Handle
 
 logger = logging.getLogger(__name__)
@@ -87,25 +88,6 @@ def copy_settled(gpus: Gpus, targets: Sequence[torch.Tensor], sources: Sequence[
     gpus.copy(targets, sources, dict.fromkeys(gpus.places([*targets, *sources])))
 
 
-class Registration:
-    """Registration of one stretch of memory; it has to end before the memory is unmapped.  It ends once."""
-
-    def __init__(self, gpus: Gpus, address: int, device: torch.device) -> None:
-        self._gpus = gpus
-        self._address = address
-        self._device = device
-        self._has_ended = False
-
-    def end(self) -> None:
-        if self._has_ended:
-            return
-        self._has_ended = True
-        try:
-            self._gpus.unregister(self._address, self._device)
-        except Exception as error:  # the driver has gone away, and with it all that it knew
-            logger.info("memory of weights could not be taken back from CUDA: %s", error)
-
-
 class Registrar:
     """Registers mapped memory; a way that is refused once is not tried again.
 
@@ -126,8 +108,13 @@ class Registrar:
     def is_refused(self) -> bool:
         return not self._ways
 
-    def register(self, memory: Any, device: torch.device) -> Registration | None:
-        """In a thread: it takes a while.  None where CUDA refuses: one warning says so, and copies are slower."""
+    def register(self, memory: Any, device: torch.device) -> Callable[[], object] | None:
+        """In a thread: it takes a while.
+
+        Returns:
+            What ends it, once, and is called before the memory is unmapped at the latest.  None where CUDA refuses: one
+            warning says so, and copies are slower.
+        """
         while self._ways:
             try:
                 self._register(memory, device, read_only=self._ways[0])
@@ -136,10 +123,16 @@ class Registrar:
                 if self.is_refused:
                     logger.warning("weights are copied from and to %s at less than full speed: %s", device, error)
             else:
-                registration = Registration(self._gpus, ctypes.addressof(memory), device)
-                before_unmapping(memory, registration.end)
-                return registration
+                end = weakref.finalize(memory, self._end, ctypes.addressof(memory), device)
+                end.atexit = False
+                return end
         return None
+
+    def _end(self, address: int, device: torch.device) -> None:
+        try:
+            self._gpus.unregister(address, device)
+        except Exception as error:  # the driver has gone away, and with it all that it knew
+            logger.info("memory of weights could not be taken back from CUDA: %s", error)
 
     def _register(self, memory: Any, device: torch.device, *, read_only: bool) -> None:
         place = ctypes.addressof(memory), len(memory), device

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 
@@ -12,13 +11,10 @@ from rlinf_async.errors import ClosedError, TransferFailed
 from rlinf_async.weights.memory.gpus import Gpus
 from rlinf_async.weights.memory.slot import MemoryName
 from rlinf_async.weights.memory.slot_layout import IN_SLOT, ON_GPU, SlotHeader, SlotLayout
-from rlinf_async.weights.memory.slot_reader import SlotReader
+from rlinf_async.weights.memory.slot_reader import SlotReader, Views
 from rlinf_async.weights.model.manifest import Manifest
-from rlinf_async.weights.model.param_tree import Path
 
 logger = logging.getLogger(__name__)
-
-Views: TypeAlias = dict[Path, torch.Tensor]
 
 
 class Leased(NamedTuple):
@@ -34,15 +30,6 @@ class Leased(NamedTuple):
     views: Views | None
     header: SlotHeader
     is_on_gpu: bool = False
-
-
-@dataclass
-class _Known:
-    """A slot that is found, and its leaves there, once they are mapped, and on the GPU, once they are open."""
-
-    reader: SlotReader
-    views: Views | None = None
-    on_gpu: Views | None = None
 
 
 class Leases:
@@ -62,7 +49,7 @@ class Leases:
         self._is_refused = False
         self._layout = SlotLayout(0)
         self._most = 2
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, SlotReader] = {}
         """By inode, that which was used last at the end."""
         self._kept: SlotReader | None = None
         self._is_closed = False
@@ -86,14 +73,10 @@ class Leases:
         self.device = device
         self.gpu = "" if device is None or self._is_refused else self._gpus.uuid(device)
 
-    def _refuse(self, error: Exception) -> None:
-        self.gpu, self._is_refused = "", True
-        logger.warning("the memory of the sender's GPU cannot be opened; its weights come by way of the CPU: %s", error)
-
     def may_map(self, name: MemoryName) -> bool:
         """Whether to ``map`` it, in a thread, before it is taken."""
         known = self._known.get(name.inode)
-        return known is None or (known.views is None and bool(known.reader.header.places & IN_SLOT))
+        return known is None or (known.views is None and bool(known.header.places & IN_SLOT))
 
     def map(self, name: MemoryName) -> None:
         """Maps a slot, its leaves only if they are in it, and unmaps those that the sender has left.
@@ -101,20 +84,20 @@ class Leases:
         Raises:
             TransferFailed: as ``take``.
         """
-        known = self._find(name)
-        if known.reader.header.places & IN_SLOT:
-            self._views(known)
+        reader = self._find(name)
+        if reader.header.places & IN_SLOT:
+            self._views(reader)
 
-    def _views(self, known: _Known) -> Views:
+    def _views(self, reader: SlotReader) -> Views:
         assert self.manifest is not None
-        if known.views is None:
-            known.views = self.manifest.views(known.reader.leaves)
-        return known.views
+        if reader.views is None:
+            reader.views = self.manifest.views(reader.leaves)
+        return reader.views
 
     def may_open(self, name: MemoryName) -> bool:
         """Whether to ``open`` it, in a thread, before it is taken."""
         known = self._known.get(name.inode)
-        is_open = known is not None and known.on_gpu is not None
+        is_open = known is not None and known.views_on_gpu is not None
         return bool(self.gpu) and name.on_gpu is not None and name.on_gpu[0] == self.gpu and not is_open
 
     def open(self, name: MemoryName) -> None:
@@ -123,16 +106,19 @@ class Leases:
         Raises:
             TransferFailed: as ``take``.
         """
-        known = self._find(name)
+        reader = self._find(name)
         assert self.manifest is not None
         assert self.device is not None
         assert name.on_gpu is not None
         try:
-            memory = known.reader.open(self._gpus, name.on_gpu, self.device)
+            memory = reader.open(self._gpus, name.on_gpu, self.device)
         except Exception as error:
-            self._refuse(error)
+            self.gpu, self._is_refused = "", True
+            logger.warning(
+                "the memory of the sender's GPU cannot be opened; its weights come by way of the CPU: %s", error
+            )
         else:
-            known.on_gpu = None if memory is None else self.manifest.views(memory)
+            reader.views_on_gpu = None if memory is None else self.manifest.views(memory)
 
     def take(self, name: MemoryName) -> Leased | None:
         """Leases a slot.
@@ -144,35 +130,31 @@ class Leases:
             TransferFailed: it cannot be read here, or is not what the sender has said.
             ClosedError: they have been given back.
         """
-        known = self._find(name)
-        reader = known.reader
+        reader = self._find(name)
         header = reader.lease()
         if header is None:
             return None
         if self.manifest is None or header.digest[: len(self.manifest.digest)] != self.manifest.digest:
             self.release(reader)
             raise TransferFailed(f"{reader!r} holds other weights than the sender has said")
-        if header.places & ON_GPU and known.on_gpu is not None:
-            return Leased(reader, known.on_gpu, header, is_on_gpu=True)
+        if header.places & ON_GPU and reader.views_on_gpu is not None:
+            return Leased(reader, reader.views_on_gpu, header, is_on_gpu=True)
         if header.places & IN_SLOT:
-            return Leased(reader, self._views(known), header)
+            return Leased(reader, self._views(reader), header)
         self.release(reader)
         return Leased(reader, None, header)
 
-    def _find(self, name: MemoryName) -> _Known:
-        """The slot of that name, which is mapped now if it was not."""
+    def _find(self, name: MemoryName) -> SlotReader:
         if self._is_closed:
             raise ClosedError("the receiver of the weights is closed")
         if self.manifest is None:
             raise TransferFailed("a version was published before it was said what comes")
-        known = self._known.pop(name.inode, None)
-        if known is None:
-            known = _Known(SlotReader(name, self._layout))
-        self._known[name.inode] = known
+        reader = self._known.pop(name.inode, None) or SlotReader(name, self._layout)
+        self._known[name.inode] = reader
         for inode in list(self._known)[: -self._most]:
-            if self._known[inode].reader is not self._kept:
-                self._known.pop(inode).reader.close()
-        return known
+            if self._known[inode] is not self._kept:
+                self._known.pop(inode).close()
+        return reader
 
     def release(self, reader: SlotReader) -> None:
         """It is not looked at any more, unless it is kept."""
@@ -187,18 +169,18 @@ class Leases:
 
     @property
     def has_unkept(self) -> bool:
-        return any(known.reader is not self._kept for known in list(self._known.values()))
+        return any(reader is not self._kept for reader in list(self._known.values()))
 
     def shed(self) -> None:
         """Gives all of them back that are not kept: nothing more comes into them.  In a thread, as ``close``."""
-        for inode in [inode for inode, known in self._known.items() if known.reader is not self._kept]:
-            self._known.pop(inode).reader.close()
+        for inode in [inode for inode, reader in self._known.items() if reader is not self._kept]:
+            self._known.pop(inode).close()
 
     def forget(self) -> None:
         """Gives all of them back, because no tensor stands in them any more; of much memory in a thread."""
         known, self._known, self._kept = self._known, {}, None
-        for each in known.values():
-            each.reader.close()
+        for reader in known.values():
+            reader.close()
 
     def close(self) -> None:
         """Gives all of them back for good; of much memory in a thread.  Idempotent."""

@@ -23,6 +23,7 @@ import fcntl
 import os
 import struct
 import zlib
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -30,7 +31,7 @@ import torch
 from rlinf_async._core.mapping import map_memory
 from rlinf_async._core.segment import allocate_segment, reserve_segment, seal_segment
 from rlinf_async._transports.shared_memory import available
-from rlinf_async.weights.memory.gpus import Registrar, Registration
+from rlinf_async.weights.memory.gpus import Registrar
 from rlinf_async.weights.memory.slot_layout import HEADER_BYTES, IN_SLOT, ON_GPU, SlotHeader, SlotLayout
 
 LEASE_BYTE: Final = 0
@@ -65,7 +66,7 @@ class Slot:
         self._head = memoryview(map_memory(fd, layout.head, writable=writable)).cast("B")
         self._memory: Any = None
         self._leaves: torch.Tensor | None = None
-        self._registration: Registration | None = None
+        self._unregister: Callable[[], object] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -87,12 +88,12 @@ class Slot:
 
     def register(self, registrar: Registrar, device: torch.device) -> None:
         """A GPU copies from it, or to it, at full speed from now on."""
-        if self._registration is None and self.leaves.nbytes:
-            self._registration = registrar.register(self._memory, device)
+        if self._unregister is None and self.leaves.nbytes:
+            self._unregister = registrar.register(self._memory, device)
 
     @property
     def is_registered(self) -> bool:
-        return self._registration is not None
+        return self._unregister is not None
 
     def _extra(self, nbytes: int) -> memoryview:
         return self._head[HEADER_BYTES : HEADER_BYTES + nbytes]
@@ -105,8 +106,8 @@ class Slot:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-            if self._registration is not None:
-                self._registration.end()  # here, and not wherever the last tensor is let go of
+            if self._unregister is not None:
+                self._unregister()  # here, and not wherever the last tensor is let go of
             self._head, self._memory, self._leaves = memoryview(b""), None, torch.empty(0, dtype=torch.uint8)
 
 

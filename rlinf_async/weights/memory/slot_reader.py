@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -16,8 +16,11 @@ from rlinf_async.errors import TransferFailed
 from rlinf_async.weights.memory.gpus import Gpus
 from rlinf_async.weights.memory.slot import OPENED_BYTE, MemoryName, Slot, checksum_of, lock
 from rlinf_async.weights.memory.slot_layout import ON_GPU, SlotHeader, SlotLayout
+from rlinf_async.weights.model.param_tree import Path
 
 logger = logging.getLogger(__name__)
+
+Views: TypeAlias = dict[Path, torch.Tensor]
 
 
 class SlotReader(Slot):
@@ -48,6 +51,9 @@ class SlotReader(Slot):
         """A descriptor of its own, whose lock it is and goes with it: to close it gives the lease back here, and not in
         a process that was forked meanwhile and looks at the same memory."""
         self._shut: Callable[[], None] | None = None
+        self.views: Views | None = None
+        """Its leaves, once they are mapped; ``views_on_gpu`` those on a GPU, once they are open."""
+        self.views_on_gpu: Views | None = None
 
     def __repr__(self) -> str:
         return f"<SlotReader {self.name.path}>"
@@ -125,6 +131,7 @@ class SlotReader(Slot):
     def close(self) -> None:
         """As of a slot; gives the lease back, and closes the memory of a GPU: no tensor may stand in that any more."""
         self.release()
+        self.views = self.views_on_gpu = None
         shut, self._shut = self._shut, None
         if shut is not None:
             try:

@@ -150,16 +150,25 @@ def test_cuda_is_told_how_memory_is_mapped_once_and_hears_that_it_goes_whoever_l
     caplog.set_level(logging.INFO)
     memory = memory_of(os.O_RDWR, writable=True)
     at = ctypes.addressof(memory)
-    registration = Registrar(Cuda(), read_only=False).register(memory, GPU)
-    assert registration is not None
+    unregister = Registrar(Cuda(), read_only=False).register(memory, GPU)
+    assert unregister is not None
     assert runtime.calls == [("cudaHostRegister", at, 8192, 1)]
     tensor = torch.frombuffer(memory, dtype=torch.uint8, count=5)
     del memory
     assert len(runtime.calls) == 1
     del tensor
-    registration.end()
+    unregister()
     assert runtime.calls[1:] == [("cudaHostUnregister", at)]
     assert caplog.messages == []
+
+
+def test_memory_that_is_let_go_of_is_still_mapped_when_cuda_hears_of_it() -> None:
+    gpus = FakeGpus()
+    memory = memory_of(os.O_RDWR, writable=True)
+    assert Registrar(gpus, read_only=False).register(memory, GPU) is not None
+    assert len(gpus.registered) == 1
+    del memory
+    assert gpus.registered == {}, "the stand-in looks whether it is mapped"
 
 
 def test_cards_that_register_nothing_for_reading_only_get_it_writable_for_as_long_as_that_takes(
@@ -229,18 +238,18 @@ async def test_receivers_on_a_card_that_registers_nothing_for_reading_only_are_r
 @pytest.mark.parametrize("apply", ["copy", "map"])
 async def test_nothing_is_mapped_or_unmapped_where_a_loop_runs(apply: str, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: dict[str, list[int]] = {"mapped": [], "unmapped": []}
-    unmap: Any = mapping._Mapping.__del__
+    unmap = mapping._unmap
 
     def map_and_note(*arguments: Any, **options: Any) -> Any:
         threads["mapped"].append(threading.get_ident())
         return map_memory(*arguments, **options)
 
-    def unmap_and_note(self: Any) -> None:
+    def unmap_and_note(address: int, size: int) -> None:
         threads["unmapped"].append(threading.get_ident())
-        unmap(self)
+        unmap(address, size)
 
     monkeypatch.setattr(slot, "map_memory", map_and_note)
-    monkeypatch.setattr(mapping._Mapping, "__del__", unmap_and_note)
+    monkeypatch.setattr(mapping, "_unmap", unmap_and_note)
     source, destination = {"w": torch.zeros(1 << 20)}, {"w": torch.zeros(1 << 20)}
     async with pair(source, destination, apply=apply) as (publisher, _):
         for version in range(1, 6):
