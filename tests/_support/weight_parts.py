@@ -6,6 +6,12 @@ from rlinf_async.weights.links.link import Link as Link, Words as Words
 from rlinf_async.weights.links.local_link import LocalLink as LocalLink
 from rlinf_async.weights.links.pipe_link import PipeLink as PipeLink
 from rlinf_async.weights.links.shared_pipe_link import SharedPipeLink as SharedPipeLink
+from rlinf_async.weights.links.socket_link import (
+    LOOP as LOOP,
+    OWN as OWN,
+    Notice as Notice,
+    SocketLink as SocketLink,
+)
 from rlinf_async.weights.links.store_mail import StoreMail as StoreMail
 from rlinf_async.weights.links.worker_link import WorkerLink as WorkerLink
 from rlinf_async.weights.memory.cuda import Cuda as Cuda
