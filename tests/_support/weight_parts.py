@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from rlinf_async.weights.links.link import Link as Link, Words as Words
 from rlinf_async.weights.links.local_link import LocalLink as LocalLink
-from rlinf_async.weights.links.pipe_link import PipeLink as PipeLink
-from rlinf_async.weights.links.shared_pipe_link import SharedPipeLink as SharedPipeLink
+from rlinf_async.weights.links.pipe_mail import PipeMail as PipeMail
 from rlinf_async.weights.links.socket_link import (
     LOOP as LOOP,
     OWN as OWN,

@@ -17,7 +17,7 @@ import torch
 from rlinf_async.weights import Manifest, ParamTree, Publisher
 from rlinf_async.weights.model.delta import encode
 from tests._support.fake_gpus import OnCuda
-from tests._support.weight_parts import PipeLink
+from tests._support.socket_links import inviting
 from tests.weights.children import child, fork_server
 from tests.weights.pipe_child import model, say
 
@@ -40,7 +40,7 @@ async def train(facts: dict[str, Any]) -> None:
         options = {"gpus": gpus} if gpus else {}
         publisher = await stack.enter_async_context(Publisher(source, apply=facts["apply"], **options))
         for number, reader in enumerate(readers):
-            publisher.add(number, PipeLink(reader.pipe, f"pid {reader.pid}"))
+            publisher.add(number, inviting(reader.pipe, f"pid {reader.pid}"))
         await publisher.connect(120)
         for version in range(1, VERSIONS + 1):
             for tensor in source.values():

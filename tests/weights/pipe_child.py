@@ -17,7 +17,7 @@ import torch
 from rlinf_async.errors import PeerLost
 from rlinf_async.weights import Publisher, Subscriber
 from tests._support.fake_gpus import FakeGpus, NoGpus, OnCuda
-from tests._support.weight_parts import PipeLink
+from tests._support.socket_links import inviting, joining
 
 SHAPES = {"a": (1000,), "b": (300, 40), "c": (1,), "d.e": (70_000,), "d.f": (256, 256)}
 
@@ -50,7 +50,7 @@ async def read(pipe: Any, facts: dict[str, Any]) -> None:
     weights = gpus.put(model(0, facts.get("scale", 1)))
     seen: dict[int, int] = {}
     torn: list[str] = []
-    async with Subscriber(PipeLink(pipe), weights, apply=facts["apply"], gpus=gpus) as subscriber:
+    async with Subscriber(joining(pipe), weights, apply=facts["apply"], gpus=gpus) as subscriber:
         await subscriber.connect()
         task = subscriber.serve()
         say("connected")
@@ -82,7 +82,7 @@ async def hang(pipe: Any, facts: dict[str, Any]) -> None:
                 sys.stdin.readline()
         say(f"applied {sorted(values_of(weights))}")
 
-    async with Subscriber(PipeLink(pipe), apply) as subscriber:
+    async with Subscriber(joining(pipe), apply) as subscriber:
         await subscriber.connect()
         say("connected")
         while True:
@@ -96,7 +96,7 @@ async def send(pipe: Any, facts: dict[str, Any]) -> None:
     """Publishes for ever."""
     gpus = gpus_of(facts)
     publisher = Publisher(gpus.put(model(0, facts["scale"])), gpus=gpus, apply=facts.get("apply", "copy"))
-    publisher.add(0, PipeLink(pipe))
+    publisher.add(0, inviting(pipe))
     await publisher.connect()
     version = 0
     while True:
@@ -107,7 +107,7 @@ async def send(pipe: Any, facts: dict[str, Any]) -> None:
 async def send_once(pipe: Any, facts: dict[str, Any]) -> None:
     """Publishes one version and has it applied; then begins another and never ends."""
     publisher = Publisher(model(1))
-    publisher.add(0, PipeLink(pipe))
+    publisher.add(0, inviting(pipe))
     await publisher.connect(weights=model(1))
     store = publisher._store
     assert store is not None

@@ -79,8 +79,8 @@ async def test_a_receiver_that_only_receives_hears_a_sender_that_was_there_again
         await ends.sending.close()
         ends.sending.init_on_sender("policy", pipes=[pipes[0]], source_model=Tied(3.0))
         sender = ends.sending.get_sender()
-        sent = sender.send(timeout=20)  # read by the receiver that is closed next
-        while pipes[1].poll(0):
+        sent = sender.send(timeout=20)
+        while not pipes[1].poll(0):
             await asyncio.sleep(0)
         await ends.receiving.close()
         ends.receiving.init_on_worker("policy", pipe=pipes[1], model=ends.model)

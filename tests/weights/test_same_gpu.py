@@ -19,7 +19,8 @@ from rlinf_async.weights.memory import slot
 from rlinf_async.weights.memory.device_leaves import RETIRED
 from rlinf_async.weights.model.copying import Copy
 from tests._support.fake_gpus import GPU, FakeGpus
-from tests._support.weight_parts import IN_SLOT, ON_GPU, LocalLink, PipeLink, SlotWriter, Store, copy_tensors
+from tests._support.socket_links import inviting, joining
+from tests._support.weight_parts import IN_SLOT, ON_GPU, LocalLink, SlotWriter, Store, copy_tensors
 from tests.weights.children import child
 from tests.weights.pairs import pair
 from tests.weights.pipe_child import model, values_of
@@ -404,7 +405,7 @@ async def test_readers_on_the_gpu_in_other_processes_never_see_two_versions(gpus
         readers = [await stack.enter_async_context(child("read", apply=apply, gpu=gpu)) for gpu in (True, True, False)]
         publisher = await stack.enter_async_context(Publisher(source, apply=apply, gpus=gpus))
         for number, reader in enumerate(readers):
-            publisher.add(number, PipeLink(reader.pipe, f"pid {reader.pid}"))
+            publisher.add(number, inviting(reader.pipe, f"pid {reader.pid}"))
         await publisher.connect(60)
         for version in range(1, 61):
             await publish(publisher, source, version)
@@ -427,7 +428,7 @@ async def test_memory_that_a_stopped_receiver_has_open_stays_until_it_is_gone(
     source = gpus.put(model(0))
     async with child("read", apply="map", gpu=True) as bad:
         async with Publisher(source, gpus=gpus, slots=2) as publisher:
-            publisher.add("bad", PipeLink(bad.pipe, f"pid {bad.pid}"))
+            publisher.add("bad", inviting(bad.pipe, f"pid {bad.pid}"))
             await publisher.connect(60)
             for version in (1, 2, 3):
                 await publish(publisher, source, version)
@@ -454,7 +455,7 @@ async def test_a_receiver_whose_sender_is_killed_has_its_last_whole_version_in_m
     weights = gpus.put(model(0))
     async with (
         child("send", scale=1, gpu=True, apply=apply) as sender,
-        Subscriber(PipeLink(sender.pipe), weights, gpus=gpus, apply=apply) as subscriber,
+        Subscriber(joining(sender.pipe), weights, gpus=gpus, apply=apply) as subscriber,
     ):
         await subscriber.connect()
         await subscriber.wait_version(3, 60)

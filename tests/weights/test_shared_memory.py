@@ -12,7 +12,7 @@ import pytest
 
 from rlinf_async.errors import DeadlineExceeded, PeerLost, WeightMismatch
 from rlinf_async.weights import Publisher, Subscriber
-from tests._support.weight_parts import PipeLink
+from tests._support.socket_links import inviting, joining
 from tests.weights.children import Child, child
 from tests.weights.pipe_child import model, values_of
 
@@ -24,7 +24,7 @@ STRESS = float(os.environ.get("RLINF_STRESS_SECONDS", "3"))
 
 async def connected(publisher: Publisher, *children: Child) -> None:
     for number, each in enumerate(children):
-        publisher.add(number, PipeLink(each.pipe, f"pid {each.pid}"))
+        publisher.add(number, inviting(each.pipe, f"pid {each.pid}"))
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(publisher.connect(60))
         for each in children:
@@ -115,7 +115,7 @@ async def test_a_receiver_that_was_killed_is_replaced_by_a_late_one_which_gets_t
         await first.ended()
         with pytest.raises(PeerLost):
             await (await publisher.publish(model(2), timeout=10))
-        publisher.add(0, PipeLink(second.pipe))
+        publisher.add(0, inviting(second.pipe))
         await publisher.connect(60)
         assert await second.word() == "connected"
         assert publisher.quarantined == {}
@@ -125,7 +125,7 @@ async def test_a_receiver_that_was_killed_is_replaced_by_a_late_one_which_gets_t
 
 async def test_when_the_sender_is_killed_the_last_whole_version_stays() -> None:
     weights = model(0, 30)
-    async with child("send", scale=30) as sender, Subscriber(PipeLink(sender.pipe), weights) as subscriber:
+    async with child("send", scale=30) as sender, Subscriber(joining(sender.pipe), weights) as subscriber:
         await subscriber.connect()
         await subscriber.wait_version(3, 60)
         sender.signal(signal.SIGKILL)
@@ -139,7 +139,7 @@ async def test_when_the_sender_is_killed_the_last_whole_version_stays() -> None:
 
 async def test_what_a_killed_sender_left_half_written_is_no_version() -> None:
     weights = model(0)
-    async with child("send_once") as sender, Subscriber(PipeLink(sender.pipe), weights) as subscriber:
+    async with child("send_once") as sender, Subscriber(joining(sender.pipe), weights) as subscriber:
         await subscriber.connect()
         await subscriber.wait_version(1, 30)
         assert await sender.word() == "half way"
@@ -153,7 +153,7 @@ async def test_other_weights_are_refused_on_both_sides_before_anything_is_writte
     other = model(0)
     other["b"] = other["b"].view(40, 300).contiguous()
     async with child("hang", at=0) as receiver, child("send", scale=1) as sender:
-        async with Subscriber(PipeLink(sender.pipe), other) as subscriber:
+        async with Subscriber(joining(sender.pipe), other) as subscriber:
             with pytest.raises(WeightMismatch, match=r"'b' has shape \(300, 40\) at the sender and \(40, 300\) here"):
                 await subscriber.connect(60)
             assert values_of(other) == {0.0}

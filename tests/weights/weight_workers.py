@@ -233,7 +233,7 @@ class Rollout(Worker):
 
     async def pass_nothing_on(self) -> None:
         """What it should send to other machines fails."""
-        link = self._subscriber._link
+        link = self._subscriber.link
         send = link.send_tensor
 
         def send_not(tensor: Any, line: int, receiver: Any = None) -> Any:

@@ -2,43 +2,73 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
+import fcntl
 import os
 import pickle
 import select
 import socket
 import struct
 import sys
+import termios
+import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from rlinf_async.errors import ConfigError, PeerLost
-from rlinf_async.weights.links.outbox import Outbox
+from rlinf_async.errors import ConfigError, DeadlineExceeded, PeerLost
+from rlinf_async.weights.links.socket_link import Notice
 from rlinf_async.weights.waiting.aside import Aside
+from rlinf_async.weights.waiting.beside import Beside
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 _LENGTH: Final = struct.Struct("!i")
-_PICKLE: Final = 0x80
-"""The first byte of what ``Connection.send`` sends; a word of a link begins with another one."""
 
 _MARK: Final = b"\x80\x05N0N0"
-"""How our own pickles begin: None is pushed and popped twice, which changes nothing, and nobody else does."""
+"""The beginning of our own pickles: None is pushed and popped twice, which changes nothing; other pickles lack it."""
 
-_LOOKED_AT: Final = 65536
+_NOTICE_MARK: Final = _MARK + b"N0"
+"""The beginning of a notice."""
+
+_LOOKED_AT_BYTES: Final = 65536
 """Bytes; a longer message without the mark is not ours."""
 
-_HELD: Final = 1 << 20
-"""Bytes; a pipe holds fewer."""
+_WHOLE_BYTES: Final = 16384
+"""Bytes of a message that a pipe with room for anything takes whole, and ``Connection`` writes at once."""
 
 _ENDING: Final = b"\x94\x86\x94."
-"""What follows the second string of a pickled pair."""
+"""End of a pickled pair, behind its second string."""
+
+
+class _Shared:
+    """What all that use one end of a pipe here have in common.
+
+    Attributes:
+        notices: by model, those that somebody has taken out who looked for another model's.
+        writer: writes messages that the pipe may not take at once, in their order.
+        unwritten: these messages.
+        taking: held by one that looks for a notice until it has taken it.
+    """
+
+    _all: ClassVar[weakref.WeakKeyDictionary[Any, _Shared]] = weakref.WeakKeyDictionary()
+
+    def __init__(self) -> None:
+        self.notices: dict[str, Notice] = {}
+        self.writer = Beside("weights into a pipe")
+        self.unwritten: set[Any] = set()
+        self.taking = threading.Lock()
+
+    @classmethod
+    def of(cls, pipe: Connection[Any, Any]) -> _Shared:
+        return cls._all.setdefault(pipe, cls())
 
 
 class PipeMail:
-    """Reads and writes pickled messages ``(data, text)``, as ``Connection.send`` and ``recv`` do, without blocking a
-    loop, and with deadlines; to be closed once nothing more is sent.
+    """Pickled messages ``(data, text)``, as ``Connection.send`` and ``recv`` know them, without blocking a loop.
 
     Raises:
         ConfigError: the pipe goes one way only.
@@ -49,21 +79,63 @@ class PipeMail:
             raise ConfigError("the pipe goes one way only, and acknowledgements go the other: multiprocessing.Pipe()")
         self._pipe = pipe
         self._aside = Aside("weights from a pipe")
-        self._joined: int | None = None
-        """The process in which the outbox counts on us; one that is forked has an outbox of its own."""
+
+    def close(self) -> None:
+        self._aside.close()
+
+    # -- writing ------------------------------------------------------------------------------------------------------
 
     async def send(self, message: tuple[Any, str], timeout: float | None) -> None:
-        """
+        """Sends one; ends when it is written.  Given up, it does not leave, unless its beginning has left: then the
+        others wait until it is read.
+
         Raises:
-            DeadlineExceeded: the other side does not read.
-            PeerLost: it is gone, or only half of what was sent before has reached it.
+            DeadlineExceeded: the other side has not read it within ``timeout`` seconds.
+            PeerLost: it is gone.
         """
         body = _MARK + pickle.dumps(message, protocol=5)[2:]
-        outbox = Outbox.of(self._pipe)
-        if self._joined != os.getpid():  # until it is closed: a message that is half read then must not be given up
-            self._joined = os.getpid()
-            outbox.join()
-        await outbox.send(body, timeout)
+        if self._write_at_once(body):
+            return
+        shared = _Shared.of(self._pipe)
+        writing = shared.writer.submit(self._pipe.send_bytes, body)
+        shared.unwritten.add(writing)
+        writing.add_done_callback(shared.unwritten.discard)
+        try:
+            async with asyncio.timeout(timeout):
+                await asyncio.wrap_future(writing)
+        except TimeoutError:
+            raise DeadlineExceeded(f"the other end of the pipe has not read within {timeout:g} s") from None
+        except OSError as error:
+            raise PeerLost(f"the other end of the pipe is gone: {error.strerror or error}") from error
+
+    def post(self, notice: Notice, text: str) -> bool:
+        """Sends a notice, if there is room for it now.
+
+        Raises:
+            PeerLost: the other side is gone.
+        """
+        message = (notice.model_id, notice), text
+        return self._write_at_once(_NOTICE_MARK + pickle.dumps(message, protocol=5)[2:])
+
+    def _write_at_once(self, body: bytes) -> bool:
+        """Whether it is written: it was short, and nothing was before it."""
+        room = select.poll()
+        room.register(self._pipe.fileno(), select.POLLOUT)
+        if len(body) > _WHOLE_BYTES or _Shared.of(self._pipe).unwritten or not room.poll(0):
+            return False
+        try:
+            self._pipe.send_bytes(body)
+        except OSError as error:
+            raise PeerLost(f"the other end of the pipe is gone: {error.strerror or error}") from error
+        return True
+
+    def is_all_read(self) -> bool:
+        """Whether the other side has read all that was written here."""
+        unread = array.array("i", [0])
+        fcntl.ioctl(self._pipe.fileno(), termios.TIOCOUTQ, unread)
+        return not unread[0]
+
+    # -- reading ------------------------------------------------------------------------------------------------------
 
     async def receive(self, timeout: float | None, text: str, *, bare: bool = False) -> tuple[Any, str] | None:
         """The next message, if that is its text, or ``bare`` and it carries nothing but a text; any other stays in the
@@ -78,62 +150,99 @@ class PipeMail:
         if not await self.wait(timeout) or not self._is_ours(text, bare):
             return None
         message: tuple[Any, str]
-        if self.is_here():
+        if self._is_whole():
             message = self._pipe.recv()
         else:  # which waits in the middle of it for the rest
             message = await self._aside.do(self._pipe.recv, nbytes=sys.maxsize)
         return message
 
-    def close(self) -> None:
-        joined, self._joined = self._joined, None
-        if joined == os.getpid():
-            Outbox.of(self._pipe).leave()
-        self._aside.close()
+    def take_notice(self, model_id: str) -> tuple[Notice | None, list[Notice]]:
+        """Takes all notices that come next out of the pipe.
+
+        Returns:
+            The last one of a model, and those of others, which are kept for them.
+
+        Raises:
+            PeerLost: the other side is gone, and has left none.
+        """
+        shared = _Shared.of(self._pipe)
+        notices = shared.notices
+        with shared.taking:
+            try:
+                while self._peek(_LENGTH.size + len(_NOTICE_MARK))[_LENGTH.size :] == _NOTICE_MARK:
+                    (name, notice), _ = self._pipe.recv()
+                    notices[name] = notice
+            except PeerLost:
+                if model_id not in notices:
+                    raise
+            return notices.pop(model_id, None), list(notices.values())
+
+    def take(self, message: tuple[Any, str]) -> bool:
+        """Takes exactly this one, as ``Connection.send`` writes it, if it comes next.
+
+        Raises:
+            PeerLost: the other side is gone.
+        """
+        body = pickle.dumps(message)
+        is_next = self._peek(_LENGTH.size + len(body)) == _LENGTH.pack(len(body)) + body
+        if is_next:
+            self._pipe.recv()
+        return is_next
+
+    def check(self) -> None:
+        """
+        Raises:
+            PeerLost: nobody has the other end any more, whatever is left to be read.
+        """
+        hung_up = select.poll()
+        hung_up.register(self._pipe.fileno(), 0)
+        if hung_up.poll(0):
+            raise PeerLost("its end of the pipe is closed")
 
     async def wait(self, timeout: float | None) -> bool:
         """Whether something is there to be read within ``timeout`` seconds, or the other side is gone."""
         end = None if timeout is None else time.monotonic() + timeout
         return await _readable(self._pipe.fileno(), end)
 
-    def speaks_words(self) -> bool:
-        """Whether what comes next is a word of a link."""
-        head = self._peek(_LENGTH.size + 1)
-        return len(head) > _LENGTH.size and head[_LENGTH.size] != _PICKLE
+    def watch(self, look: Callable[[], bool]) -> Callable[[], None]:
+        """Has it called, on the loop that runs here, whenever something comes, or there is room again, until it says
+        that it has seen enough; messages of others that lie there wake nobody.  Returns what ends that sooner."""
+        loop, changes = asyncio.get_running_loop(), select.epoll()
+        changes.register(self._pipe.fileno(), select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
 
-    def words_there(self) -> list[bytes]:
-        """The messages with words of links that are in the pipe by now; they stay in it."""
-        found, rest = [], memoryview(self._peek(_HELD))
-        while len(rest) > _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(rest)
-            message, rest = rest[_LENGTH.size :][: max(0, length)], rest[_LENGTH.size + max(0, length) :]
-            if not 0 < length == len(message):
-                break
-            if message[0] != _PICKLE:
-                found.append(bytes(message))
-        return found
+        def changed() -> None:
+            changes.poll(0)
+            if not look():
+                stop()
 
-    def is_here(self) -> bool:
-        """Whether the next message has come to its end; of long ones that is not asked."""
-        whole = self._peek(_LENGTH.size + _LOOKED_AT)
-        (length,) = _LENGTH.unpack_from(whole)
-        is_here: bool = 0 <= length <= len(whole) - _LENGTH.size
-        return is_here
+        def stop() -> None:
+            if not changes.closed:
+                loop.remove_reader(changes.fileno())
+                changes.close()
+
+        loop.add_reader(changes.fileno(), changed)
+        return stop
 
     def _is_ours(self, text: str, bare: bool) -> bool:
-        body = self._peek(_LENGTH.size + len(_MARK))[_LENGTH.size :]
-        if body == _MARK:
-            return True
-        whole = self._peek(_LENGTH.size + _LOOKED_AT)
-        if len(whole) < _LENGTH.size:
+        whole = self._peek(_LENGTH.size + _LOOKED_AT_BYTES)
+        if len(whole) < _LENGTH.size + len(_NOTICE_MARK):
             return False
         (length,) = _LENGTH.unpack_from(whole)
         body = whole[_LENGTH.size :][: max(0, length)]
+        if body.startswith(_MARK):
+            return not body.startswith(_NOTICE_MARK)
         is_bare = bare and body[11:12] == b"N"
-        is_ours: bool = len(body) == length and (is_bare or body.endswith(text.encode() + _ENDING))
-        return is_ours
+        return len(body) == length and (is_bare or body.endswith(text.encode() + _ENDING))
+
+    def _is_whole(self) -> bool:
+        """Whether the next message has come to its end; of long ones that is not asked."""
+        there = self._peek(_LENGTH.size + _LOOKED_AT_BYTES)
+        (length,) = _LENGTH.unpack_from(there)
+        is_whole: bool = 0 <= length <= len(there) - _LENGTH.size
+        return is_whole
 
     def _peek(self, size: int) -> bytes:
-        with self._socket() as sock:
+        with socket.socket(fileno=os.dup(self._pipe.fileno())) as sock:
             try:
                 head = sock.recv(size, socket.MSG_PEEK | socket.MSG_DONTWAIT)
             except BlockingIOError:
@@ -143,9 +252,6 @@ class PipeMail:
         if not head:
             raise PeerLost("the other end of the pipe is closed")
         return head
-
-    def _socket(self) -> socket.socket:
-        return socket.socket(fileno=os.dup(self._pipe.fileno()))
 
 
 async def _readable(fd: int, end: float | None) -> bool:
@@ -170,3 +276,6 @@ async def _readable(fd: int, end: float | None) -> bool:
         loop.remove_reader(own)
         os.close(own)
     return True
+
+
+os.register_at_fork(after_in_child=_Shared._all.clear)

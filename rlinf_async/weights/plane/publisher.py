@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection, Hashable, Sequence
 from typing import Any
 
+from rlinf_async._core import process
 from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded
 from rlinf_async.weights.links.link import Link
 from rlinf_async.weights.memory.cuda import CUDA
@@ -83,6 +84,7 @@ class Publisher:
         select: Any = "all",
         gpus: Gpus = CUDA,
     ) -> None:
+        self._pid = process.pid
         self._source = source
         self._model_id = model_id
         self._slots = slots if slots is not None else (3 if apply == "map" else 2)
@@ -356,6 +358,8 @@ class Publisher:
     # -- life ---------------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
+        if self._pid != process.pid:
+            raise process.forked(f"the sender of '{self._model_id}'", self._pid)
         if self._is_closed:
             raise ClosedError(f"the publisher of '{self._model_id}' is closed")
 
@@ -366,7 +370,7 @@ class Publisher:
         """
         self._is_closed = True
         handle, self._handle = self._handle, None
-        if handle is not None and not handle.done():
+        if handle is not None and not handle.done() and self._pid == process.pid:
             self._outlets.forget(handle.version)
             handle._settle(error=ClosedError(f"the publisher of '{self._model_id}' is closed"))
         try:
@@ -377,7 +381,8 @@ class Publisher:
     async def _let_go(self) -> None:
         store, self._store = self._store, None
         try:
-            self._outlets.close()
+            if self._pid == process.pid:  # in a forked one, a thread that is not there may have had their lock
+                self._outlets.close()
             if store is not None:  # nothing is packed there, or sent from there, any more
                 await self._aside.do(store.close, nbytes=store.layout.size)
         finally:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rlinf_async._core import process
 from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost, TransferFailed
 from rlinf_async.weights.links.link import Link, Words
 from rlinf_async.weights.memory.cuda import CUDA
@@ -74,7 +75,8 @@ class Subscriber:
         find: Callable[[], Any] | None = None,
         gpus: Gpus = CUDA,
     ) -> None:
-        self._link = link
+        self.link = link
+        self._pid = process.pid
         self._model_id = model_id
         self._skips = policy == "latest"
         make = functools.partial(destination_of, maps=apply == "map", gpus=gpus)
@@ -142,6 +144,7 @@ class Subscriber:
             DeadlineExceeded: on entering: an update was being applied for ``timeout`` seconds.
             TransferFailed: on entering: the last update broke off half way, and no whole version has come since.
         """
+        self._check_process()
         return self._gate.reading(timeout)
 
     def _look(self) -> int:
@@ -163,6 +166,7 @@ class Subscriber:
         await self._wait(lambda: self.staleness <= max_lag, timeout, f"a version at most {max_lag} behind")
 
     async def _wait(self, condition: Callable[[], bool], timeout: float | None, what: str) -> None:
+        self._check_process()
         deadline = None if timeout is None else time.monotonic() + timeout
         while not condition():
             remaining = None if deadline is None else deadline - time.monotonic()
@@ -211,7 +215,7 @@ class Subscriber:
             self._host = None
         manifest, extra, slots, _, _, *lines = facts
         if lines:
-            self._host = Host(self._link, manifest, extra, slots, lines[0], self._model_id)
+            self._host = Host(self.link, manifest, extra, slots, lines[0], self._model_id)
 
     async def connect(self, timeout: float | None = 60.0) -> None:
         """Waits for the sender and agrees with it on the weights; what is published already is applied.
@@ -227,7 +231,7 @@ class Subscriber:
         while not self.has_met or self._agreement.is_refused:
             remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not await self._changes.wait_until(lambda: bool(self._news or self._end), remaining):
-                sender = f"the sender of '{self._model_id}' ({self._link.label})"
+                sender = f"the sender of '{self._model_id}' ({self.link.label})"
                 raise DeadlineExceeded(f"{sender} did not connect within {timeout:g} s")
             await self._receive(0.0)
 
@@ -243,6 +247,7 @@ class Subscriber:
         Raises:
             WeightMismatch, Exception: it could not be applied; the sender hears the same, and the last version stays.
             PeerLost: the sender is gone, and there is nothing left to apply.
+            ForkedProcessError: the process that it belongs to has forked this one.
         """
         self._check_open()
         self._listen()
@@ -251,7 +256,7 @@ class Subscriber:
     def _listen(self) -> None:
         if not self._is_listening:
             self._is_listening = True
-            self._link.listen(self)
+            self.link.listen(self)
 
     async def _receive(self, timeout: float | None, enough: Callable[[], bool] = lambda: False) -> bool:
         """Once; ``enough`` ends the wait too: somebody else may receive what is waited for."""
@@ -366,8 +371,14 @@ class Subscriber:
                 logger.exception("an update of '%s' could not be applied", self._model_id)
 
     def _check_open(self) -> None:
+        self._check_process()
         if self._is_closed:
             raise ClosedError(f"the subscriber of '{self._model_id}' is closed")
+
+    def _check_process(self) -> None:
+        """A forked one has no thread that reads the link, and another one may have been in the gate."""
+        if self._pid != process.pid:
+            raise process.forked(f"the receiver of '{self._model_id}'", self._pid)
 
     async def close(self) -> None:
         """Gives back the link and the memory; mapped tensors get memory of their own.  Idempotent.
@@ -382,7 +393,7 @@ class Subscriber:
             then.callback(self._aside.close)
             then.push_async_callback(self._aside.do, self._applying.close, nbytes=None)  # behind what is copied
             then.push_async_callback(self._end_host)
-            then.callback(self._link.close)
+            then.callback(self.link.close)
             await self._server.end()
 
     async def _end_host(self) -> None:

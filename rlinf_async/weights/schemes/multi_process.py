@@ -14,8 +14,10 @@ from rlinf_async.weights.transports.mp import MPTransport
 class MultiProcessWeightSyncScheme(WeightSyncScheme):
     """Synchronises processes of this machine that each have a ``multiprocessing.Pipe`` to the trainer.
 
-    The weights are copied once into shared memory that belongs to the sender alone, and read there by every worker; the
-    pipe carries a few hundred bytes, and whatever else is sent over it stays in it for whoever that is for.
+    The weights are copied once into shared memory that belongs to the sender alone, and read there by every worker.
+    The pipe carries ``((model_id, notice), "update_weights")``: once, to a worker that calls ``receive``, ``connect``
+    or ``serve``; for every version to one whose own loop reads the pipe and calls ``apply_weights(notice)``.  All else
+    is said over a private socket, and whatever else is sent over the pipe stays in it.
 
     Example:
         scheme = MultiProcessWeightSyncScheme()                      # in the trainer

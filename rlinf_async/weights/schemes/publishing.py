@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,12 @@ class Publishing:
         self, model_id: str, linked: Mapping[int, LinkTransport], source: Any, timeout: float | None
     ) -> None:
         """Meets these; the errors are those of ``Publisher.connect``."""
-        await self._to(model_id, linked, source).connect(timeout)
+        publisher = self._to(model_id, linked, source)
+        with contextlib.ExitStack() as stack:
+            for transport in linked.values():
+                transport.announce(publisher.version)
+                stack.enter_context(transport.watching())
+            await publisher.connect(timeout)
 
     def _to(self, model_id: str, linked: Mapping[int, LinkTransport], source: Any = None) -> Publisher:
         if self._publisher is None:
@@ -40,7 +46,7 @@ class Publishing:
         known = self._publisher.worker_ids
         for worker_id, transport in linked.items():
             if worker_id not in known:
-                self._publisher.add(worker_id, transport.open_link(model_id))
+                self._publisher.add(worker_id, transport.invite(model_id))
         return self._publisher
 
     def leave(self, worker_id: int) -> None:
@@ -51,7 +57,8 @@ class Publishing:
     def meet(self, model_id: str, worker_id: int, transport: Any) -> None:
         """A worker is there again; the latest version is for it too."""
         if self._publisher is not None and isinstance(transport, LinkTransport):
-            self._publisher.add(worker_id, transport.open_link(model_id))
+            self._publisher.add(worker_id, transport.invite(model_id))
+            transport.announce(self._publisher.version)
 
     async def close(self) -> None:
         publisher, self._publisher = self._publisher, None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded, PeerLost
+from rlinf_async.weights.links.socket_link import LOOP, Notice, SocketLink
 from rlinf_async.weights.model.resolve import _resolve_model
 from rlinf_async.weights.plane.subscriber import Subscriber
 from rlinf_async.weights.schemes.applied import Applied
@@ -132,13 +133,11 @@ class WeightReceiver:
         transport = self._transport
         assert transport is not None
         if isinstance(transport, LinkTransport):
-            if self._subscriber is None and await transport.leads_to_link(timeout):
-                self._subscribe(transport)
-            subscriber = self._subscriber
-            if subscriber is not None:
-                transport.look()
-                end = time.monotonic() + timeout
-                if await subscriber.receive(timeout):
+            end = time.monotonic() + timeout
+            transport.open_link(self._name)
+            if await transport.leads_to_link(timeout):
+                subscriber = self._subscribe(transport)
+                if await subscriber.receive(max(0.0, end - time.monotonic())):
                     return True
                 while (remaining := end - time.monotonic()) > 0:  # it has heard something else
                     if await subscriber.receive(remaining):
@@ -183,6 +182,8 @@ class WeightReceiver:
         """Applies weights that have come by another way, and acknowledges them (TorchRL's older name).
 
         Args:
+            weights: or the notice of some, which a sender has put into a pipe for them: then that version is applied,
+                or a later one, when the call ends.
             version: of the weights, where calls alone bring them; the same one for a second time is acknowledged and
                 not applied.  By default one more than the last; where a sender brings versions over a link, it stays,
                 because the sender counts.
@@ -196,6 +197,9 @@ class WeightReceiver:
         return self._bridge.run(self._apply_and_answer(weights, version), f"weights of '{self._model_id}'")
 
     async def _apply_and_answer(self, weights: Any, version: int | None) -> None:
+        if isinstance(weights, Notice):
+            await self._apply_noticed(weights)
+            return
         try:
             self._state.hear(version)
             if not await self._apply(weights, version) and version != self.version:
@@ -204,6 +208,27 @@ class WeightReceiver:
             await self._answer_call("send_error", error)
             raise
         await self._answer_call("send_ack", "updated")
+
+    async def _apply_noticed(self, notice: Notice) -> None:
+        """Applies what waits at the sender's socket, and has the link acknowledge it."""
+        if notice.model_id != self._name:
+            notice.name_other(self._name)
+            raise ValueError(
+                f"a notice of weights of '{notice.model_id}' has come to the receiver of '{self._name}': a model has "
+                "one id on both sides, and a loop that has several hands each its own"
+            )
+        subscriber = self._subscribe(self._transport)
+        link = subscriber.link
+        if not isinstance(link, SocketLink):
+            raise ValueError(f"{self!r} receives by {self._transport!r}, and takes no notices")
+        try:
+            link.join(notice, LOOP)
+        except PeerLost as error:
+            if link.error is not None:
+                raise
+            logger.warning("%r passes over %s", self, error)
+        else:
+            await subscriber.wait_version(notice.version, self._scheme.options.ack_timeout)
 
     def _stale(self, version: int | None) -> ValueError:
         return ValueError(
@@ -225,12 +250,17 @@ class WeightReceiver:
         standing = self._state if self._subscriber is None else self._subscriber
         return await standing.overwrite(lambda: self._strategy.apply_weights(model, weights), version)
 
-    def _subscribe(self, transport: LinkTransport) -> Subscriber:
+    @property
+    def _name(self) -> str:
+        return self._model_id or "policy"
+
+    def _subscribe(self, transport: TransportBackend | None) -> Subscriber:
         """From now on what comes over the link is applied to the model that is registered by then."""
         if self._subscriber is None:
-            name = self._model_id or "policy"
+            self._check_open()  # it may have been closed meanwhile
+            name = self._name
             self._subscriber = Subscriber(
-                transport.open_link(name),
+                transport.open_link(name) if isinstance(transport, LinkTransport) else SocketLink(name),
                 find=self._resolve_model_ref,
                 model_id=name,
                 **self._scheme.options.for_subscriber(),
@@ -293,7 +323,7 @@ class WeightReceiver:
 
     def _wait(self, waiting: Coroutine[Any, Any, None], what: str) -> Any:
         only_waits = isinstance(self._standing, Applied)  # a subscriber receives meanwhile
-        return self._bridge.wait(waiting, what) if only_waits else self._bridge.run(waiting, what)
+        return self._bridge.wait(waiting, what) if only_waits else self._bridge.run(self._watched(waiting), what)
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -309,8 +339,14 @@ class WeightReceiver:
         """
         self._check_open()
         if isinstance(self._transport, LinkTransport):
-            return self._bridge.run(_begin(self._subscribe(self._transport), timeout), "the sender")
+            return self._bridge.run(self._watched(_begin(self._subscribe(self._transport), timeout)), "the sender")
         return self._bridge.run(nothing(), "a connection")
+
+    async def _watched(self, waiting: Coroutine[Any, Any, None]) -> None:
+        """Waits, and meanwhile for the sender, if it is not met yet."""
+        transport = self._transport
+        with transport.watching() if isinstance(transport, LinkTransport) else contextlib.nullcontext():
+            await waiting
 
     def serve(self) -> asyncio.Task[None]:
         """Receives in the background of the loop that runs here, until the task is cancelled.
@@ -325,7 +361,11 @@ class WeightReceiver:
         self._check_open()
         loop = asyncio.get_running_loop()
         if isinstance(self._transport, LinkTransport):
-            return self._subscribe(self._transport).serve()
+            serving = self._subscribe(self._transport).serve()
+            watching = contextlib.ExitStack()
+            watching.enter_context(self._transport.watching())
+            serving.add_done_callback(lambda _: watching.close())
+            return serving
         return loop.create_task(self._serve(), name=f"weights of '{self._model_id}'")
 
     async def _serve(self) -> None:

@@ -49,6 +49,8 @@ class SharedMemTransport:
         self._auto_register = auto_register
         self._bridge, self._aside = Bridge(), Aside(_COPYING)
         self.pipes: list[Connection[Any, Any]] = []
+        self.registered: set[str] = set()
+        """Models whose buffers were given, and not made here: their workers are told of that."""
         for model_id, weights in (policy_weights or {}).items():
             self.register_weights(model_id, weights)
 
@@ -71,6 +73,7 @@ class SharedMemTransport:
         if model_id in self._buffers:
             raise RuntimeError("Re-registering weights is not supported.")
         self._buffers[model_id] = weights
+        self.registered.add(model_id)
 
     def send_weights(self, model_id: str, weights: Any) -> Any:
         """Writes them into the model's buffer; in a coroutine a ``Work``, during which they must not change.
@@ -187,6 +190,9 @@ class _SharedSender(WeightSender):
     async def _stage(self, update: Update, ways: list[Way]) -> Staged:
         since = time.perf_counter()
         buffer, *others = ways
+        for transport in self._transports.values():
+            if isinstance(transport, MPTransport):
+                transport.registers = self._model_id in self._shared.registered
         await buffer.stage(update)  # before anybody hears of the version, and to the end, whatever becomes of that
         staged = await super()._stage(update, others)
         staged.since, staged.t_stage = since, time.perf_counter() - since
@@ -221,7 +227,9 @@ class SharedMemWeightSyncScheme(WeightSyncScheme):
     """Synchronises processes of this machine through shared memory, which each has been told of over a pipe.
 
     It differs from ``MultiProcessWeightSyncScheme`` in that the sender has one transport for all workers, with a buffer
-    per model that shows what was sent last.  A worker has new weights once it has called ``receive`` or serves.
+    per model that shows what was sent last.  A worker has new weights once it has called ``receive`` or
+    ``apply_weights``, or serves.  Of a buffer that was registered, and not made by the first ``send``, a worker's loop
+    is told by ``((model_id, notice), "register_shared_weights")``, which it answers by ``(None, "registered")``.
 
     Args:
         policy_weights: buffers by model id.
@@ -243,6 +251,11 @@ class SharedMemWeightSyncScheme(WeightSyncScheme):
         super().__init__(strategy, **options)
         self.options.refuse("delta", owner=type(self).__name__, why=NOTHING_TRAVELS)
         self.transport = SharedMemTransport(policy_weights, auto_register)
+
+    @property
+    def policy_weights(self) -> dict[str, Any]:
+        """The buffers by model id."""
+        return self.transport._buffers
 
     def register_shared_weights(self, model_id: str, weights: Any) -> None:
         """The errors are those of ``SharedMemTransport.register_weights``."""
@@ -284,10 +297,10 @@ class SharedMemWeightSyncScheme(WeightSyncScheme):
     def create_sender(self) -> WeightSender:
         return _SharedSender(self)
 
-    def create_transport(self, pipe_or_context: Any) -> SharedMemTransport:
+    def create_transport(self, pipe: Any) -> SharedMemTransport:
         """The one transport, which is told of the pipe, if that is one."""
-        if pipe_or_context is not None:
-            self.transport.register_pipe(pipe_or_context)
+        if pipe is not None:
+            self.transport.register_pipe(pipe)
         return self.transport
 
     def prepare_weights(self, weights: Any, model_id: str, strategy: WeightStrategy, context: Any = None) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from rlinf_async.weights.links.socket_link import Notice
 from rlinf_async.weights.model.param_tree import ParamTree, is_tensordict
 from rlinf_async.weights.model.update import plan_update
 
@@ -70,13 +71,15 @@ class WeightStrategy:
 
         Args:
             destination: a module, a TensorDict, or a dict of tensors with dotted or nested keys.
-            weights: a TensorDict, or a dict with dotted or nested keys; None does nothing.
+            weights: a TensorDict, or a dict with dotted or nested keys; None does nothing, nor does a notice, whose
+                weights the receiver applies.
 
         Raises:
             WeightMismatch: (a KeyError) a key is unknown, or a shape or the kind of a dtype differs.
             ValueError: one of them is of another type.
         """
-        plan_update(destination, weights).write()
+        if not isinstance(weights, Notice):
+            plan_update(destination, weights).write()
 
 
 def _get_strategy(strategy: Literal["tensordict", "state_dict"], *, keep_vars: bool = False) -> WeightStrategy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -203,6 +204,8 @@ class PublisherWay:
                 raise
             tree, keys = fitted(ParamTree.of(update.weights, self._publisher._select), manifest)
             self._handle = await self._publish(update, tree, keys)
+        for transport in self._transports:
+            transport.announce(update.version)
 
     async def _publish(self, update: Update, weights: Any, keys: Any) -> SyncHandle:
         return await self._publisher.publish(
@@ -216,13 +219,14 @@ class PublisherWay:
     async def acks(self, update: Update) -> dict[int, Ack]:
         handle = self._handle
         assert handle is not None
-        for transport in self._transports:
-            transport.look()
-        try:
-            await handle.async_wait()
-        except Exception:
-            if handle.report is None:
-                raise
+        with contextlib.ExitStack() as stack:
+            for transport in self._transports:
+                stack.enter_context(transport.watching())
+            try:
+                await handle.async_wait()
+            except Exception:
+                if handle.report is None:
+                    raise
         assert handle.report is not None
         return dict(handle.report.per_worker)
 

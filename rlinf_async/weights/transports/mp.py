@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from rlinf_async.errors import DeadlineExceeded, RemoteError, WrongAcknowledgement
-from rlinf_async.weights.links.pipe_line import PipeLine
+from rlinf_async.errors import DeadlineExceeded, PeerLost, RemoteError, RLinfAsyncError, WrongAcknowledgement
 from rlinf_async.weights.links.pipe_mail import PipeMail
-from rlinf_async.weights.links.shared_pipe_link import SharedPipeLink
+from rlinf_async.weights.links.socket_link import OWN, Notice, SocketLink
 from rlinf_async.weights.transports.calls import detached, nothing
 from rlinf_async.weights.transports.link_transport import LinkTransport
 from rlinf_async.weights.waiting.bridge import Bridge
@@ -15,7 +17,10 @@ from rlinf_async.weights.waiting.bridge import Bridge
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
+logger = logging.getLogger(__name__)
+
 _UPDATE: Final = "update_weights"
+_REGISTER: Final = "register_shared_weights"
 _FAILED: Final = "failed"
 
 
@@ -40,7 +45,15 @@ class MPTransport(LinkTransport):
         self.pipe = pipe_connection
         self._mail = PipeMail(pipe_connection)
         self._bridge = Bridge()
-        self._link: SharedPipeLink | None = None
+        self.registers = False
+        self._link: SocketLink | None = None
+        self._invites = False
+        self._posts: list[tuple[Notice, str]] = []
+        """Notices that are to be written yet."""
+        self._has_posted = self._awaits_answer = False
+        self._others: list[Notice] = []
+        """Of other models, that nobody here has asked for."""
+        self._named: set[bytes] = set()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {'closed' if self.pipe.closed else f'pipe {self.pipe.fileno()}'}>"
@@ -116,19 +129,86 @@ class MPTransport(LinkTransport):
 
     # -- in a scheme --------------------------------------------------------------------------------------------
 
-    def open_link(self, name: str) -> SharedPipeLink:
+    def invite(self, name: str) -> SocketLink:
         if self._link is None:
-            self._link = SharedPipeLink(self.pipe, name)
+            self._link, self._invites = SocketLink.invite(name), True
         return self._link
 
-    async def leads_to_link(self, timeout: float | None) -> bool:
-        if self._link is not None or PipeLine.has_news(self.pipe):
-            return True
-        return await self._mail.wait(timeout) and self._mail.speaks_words()
+    def open_link(self, name: str) -> SocketLink:
+        if self._link is None:
+            self._link = SocketLink(name)
+        return self._link
 
-    def look(self) -> None:
-        if self._link is not None:
-            self._link.look()
+    def announce(self, version: int) -> None:
+        """By a notice in the pipe, unless one lies there unread, or the receiver waits at the link by itself."""
+        link = self._link
+        if link is None or link.error is not None or link.mode == OWN:
+            return
+        if link.mode is None and self._has_posted and not self.pipe.closed and not self._mail.is_all_read():
+            return
+        texts = [_REGISTER, _UPDATE] if self.registers and not self._has_posted else [_UPDATE]
+        self._posts = [(link.notice(version), text) for text in texts]
+        self._look()
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        stop = self._mail.watch(self._look) if self._look() else _nothing
+        try:
+            yield
+        finally:
+            stop()
+            self._look()
+            self._name_others()
+
+    async def leads_to_link(self, timeout: float | None) -> bool:
+        if self._look() and await self._mail.wait(timeout):
+            self._look()
+        self._name_others()
+        link = self._link
+        return link is not None and (link.is_joined or link.error is not None)
+
+    def _look(self) -> bool:
+        """What is in the pipe, or was to go there; whether anything more is expected of it."""
+        link = self._link
+        if link is None or link.error is not None:
+            return False
+        try:
+            if self._invites:
+                self._post(link)
+            elif not link.is_joined:
+                self._meet(link)
+        except (RLinfAsyncError, OSError) as error:  # the other side is gone, or the pipe is closed here
+            link.give_up(error)
+        return bool(self._posts) or (link.error is None and not link.is_joined)
+
+    def _post(self, link: SocketLink) -> None:
+        while self._posts and self._mail.post(*self._posts[0]):
+            self._awaits_answer |= self._posts.pop(0)[1] == _REGISTER
+            self._has_posted = True
+        if self._awaits_answer and link.mode != OWN:
+            self._awaits_answer = not self._mail.take((None, "registered"))
+        elif not link.is_joined:
+            self._mail.check()
+
+    def _meet(self, link: SocketLink) -> None:
+        notice, others = self._mail.take_notice(link.name)
+        if notice is not None:
+            try:
+                link.join(notice, OWN)
+            except PeerLost as error:
+                logger.info("a notice is passed over: %s", error)
+        elif others:
+            self._others = others
+            names = ", ".join(f"'{other.model_id}'" for other in others)
+            link.label = f"the other end of the pipe, which sends weights of {names} and none of '{link.name}'"
+
+    def _name_others(self) -> None:
+        """Tells senders of other models, once each, for whose weights this one looks in vain."""
+        link, others = self._link, [other for other in self._others if other.address not in self._named]
+        if link is not None and not link.is_joined:
+            for other in others:
+                self._named.add(other.address)
+                other.name_other(link.name)
 
     def close(self) -> Any:
         """Lets go of the pipe, which stays open; in a coroutine a ``Work``."""
@@ -145,3 +225,7 @@ class MPTransport(LinkTransport):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["pipe"], state["timeout"])  # type: ignore[misc]
+
+
+def _nothing() -> None:
+    pass

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,8 +9,9 @@ import torch
 
 from rlinf_async.errors import ClosedError, PeerLost
 from rlinf_async.weights import Publisher, Subscriber
+from tests._support import socket_links
 from tests._support.recording_listener import Ear
-from tests._support.weight_parts import Link, LocalLink, Outlets, PipeLink, SharedPipeLink, SyncHandle, Words
+from tests._support.weight_parts import Link, LocalLink, Outlets, SyncHandle, Words
 
 Ends = tuple[Link, Link]
 
@@ -35,20 +34,10 @@ class RaisingAtTheEnd(Ear):
         raise Fault("at the end")
 
 
-@pytest.fixture(params=["local", "pipe", "shared pipe"])
-def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
-    if request.param == "local":
-        links: Ends = LocalLink.pair()
-        yield links
-    else:
-        pipes = multiprocessing.Pipe()
-        if request.param == "pipe":
-            links = PipeLink(pipes[0]), PipeLink(pipes[1])
-        else:
-            links = SharedPipeLink(pipes[0], "policy"), SharedPipeLink(pipes[1], "policy")
-        yield links
-        for pipe in pipes:
-            pipe.close()
+@pytest.fixture(params=[LocalLink.pair, socket_links.pair], ids=["local", "socket"])
+def ends(request: pytest.FixtureRequest) -> Ends:
+    links: Ends = request.param()
+    return links
 
 
 def test_a_listener_that_raises_ends_the_link_on_both_sides_and_hears_nothing_more(ends: Ends) -> None:
@@ -101,17 +90,14 @@ def test_a_listener_that_closes_the_link_at_what_was_kept_for_it_hears_the_end_o
 
 
 def test_a_listener_that_raises_at_the_end_keeps_no_other_from_hearing_it() -> None:
-    ours, theirs = multiprocessing.Pipe()
-    links = [SharedPipeLink(ours, name) for name in ("a", "b")]
+    pairs = [socket_links.pair() for _ in range(2)]
     ears = [RaisingAtTheEnd(), RaisingAtTheEnd()]
-    for link, ear in zip(links, ears, strict=True):
+    for (_, link), ear in zip(pairs, ears, strict=True):
         link.listen(ear)
-    theirs.close()
+    for link, _ in pairs:
+        link.close()
     for ear in ears:
         ear.until(lambda ear=ear: ear.end is not None)  # type: ignore[misc]
-    for link in links:
-        link.close()
-    ours.close()
 
 
 async def test_a_wait_that_is_cancelled_when_the_last_answer_has_come_makes_nobody_deaf(
@@ -128,10 +114,9 @@ async def test_a_wait_that_is_cancelled_when_the_last_answer_has_come_makes_nobo
         finish(self, complete)
 
     monkeypatch.setattr(Outlets, "_finish", cancel_first)
-    ours, theirs = multiprocessing.Pipe()
     held = {"a": torch.zeros(5)}
-    link = PipeLink(ours)
-    subscriber = Subscriber(PipeLink(theirs), held)
+    link, other = socket_links.pair()
+    subscriber = Subscriber(other, held)
     async with Publisher({"a": torch.ones(5)}) as publisher:
         publisher.add(0, link)
         handles.append(await publisher.publish())
@@ -142,5 +127,3 @@ async def test_a_wait_that_is_cancelled_when_the_last_answer_has_come_makes_nobo
         assert (report.version, report.per_worker[0].status, held["a"].tolist()) == (2, "applied", [2.0] * 5)
         assert link.error is None
         await subscriber.close()
-    ours.close()
-    theirs.close()

@@ -30,7 +30,7 @@ def large(value: float) -> dict[str, torch.Tensor]:
 
 
 def has_given_all_back(subscriber: Subscriber) -> bool:
-    told = isinstance(subscriber._link.error, ClosedError)
+    told = isinstance(subscriber.link.error, ClosedError)
     return told and not subscriber._server.is_running and repr(subscriber._leases) == "<Leases of 0 slots>"
 
 
