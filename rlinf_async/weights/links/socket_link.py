@@ -130,6 +130,7 @@ class SocketLink(Link):
                 self._address = notice.address
                 end = self._begin()
                 end.take(end.connect(sock, pid), pid)
+                end.wait_open()  # a process that ends after this has joined, and its end is seen
             elif notice.address != self._address:
                 raise PeerLost(f"{notice} is of another sender than {self.label}, which this link has joined")
             if self.mode not in (mode, LOOP):
@@ -240,6 +241,12 @@ class _End:
         if self._hub.pid == process.pid:
             with contextlib.suppress(RuntimeError):  # the loop has ended, because this is closed
                 self._hub.thread.call(callback)
+
+    def wait_open(self) -> None:
+        """Until what was begun on the loop is done: then words leave at once, in the thread that says them."""
+        done = threading.Event()
+        self.call(done.set)
+        done.wait()
 
     def say(self, words: Words, kind: int = _WORDS) -> None:
         """From any thread.
