@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from rlinf_async.errors import WeightMismatch
+from rlinf_async.errors import StaleVersion, WeightMismatch
 from rlinf_async.rlinf.sending import Sending
 from rlinf_async.rlinf.syncer_options import device_of
 from rlinf_async.weights.model.gather import gather_buckets
@@ -96,10 +96,10 @@ def buckets_in_call(
 class IncomingBuckets:
     """Puts the buckets of one sending together; writes nothing anywhere.
 
-    A syncer numbers its sendings, also those of one version, and its buckets come in their order, so what is not after
-    what came before is late or doubled.  A sending with which something is wrong is refused once; what else comes of it
-    is passed over.  Buckets without a mark (``iter_buckets``) are taken as RLinf takes them, in the order in which they
-    come.
+    A sender numbers its sendings, also those of one version, and its buckets come in their order, so what is not after
+    what came before is late or doubled.  Another sender begins anew, and what then comes of the one before is late.  A
+    sending with which something is wrong is refused once; what else comes of it is passed over.  Buckets without a mark
+    (``iter_buckets``) are taken as RLinf takes them, in the order in which they come.
 
     Args:
         holds: False: the caller uses each bucket when it comes, and none is kept.
@@ -115,6 +115,7 @@ class IncomingBuckets:
         self.weights: dict[str, torch.Tensor] = {}
         self._holds = holds
         self._latest: Sending | None = None
+        self._replaced: set[int] = set()  # senders after which another one has begun
         self._sending: Sending | None = None  # that is coming in; None: nothing, or one without a mark
         self._total = 0
         self._names: set[str] = set()
@@ -134,17 +135,16 @@ class IncomingBuckets:
             WeightMismatch: it is no bucket, or one before it is missing.
         """
         sending, number, total, version, tensors = _read(message)
-        is_late = sending is not None and self._latest is not None and not sending.is_after(self._latest)
         if total:
             if sending is not None and sending == self._sending:
                 return {}  # doubled
-            if sending is not None and self._latest is not None:
-                sending.check_after(self._latest, "which came before it")
+            if self._latest is not None and self._is_late(sending):
+                raise StaleVersion.of(version, self._latest.version, "which came before it")
             self.drop()  # what its sender has given up
-            self._latest, self._sending = sending or self._latest, sending
-            self._total, self.version = total, version
+            self._follow(sending)
+            self._sending, self._total, self.version = sending, total, version
         elif sending != self._sending or not self._total:
-            if is_late:
+            if self._is_late(sending):
                 return {}
             self._refuse(sending, "a bucket has come, and not the first of its version")
         elif number is not None and number < self.count:
@@ -174,8 +174,21 @@ class IncomingBuckets:
         self.count = self._total = 0
         self.weights, self._names = {}, set()
 
+    def _is_late(self, sending: Sending | None) -> bool:
+        if sending is None or self._latest is None:
+            return False
+        if sending.sender == self._latest.sender:
+            return sending.number <= self._latest.number
+        return sending.sender in self._replaced
+
+    def _follow(self, sending: Sending | None) -> None:
+        if sending is not None:
+            if self._latest is not None and self._latest.sender != sending.sender:
+                self._replaced.add(self._latest.sender)
+            self._latest = sending
+
     def _refuse(self, sending: Sending | None, problem: str) -> None:
-        self._latest = sending or self._latest
+        self._follow(sending)
         if sending is not None or self._sending is None:  # one without a mark is not of the one with it
             self.drop()
         raise WeightMismatch(f"{problem}; nothing of it was kept: sync() once more")

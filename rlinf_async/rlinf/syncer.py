@@ -35,8 +35,8 @@ class WeightSyncer:
     that training has changed since, as RLinf's runners do before they evaluate: receivers end with what was sent last,
     and a patch for an earlier sending of a version does not fit a later one.  A receiver has one whole sending or the
     next, never something of both: an update that lacks a part, does not fit, or was not sent after what is there is an
-    error before anything is written.  To initialise both ends once more, when either has been started again, begins the
-    numbers anew.
+    error before anything is written.  A sender that is initialised once more begins the numbers anew; receivers of
+    patches then are, too.
 
     Attributes:
         comm_options: what the configuration says of the communication, for ``Worker.broadcast``; or None.

@@ -51,20 +51,28 @@ def test_a_sending_is_whole_and_later_than_the_one_before_whatever_comes_in_what
     assert here == len(VERSIONS)  # whatever came before, a later sending is taken, also of the same version
 
 
-def test_of_two_senders_buckets_of_one_number_none_are_put_together() -> None:
+def test_another_sender_begins_anew_and_what_comes_of_the_one_before_is_late() -> None:
     incoming = IncomingBuckets()
     for bucket in buckets(3, 0)[:2]:
         incoming.take(bucket)
-    with pytest.raises(StaleVersion):  # another one's version is taken when it is higher
-        incoming.take(buckets(3, 0, sender=8)[0])
-    assert incoming.take(buckets(3, 0, sender=8)[2]) == {}
+    first, *others = buckets(3, 0, sender=8)
+    incoming.take(first)
+    assert incoming.take(buckets(3, 0)[2]) == {}  # nothing of the two is put together
     assert not incoming.is_whole
-    for bucket in buckets(4, 0, sender=8):
+    for bucket in others:
         incoming.take(bucket)
-    assert incoming.finish()[0] == 4
-    words = r"version 3 of the weights is before version 4, .* of another sender \(init_receiver\(\) begins anew here"
-    with pytest.raises(StaleVersion, match=words):
-        incoming.take(buckets(3, 9)[0])
+    assert incoming.finish()[0] == 3
+    for bucket in buckets(1, 0, sender=9):  # from a checkpoint, say
+        incoming.take(bucket)
+    assert incoming.finish()[0] == 1
+    for sender in (7, 8):
+        with pytest.raises(StaleVersion, match="version 4 of the weights is not after the one which came before it"):
+            incoming.take(buckets(4, 9, sender)[0])
+        assert incoming.take(buckets(4, 9, sender)[1]) == {}
+    with pytest.raises(WeightMismatch, match="not the first of its version"):
+        incoming.take(buckets(1, 0, sender=10)[1])
+    with pytest.raises(StaleVersion):
+        incoming.take(buckets(2, 1, sender=9)[0])
 
 
 @pytest.mark.parametrize(
