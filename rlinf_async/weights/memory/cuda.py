@@ -86,7 +86,7 @@ class Cuda:
                 torch._foreach_copy_(*as_integers(targets, sources), non_blocking=True)
                 done.record(stream)
         except BaseException:
-            stream.synchronize()  # whoever hears of it may change or free them
+            stream.synchronize()  # the caller may change or free them once it has the error
             raise
         return done
 
@@ -137,7 +137,7 @@ class Cuda:
         with torch.cuda.device(device):
             if cuda_runtime().cudaMalloc(ctypes.byref(pointer), size):
                 forget_error()
-                torch.cuda.empty_cache()  # what torch keeps in store nobody else gets
+                torch.cuda.empty_cache()  # of no use to others as long as torch keeps it in store
                 _check(cuda_runtime().cudaMalloc(ctypes.byref(pointer), size), "cudaMalloc")
         address = pointer.value or 0
         self._allocated[address] = None, device

@@ -48,13 +48,14 @@ class DeviceLeaves:
 
 
 class Retired:
-    """Device leaves that nobody writes any more and others may still have open.
+    """Device leaves without a writer, which other processes may still have open.
 
     CUDA does not say what becomes of memory that is freed while another process has it open, so it is kept until no
     process has: the kernel says whether, also of those that were killed.  Nothing says when, but for a thread that does
     nothing else than wait for such a lock and cannot be called off; so the kernel is asked when more is packed or
     retired here, and what is left then goes with the process.  Receivers let go when they hear that their sender is
-    gone.  (That nobody has the slot open or mapped would say less: a model of the CPU may stand in it for long.)
+    gone.  (A lease on the slot's file, as the pool of messages takes, would wait for mappings too, and a model of the
+    CPU may stand in one for long.)
     """
 
     def __init__(self) -> None:
@@ -74,7 +75,7 @@ class Retired:
         self.sweep()
 
     def sweep(self) -> None:
-        """Frees what nobody has open."""
+        """Frees those that no process has open."""
         if not self._kept:
             return
         with self._lock:

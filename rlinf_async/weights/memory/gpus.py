@@ -84,7 +84,7 @@ class Gpus(Protocol):
 
 
 def copy_settled(gpus: Gpus, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copies what nobody is writing, to where nobody reads: there is nothing to wait for."""
+    """Copies between memory that no stream writes or reads: waits for none."""
     gpus.copy(targets, sources, dict.fromkeys(gpus.places([*targets, *sources])))
 
 

@@ -35,10 +35,10 @@ from rlinf_async.weights.memory.gpus import Registrar
 from rlinf_async.weights.memory.slot_layout import HEADER_BYTES, IN_SLOT, ON_GPU, SlotHeader, SlotLayout
 
 LEASE_BYTE: Final = 0
-"""Locked by those who read or write the slot."""
+"""Locked by readers and the writer of the slot."""
 
 OPENED_BYTE: Final = 1
-"""Locked by those who have opened what the slot has on a GPU, whether they read there or not."""
+"""Locked by readers that have the leaves on a GPU open, leased or not."""
 
 
 class MemoryName(NamedTuple):
@@ -57,7 +57,7 @@ class MemoryName(NamedTuple):
 
 
 class Slot:
-    """A slot in this process: its head is mapped from the beginning, its leaves once somebody asks for them."""
+    """A slot in this process: its head is mapped from the beginning, its leaves when they are first asked for."""
 
     def __init__(self, fd: int, layout: SlotLayout, *, writable: bool) -> None:
         self._fd = fd
@@ -172,7 +172,7 @@ class SlotWriter(Slot):
         return self._header.checksum
 
     def claim(self) -> bool:
-        """Keeps readers out until ``give_back``.  False if somebody reads it."""
+        """Keeps readers out until ``give_back``.  False while it is leased."""
         return lock(self._fd, fcntl.F_WRLCK)
 
     def give_back(self) -> None:
@@ -202,7 +202,7 @@ class SlotWriter(Slot):
         self._set(sequence=sequence, version=version, extra=len(extra), checksum=checksum, places=places)
 
     def filled(self) -> None:
-        """The leaves, which were only on a GPU, are in the slot too; whoever reads them there goes on."""
+        """The leaves, which were only on a GPU, are in the slot too; those who read them there go on."""
         self._set(places=IN_SLOT | ON_GPU)
 
     def _set(self, **fields: Any) -> None:

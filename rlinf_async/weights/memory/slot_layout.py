@@ -39,7 +39,7 @@ class SlotHeader(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the slot holds a version, and nobody is, or died, writing to it."""
+        """Whether the slot holds a version, and no writer is, or has died, at work."""
         return self.sequence > 0 and self.sequence % 2 == 0
 
     def pack(self) -> bytes:

@@ -30,11 +30,11 @@ _EVERY_LEAF: Final = None
 class Store:
     """Room for some versions of one model; not for two threads at once, but for ``hold`` and ``let_go``.
 
-    A slot that somebody still reads when its turn comes is left to them, and another piece of memory takes its place:
-    a reader that is stopped holds up nobody.  The kernel frees what was left once its last reader lets go of it.
+    A slot that is still leased when its turn comes is left to its readers, and another piece of memory takes its place:
+    a reader that is stopped holds nothing up.  The kernel frees what was left once its last reader lets go of it.
 
     Of a source on a GPU, the leaves of a version may lie there, in the slot, or in both places; ``fill`` brings them
-    into the slot when somebody needs them there.  Memory of the GPU is taken when the first version comes to lie there.
+    into the slot when a receiver needs them there.  Memory of the GPU is taken with the first version that lies there.
 
     Args:
         extra: bytes of what the model has beside its tensors at first.
@@ -128,7 +128,7 @@ class Store:
         return self._slots[slot]
 
     def abandon(self, slot: int) -> None:
-        """A slot that was taken, and into which somebody may go on writing: it is replaced when its turn comes."""
+        """A slot that was taken, and may still be written to: it is replaced when its turn comes."""
         with self._counting:
             self._in_use[slot] += 1
 
@@ -249,7 +249,7 @@ class Store:
             latest.begin()
 
     def receive(self, slot: int) -> torch.Tensor:
-        """The bytes of a slot that was taken, to be filled by somebody else; then ``received``."""
+        """The bytes of a slot that was taken, for the caller to fill; then ``received``."""
         self._book.begin(slot)
         self._slots[slot].begin()
         return self._slots[slot].leaves
@@ -305,7 +305,7 @@ class Store:
                 self._in_use[self._slots.index(writer)] -= 1
 
     def close(self) -> None:
-        """Lets go of the memory; whoever reads it goes on.  Idempotent."""
+        """Lets go of the memory; readers go on with theirs.  Idempotent."""
         slots, self._slots = self._slots, []
         self._book.latest = None
         for writer in slots:
