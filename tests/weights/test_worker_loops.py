@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +20,7 @@ from tensordict import TensorDict
 
 from rlinf_async import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme, WeightStrategy
 from rlinf_async.errors import ClosedError, DeadlineExceeded, ForkedProcessError, PeerLost
+from tests._support import leaks
 from tests.weights.ends import Tied
 
 KINDS = [MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme]
@@ -273,6 +276,7 @@ def test_a_killed_worker_is_named_within_a_second_although_its_siblings_have_its
                         os._exit(0)
                     for version in (1, 2):
                         receiver.wait_version(version, timeout=20)
+                    each.theirs.send("takes no more")
                     threading.Event().wait()
                 worker_loop(each.theirs, receiver)
 
@@ -281,6 +285,7 @@ def test_a_killed_worker_is_named_within_a_second_although_its_siblings_have_its
         sender = sending.get_sender()
         for _ in range(2):
             sender.send(timeout=20)
+        assert pairs[0].ours.recv() == "takes no more"
         if moment == "while one is pending":
             sender.send_async(timeout=30)
         os.kill(children[0], signal.SIGKILL)
@@ -430,3 +435,31 @@ def test_ends_that_have_met_are_of_no_use_in_a_forked_process(kind: Any, pair: P
     assert receiver.receive(20.0)
     sender.wait_async()
     assert pair.model.values() == {2.0}
+
+
+@every_kind
+@pytest.mark.parametrize("apply", ["copy", "map"])
+def test_a_pair_that_is_dropped_leaves_no_thread_and_no_descriptor_and_warns_once(kind: Any, apply: str) -> None:
+    with contextlib.closing(Pair(kind, apply=apply)) as kept:  # what the process has of it from then on
+        kept.begin()[0].send_async()
+        assert kept.receiving.get_receiver().receive(20.0)
+    gc.collect()
+    before = leaks.take()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        pair = Pair(kind, apply=apply)
+        sender, receiver = pair.begin()
+        sender.send_async()
+        assert receiver.receive(20.0)
+        sender.wait_async()
+        for pipe in (pair.ours, pair.theirs):
+            pipe.close()
+        model = pair.model
+        del pair, sender, receiver
+        gc.collect()
+        found = leaks.settle(before)
+    assert found == []
+    assert [str(each.message) for each in told if each.category is ResourceWarning] == [
+        "unclosed publisher of 'policy': close() it, or its scheme"
+    ]
+    assert model.values() == {1.0}

@@ -38,6 +38,7 @@ class Link:
     Attributes:
         node: another machine's number, where the other side lives on one; None on this machine, where memory can be
             shared.
+        is_here: the other side is known to be in this process.
         address: what a third one reaches the other side by, over a link of the same kind: plain data; None where it
             cannot.
         opened: done when the other side is found and ``node`` is known; fails where it is not.
@@ -45,6 +46,7 @@ class Link:
     """
 
     node: int | None = None
+    is_here = False
     address: Any = None
 
     def __init__(self, label: str) -> None:

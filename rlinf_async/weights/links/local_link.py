@@ -9,6 +9,8 @@ from rlinf_async.weights.links.link import Link, Words
 class LocalLink(Link):
     """One end; ``pair`` makes both.  A word is heard in the thread that says it."""
 
+    is_here = True
+
     def __init__(self, label: str) -> None:
         super().__init__(label)
         self._other: LocalLink | None = None

@@ -300,7 +300,8 @@ class _End:
         self.call(self._watch)
         link = self._link()
         if link is not None:
-            link.label = link._role if pid == process.pid else f"{link._role} (pid {pid})"
+            link.is_here = pid == process.pid
+            link.label = link._role if link.is_here else f"{link._role} (pid {pid})"
             link.opened._settle()
 
     def _watch(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 from rlinf_async._core import process
@@ -27,6 +27,7 @@ from rlinf_async.weights.state.arguments import keys_of
 from rlinf_async.weights.state.report import SyncReport
 from rlinf_async.weights.waiting.aside import Aside
 from rlinf_async.weights.waiting.changes import Changes
+from rlinf_async.weights.waiting.dropped import on_drop
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +104,8 @@ class Publisher:
         self._handle: SyncHandle | None = None
         self._facts: tuple[float, float] = (0.0, 0.0)
         """Of the version under way: when it was begun, seconds until it was staged."""
+        self._keep: Callable[[], object] = lambda: None
+        """Prevents that the store is given back a second time, when this is dropped."""
         self._is_packing = False
         self._is_closed = False
         self._calls = Calls()
@@ -303,6 +306,7 @@ class Publisher:
                     store.close()
                 raise
             (self._store,) = made
+            self._keep = on_drop(self, f"publisher of '{self._model_id}'", self._store.close)
         self._packing = Packing(
             taker, tree, self._store, self._outlets, self._comparing, self._gpus, with_checksum=self._with_checksum
         )
@@ -387,6 +391,7 @@ class Publisher:
                 await self._aside.do(store.close, nbytes=store.layout.size)
         finally:
             self._aside.close()
+            self._keep()
             self._source = self._taker = self._packing = None  # gigabytes, for which a cycle would have to be found
 
     async def __aenter__(self) -> Publisher:

@@ -30,6 +30,7 @@ from rlinf_async.weights.state.versions import Reception
 from rlinf_async.weights.waiting.aside import Aside
 from rlinf_async.weights.waiting.background import Background
 from rlinf_async.weights.waiting.changes import Changes
+from rlinf_async.weights.waiting.dropped import on_drop
 from rlinf_async.weights.waiting.gate import Reading, ReadingGate
 
 logger = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ class Subscriber:
         self._pid = process.pid
         self._model_id = model_id
         self._skips = policy == "latest"
+        self._maps = apply == "map"
         make = functools.partial(destination_of, maps=apply == "map", gpus=gpus)
         self._destination: Destination = make(destination) if find is None else Lookup(find, make)
         self._reception = Reception()
@@ -104,6 +106,8 @@ class Subscriber:
             verifies=verify == "crc",
             patience=ack_timeout,
         )
+        self._keep: Callable[[], object] | None = None
+        """Prevents that what is leased is given back a second time, when this is dropped."""
         self._is_taking = False
         self._is_listening = False
         self._server = Background(self._changes)
@@ -301,6 +305,10 @@ class Subscriber:
 
     async def _meet(self, manifest: bytes, extra: int, slots: int, memory: Any, version: int) -> None:
         """The sender says what comes."""
+        if self._keep is None:  # of two ends in one process, the sender's warns
+            what = "" if self.link.is_here else f"subscriber of '{self._model_id}'"
+            destination = self._destination if self._maps else None
+            self._keep = on_drop(self, what, functools.partial(_give_back, destination, self._leases))
         await self._agreement.meet(manifest, extra, slots)
         try:
             if version:
@@ -401,6 +409,8 @@ class Subscriber:
             await self._aside.do(self._host.close, nbytes=None)
 
     def _ended(self) -> None:
+        if self._keep is not None:
+            self._keep()
         self._destination.forget()
         self._has_ended = True
         self._changes.notify()
@@ -410,3 +420,10 @@ class Subscriber:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
+
+
+def _give_back(destination: Destination | None, leases: Leases) -> None:
+    """What a subscriber has that is dropped: tensors that are mapped get memory of their own."""
+    if destination is not None and leases.keeps_one:
+        destination.detach()
+    leases.close()

@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import logging
 import time
+import weakref
 from asyncio import _get_running_loop as running_loop
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
@@ -258,10 +259,10 @@ class WeightReceiver:
         """From now on what comes over the link is applied to the model that is registered by then."""
         if self._subscriber is None:
             self._check_open()  # it may have been closed meanwhile
-            name = self._name
+            name, find = self._name, weakref.WeakMethod(self._resolve_model_ref)
             self._subscriber = Subscriber(
                 transport.open_link(name) if isinstance(transport, LinkTransport) else SocketLink(name),
-                find=self._resolve_model_ref,
+                find=lambda: find()(),  # type: ignore[misc]  # a subscriber that is dropped must not keep its receiver
                 model_id=name,
                 **self._scheme.options.for_subscriber(),
             )
@@ -364,7 +365,11 @@ class WeightReceiver:
             serving = self._subscribe(self._transport).serve()
             watching = contextlib.ExitStack()
             watching.enter_context(self._transport.watching())
-            serving.add_done_callback(lambda _: watching.close())
+
+            def ended(_: asyncio.Task[None], kept: WeightReceiver = self) -> None:  # its subscriber knows it weakly
+                watching.close()
+
+            serving.add_done_callback(ended)
             return serving
         return loop.create_task(self._serve(), name=f"weights of '{self._model_id}'")
 
