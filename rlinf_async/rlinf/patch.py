@@ -11,51 +11,42 @@ import torch
 
 from rlinf_async.errors import WeightMismatch
 from rlinf_async.rlinf.sending import Sending
-from rlinf_async.weights.model.delta import Delta
 from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.param_tree import Path, name_of
 
 
 @dataclass(frozen=True)
-class WeightPatch:
-    """What has changed from one sending to another.
+class _Patch:
+    """Names of what a patch brings, and of what it is for.
 
     Attributes:
         sending: the new one.
         base: the one that it is for; None: for any, it has everything.
         manifest: of the weights, where a receiver need not have one yet.
         digest: of the weights themselves, where the base is what both sides began with.
-        head, body: see ``Delta``.
     """
 
     sending: Sending
     base: Sending | None
     manifest: bytes
     digest: bytes
-    head: bytes
-    body: torch.Tensor
 
     @property
     def version(self) -> int:
         return self.sending.version
-
-    @property
-    def delta(self) -> Delta:
-        return Delta(self.head, self.body)
 
 
 @dataclass(frozen=True)
-class EmptyWeightPatch:
+class EmptyWeightPatch(_Patch):
     """A sending in which nothing has changed."""
 
-    sending: Sending
-    base: Sending
-    manifest: bytes
-    digest: bytes
 
-    @property
-    def version(self) -> int:
-        return self.sending.version
+@dataclass(frozen=True)
+class WeightPatch(_Patch):
+    """What has changed from one sending to another; ``head`` and ``body`` as of a ``Delta``."""
+
+    head: bytes
+    body: torch.Tensor
 
 
 @dataclass(frozen=True)
