@@ -146,7 +146,8 @@ class IncomingBuckets:
         elif sending != self._sending or not self._total:
             if self._is_late(sending):
                 return {}
-            self._refuse(sending, "a bucket has come, and not the first of its version")
+            which = "a bucket" if number is None else f"bucket {number} of version {version}"
+            self._refuse(sending, f"{which} has come, and not the first of its version")
         elif number is not None and number < self.count:
             return {}
         elif number is not None and number > self.count:

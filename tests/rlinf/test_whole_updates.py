@@ -72,7 +72,7 @@ async def test_a_lost_bucket_is_told_once_and_nothing_is_written() -> None:
     recv = coming(sent[1][0], *sent[1][2:], *sent[2][1:], *sent[3][:-1], *sent[4])
     with pytest.raises(WeightMismatch, match="bucket 2 of version 1 has come, and bucket 1 has not"):
         await receiver.apply(target, recv)
-    with pytest.raises(WeightMismatch, match="a bucket has come, and not the first of its version"):
+    with pytest.raises(WeightMismatch, match="bucket 1 of version 2 has come, and not the first of its version"):
         await receiver.apply(target, recv)
     assert bits(target) == before
     assert await receiver.apply(target, recv) == 4  # of version 3 the last one is lost, and the sender goes on
