@@ -35,6 +35,7 @@ _TYPES: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 
 _STRIDED: Final = frozenset({torch.strided})
 _IS_CPU: Final = operator.attrgetter("is_cpu")
+_IS_NESTED: Final = operator.attrgetter("is_nested")
 _LAYOUT: Final = operator.attrgetter("layout")
 _DTYPE: Final = operator.attrgetter("dtype")
 _SHAPE: Final = operator.attrgetter("shape")
@@ -120,12 +121,21 @@ def wrote(targets: Iterable[torch.Tensor]) -> None:
         increment_version(target)
 
 
-def _are_moves(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> bool:
+def are_alike(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> bool:
+    """Whether all of them are dense tensors on the CPU, and those of each pair of one dtype and shape."""
     return (
-        all(map(operator.is_, map(_DTYPE, targets), map(_DTYPE, sources)))
+        all(map(_are_plain, (targets, sources)))
+        and all(map(operator.is_, map(_DTYPE, targets), map(_DTYPE, sources)))
         and all(map(operator.eq, map(_SHAPE, targets), map(_SHAPE, sources)))
-        and all(map(_are_plain, (targets, sources)))
     )
+
+
+def are_contiguous(tensors: Sequence[torch.Tensor]) -> bool:
+    return all(map(torch.Tensor.is_contiguous, tensors))
+
+
+def _are_moves(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> bool:
+    return are_alike(targets, sources) and are_contiguous(targets) and are_contiguous(sources)
 
 
 def _are_plain(tensors: Sequence[torch.Tensor]) -> bool:
@@ -134,6 +144,6 @@ def _are_plain(tensors: Sequence[torch.Tensor]) -> bool:
         and all(map(_IS_CPU, tensors))
         and _STRIDED.issuperset(map(_LAYOUT, tensors))
         and _DENSE.issuperset(map(_DTYPE, tensors))
-        and all(map(torch.Tensor.is_contiguous, tensors))
+        and not any(map(_IS_NESTED, tensors))
         and not any(map(torch.Tensor.is_neg, tensors))
     )

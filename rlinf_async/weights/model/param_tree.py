@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from rlinf_async.errors import WeightMismatch
+
 Path: TypeAlias = tuple[str, ...]
 Select: TypeAlias = Literal["all", "trainable"] | Callable[[str, Any], bool]
 
@@ -151,6 +153,19 @@ def path_of(name: str) -> Path:
     return tuple(name.split("."))
 
 
+def key_path(key: Any, above: Path = ()) -> Path:
+    """The path of a mapping's key, which is a string or a tuple of strings, below another path.
+
+    Raises:
+        WeightMismatch: (a KeyError) it is neither.
+    """
+    if isinstance(key, str):
+        return (*above, *key.split("."))
+    if not isinstance(key, tuple) or not key or not all(isinstance(part, str) for part in key):
+        raise WeightMismatch(f"keys of weights are strings; got {key!r}{f' in {name_of(above)!r}' if above else ''}")
+    return (*above, *path_of(".".join(key)))
+
+
 def is_tensordict(value: Any) -> bool:
     """Whether it is a TensorDict; does not import the library, without which there is none."""
     library = sys.modules.get("tensordict")
@@ -166,9 +181,7 @@ def _walk(source: Any, above: Path = ()) -> Iterator[tuple[Path, Any]]:
             f"Unsupported source type for weights: {type(source)}. Expected a module, a TensorDict or a dict of tensors"
         )
     for key, value in source.items():
-        if not isinstance(key, str):
-            raise KeyError(f"keys of weights are strings; got {key!r}{f' in {name_of(above)!r}' if above else ''}")
-        path = (*above, *path_of(key))
+        path = key_path(key, above)
         if path[-1] != EXTRA_STATE:
             if isinstance(value, (Mapping, nn.Module)) or is_tensordict(value):
                 yield from _walk(value, path)
@@ -219,9 +232,15 @@ def _is_frozen(value: Any) -> bool:
     return isinstance(value, nn.Parameter) and not value.requires_grad
 
 
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Itself; of a DTensor what this rank has of it."""
+    part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
+
+
 def memory_of(tensor: torch.Tensor) -> Any:
     """The same for two tensors that are one memory seen in the same way, and for no others."""
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    if not local.numel() or local.is_meta or local.layout is not torch.strided:
+    local = local_part(tensor)
+    if local.is_nested or not local.numel() or local.is_meta or local.layout is not torch.strided:
         return id(tensor)
     return local.device, local.data_ptr(), local.dtype, tuple(tensor.shape), local.stride(), tensor.is_conj()

@@ -1,0 +1,292 @@
+"""Fit of weights to a destination: keys, shapes, dtypes, writability, ties and overlaps, judged before a write."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import starmap
+from typing import Any, Final
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from rlinf_async.errors import WeightMismatch
+from rlinf_async.weights.model.copying import as_integers
+from rlinf_async.weights.model.manifest import Manifest, dtype_of
+from rlinf_async.weights.model.moves import are_alike, are_contiguous
+from rlinf_async.weights.model.overlap import overlaps
+from rlinf_async.weights.model.param_tree import EXTRA_STATE, ParamTree, Path, local_part, memory_of, name_of
+from rlinf_async.weights.model.places import Place, Places, Value
+
+_NAMED: Final = 5  # problems that an error names
+_LISTED: Final = 20  # keys that it lists of each side
+_FORM: Final = (operator.attrgetter("dtype"), operator.attrgetter("device"), operator.attrgetter("shape"))
+
+
+class Fit:
+    """Tensors of a destination, and the leaves of weights that they get; as a whole, or an error.
+
+    Args:
+        leaves: the tensors of the weights, or others of their shapes and dtypes.
+        names: by path, which leaf it is.
+        maps: tensors are to stand in the leaves, instead of being overwritten.
+        strict_dtype: nothing is cast.
+
+    Attributes:
+        targets: tensors that are written, each once.
+        chosen: of each, its place and which leaf it gets.
+        ties: pairs of these that are one tensor in the destination and several in the weights.
+        maps: they can stand in the leaves.
+        why_copied: the reason where they were to, and cannot.
+        is_inference: some were made under ``torch.inference_mode()``.
+
+    Raises:
+        WeightMismatch: they do not fit; names the first five problems, and the keys of both sides.
+    """
+
+    def __init__(
+        self,
+        destination: Any,
+        leaves: Sequence[torch.Tensor],
+        names: Mapping[Path, int],
+        *,
+        maps: bool = False,
+        strict_dtype: bool = False,
+    ) -> None:
+        try:
+            places = Places.of(destination)
+        except WeightMismatch as error:
+            raise _mismatch([str(error)]) from None
+        self._values, self._paths, self._stacks = places.values, frozenset(places.tensors), places.stacks
+        self._replaced: list[tuple[Value, int]] = []
+        self._pairs: list[tuple[Place, int]] = []
+        parts: list[torch.Tensor] = []
+        problems = list(self._match(places, leaves, names, parts))
+        self.why_copied = _why_copied(self._pairs, parts) if maps else ""
+        self.maps = maps and not self.why_copied
+        tensors = [place.tensor for place, _ in self._pairs]
+        is_simple = are_alike(tensors, parts) and are_contiguous(tensors)
+        is_simple = is_simple and all(_can_copy(kind, kind) for kind in set(map(_FORM[0], parts)))
+        if not is_simple:
+            judged = (_problem(*pair, maps=self.maps, strict=strict_dtype) for pair in zip(tensors, parts, strict=True))
+            problems += [f"{place} {why}" for (place, _), why in zip(self._pairs, judged, strict=True) if why]
+        problems = problems or self._choose(tensors, is_simple)
+        if problems:
+            raise _mismatch(problems, {*self._paths, *self._values}, names)
+        self.is_inference = any(map(torch.Tensor.is_inference, self.targets))
+        self._held = [*places.holders, *((place.owner, place.key, place.tensor) for place, _ in self._pairs)]
+        self._forms = [list(map(attribute, self.targets)) for attribute in _FORM]
+        del self._pairs
+
+    @classmethod
+    def of(cls, destination: Any, weights: ParamTree | Manifest, **options: bool) -> Fit:
+        """Of a tree's tensors, or of those that a manifest describes."""
+        if isinstance(weights, ParamTree):
+            paths, leaves = list(weights.tensors), list(weights.tensors.values())
+        else:
+            paths = [leaf.path for leaf in weights.leaves]
+            kinds = {leaf.transport_dtype for leaf in weights.leaves}
+            ones = {kind: torch.empty((), dtype=dtype_of(kind)) for kind in kinds}  # of any shape, without memory
+            leaves = [ones[leaf.transport_dtype].expand(leaf.shape) for leaf in weights.leaves]
+        index = {path: number for number, path in enumerate(paths)}
+        return cls(destination, leaves, index | {path: index[of] for path, of in weights.aliases.items()}, **options)
+
+    def _match(
+        self, places: Places, leaves: Sequence[torch.Tensor], names: Mapping[Path, int], parts: list[torch.Tensor]
+    ) -> Iterator[str]:
+        """Notes which place gets which part of which leaf; yields the paths for which there is none."""
+        for path, index in names.items():
+            leaf, found = leaves[index], places.tensors.get(path)
+            if found is not None:
+                try:
+                    own = [place.of(leaf) for place in found]
+                except WeightMismatch as error:
+                    yield str(error)
+                    continue
+                if found[0].parts and sum(part.numel() for part in own) != leaf.numel():
+                    yield f"{name_of(path)!r} is not in all members of the stack"
+                self._pairs += [(place, index) for place in found]
+                parts += own
+            elif path in places.values:
+                self._replaced.append((places.values[path], index))
+            else:
+                yield f"{name_of(path)!r} {places.refused.get(path, 'is not in the destination')}"
+
+    def _choose(self, tensors: Sequence[torch.Tensor], is_simple: bool) -> list[str]:
+        """Finds the tensors to be written, each once, and where from; problems with the memory that they share."""
+        self.ties: list[tuple[tuple[Place, int], tuple[Place, int]]] = []
+        addresses = set(map(torch.Tensor.data_ptr, tensors)) if is_simple else ()
+        chosen: dict[Any, tuple[Place, int]] = {}
+        if len(addresses) == len(tensors):
+            chosen = dict(enumerate(self._pairs))  # none is tied to another
+        else:
+            for pair in self._pairs:
+                first = chosen.setdefault(id(pair[0].tensor) if self.maps else memory_of(pair[0].tensor), pair)
+                if (first[0].parts, first[1]) != (pair[0].parts, pair[1]):
+                    self.ties.append((first, pair))
+        self.chosen = list(chosen.values())
+        self._indices = [index for _, index in self.chosen]
+        self._members = [(number, place) for number, (place, _) in enumerate(self.chosen) if place.parts]
+        self.targets = [place.tensor for place, _ in self.chosen]
+        distinct = list({memory_of(place.tensor): place for place, _ in self.chosen}.values()) if self.maps else ()
+        apart = distinct or [place for place, _ in self.chosen]
+        return [
+            f"{_both(apart[one], apart[other])} share a part of their memory in the destination: give each memory of "
+            "its own"
+            for one, other in overlaps([place.tensor for place in apart])
+        ]
+
+    @functools.cached_property
+    def _owners(self) -> list[tuple[Any, list[Any], list[Any]]]:
+        """Who holds which tensors and modules, under which keys."""
+        found: dict[int, tuple[Any, list[Any], list[Any]]] = {}
+        for owner, key, item in self._held:
+            if id(owner) not in found:
+                found[id(owner)] = owner, [], []
+            found[id(owner)][1].append(key)
+            found[id(owner)][2].append(item)
+        del self._held
+        return list(found.values())
+
+    def is_held(self) -> bool:
+        """Whether the destination still has the very tensors."""
+        return all(starmap(_still_has, self._owners)) and all(
+            len(stack.tensordicts) == len(members) and all(map(operator.is_, stack.tensordicts, members))
+            for stack, members in self._stacks
+        )
+
+    def is_current(self) -> bool:
+        """The same, and in the same dtypes, devices and shapes; microseconds for each."""
+        # Shape by shape: ten thousand that are kept would have Python look for garbage, which takes far longer.
+        return self.is_held() and all(
+            all(map(operator.eq, map(attribute, self.targets), form))
+            for attribute, form in zip(_FORM, self._forms, strict=True)
+        )
+
+    def check(self, leaves: Sequence[torch.Tensor], extra: Mapping[Path, Any]) -> None:
+        """Judges the values of a version.
+
+        Raises:
+            WeightMismatch: tensors that are tied in the destination would get values that differ; a value is for a
+                tensor, or for nothing.
+        """
+        problems = [
+            f"{_both(one, other)} are tied in the destination, and their values differ: tie them in the weights too, "
+            "or give each memory of its own"
+            for (one, of), (other, of_other) in self.ties
+            if _differ(one.tensor, one.of(leaves[of]), other.of(leaves[of_other]))
+        ]
+        for path, value in extra.items():
+            if path in self._paths:
+                kind = type(value).__name__
+                problems.append(f"{name_of(path)!r} is a tensor in the destination and {kind} in the weights")
+            elif path not in self._values and not (value is None and path[-1] == EXTRA_STATE):
+                problems.append(f"{name_of(path)!r} is not in the destination")
+        if problems:
+            raise _mismatch(problems)
+
+    def sources(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Of each target, the leaf or the part of it that it gets."""
+        found = list(map(leaves.__getitem__, self._indices))
+        for number, place in self._members:
+            found[number] = place.of(found[number])
+        return found
+
+    def replacements(self, leaves: Sequence[torch.Tensor], extra: Mapping[Path, Any]) -> list[tuple[Value, Any]]:
+        """Of values in the destination, what takes their place; tensors as copies."""
+        given = [(self._values[path], value) for path, value in extra.items() if path in self._values]
+        return given + [(value, leaves[index].detach().clone()) for value, index in self._replaced]
+
+
+def _both(one: Place, other: Place) -> str:
+    return " and ".join(sorted((str(one), str(other))))
+
+
+def _why_copied(pairs: Sequence[tuple[Place, int]], parts: Sequence[torch.Tensor]) -> str:
+    for (place, _), part in zip(pairs, parts, strict=True):
+        if place.tensor.dtype is not part.dtype:
+            return (
+                f"{place} travels as {part.dtype} and is {place.tensor.dtype} here: transport_dtype= has it travel so, "
+                "and strict_dtype=True refuses it"
+            )
+        if any(of.dimension for of in place.parts):
+            return f"{place} is stacked along dimension {place.parts[-1].dimension}, where members are not contiguous"
+        if not is_lazy(place.tensor) and place.tensor.is_inference():
+            return f"{place} was made under torch.inference_mode()"
+    devices = {place.tensor.device for place, _ in pairs}
+    return f"the tensors are on several devices, {', '.join(sorted(map(str, devices)))}" if len(devices) > 1 else ""
+
+
+def _problem(target: torch.Tensor, source: torch.Tensor, *, maps: bool, strict: bool) -> str | None:
+    """The reason why one cannot be written over the other, if there is one."""
+    for tensor, where in ((target, "in the destination"), (source, "in the weights")):
+        if is_lazy(tensor):
+            return f"is not initialised {where}: run the model once, which gives lazy layers their shapes"
+        if tensor.is_meta:
+            return f"is on the meta device {where} and has no memory: give it some, by to_empty() of its module"
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+            kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else tensor.layout
+            return f"is {kind} {where}, and only dense tensors can be written: make it dense"
+    if hasattr(target, "to_local") is not hasattr(source, "to_local"):
+        return "is a DTensor on one side only: gather it, or distribute the other"
+    if target.shape != source.shape:
+        return f"has shape {list(target.shape)} in the destination and {list(source.shape)} in the weights"
+    if not maps and any(step == 0 and size > 1 for step, size in zip(target.stride(), target.shape, strict=True)):
+        return "is an expanded tensor in the destination, whose elements share memory: clone() it"
+    if target.is_conj() or target.is_neg():
+        return "is a lazily conjugated or negated view in the destination: use its .resolve_conj().resolve_neg()"
+    if strict and target.dtype is not source.dtype:
+        dtypes = f"is {target.dtype} in the destination and {source.dtype} in the weights"
+        return f"{dtypes}; strict_dtype=True, and patches, cast nothing"
+    if not torch.can_cast(source.dtype, target.dtype):
+        return f"is {target.dtype} in the destination, which {source.dtype} in the weights cannot be cast to"
+    if target.numel() and not _can_copy(target.dtype, source.dtype, target.device.type, source.device.type):
+        return f"is {target.dtype} on {target.device} in the destination, to which torch copies no {source.dtype}"
+    return None
+
+
+@functools.cache
+def _can_copy(there: torch.dtype, here: torch.dtype, to: str = "cpu", of: str = "cpu") -> bool:
+    """Whether torch copies one dtype to another; ``can_cast`` does not tell that."""
+    target, source = torch.empty(1, dtype=there, device=to), torch.empty(1, dtype=here, device=of)
+    try:
+        torch._foreach_copy_(*as_integers([target], [source]))
+    except NotImplementedError:
+        return False
+    return True
+
+
+def _differ(target: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two values for one tensor are different ones there, bit by bit."""
+    if memory_of(one) == memory_of(other):
+        return False
+    both = [local_part(part) for part in (one, other)]
+    where = both[0].device if both[0].device == both[1].device else target.device
+    return not torch.equal(*(as_bytes(part.detach().to(where, target.dtype)) for part in both))
+
+
+def are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether they hold the same, bit by bit, in the same form and on the same device."""
+    forms = ((each.shape, each.dtype, each.device) for each in (one, other))
+    return len(set(forms)) == 1 and torch.equal(as_bytes(one), as_bytes(other))
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Its bytes in row-major order, one dimension; a view where it is contiguous."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def _still_has(owner: Any, keys: list[Any], items: list[Any]) -> bool:
+    return all(map(operator.is_, map(owner.get, keys), items))
+
+
+def _mismatch(problems: Sequence[str], *sides: Collection[Path]) -> WeightMismatch:
+    more = f" and {len(problems) - _NAMED} more" if len(problems) > _NAMED else ""
+    keys = ". Destination keys: {}, weights keys: {}".format(*map(_listed, sides)) if sides else ""
+    return WeightMismatch(f"Error updating destination: {'; '.join(problems[:_NAMED])}{more}{keys}")
+
+
+def _listed(paths: Collection[Path]) -> str:
+    names = sorted(map(name_of, paths))
+    return f"{names[:_LISTED]}{f' and {len(names) - _LISTED} more' if len(names) > _LISTED else ''}"

@@ -1,0 +1,155 @@
+"""Places of a destination: the tensors and values of modules, mappings and TensorDicts, found in one walk."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from rlinf_async.errors import WeightMismatch
+from rlinf_async.weights.model.param_tree import EXTRA_STATE, Path, is_tensordict, key_path, memory_of, name_of
+
+
+class Part(NamedTuple):
+    """One member's part of a leaf that goes to a stack: index ``member`` of ``size`` along ``dimension``."""
+
+    dimension: int
+    member: int
+    size: int
+
+
+class Place(NamedTuple):
+    """One tensor of a destination.
+
+    Attributes:
+        owner, key: the mapping that holds it, and the key there.
+        parts: of each lazy stack around it, the outermost first; empty where the whole leaf goes here.
+    """
+
+    path: Path
+    owner: Any
+    key: Any
+    tensor: torch.Tensor
+    parts: tuple[Part, ...] = ()
+
+    def __str__(self) -> str:
+        members = "".join(f" (member {part.member} of the stack)" for part in self.parts)
+        return f"{name_of(self.path)!r}{members}"
+
+    def of(self, leaf: torch.Tensor) -> torch.Tensor:
+        """The part of a leaf that goes here, as a view.
+
+        Raises:
+            WeightMismatch: the leaf is no such stack.
+        """
+        part = leaf
+        for dimension, member, size in self.parts:
+            if part.dim() <= dimension or part.shape[dimension] != size:
+                raise WeightMismatch(
+                    f"{self} is in a stack of {size} along dimension {dimension} in the destination, and has shape "
+                    f"{list(leaf.shape)} in the weights"
+                )
+            part = part.select(dimension, member)
+        return part
+
+
+class Value(NamedTuple):
+    """One place for what is not a tensor: the extra state of a module, an entry of a mapping."""
+
+    get: Callable[[], Any]
+    put: Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Places:
+    """All places of a destination by path.
+
+    Attributes:
+        tensors: several at a path where members of a stack have it; tied ones at each of their paths.
+        refused: why a path cannot be written.
+        holders: ``(owner, key, holder)`` of each module and mapping below the first.
+        stacks: lazy stacks, and the members that they have.
+    """
+
+    tensors: dict[Path, list[Place]] = field(default_factory=dict)
+    values: dict[Path, Value] = field(default_factory=dict)
+    refused: dict[Path, str] = field(default_factory=dict)
+    holders: list[tuple[Any, Any, Any]] = field(default_factory=list)
+    stacks: list[tuple[Any, list[Any]]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, destination: Any) -> Places:
+        """
+        Raises:
+            WeightMismatch: a key is not a string, or two keys mean the same path.
+        """
+        found = cls()
+        found._walk(destination, (), ())
+        return found
+
+    def _walk(self, holder: Any, above: Path, parts: tuple[Part, ...]) -> None:
+        if is_tensordict(holder):  # before modules: TensorDictParams are both, and their _parameters may be copies
+            inner = getattr(holder, "__dict__", {}).get("_param_td", holder)
+            if inner is not holder:
+                self.holders.append((vars(holder), "_param_td", inner))
+                self._walk(inner, above, parts)
+            elif hasattr(holder, "tensordicts"):
+                members = list(holder.tensordicts)
+                self.stacks.append((holder, members))
+                for index, member in enumerate(members):
+                    self._walk(member, above, (*parts, Part(holder.stack_dim, index, len(members))))
+            else:
+                self._walk_mapping(holder, above, parts)
+        elif isinstance(holder, nn.Module):
+            self._walk_module(holder, above, parts)
+        else:
+            self._walk_mapping(holder, above, parts)
+
+    def _walk_mapping(self, holder: Any, above: Path, parts: tuple[Part, ...]) -> None:
+        keeps = type(holder) is dict or type(holder) is getattr(sys.modules.get("tensordict"), "TensorDict", None)
+        for key, value in holder.items():
+            path = key_path(key, above)
+            if path[-1] == EXTRA_STATE:
+                self._add_value(path, holder, key, parts)
+            elif isinstance(value, (Mapping, nn.Module)) or is_tensordict(value):
+                self.holders.append((holder, key, value))
+                self._walk(value, path, parts)
+            elif not isinstance(value, torch.Tensor):
+                self._add_value(path, holder, key, parts)
+            # A second look: what gives another tensor each time (h5, views of a TensorDict) would be written in vain.
+            elif keeps or (again := holder.get(key)) is value or memory_of(again) == memory_of(value):
+                self._add(Place(path, holder, key, value, parts))
+            else:
+                self.refused[path] = f"is made anew by {type(holder).__name__} at every look: it has no memory there"
+
+    def _walk_module(self, module: nn.Module, above: Path, parts: tuple[Part, ...]) -> None:
+        for owner in (module._parameters, module._buffers):
+            for name, tensor in owner.items():
+                if tensor is not None:
+                    self._add(Place((*above, name), owner, name, tensor, parts))
+        kind = type(module)
+        if kind.set_extra_state is not nn.Module.set_extra_state:
+            has_state = kind.get_extra_state is not nn.Module.get_extra_state
+            self.values[(*above, EXTRA_STATE)] = Value(
+                module.get_extra_state if has_state else lambda: None, module.set_extra_state
+            )
+        for name, part in module._modules.items():
+            if part is not None:
+                self.holders.append((module._modules, name, part))
+                self._walk(part, (*above, name), parts)
+
+    def _add(self, place: Place) -> None:
+        there = self.tensors.setdefault(place.path, [])
+        if there and there[-1].parts == place.parts:
+            raise WeightMismatch(f"{name_of(place.path)!r} is there twice, once dotted and once nested")
+        there.append(place)
+
+    def _add_value(self, path: Path, holder: Any, key: Any, parts: tuple[Part, ...]) -> None:
+        if parts:
+            self.refused[path] = "is no tensor, and in a lazy stack: only tensors are written there"
+        else:
+            self.values[path] = Value(lambda: holder[key], lambda value: holder.__setitem__(key, value))

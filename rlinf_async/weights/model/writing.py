@@ -1,0 +1,177 @@
+"""Writes weights to a destination by copy or by map: all of them, or, if anything does not fit, none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlinf_async.errors import WeightMismatch
+from rlinf_async.weights.model.copying import Copy, as_integers, copy_tensors
+from rlinf_async.weights.model.fit import Fit
+from rlinf_async.weights.model.gather import is_sharded
+from rlinf_async.weights.model.overlap import meeting_in_memory
+from rlinf_async.weights.model.param_tree import ParamTree, Path, is_tensordict, local_part, memory_of
+from rlinf_async.weights.model.places import Value
+
+
+def copy_in_turn(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copies after all that was begun on the tensors' GPUs; done when it returns, in whatever thread."""
+    gpus = {tensor.device for tensor in (*targets, *sources) if tensor.is_cuda}
+    is_inference = any(map(torch.Tensor.is_inference, targets))
+    sharded = [pair for pair in zip(targets, sources, strict=True) if is_sharded(pair[0])]
+    if not gpus and not is_inference and not sharded:
+        copy_tensors(targets, sources)
+        return
+    plain = [(to.data, of) for to, of in zip(targets, sources, strict=True) if not is_sharded(to)]
+    with in_turn(gpus), torch.inference_mode(is_inference), torch.no_grad():
+        if plain:
+            torch._foreach_copy_(*as_integers(*map(list, zip(*plain, strict=True))))
+        for target, source in sharded:  # which torch does not take together with others
+            target.copy_(source)
+
+
+def stand_in(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Has tensors stand in the memory of others."""
+    for target, source in zip(targets, sources, strict=True):
+        target.data = source
+
+
+@dataclass
+class Update:
+    """Weights that fit a destination, and are not written yet.
+
+    Attributes:
+        targets, sources: tensors of the destination, each once, and what they will hold.
+        values: places of what is no tensor, and what will be there.
+    """
+
+    targets: list[torch.Tensor]
+    sources: list[torch.Tensor]
+    values: list[tuple[Value, Any]]
+
+    @classmethod
+    def of(cls, fit: Fit, leaves: Sequence[torch.Tensor], extra: Mapping[Path, Any]) -> Update:
+        """Of a version that has been checked."""
+        return cls(fit.targets, fit.sources(leaves), fit.replacements(leaves, extra))
+
+    def write(self, place: Copy = copy_in_turn) -> None:
+        """Writes in place: parameters stay the same objects.
+
+        Args:
+            place: brings the sources into the targets.
+
+        Raises:
+            Exception: what ``set_extra_state`` raises, or ``place``; the values are as they were.
+        """
+        with _replaced(self.values):
+            place(self.targets, self.sources)
+
+
+def plan_update(destination: Any, weights: Any, *, strict_dtype: bool = False) -> Update:
+    """Compares weights with the model that they are for; writes nothing.
+
+    Args:
+        destination: a module (parameters, all buffers, extra state), a dict with nested or dotted keys, a TensorDict.
+        weights: a dict with nested or dotted keys, a TensorDict or a ParamTree; some keys of the destination may be
+            missing.  None is an update of nothing.
+        strict_dtype: another dtype is refused, and nothing is cast.
+
+    Raises:
+        WeightMismatch: (a KeyError) a key is unknown, has another shape, or a dtype that cannot be cast without losing
+            its kind (floating point to integer, complex to real); or two values were given for one tied tensor.
+        ValueError: one of them is of another type.
+    """
+    if weights is None:
+        return Update([], [], [])
+    fit, tree = _fitted(destination, weights, strict_dtype=strict_dtype)
+    leaves = list(tree.tensors.values())
+    update = Update.of(fit, leaves, tree.extra)
+    pairs = zip(update.targets, update.sources, strict=True)
+    # Tensors that are the destination's own need no writing.
+    others = [
+        (to, of)
+        for to, of in pairs
+        if local_part(to).data_ptr() != local_part(of).data_ptr() or memory_of(to) != memory_of(of)
+    ]
+    update.targets, update.sources = [target for target, _ in others], [source for _, source in others]
+    _clone_aliases(update)
+    return update
+
+
+def adopt(destination: Any, weights: Any, *, strict_dtype: bool = False) -> str:
+    """Has the tensors of a model stand in the memory of weights that nobody else has; nothing is copied.
+
+    Returns:
+        Why they were copied nevertheless; empty if they were not.
+
+    Raises:
+        WeightMismatch: they do not fit; the model is as it was.
+    """
+    fit, tree = _fitted(destination, weights, maps=True, strict_dtype=strict_dtype)
+    update = Update.of(fit, list(tree.tensors.values()), tree.extra)
+    why = fit.why_copied or _why_elsewhere(update)
+    update.write(copy_in_turn if why else stand_in)
+    return why
+
+
+def _why_elsewhere(update: Update) -> str:
+    devices = [{tensor.device for tensor in tensors} for tensors in (update.targets, update.sources)]
+    return "" if devices[0] == devices[1] else "the weights have arrived on another device"
+
+
+def _fitted(destination: Any, weights: Any, **options: bool) -> tuple[Fit, ParamTree]:
+    if not isinstance(weights, (Mapping, ParamTree)) and not is_tensordict(weights):
+        raise ValueError(f"Unsupported weights type: {type(weights)}. Expected dict or TensorDictBase.")
+    if not isinstance(destination, (nn.Module, Mapping)) and not is_tensordict(destination):
+        raise ValueError(f"Unsupported destination type for TensorDict: {type(destination)}")
+    try:
+        tree = ParamTree.of(weights)
+    except KeyError as error:
+        raise WeightMismatch(f"Error updating destination: {error.args[0]}") from None
+    fit = Fit.of(destination, tree, **options)
+    fit.check(list(tree.tensors.values()), tree.extra)
+    return fit, tree
+
+
+def _clone_aliases(update: Update) -> None:
+    """Gives sources that lie where a target does memory of their own: the destination may get its tensors in turn."""
+    count = len(update.targets)
+    for met in meeting_in_memory([*update.targets, *update.sources]):
+        if min(met) < count:
+            for number in met:
+                if number >= count:
+                    update.sources[number - count] = update.sources[number - count].detach().clone()
+
+
+@contextmanager
+def _replaced(values: Iterable[tuple[Value, Any]]) -> Iterator[None]:
+    # Before the tensors: what models make of it may fail, and it can be taken back, also if the tensors fail.
+    written: list[tuple[Value, Any]] = []
+    try:
+        for place, value in values:
+            written.append((place, place.get()))
+            place.put(value)
+        yield
+    except Exception:
+        for place, before in reversed(written):
+            with suppress(Exception):  # the one that has failed may fail again
+                place.put(before)
+        raise
+
+
+@contextmanager
+def in_turn(devices: Iterable[torch.device]) -> Iterator[None]:
+    """What is done in here comes after all that was begun on those GPUs before, and is done when this is left."""
+    gpus = [device for device in devices if device.type == "cuda"]
+    for gpu in gpus:
+        torch.cuda.synchronize(gpu)
+    try:
+        yield
+    finally:
+        for gpu in gpus:
+            torch.cuda.current_stream(gpu).synchronize()
