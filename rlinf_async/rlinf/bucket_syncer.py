@@ -16,7 +16,8 @@ from rlinf_async.rlinf.syncer import Recv, Send, WeightSyncer, in_thread
 from rlinf_async.rlinf.syncer_options import device_of, precision_of
 from rlinf_async.weights.model.gather_calls import Call
 from rlinf_async.weights.model.param_tree import ParamTree, is_tensordict, name_of, path_of
-from rlinf_async.weights.model.update import in_turn, places_of, plan_update
+from rlinf_async.weights.model.places import Places
+from rlinf_async.weights.model.writing import in_turn, plan_update
 
 _LARGEST: Final = (1 << 31) - 1  # of the numbers of versions, which travel as int32
 _OUTER: Final = "model.language_model."
@@ -146,7 +147,8 @@ class BucketWeightSyncer(WeightSyncer):
             with in_turn({tensor.device for tensor in model.parameters()}):
                 model.load_state_dict(weights, strict=False)
             return
-        there = dict(places_of(model))
+        places = Places.of(model)
+        there = places.tensors.keys() | places.values.keys() | places.refused.keys()
         known = {name: tensor for name, tensor in weights.items() if path_of(name) in there}
         if len(known) < len(weights) and not self._has_warned:
             self._has_warned = True

@@ -12,18 +12,18 @@ import torch
 
 from rlinf_async.errors import ConfigError, WeightMismatch, WrongBase
 from rlinf_async.rlinf.buckets import IncomingBuckets, Marked, buckets_in_call
-from rlinf_async.rlinf.fit import Leaves, check_ties, leaves_of
 from rlinf_async.rlinf.patch import CompressedWeightPatch, EmptyWeightPatch, WeightPatch, checksums, digest_of
 from rlinf_async.rlinf.sending import BEGINNING, Sending
 from rlinf_async.rlinf.syncer import Recv, Send, WeightSyncer, in_thread
 from rlinf_async.rlinf.syncer_options import device_of
 from rlinf_async.weights.model.delta import GPU_PIECE, PIECE, Delta, encode
+from rlinf_async.weights.model.fit import Fit
 from rlinf_async.weights.model.gather import gather_into, is_sharded
 from rlinf_async.weights.model.gather_calls import Call
 from rlinf_async.weights.model.leaf_memory import LeafMemory
 from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.param_tree import ParamTree, name_of, path_of
-from rlinf_async.weights.model.update import in_turn, plan_update
+from rlinf_async.weights.model.writing import in_turn, plan_update
 
 _log: Final = logging.getLogger(__name__)
 
@@ -160,7 +160,7 @@ class PatchWeightSyncer(WeightSyncer):
         if any(is_sharded(tensor) for tensor in tree.tensors.values()):
             new = _packed(manifest, tree, self.snapshot_device, self._sends, call)
         else:
-            tensors = {path: tensor.detach().to(self.snapshot_device) for path, tensor in tree.tensors.items()}
+            tensors = [tree[leaf.path].detach().to(self.snapshot_device) for leaf in manifest.leaves]
             new = LeafMemory(manifest, tensors, self.snapshot_device)
         if not self._sends:
             return
@@ -254,20 +254,43 @@ class PatchWeightSyncer(WeightSyncer):
             patch = patch.decompressed()
         if isinstance(patch, WeightPatch):
             assert manifest is not None
-            leaves, twins = leaves_of(manifest, model)
-            device = next(iter(leaves.values())).device if leaves else torch.device("cpu")
-            inference = torch.inference_mode(any(leaf.is_inference() for leaf in leaves.values()))
-            with in_turn({device}), inference, torch.no_grad():
+            fit = Fit.of(model, manifest, strict_dtype=True)
+            device = fit.targets[0].device if fit.targets else torch.device("cpu")
+            with in_turn({device}), torch.inference_mode(fit.is_inference), torch.no_grad():
+                leaves, others = _as_leaves(fit, manifest)
                 delta = Delta(patch.head, patch.body.to(device))
-
-                def apply(to: Leaves) -> None:
-                    delta.apply(manifest, LeafMemory(manifest, to, device))
-
-                check_ties(manifest, model, leaves, apply)
-                apply(leaves)
-                for target, leaf in twins:
+                if fit.ties:
+                    copies = [leaf.clone() for leaf in leaves]
+                    delta.apply(manifest, LeafMemory(manifest, copies, device))
+                    fit.check(copies, {})
+                delta.apply(manifest, LeafMemory(manifest, leaves, device))
+                for target, leaf in others:
                     target.copy_(leaf)
         self.version, self._here, self._manifest = patch.version, patch.sending, manifest
+
+
+def _as_leaves(fit: Fit, manifest: Manifest) -> tuple[list[torch.Tensor], list[tuple[torch.Tensor, torch.Tensor]]]:
+    """The targets as whole leaves, and ``(target, leaf)`` of those that are written from one.
+
+    Raises:
+        WeightMismatch: a leaf is for what is no tensor, so there is nothing that a patch could change.
+    """
+    leaves: dict[int, torch.Tensor] = {}
+    others = []
+    for place, index in (*fit.chosen, *(other for _, other in fit.ties)):
+        target = place.tensor.detach()
+        is_new = index not in leaves
+        if is_new:
+            leaves[index] = target.new_empty(manifest.leaves[index].shape) if place.parts else target
+        if place.parts or not is_new:
+            part = place.of(leaves[index])
+            others.append((target, part))
+            if place.parts:
+                part.copy_(target)
+    for index, leaf in enumerate(manifest.leaves):
+        if index not in leaves:
+            raise WeightMismatch(f"Error updating destination: {name_of(leaf.path)!r} is no tensor in the destination")
+    return [leaves[index] for index in sorted(leaves)], others
 
 
 def _packed(manifest: Manifest, tree: ParamTree, device: torch.device, is_sender: bool, call: Call) -> torch.Tensor:

@@ -34,7 +34,7 @@ async def test_different_values_for_a_tied_tensor_are_refused_and_nothing_is_wri
     target = {"a": tied, "b": tied, "c": torch.full((size,), 7.0)}
     sender, receiver, wire = await two(source, target)
     await sender.sync(source, wire.send, 1)
-    words = re.escape("'a' and 'b' are tied there, and their values differ: tie them at the sender too")
+    words = re.escape("'a' and 'b' are tied in the destination, and their values differ: tie them in the weights too")
     with pytest.raises(WeightMismatch, match=words):
         await receiver.apply(target, wire.there.get)
     assert {float(value) for each in target.values() for value in each} == {7.0}
@@ -55,7 +55,7 @@ async def test_equal_values_for_a_tied_tensor_arrive_until_they_differ(size: int
     before = tied.clone()
     source["a"][1] = 9
     await sender.sync(source, wire.send, 4)
-    with pytest.raises(WeightMismatch, match="'a' and 'b' are tied there"):
+    with pytest.raises(WeightMismatch, match="'a' and 'b' are tied in the destination"):
         await receiver.apply(target, wire.there.get)
     assert torch.equal(tied, before), "no mixture of the two"
     source["b"][1] = 9
@@ -73,6 +73,6 @@ async def test_ties_of_other_names_at_each_side_are_found_too() -> None:
     target = {"a": torch.full((4,), 7.0), "b": tied, "c": tied}
     sender, receiver, wire = await two(source, target)
     await sender.sync(source, wire.send, 1)
-    with pytest.raises(WeightMismatch, match="'b' and 'c' are tied there"):
+    with pytest.raises(WeightMismatch, match="'b' and 'c' are tied in the destination"):
         await receiver.apply(target, wire.there.get)
     assert tied.tolist() == [7] * 4

@@ -11,7 +11,7 @@ from torch import nn
 
 from rlinf_async import Cluster, NodePlacementStrategy, PeerLost, Worker, WorkerDied
 from rlinf_async.weights import WeightSyncer
-from rlinf_async.weights.model.update import as_bytes
+from rlinf_async.weights.model.fit import as_bytes
 
 EVERYBODY = [("trainer", 0), ("rollout", [0, 1])]
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from rlinf_async.errors import PeerLost
 from rlinf_async.weights import BucketWeightSyncer, ParamTree, PatchWeightSyncer
-from rlinf_async.weights.model.update import as_bytes
+from rlinf_async.weights.model.fit import as_bytes
 
 
 class Net(nn.Module):

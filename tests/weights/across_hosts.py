@@ -30,7 +30,7 @@ def check_calls(kind: str, strategy: str, rollout: Any) -> None:
     """From the driver."""
     scheme = KINDS[kind](strategy=strategy)
     workers = rollout[2:3] if kind == "module transform call" else rollout
-    workers.begin(scheme, 0.0, 3).wait(60)
+    workers.begin(scheme, Tied).wait(60)
     source = Tied(4.0)
     scheme.init_on_sender("policy", **{HANDLES[kind]: workers}, source_model=source)
     sender = scheme.get_sender()

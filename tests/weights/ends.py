@@ -20,6 +20,7 @@ from rlinf_async import (
     SharedMemWeightSyncScheme,
     WorkerWeightSyncScheme,
 )
+from rlinf_async.weights.model.places import Places
 
 
 class Tied(nn.Module):
@@ -44,10 +45,17 @@ class Tied(nn.Module):
         return {float(bound) for tensor in tensors for bound in torch.aminmax(tensor.detach())}
 
 
+def shown(model: Any) -> set[float]:
+    """The least and the most of every tensor of any destination that has values."""
+    places = (place for found in Places.of(model).tensors.values() for place in found)
+    tensors = (place.tensor.detach() for place in places if not place.tensor.is_meta)
+    return {float(bound) for tensor in tensors for bound in torch.aminmax(tensor)}
+
+
 class Both:
     """A sender, and one receiver that takes whatever is sent until it is closed."""
 
-    def __init__(self, sending: Any, receiving: Any, model: Tied) -> None:
+    def __init__(self, sending: Any, receiving: Any, model: Any) -> None:
         self.schemes = (sending, receiving)
         self.sender = sending.get_sender()
         self.receiver = receiving.get_receiver()
@@ -56,7 +64,7 @@ class Both:
 
     @property
     def sees(self) -> set[float]:
-        return self.model.values()
+        return shown(self.model)
 
     async def take(self, timeout: float = 20.0) -> bool:
         """What the worker's loop does with one update."""
@@ -100,7 +108,7 @@ class Host:
 
 def _over_pipes(kind: Callable[..., Any]) -> Callable[..., Any]:
     @contextlib.contextmanager
-    def make(model: Tied, source: Tied, **options: Any) -> Any:
+    def make(model: Any, source: Any, **options: Any) -> Any:
         ours, theirs = multiprocessing.Pipe()
         with ours, theirs:
             sending, receiving = kind(**options), kind(**options)
@@ -112,7 +120,7 @@ def _over_pipes(kind: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def _distributed(model: Tied, source: Tied, **options: Any) -> Any:
+def _distributed(model: Any, source: Any, **options: Any) -> Any:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     sending, receiving = DistributedWeightSyncScheme(**options), DistributedWeightSyncScheme(**options)
     sending.init_on_sender("policy", store=store, num_workers=1, source_model=source)
@@ -122,7 +130,7 @@ def _distributed(model: Tied, source: Tied, **options: Any) -> Any:
 
 def _by_call(kind: Callable[..., Any], handles: str, wrap: Callable[[Host], Any]) -> Callable[..., Any]:
     @contextlib.contextmanager
-    def make(model: Tied, source: Tied, **options: Any) -> Any:
+    def make(model: Any, source: Any, **options: Any) -> Any:
         sending, receiving = kind(**options), kind(**options)
         receiving.init_on_worker("policy", model=model)
         host = Host(receiving.get_receiver())
@@ -145,9 +153,9 @@ CALLED = ("worker", "module transform")
 
 
 @contextlib.asynccontextmanager
-async def both(kind: str, model: Tied | None = None, source: Tied | None = None, **options: Any) -> AsyncIterator[Any]:
+async def both(kind: str, model: Any = None, source: Any = None, **options: Any) -> AsyncIterator[Any]:
     """Both ends, initialised; closed at the end."""
-    model, source = model or Tied(), source or Tied(1.0)
+    model, source = (Tied() if model is None else model), (Tied(1.0) if source is None else source)
     with SCHEMES[kind](model, source, **options) as ends:
         try:
             yield ends

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -20,8 +20,8 @@ every_scheme = pytest.mark.parametrize("kind", SCHEMES)
 
 
 @contextlib.asynccontextmanager
-async def opened(way: Way, source: Tied, value: float, width: int, **options: Any) -> AsyncIterator[Ends]:
-    model, receiving = Tied(value, width), Receiving()
+async def opened(way: Way, source: Any, make: Callable[[], Any], **options: Any) -> AsyncIterator[Ends]:
+    model, receiving = make(), Receiving()
     async with both(way.kind, model, source, strategy=way.strategy, **options) as ends:
         sending, scheme = ends.schemes
         receiving.put(scheme, model)

@@ -154,7 +154,9 @@ async def test_other_weights_are_refused_on_both_sides_before_anything_is_writte
     other["b"] = other["b"].view(40, 300).contiguous()
     async with child("hang", at=0) as receiver, child("send", scale=1) as sender:
         async with Subscriber(joining(sender.pipe), other) as subscriber:
-            with pytest.raises(WeightMismatch, match=r"'b' has shape \(300, 40\) at the sender and \(40, 300\) here"):
+            with pytest.raises(
+                WeightMismatch, match=r"'b' has shape \[40, 300\] in the destination and \[300, 40\] in the weights"
+            ):
                 await subscriber.connect(60)
             assert values_of(other) == {0.0}
         async with Publisher(model(0)) as publisher:

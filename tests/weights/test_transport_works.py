@@ -23,7 +23,7 @@ from rlinf_async import (
 )
 from rlinf_async.errors import ClosedError
 from rlinf_async.weights import NoTransport
-from rlinf_async.weights.model.update import Update
+from rlinf_async.weights.model.writing import Update
 from rlinf_async.weights.schemes.sharded import Gathering
 from rlinf_async.weights.schemes.worker_scheme import WorkerLinkTransport
 from rlinf_async.weights.transports import distributed

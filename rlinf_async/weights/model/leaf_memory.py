@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from rlinf_async.weights.model.manifest import Leaf, Manifest, dtype_of
-from rlinf_async.weights.model.param_tree import Path
 
 
 class LeafMemory:
@@ -17,16 +16,16 @@ class LeafMemory:
 
     Args:
         manifest: what lies where, and as which dtype.
-        tensors: every leaf of the manifest, of its shape.  What is read is cast to the transport dtype; what is written
-            has to be of it already.
+        tensors: of every leaf of the manifest, in its order and of its shape.  What is read is cast to the transport
+            dtype; what is written has to be of it already.
         device: where stretches that must be put together are.
     """
 
-    def __init__(self, manifest: Manifest, tensors: Mapping[Path, torch.Tensor], device: torch.device | str) -> None:
+    def __init__(self, manifest: Manifest, tensors: Sequence[torch.Tensor], device: torch.device | str) -> None:
         self.device = torch.device(device)
         self._leaves = manifest.leaves
         self._offsets = [leaf.offset for leaf in manifest.leaves]
-        self._tensors = [tensors[leaf.path].detach() for leaf in manifest.leaves]
+        self._tensors = [tensor.detach() for tensor in tensors]
         self._flat: tuple[int, torch.Tensor] | None = None
 
     def read(self, begin: int, end: int) -> torch.Tensor:

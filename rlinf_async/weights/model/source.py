@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
@@ -13,11 +12,11 @@ from torch import nn
 
 from rlinf_async._core import codec
 from rlinf_async.errors import ConfigError, WeightMismatch
+from rlinf_async.weights.model.fit import are_equal
 from rlinf_async.weights.model.gather import gather_into, is_sharded
 from rlinf_async.weights.model.gather_calls import Call
 from rlinf_async.weights.model.manifest import Manifest, TransportDtype, dtype_of
-from rlinf_async.weights.model.param_tree import EXTRA_STATE, ParamTree, Path, Select, memory_of, name_of
-from rlinf_async.weights.model.update import are_equal
+from rlinf_async.weights.model.param_tree import ParamTree, Path, Select, memory_of, name_of
 
 _dtype: Final = attrgetter("dtype")
 _shape: Final = attrgetter("shape")
@@ -166,38 +165,3 @@ def unpack_extra(packed: bytes) -> Mapping[Any, Any]:
     """What ``pack_extra`` has packed."""
     found: Mapping[Any, Any] = codec.decode(packed) if packed else {}
     return found
-
-
-def put_extras(holder: Any, extra: Mapping[Path, Any]) -> None:
-    """Gives modules their extra state, and dicts their values, or raises and has taken back what it has given.
-
-    Raises:
-        WeightMismatch: there is nobody to give it to.
-        Exception: what ``set_extra_state`` raises.
-    """
-    places = [(*_place_of_extra(holder, path), value) for path, value in extra.items()]
-    given: list[tuple[Callable[[Any], None], Any]] = []
-    try:
-        for get, put, value in places:
-            given.append((put, get()))
-            put(value)
-    except Exception:
-        for put, before in reversed(given):
-            with contextlib.suppress(Exception):  # the one that has failed may fail again
-                put(before)
-        raise
-
-
-def _place_of_extra(holder: Any, path: Path) -> tuple[Callable[[], Any], Callable[[Any], None]]:
-    owner = holder
-    for part in path[:-1]:
-        owner = getattr(owner, part, None) if isinstance(owner, nn.Module) else owner.get(part)
-        if owner is None:
-            raise WeightMismatch(f"the sender has {name_of(path)!r}, and the receiver's weights do not")
-    name = path[-1]
-    if not isinstance(owner, nn.Module):
-        return lambda: owner.get(name), lambda value: owner.__setitem__(name, value)
-    if name != EXTRA_STATE:
-        raise WeightMismatch(f"{name_of(path)!r} is no tensor at the sender, and the receiver has a module there")
-    has_state = type(owner).get_extra_state is not nn.Module.get_extra_state
-    return owner.get_extra_state if has_state else lambda: None, owner.set_extra_state

@@ -86,7 +86,7 @@ class Applying:
             await self._aside.do(leased.reader.check, leased.header, nbytes=nbytes)
         extra = unpack_extra(leased.reader.extra(leased.header))
         assert leased.views is not None
-        await self._aside.do(self._destination.compare, leased.views, nbytes=nbytes)
+        await self._aside.do(self._destination.compare, leased.views, extra, nbytes=nbytes)
         if self._destination.places and not leased.is_on_gpu and not leased.reader.is_registered:
             await self._aside.do(self._register, leased, nbytes=None)  # which takes a while: readers go on meanwhile
         cost = 0 if self._maps and not self._destination.is_copied else nbytes  # memory of its own is freed

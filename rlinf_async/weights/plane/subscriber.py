@@ -21,9 +21,8 @@ from rlinf_async.weights.model.param_tree import Path
 from rlinf_async.weights.plane.agreement import Agreement
 from rlinf_async.weights.plane.answers import Answers
 from rlinf_async.weights.plane.applying import Applying
-from rlinf_async.weights.plane.destination import Destination, destination_of
+from rlinf_async.weights.plane.destination import Destination
 from rlinf_async.weights.plane.host import Host
-from rlinf_async.weights.plane.lookup import Lookup
 from rlinf_async.weights.state import words as say
 from rlinf_async.weights.state.news import News
 from rlinf_async.weights.state.versions import Reception
@@ -60,6 +59,7 @@ class Subscriber:
         verify: ``"crc"``: checksums are checked, where the sender makes them.
         ack_timeout: seconds that readers have to leave when a version is to be applied.
         find: gives the destination, which may be another one from version to version, or raises why there is none.
+        strict_dtype: weights in another dtype than the destination's are refused, and not cast.
         gpus: in the place of CUDA's.
     """
 
@@ -74,6 +74,7 @@ class Subscriber:
         verify: str = "off",
         ack_timeout: float = 60.0,
         find: Callable[[], Any] | None = None,
+        strict_dtype: bool = False,
         gpus: Gpus = CUDA,
     ) -> None:
         self.link = link
@@ -81,8 +82,9 @@ class Subscriber:
         self._model_id = model_id
         self._skips = policy == "latest"
         self._maps = apply == "map"
-        make = functools.partial(destination_of, maps=apply == "map", gpus=gpus)
-        self._destination: Destination = make(destination) if find is None else Lookup(find, make)
+        self._destination = Destination(
+            find or (lambda: destination), maps=self._maps, strict_dtype=strict_dtype, gpus=gpus
+        )
         self._reception = Reception()
         self._gate = ReadingGate(self._look)
         self._changes = Changes()

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any, ClassVar, Final
 
 from rlinf_async.errors import DeadlineExceeded
-from rlinf_async.weights.plane.destination import take_over
+from rlinf_async.weights.model.writing import adopt
 from rlinf_async.weights.schemes.receiver import WeightReceiver
 from rlinf_async.weights.schemes.scheme import WeightSyncScheme, from_either, model_of, register_weight_sync_backend
 from rlinf_async.weights.transports.distributed import DistributedTransport
+
+logger = logging.getLogger(__name__)
 
 _LONG: Final = 3600.0  # seconds at a time, where there is no deadline
 
 
 class _DistributedReceiver(WeightReceiver):
     """The worker's end; its transport says nothing before the first weights come."""
+
+    _is_told = False
 
     def connect(self, timeout: float | None = 60.0) -> Any:
         self._check_open()
@@ -34,7 +39,13 @@ class _DistributedReceiver(WeightReceiver):
         if self._scheme.options.apply != "map":
             return await super()._take(weights, version)
         model = self._resolve_model_ref()
-        return await self._state.overwrite(lambda: take_over(model, weights), version)
+        return await self._state.overwrite(lambda: self._adopt(model, weights), version)
+
+    def _adopt(self, model: Any, weights: Any) -> None:
+        why = adopt(model, weights, strict_dtype=self._scheme.options.strict_dtype)
+        if why and not self._is_told:
+            self._is_told = True
+            logger.warning("weights of '%s' are copied and not mapped: %s", self._model_id, why)
 
 
 @register_weight_sync_backend("distributed")
@@ -59,6 +70,7 @@ class DistributedWeightSyncScheme(WeightSyncScheme):
             "ack_timeout",
             "apply",
             "policy",  # every version is sent, and applied
+            "strict_dtype",
             "transport_dtype",
             owner=type(self).__name__,
             why="all of every version goes to each worker, into memory of its own; leave it out, or have workers of "

@@ -25,6 +25,7 @@ class HandleScheme(WeightSyncScheme):
         self.options.refuse_others(
             "ack_timeout",
             "policy",  # every version is called with, and applied
+            "strict_dtype",
             owner=type(self).__name__,
             why=f"its weights come as the argument of a call, and are copied into the model; {self.instead}",
         )

@@ -46,6 +46,8 @@ class SyncOptions:
         verify: ``"crc"``: checksums over everything.
         select: ``"all"``; ``"trainable"``: without parameters that require no gradient; or a function of (name,
             tensor), which gets a module's parameters themselves.
+        strict_dtype: a receiver whose tensors have another dtype than the weights travel in refuses them; by default it
+            casts them, as ``copy_`` does, where ``torch.can_cast`` allows it.
     """
 
     apply: str = "copy"
@@ -56,6 +58,7 @@ class SyncOptions:
     ack_timeout: float = 60.0
     verify: str = "off"
     select: str | Callable[..., bool] = "all"
+    strict_dtype: bool = False
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -129,4 +132,4 @@ class SyncOptions:
 
     def for_subscriber(self) -> dict[str, Any]:
         """What the receivers' side takes."""
-        return {name: getattr(self, name) for name in ("apply", "policy", "verify", "ack_timeout")}
+        return {name: getattr(self, name) for name in ("apply", "policy", "verify", "ack_timeout", "strict_dtype")}

@@ -63,7 +63,10 @@ class WeightReceiver:
         self._transport: TransportBackend | None = None
         self._model_ref: Any = None
         self._model_id: str | None = None
-        self._strategy = _get_strategy(scheme.strategy)  # type: ignore[arg-type]  # it checks it
+        self._strategy = _get_strategy(
+            scheme.strategy,  # type: ignore[arg-type]  # it checks it
+            strict_dtype=scheme.options.strict_dtype,
+        )
         self._forget()
 
     def _forget(self) -> None:

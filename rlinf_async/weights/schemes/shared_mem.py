@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_async.errors import WeightMismatch
 from rlinf_async.weights.model.param_tree import ParamTree, is_tensordict
-from rlinf_async.weights.model.update import plan_update
+from rlinf_async.weights.model.writing import plan_update
 from rlinf_async.weights.schemes.options import NOTHING_TRAVELS
 from rlinf_async.weights.schemes.scheme import WeightSyncScheme, from_either, model_of, register_weight_sync_backend
 from rlinf_async.weights.schemes.sender import WeightSender

@@ -9,7 +9,7 @@ from torch import nn
 
 from rlinf_async.weights.links.socket_link import Notice
 from rlinf_async.weights.model.param_tree import ParamTree, is_tensordict
-from rlinf_async.weights.model.update import plan_update
+from rlinf_async.weights.model.writing import plan_update
 
 
 class WeightStrategy:
@@ -20,18 +20,24 @@ class WeightStrategy:
             tensordict need not be installed: without it, nested dicts take its place.
         keep_vars: as of torch's ``state_dict``: the parameters themselves are in it, which know whether they are
             trained, in the place of detached tensors.
+        strict_dtype: ``apply_weights`` refuses another dtype than the destination's, and casts nothing.
 
     Raises:
         ValueError: it is neither.
     """
 
     def __init__(
-        self, extract_as: Literal["tensordict", "state_dict"] = "tensordict", *, keep_vars: bool = False
+        self,
+        extract_as: Literal["tensordict", "state_dict"] = "tensordict",
+        *,
+        keep_vars: bool = False,
+        strict_dtype: bool = False,
     ) -> None:
         if extract_as not in ("tensordict", "state_dict"):
             raise ValueError(f"extract_as must be 'tensordict' or 'state_dict', got {extract_as}")
         self.extract_as: str = extract_as
         self._keep_vars = keep_vars
+        self._strict_dtype = strict_dtype
 
     def __repr__(self) -> str:
         return f"WeightStrategy({self.extract_as!r})"
@@ -79,17 +85,17 @@ class WeightStrategy:
             ValueError: one of them is of another type.
         """
         if not isinstance(weights, Notice):
-            plan_update(destination, weights).write()
+            plan_update(destination, weights, strict_dtype=self._strict_dtype).write()
 
 
-def _get_strategy(strategy: Literal["tensordict", "state_dict"], *, keep_vars: bool = False) -> WeightStrategy:
+def _get_strategy(strategy: Literal["tensordict", "state_dict"], **options: bool) -> WeightStrategy:
     """
     Raises:
         ValueError: there is none of that name.
     """
     if strategy not in ("tensordict", "state_dict"):
         raise ValueError(f"Unknown strategy: {strategy}. Must be 'tensordict' or 'state_dict'.")
-    return WeightStrategy(extract_as=strategy, keep_vars=keep_vars)
+    return WeightStrategy(strategy, **options)
 
 
 def _as_tensordict(source: Any) -> Any:

@@ -18,9 +18,12 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
+
 from rlinf_async.errors import ClosedError
+from rlinf_async.weights import ParamTree
 from tests._support.weight_parts import words as say
-from tests.weights.ends import CALLED, Tied
+from tests.weights.ends import CALLED, Tied, shown
 
 CALLS = ("worker call", "rpc call", "module transform call")
 """Kinds whose workers' methods are called, by another worker."""
@@ -54,7 +57,7 @@ def ways_of(kinds: Iterable[str]) -> list[Way]:
 class Receiving:
     """A worker's end, and what is asked of it: in the sender's process, or, as a worker, in another one."""
 
-    def put(self, scheme: Any, model: Tied) -> None:
+    def put(self, scheme: Any, model: Any) -> None:
         """Ends of that scheme, which has been initialised."""
         self.scheme, self.model = scheme, model
         self.receiver = scheme.get_receiver()
@@ -77,7 +80,7 @@ class Receiving:
         self.serving = self.receiver.serve()
 
     async def look(self) -> tuple[int, set[float]]:
-        return self.receiver.version, self.model.values()
+        return self.receiver.version, shown(self.model)
 
     async def standing(self) -> tuple[int, int, int]:
         return self.receiver.version, self.receiver.published, self.receiver.staleness
@@ -86,7 +89,10 @@ class Receiving:
         return set(self.model.state_dict()[name].flatten().tolist())
 
     async def values(self) -> set[float]:
-        return self.model.values()
+        return shown(self.model)
+
+    async def dtypes(self) -> set[torch.dtype]:
+        return {tensor.dtype for _, tensor in ParamTree.of(self.model).items()}
 
     async def errors(self) -> list[str]:
         return self.failures
@@ -234,17 +240,17 @@ class Make:
     """Opens ends of one way: ``async with make(source=Tied(1.0)) as ends``.
 
     Args:
-        begin: takes the way, the source, the value and the width of the receivers' models, and the scheme's options.
+        begin: takes the way, the source, what makes a receiver's model, and the scheme's options.
     """
 
     way: Way
     begin: Open
 
     def __call__(
-        self, source: Tied | None = None, *, value: float = 0.0, width: int = 3, **options: Any
+        self, source: Any = None, *, model: Callable[[], Any] = Tied, **options: Any
     ) -> AbstractAsyncContextManager[Ends]:
         options = {"apply": self.way.apply, **options}
-        return self.begin(self.way, Tied(1.0) if source is None else source, value, width, **options)
+        return self.begin(self.way, Tied(1.0) if source is None else source, model, **options)
 
 
 Claim = Callable[[Make], Awaitable[None]]

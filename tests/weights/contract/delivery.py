@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import pickle
 from typing import Any
 
@@ -125,7 +126,7 @@ async def what_a_call_brings_cannot_be_mapped_nor_anything_else_that_takes_share
 
 @claim(only=lambda way: way.kind == "none")
 async def nothing_is_sent_and_every_model_keeps_its_own(make: Make) -> None:
-    async with make(value=5.0) as ends:
+    async with make(model=functools.partial(Tied, 5.0)) as ends:
         await ends.connect()
         for weights in (None, Tied(2.0), {"nowhere": torch.zeros(3)}):
             report = await ends.sender.send(weights)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ async def an_unknown_key_another_shape_and_another_dtype_are_named_and_the_last_
 
 @claim()
 async def a_model_of_other_shapes_is_refused_whole_and_the_sender_hears_why(make: Make) -> None:
-    async with make(Tied(5.0, width=4), value=2.0) as ends:
+    async with make(Tied(5.0, width=4), model=functools.partial(Tied, 2.0)) as ends:
         with pytest.raises(Exception, match="weight") as caught:
             await ends.deliver()
         for worker in range(ends.size):

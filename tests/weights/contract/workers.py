@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -19,7 +19,6 @@ from rlinf_async import (
 )
 from tests.weights.contract.claims import Ends, Receiving
 from tests.weights.contract.suite import CLAIMS, Make, Way, claims_apart
-from tests.weights.ends import Tied
 
 HANDLES: Final = {
     "worker call": "remote_collectors",
@@ -40,12 +39,13 @@ KINDS: Final[dict[str, Any]] = {
 class Rollout(Receiving, Worker):
     """One that weights come to."""
 
-    async def begin(self, scheme: Any, value: float, width: int, **facts: Any) -> None:
+    async def begin(self, scheme: Any, make: Callable[[], Any], **facts: Any) -> None:
         """
         Args:
+            make: gives the model.
             facts: how it is found: ``sender``, of a linked scheme; ``store``, address and port, of a torch job.
         """
-        model = Tied(value, width)
+        model = make()
         if "store" in facts:
             facts |= {"store": TCPStore(facts["store"][0], facts["store"][1], is_master=False), "rank": 1}
         scheme.init_on_worker("policy", model=model, **facts)
@@ -92,7 +92,7 @@ class Trainer(Worker):
         return names
 
     @contextlib.asynccontextmanager
-    async def _opened(self, way: Way, source: Tied, value: float, width: int, **options: Any) -> AsyncIterator[Ends]:
+    async def _opened(self, way: Way, source: Any, model: Callable[[], Any], **options: Any) -> AsyncIterator[Ends]:
         scheme = KINDS[way.kind](strategy=way.strategy, **options)
         group, size = self._rollout, len(self._rollout)
         last = group.execute_on(size - 1)
@@ -112,7 +112,7 @@ class Trainer(Worker):
             where = {}
         scheme.init_on_sender("policy", source_model=source, **facts)
         try:
-            await group.begin(scheme, value, width, **where)
+            await group.begin(scheme, model, **where)
             yield Ends(scheme, group, last, size)
         finally:
             await scheme.close()

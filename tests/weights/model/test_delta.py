@@ -70,12 +70,13 @@ def test_a_delta_is_exact_and_never_larger_than_everything(
         delta.apply(manifest, region)  # a second time does no harm
         assert torch.equal(region, new)
         snapshot = base.clone()
-        again = encode(manifest, snapshot, LeafMemory(manifest, manifest.views(new), "cpu"), piece, snapshot=snapshot)
+        views = list(manifest.views(new).values())
+        again = encode(manifest, snapshot, LeafMemory(manifest, views, "cpu"), piece, snapshot=snapshot)
         assert again.head == delta.head
         before, after = manifest.views(new), manifest.views(snapshot)
         assert all(torch.equal(octets(before[path]), octets(after[path])) for path in before)
         model = {path: turned(view) for path, view in manifest.views(base).items()}
-        again.apply(manifest, LeafMemory(manifest, model, "cpu"))
+        again.apply(manifest, LeafMemory(manifest, list(model.values()), "cpu"))
         assert all(torch.equal(octets(before[path]), octets(model[path])) for path in before)
         full = encode(manifest, None, new, piece)
         region = torch.full_like(base, 0x55)

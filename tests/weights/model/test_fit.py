@@ -237,13 +237,13 @@ class Choosy(nn.Module):
 
 def test_a_value_for_a_value_replaces_it_and_is_taken_back_if_anything_fails() -> None:  # V3
     choosy = Choosy()
-    destination = {"note": "old", "m": choosy}
+    destination = {"note": "old", "z": choosy}
     for place in (lambda *it: plan_update(*it).write(), adopt):
-        weights = {"note": "new", "m.weight": torch.ones(1), "m._extra_state": "bad"}
+        weights = {"note": "new", "z.weight": torch.ones(1), "z._extra_state": "bad"}
         with pytest.raises(RuntimeError, match="not that one"):
             place(destination, weights)
         assert (destination["note"], choosy.state, choosy.weight.item()) == ("old", "old", 0)
-    write(destination, weights | {"m._extra_state": "new"})
+    write(destination, weights | {"z._extra_state": "new"})
     assert (destination["note"], choosy.state, choosy.weight.item()) == ("new", "new", 1)
 
 

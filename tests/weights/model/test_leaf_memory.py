@@ -33,7 +33,7 @@ def test_any_stretch_is_read_as_it_would_lie(cast: torch.dtype | None, begin: in
     model = a_model()
     tree = ParamTree.of(model)
     manifest = Manifest.of(tree, cast)
-    memory = LeafMemory(manifest, tree.tensors, "cpu")
+    memory = LeafMemory(manifest, list(tree.tensors.values()), "cpu")
     assert manifest.nbytes == 1024
     assert torch.equal(memory.read(begin, end), packed(manifest, model)[begin:end])
 
@@ -42,7 +42,7 @@ def test_what_is_written_is_there_again_and_again() -> None:
     model = a_model()
     tree = ParamTree.of(model)
     manifest = Manifest.of(tree)
-    memory = LeafMemory(manifest, tree.tensors, "cpu")
+    memory = LeafMemory(manifest, list(tree.tensors.values()), "cpu")
     expected = packed(manifest, model)
     for begin, end in [(0, 1024), (4, 8), (256, 456), (260, 270), (256, 456)]:
         with memory.edit(begin, end) as octets:
@@ -57,5 +57,5 @@ def test_what_is_written_is_there_again_and_again() -> None:
 def test_what_needs_no_copy_is_not_copied() -> None:
     model = a_model()
     tree = ParamTree.of(model)
-    memory = LeafMemory(Manifest.of(tree), tree.tensors, "cpu")
+    memory = LeafMemory(Manifest.of(tree), list(tree.tensors.values()), "cpu")
     assert memory.read(4, 12).data_ptr() == model["a"].data_ptr() + 4

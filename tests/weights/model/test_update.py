@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_async.weights.model.update import Update, plan_update
+from rlinf_async.weights.model.writing import Update, plan_update
 from tests._support.fake_gpus import OnGpu
 
 
@@ -43,18 +43,16 @@ AROUND = ["all on cuda:0 is done", "copy", "the stream on cuda:0 is done"]
 
 @pytest.mark.parametrize("which", ["the target", "the source", "both"])
 def test_readers_have_ended_before_and_the_copies_after(which: str, calls: list[str]) -> None:
-    update, target, source = Update(), torch.zeros(3), torch.ones(3)
-    update.targets = [target if which == "the source" else on_gpu(target)]
-    update.sources = [source if which == "the target" else on_gpu(source)]
-    update.write()
+    target, source = torch.zeros(3), torch.ones(3)
+    targets = [target if which == "the source" else on_gpu(target)]
+    Update(targets, [source if which == "the target" else on_gpu(source)], []).write()
     assert calls == AROUND
     assert target.tolist() == [1] * 3
 
 
 def test_copies_that_fail_half_way_have_ended_before_anybody_hears_of_it(calls: list[str]) -> None:
-    update = Update()
-    update.targets = [on_gpu(torch.zeros(3)), on_gpu(torch.zeros(3))]
-    update.sources = [on_gpu(torch.ones(3)), on_gpu(torch.ones(2))]
+    targets = [on_gpu(torch.zeros(3)), on_gpu(torch.zeros(3))]
+    update = Update(targets, [on_gpu(torch.ones(3)), on_gpu(torch.ones(2))], [])
     with pytest.raises(RuntimeError):
         update.write()
     assert calls == AROUND

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from rlinf_async.errors import WeightMismatch
-from rlinf_async.weights.model.update import plan_update
+from rlinf_async.weights.model.writing import plan_update
 
 BYTES = [
     torch.uint8,
@@ -42,7 +42,8 @@ def test_whatever_the_dtypes_all_is_written_or_nothing(there: torch.dtype) -> No
 
 
 def test_a_dtype_that_torch_only_stores_is_named() -> None:
-    with pytest.raises(WeightMismatch, match=r"'b' is torch\.uint4 on cpu there, to which torch copies no .*uint8"):
+    words = r"'b' is torch\.uint4 on cpu in the destination, to which torch copies no .*uint8"
+    with pytest.raises(WeightMismatch, match=words):
         plan_update({"b": some(torch.uint4)}, {"b": some(torch.uint8)})
     plan_update({"b": some(torch.uint4)[:0]}, {"b": some(torch.uint8)[:0]}).write()
 
@@ -70,7 +71,7 @@ def test_a_lazy_view_is_refused_and_the_extra_state_stays(form: str) -> None:
     assert lazy.is_conj() or lazy.is_neg()
     model.register_buffer("lazy", lazy)
     news = {"weight": torch.ones(2), "lazy": torch.zeros(2, dtype=lazy.dtype), "_extra_state": "new"}
-    with pytest.raises(WeightMismatch, match=r"'lazy' is a lazily conjugated or negated view there: use its \.resolve"):
+    with pytest.raises(WeightMismatch, match=r"'lazy' is a lazily conjugated or negated view in the destination: use"):
         plan_update(model, news).write()
     assert (model.note, model.weight.tolist()) == ("old", [0, 0])
     model.register_buffer("lazy", lazy.resolve_conj().resolve_neg())

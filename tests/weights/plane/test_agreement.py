@@ -236,12 +236,12 @@ async def test_a_worker_that_finds_the_same_again_checks_nothing_anew() -> None:
     place = Place(weights(0))
     async with found(place) as (publisher, subscriber):
         await (await publisher.publish(weights(1)))
-        destination = subscriber._destination._current
+        destination = subscriber._destination._fit
         looks = place.looks
         for value in range(2, 5):
             await (await publisher.publish(weights(value)))
         assert place.looks == looks + 3
-        assert subscriber._destination._current is destination
+        assert subscriber._destination._fit is destination
 
 
 async def test_versions_that_the_sender_has_given_up_may_be_skipped_by_who_applies_all_and_no_others() -> None:

@@ -34,8 +34,8 @@ async def test_a_version_that_has_been_overtaken_while_it_was_looked_at_is_not_w
         await (await publisher.publish(weights(1.0, LARGE)))
         compare, looks, goes_on = subscriber._destination.compare, threading.Event(), threading.Event()
 
-        def slow(views: Any) -> None:
-            compare(views)
+        def slow(views: Any, extra: Any) -> None:
+            compare(views, extra)
             looks.set()
             goes_on.wait(20)
 
@@ -112,8 +112,8 @@ async def test_a_version_is_known_before_the_next_one_has_waited_for_its_readers
             (await publisher.publish(weights(value))).cancel()
         compare, reading, compared = subscriber._destination.compare, subscriber.reading(), []
 
-        def read_meanwhile(views: Any) -> None:
-            compare(views)
+        def read_meanwhile(views: Any, extra: Any) -> None:
+            compare(views, extra)
             compared.append(views)
             if len(compared) == 2:
                 reading.__enter__()

@@ -11,7 +11,7 @@ from torch import nn
 
 from rlinf_async.errors import WeightMismatch
 from rlinf_async.weights import Manifest, ParamTree
-from rlinf_async.weights.plane.destination import Tensors
+from rlinf_async.weights.plane.destination import Destination
 from tests._support.fake_gpus import FakeGpus
 from tests.weights.ends import Tied, both
 
@@ -21,11 +21,6 @@ every_apply = pytest.mark.parametrize("apply", ["copy", "map"])
 def head(model: Tied) -> set[float]:
     """What is written first."""
     return {float(bound) for bound in torch.aminmax(model.head.weight.detach())}
-
-
-def made_for_inference(model: Tied) -> None:
-    with torch.inference_mode():
-        model.layers[1] = nn.Linear(3, 3)
 
 
 def expanded(model: Tied) -> None:
@@ -45,11 +40,10 @@ def sparse(model: Tied) -> None:
 
 
 BAD: list[tuple[Callable[[Tied], None], str]] = [
-    (made_for_inference, r"'layers\.1\.bias' was made under torch\.inference_mode\(\) here"),
-    (expanded, r"'layers\.1\.weight' is an expanded tensor here.*clone\(\) it"),
-    (without_memory, r"'layers\.1\.bias' is on the meta device here.*to_empty\(\)"),
-    (lazy, r"'layers\.1\.bias' is not initialised here: run the model once"),
-    (sparse, r"'layers\.1\.weight' is torch\.sparse_coo here"),
+    (expanded, r"'layers\.1\.weight' is an expanded tensor in the destination.*clone\(\) it"),
+    (without_memory, r"'layers\.1\.bias' is on the meta device in the destination.*to_empty\(\)"),
+    (lazy, r"'layers\.1\.bias' is not initialised in the destination: run the model once"),
+    (sparse, r"'layers\.1\.weight' is torch\.sparse_coo in the destination"),
 ]
 
 
@@ -70,6 +64,23 @@ async def test_what_cannot_be_written_is_named_and_nothing_else_is_written(
             assert version == 0
 
 
+@every_apply
+async def test_what_was_made_for_inference_is_copied_to_and_map_says_so_once(
+    apply: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, source = Tied(), Tied(1.0)
+    source.layers[1] = nn.Linear(600, 600)  # large enough to be moved as memory, if that was possible
+    with torch.inference_mode():
+        model.layers[1] = nn.Linear(600, 600)
+    async with both("multiprocess", model=model, source=source, apply=apply) as ends:
+        for value in (2.0, 3.0):
+            source.fill(value)
+            await ends.deliver()
+            assert ends.sees == {value}
+    told = "weights are copied to the CPU and not mapped: 'layers.1.bias' was made under torch.inference_mode()"
+    assert caplog.messages == ([told] if apply == "map" else [])
+
+
 def reshaped(model: Tied) -> None:
     model.layers[1].weight.data = torch.zeros(3, 3, 3)  # to which a copy would be broadcast
 
@@ -84,13 +95,13 @@ async def test_tensors_that_change_in_place_after_the_first_version_are_refused(
     apply: str, change: Callable[[Tied], None]
 ) -> None:
     model, source = Tied(), Tied(1.0)
-    async with both("multiprocess", model=model, source=source, apply=apply) as ends:
+    async with both("multiprocess", model=model, source=source, apply=apply, strict_dtype=True) as ends:
         await ends.deliver()
         change(model)
         source.fill(2.0)
         words = {
-            reshaped: r"'layers\.1\.weight' has shape \(3, 3\) at the sender and \(3, 3, 3\) here",
-            halved: r"'layers\.1\.bias' .*is float16",
+            reshaped: r"'layers\.1\.weight' has shape \[3, 3, 3\] in the destination and \[3, 3\] in the weights",
+            halved: r"'layers\.1\.bias' is torch\.float16 in the destination.*strict_dtype=",
         }
         with pytest.raises(WeightMismatch, match=words[change]):
             await ends.deliver()
@@ -112,7 +123,7 @@ async def test_tensors_tied_at_the_receiver_only_take_equal_values_and_no_others
         assert ends.sees == {1.0}
         with torch.no_grad():
             source.head.weight.fill_(2.0)
-        with pytest.raises(WeightMismatch, match=r"'head\.weight' and 'layers\.0\.weight' are tied here and not at"):
+        with pytest.raises(WeightMismatch, match=r"'head\.weight' and 'layers\.0\.weight' are tied in the destination"):
             await ends.deliver()
         assert ends.sees == {1.0}
         source.fill(3.0)
@@ -163,7 +174,8 @@ def test_a_model_that_was_moved_off_the_gpu_stays_where_it_is(caplog: pytest.Log
     gpus = FakeGpus()
     model, weights = gpus.put({"w": torch.zeros(3)}), gpus.put({"w": torch.ones(3)})
     tree = ParamTree.of(weights)
-    destination = Tensors(model, maps=True, gpus=gpus, also_on_gpu=True)
+    destination = Destination(lambda: model, maps=True, gpus=gpus)
+    assert destination.has_moved()
     destination.check(Manifest.of(tree))
     destination.write(tree.tensors, {})
     assert (gpus.done("copy"), model["w"].data_ptr()) == ([], weights["w"].data_ptr())

@@ -167,10 +167,14 @@ async def test_weights_that_differ_from_the_first_are_refused_before_a_byte_is_w
 @pytest.mark.parametrize(
     ("destination", "apply", "complaint"),
     [
-        ({"a": torch.zeros(3, 5)}, "copy", "the sender has 'b.c', and the receiver's weights do not"),
-        (weights(0) | {"a": torch.zeros(5, 3)}, "copy", r"'a' has shape \(3, 5\) at the sender and \(5, 3\) here"),
-        (weights(0) | {"a": torch.zeros(3, 5).long()}, "copy", "'a' is float32 at the sender"),
-        (weights(0) | {"a": torch.zeros(3, 5).bfloat16()}, "map", "cannot be mapped"),
+        ({"a": torch.zeros(3, 5)}, "copy", "'b.c' is not in the destination"),
+        (
+            weights(0) | {"a": torch.zeros(5, 3)},
+            "copy",
+            r"'a' has shape \[5, 3\] in the destination and \[3, 5\] in the weights",
+        ),
+        (weights(0) | {"a": torch.zeros(3, 5).long()}, "copy", "'a' is torch.int64 in the destination"),
+        (weights(0) | {"a": torch.zeros(3, 5).long()}, "map", "'a' is torch.int64 in the destination"),
     ],
 )
 async def test_a_destination_that_does_not_fit_is_an_error_on_both_sides(

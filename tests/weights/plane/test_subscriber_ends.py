@@ -42,8 +42,8 @@ def held_up(subscriber: Subscriber) -> Iterator[tuple[threading.Event, threading
     """Says that it looks at a version, in its thread, and goes on when it is told."""
     compare, looks, goes_on = subscriber._destination.compare, threading.Event(), threading.Event()
 
-    def slow(views: Any) -> None:
-        compare(views)
+    def slow(views: Any, extra: Any) -> None:
+        compare(views, extra)
         looks.set()
         goes_on.wait(20)
 

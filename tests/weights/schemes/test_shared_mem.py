@@ -6,12 +6,13 @@ import asyncio
 import multiprocessing
 import pickle
 import threading
+from typing import Any
 
 import pytest
 import torch
 
 from rlinf_async import SharedMemTransport, SharedMemWeightSyncScheme
-from rlinf_async.weights.model.update import Update
+from rlinf_async.weights.model.writing import Update
 
 LARGE = 300_000
 """Elements for which a thread is asked."""
@@ -32,10 +33,10 @@ class Held:
         self.begun, self.goes_on = threading.Event(), threading.Event()
         write = Update.write
 
-        def hold(update: Update) -> None:
+        def hold(update: Update, *place: Any) -> None:
             self.begun.set()
             assert self.goes_on.wait(20), "the loop, which would have let it go on, was held up"
-            write(update)
+            write(update, *place)
 
         monkeypatch.setattr(Update, "write", hold)
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from rlinf_async.errors import WeightMismatch
 from rlinf_async.weights import ParamTree
-from rlinf_async.weights.model.update import plan_update
+from rlinf_async.weights.model.writing import plan_update
 from rlinf_async.weights.schemes.strategy import WeightStrategy, _get_strategy
 
 TO_TENSORDICT, TO_STATE_DICT = WeightStrategy("tensordict"), WeightStrategy("state_dict")
@@ -173,12 +173,21 @@ def test_weights_that_do_not_fit_leave_the_model_as_it_was() -> None:
     before = values(model)
     for wrong, words in [
         ({"head.weigth": torch.ones(2, 4)}, "'head.weigth' is not in the destination"),
-        ({"head.weight": torch.ones(4, 2)}, r"'head.weight' has shape \[2, 4\] there and \[4, 2\] here"),
-        ({"head.weight": torch.ones(4)}, r"'head.weight' has shape \[2, 4\] there and \[4\] here"),  # would broadcast
-        ({"body.1.num_batches_tracked": torch.tensor(1.5)}, "is torch.int64 there, which torch.float32 cannot be cast"),
-        ({"head.weight": torch.ones(2, 4, device="meta")}, "has no memory here: it is on the meta device"),
-        ({"head.weight": "what"}, "is a tensor there, and str here"),
-        ({"note": "what"}, "'note' is not in it"),
+        (
+            {"head.weight": torch.ones(4, 2)},
+            r"'head.weight' has shape \[2, 4\] in the destination and \[4, 2\] in the weights",
+        ),
+        (
+            {"head.weight": torch.ones(4)},
+            r"'head.weight' has shape \[2, 4\] in the destination and \[4\] in the weights",
+        ),  # would broadcast
+        (
+            {"body.1.num_batches_tracked": torch.tensor(1.5)},
+            "is torch.int64 in the destination, which torch.float32 in",
+        ),
+        ({"head.weight": torch.ones(2, 4, device="meta")}, "is on the meta device in the weights and has no memory"),
+        ({"head.weight": "what"}, "is a tensor in the destination and str in the weights"),
+        ({"note": "what"}, "'note' is not in the destination"),
         ({7: torch.ones(1)}, "keys of weights are strings; got 7"),
     ]:
         with pytest.raises(WeightMismatch, match=f"^Error updating destination: .*{words}"):
@@ -197,8 +206,6 @@ def test_destinations_and_weights_of_other_types_are_refused_in_torchrls_words()
     with pytest.raises(ValueError, match=r"Unsupported weights type: <class 'torch\.nn\.modules\.linear\.Linear'>"):
         TO_STATE_DICT.apply_weights(Net(), nn.Linear(1, 1))
     TO_STATE_DICT.apply_weights(3, None)
-    with pytest.raises(ValueError, match="lazily stacked TensorDict"):
-        TO_STATE_DICT.apply_weights({"a": TensorDict.lazy_stack([TensorDict(b=torch.ones(1))])}, {"a": {"b": [1]}})
 
 
 def tied() -> nn.Module:
@@ -215,7 +222,9 @@ def test_tied_weights_are_written_once_and_two_values_for_them_are_refused() -> 
     assert torch.equal(model[1].weight, source[0].weight)
     copies = {name: tensor.clone() for name, tensor in source.state_dict().items()}
     assert len(plan_update(model, copies).targets) == 1
-    with pytest.raises(WeightMismatch, match=r"'0.weight' and '1.weight' are tied there, and their values differ"):
+    with pytest.raises(
+        WeightMismatch, match=r"'0.weight' and '1.weight' are tied in the destination, and their values differ"
+    ):
         plan_update(model, {"0.weight": torch.ones(2, 2), "1.weight": torch.zeros(2, 2)})
     plan_update(nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)), source.state_dict()).write()
 
@@ -261,7 +270,7 @@ def test_extra_state_travels_and_is_taken_back_if_some_of_it_is_refused() -> Non
     with pytest.raises(KeyError, match="count"):
         plan_update(model, wrong).write()
     assert [(part.count, part.weight.item()) for part in model] == [(3, 3.0), (4, 4.0)]
-    with pytest.raises(WeightMismatch, match="'_extra_state' is not in it"):
+    with pytest.raises(WeightMismatch, match="'_extra_state' is not in the destination"):
         plan_update(nn.Linear(1, 1), {"_extra_state": 1})
 
 
