@@ -392,6 +392,17 @@ class Outlets:
         with self._lock:
             return self.ledger.finish(version)
 
+    def ack_of(self, name: Hashable, version: int) -> Ack | None:
+        """What has become of a published version at a receiver that has come since; None: that is not known yet."""
+        with self._lock:
+            outlet, target = self._outlets.get(name), self.ledger.targets.get(name)
+            if outlet is None or target is None:
+                return self._removed(name, version)
+            if target.acked >= version:
+                return Ack("applied", version)
+            error = outlet.refusal or (TransferFailed(target.trouble) if target.trouble is not None else None)
+            return None if error is None else Ack("failed", version, error)
+
     def _finish(self, versions: Iterable[int]) -> None:
         for version in versions:
             self._complete(version)

@@ -24,7 +24,7 @@ from rlinf_async.weights.plane.outlets import Outlets
 from rlinf_async.weights.plane.packing import Packing
 from rlinf_async.weights.plane.sync_handle import SyncHandle
 from rlinf_async.weights.state.arguments import keys_of
-from rlinf_async.weights.state.report import SyncReport
+from rlinf_async.weights.state.report import Ack, SyncReport
 from rlinf_async.weights.waiting.aside import Aside
 from rlinf_async.weights.waiting.changes import Changes
 from rlinf_async.weights.waiting.dropped import on_drop
@@ -257,6 +257,16 @@ class Publisher:
         self._outlets.forget(version)
         self._outlets.abandon(version)
 
+    async def catch_up(self, worker_ids: Sequence[Hashable], timeout: float | None) -> dict[Hashable, Ack]:
+        """What becomes of the version published last at receivers that have come since, within ``timeout`` seconds."""
+        version = self.version
+
+        def find() -> dict[Hashable, Ack | None]:
+            return {name: self._outlets.ack_of(name, version) for name in worker_ids}
+
+        await self._changes.wait_until(lambda: None not in find().values(), timeout)
+        return {name: ack or Ack("failed", version, self._late(name, version)) for name, ack in find().items()}
+
     def _refuse_second(self) -> None:
         handle = self._handle
         if handle is not None and not handle.done() and handle._remaining() == 0:
@@ -344,9 +354,13 @@ class Publisher:
 
     def _expire(self, version: int) -> None:
         for name in self._outlets.waiting_for(version):
-            label = self._outlets.label(name)
-            text = f"receiver {name!r} ({label}) has not applied version {version} of '{self._model_id}' in time"
-            self._outlets.fail(name, version, DeadlineExceeded(text))
+            self._outlets.fail(name, version, self._late(name, version))
+
+    def _late(self, name: Hashable, version: int) -> DeadlineExceeded:
+        label = self._outlets.label(name)
+        return DeadlineExceeded(
+            f"receiver {name!r} ({label}) has not applied version {version} of '{self._model_id}' in time"
+        )
 
     def _complete(self, version: int) -> None:
         """All have answered."""
