@@ -242,6 +242,19 @@ class Exchange:
         self._start(locating, [member], start, receives=False)
         return locating
 
+    def is_there(self, group: str, rank: int) -> bool:
+        """Whether that worker is known, and has not ended."""
+        peer = self._mailbox.peers.named(group, rank)
+        return peer is not None and peer.error is None
+
+    def watch_introductions(self, callback: Callable[[str, int], None]) -> Callable[[], None]:
+        """Calls back with group and rank of each worker that sends something here for the first time, before that is
+        received; in the thread that reads it.  Returns a function that ends it.
+        """
+        callbacks = self._mailbox.peers.on_introduction
+        callbacks.append(callback)
+        return lambda: callbacks.remove(callback)
+
     def _stream_to(self, peer: Peer, name: str | None) -> int | bytes:
         """What a line between this worker and a peer is known by to both; of one without a name, that of users."""
         if name is None:

@@ -48,6 +48,8 @@ class Peers:
         self._lock = threading.Lock()
         self._peers: dict[int, Peer] = {}
         self._named: dict[tuple[str, int], Peer] = {}
+        self.on_introduction: list[Callable[[str, int], None]] = []
+        """Told of group and rank of each worker that introduces itself."""
         self.devices = Devices(self._send_gpu)
 
     @property
@@ -80,6 +82,8 @@ class Peers:
         """A peer says who it is; its daemon has been asked to tell of its end."""
         self.introduced(endpoint, group, rank, node, pid)
         self.at(endpoint).is_watched = True
+        for callback in list(self.on_introduction):
+            callback(group, rank)
 
     # -- to them ------------------------------------------------------------------------------------------------
 
