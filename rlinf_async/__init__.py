@@ -31,6 +31,7 @@
 #     gpu/, slots/      CUDA's part; the memory that versions lie in
 #     links/, plane/    words between processes; Publisher and Subscriber, on one machine and over many
 #     transports/       TorchRL's carriers      schemes/   TorchRL's interface
+#     publication, following              publish and follow, between worker groups
 #   rlinf/, torchrl     the other systems' names, for code that is ported from there; RLinf's weight syncers
 #
 # launcher/ (imported as rlinf_launcher) is the other package: how processes come to exist and stop.  Nothing here
@@ -88,7 +89,12 @@ if TYPE_CHECKING:
     from rlinf_async.rlinf import *  # noqa: F403
     from rlinf_async.stream import Stream as Stream
     from rlinf_async.torchrl import *  # noqa: F403
-    from rlinf_async.weights import SyncReport as SyncReport, WorkerWeightSyncScheme as WorkerWeightSyncScheme
+    from rlinf_async.weights import (
+        SyncReport as SyncReport,
+        WorkerWeightSyncScheme as WorkerWeightSyncScheme,
+        follow as follow,
+        publish as publish,
+    )
     from rlinf_async.work import Work as Work
     from rlinf_async.worker import Worker as Worker
 else:

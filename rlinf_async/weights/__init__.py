@@ -1,6 +1,6 @@
 """Rollout workers always run a whole version of the trainer's weights.
 
-``WorkerWeightSyncScheme`` takes them from one worker group to another; the other schemes are TorchRL's, for other
+``publish`` and ``follow`` take them from one worker group to others; the schemes are TorchRL's, also for other
 processes.  A name is loaded when it is asked for, and torch not before.
 """
 
@@ -11,10 +11,12 @@ from rlinf_async._public_names import lazy_names
 if TYPE_CHECKING:
     from rlinf_async.rlinf import *  # noqa: F403
     from rlinf_async.torchrl import *  # noqa: F403
+    from rlinf_async.weights.following import Following as Following, follow as follow
     from rlinf_async.weights.model.manifest import Manifest as Manifest
     from rlinf_async.weights.model.param_tree import ParamTree as ParamTree
     from rlinf_async.weights.plane.publisher import Publisher as Publisher
     from rlinf_async.weights.plane.subscriber import Subscriber as Subscriber
+    from rlinf_async.weights.publication import Publication as Publication, publish as publish
     from rlinf_async.weights.schemes.none import NoTransport as NoTransport
     from rlinf_async.weights.schemes.worker_scheme import WorkerWeightSyncScheme as WorkerWeightSyncScheme
     from rlinf_async.weights.state.report import Ack as Ack, SyncReport as SyncReport

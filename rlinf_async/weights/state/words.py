@@ -13,6 +13,7 @@
       PASS     version, receiver, line                     that version goes on to another machine's, on that line
       KEEP     line                                        nobody waits for anything on that line any more
     receiver -> sender
+      JOIN                                                 it follows a publication, and is to be its receiver
       READY    version, gpu                                what was announced fits; this version is applied; the uuid
                                                            of the GPU on which leaves can be read, or nothing
       REFUSE   failure                                     it does not; later versions only ask again
@@ -41,6 +42,7 @@ BRING: Final = "bring"
 WHOLE: Final = "whole"
 PASS: Final = "pass"
 KEEP: Final = "keep"
+JOIN: Final = "join"
 READY: Final = "ready"
 REFUSE: Final = "refuse"
 ACK: Final = "ack"

@@ -1,0 +1,149 @@
+"""``follow``: the weights that a trainer publishes, in a rollout worker's model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rlinf_async._client.loop_thread import LoopThread
+from rlinf_async._client.tasks import Tasks
+from rlinf_async.errors import ClosedError
+from rlinf_async.weights.links.worker_link import WorkerLink
+from rlinf_async.weights.plane.subscriber import Subscriber
+from rlinf_async.weights.schemes.options import SyncOptions
+from rlinf_async.weights.scope import Scope
+from rlinf_async.weights.state import words as say
+from rlinf_async.weights.state.arguments import check_seconds
+from rlinf_async.weights.waiting.gate import Reading
+from rlinf_async.work import blocking
+
+
+def follow(
+    model: Any, of: str | tuple[str, int], *, name: str = "policy", timeout: float | None = 60.0, **options: Any
+) -> Following:
+    """Follows the weights that a worker of another group publishes, in whole versions::
+
+        async with follow(self.policy, of="trainer") as weights:       # version 1 is in the model
+            async with weights.reading() as version:                   # nothing is applied meanwhile
+                samples = self.collect(), version
+
+    Args:
+        model: a module, TensorDict or nested dict, whose tensors get the weights.
+        of: the trainer's group, whose rank 0 sends; or group and rank.  It may be launched later.
+        name: as that of ``publish``.
+        timeout: seconds that entering waits for version 1, once the group is there.
+        options: ``apply=``, ``policy=``, ``verify=``, ``ack_timeout=``, as those of schemes in ``docs/weights.md``.
+
+    Raises:
+        RuntimeError: this process is no worker, or publishes or follows weights of that name there already.
+        ConfigError: there is no such option, or it has no such value.
+    """
+    checked = SyncOptions.of(options, "follow()")
+    honoured = ("apply", "policy", "verify", "ack_timeout")
+    checked.refuse_others(*honoured, owner="follow()", why="the trainer decides: publish() takes it")
+    check_seconds(timeout)
+    return Following(model, (of, 0) if isinstance(of, str) else of, name, timeout, checked)
+
+
+class Following(Scope):
+    """Followed weights.  Entering waits for version 1; when the trainer leaves, the model keeps what it has.
+
+    A thread of its own applies each version as soon as nobody reads, so that a method that blocks keeps nobody waiting.
+    """
+
+    def __init__(
+        self, model: Any, member: tuple[str, int], name: str, timeout: float | None, options: SyncOptions
+    ) -> None:
+        group, rank = member
+        self._timeout = timeout
+        super().__init__(name, [group], "followed from")
+        try:
+            self._link = WorkerLink(group, rank, name)
+            self._subscriber = Subscriber(self._link, model, model_id=name, **options.for_subscriber())
+        except BaseException:
+            self._give_name_back()
+            raise
+        self._thread = LoopThread(f"weights of {name}")
+        self._tasks = Tasks(self._thread.loop, self._on_loop)
+        self._met = self._tasks.run(self._meet(), f"version 1 of '{name}' from {group}:{rank}", abandonable=False)
+
+    def __repr__(self) -> str:
+        return f"<Following of '{self._name}' from {self._link.label}>"
+
+    async def _meet(self) -> None:
+        await self._link.opened.async_wait()
+        self._link.send([say.JOIN])
+        await self._subscriber.connect(None)
+        await self._subscriber.wait_version(1)
+        self._subscriber.serve()
+
+    @property
+    def version(self) -> int:
+        """Of the model's weights; 0 before the first."""
+        return self._subscriber.version
+
+    @property
+    def published(self) -> int:
+        """The latest that was heard of."""
+        return self._subscriber.published
+
+    @property
+    def staleness(self) -> int:
+        """Versions that the model is behind."""
+        return self._subscriber.staleness
+
+    def reading(self, timeout: float | None = None) -> Reading:
+        """``async with`` or ``with`` it around a use of the model: no update is applied meanwhile.
+
+        It gives the version, to be kept with what is made of the weights.
+
+        Raises:
+            ClosedError: this is closed.
+            WeightMismatch, Exception: version 1 has not come, or does not fit.
+            DeadlineExceeded: on entering: an update was being applied for ``timeout`` seconds.
+            TransferFailed: on entering: the last update broke off half way, and no whole version has come since.
+        """
+        self._check_open()
+        if self._met.done():
+            self._met._result()
+        return self._subscriber.reading(timeout)
+
+    def wait_version(self, version: int, timeout: float | None = None) -> Any:
+        """Waits until this version, or a later one, is applied; in a coroutine a ``Work``.
+
+        Raises:
+            DeadlineExceeded: it has not come within ``timeout`` seconds.
+            PeerLost, ClosedError: the trainer has ended, or has left; or this is closed.
+        """
+        self._check_open()
+        check_seconds(timeout)
+        waiting = self._wait_version(version, timeout)
+        return blocking(self._tasks.run(waiting, f"version {version} of '{self._name}'", abandonable=True))
+
+    async def _wait_version(self, version: int, timeout: float | None) -> None:
+        begun = time.monotonic()
+        await self._met.async_wait(timeout)
+        rest = None if timeout is None else max(0.0, timeout - (time.monotonic() - begun))
+        await self._subscriber.wait_version(version, rest)
+
+    def _on_loop(self, callback: Callable[[], None]) -> None:
+        try:
+            self._thread.call(callback)
+        except RuntimeError:
+            raise ClosedError(f"{self!r} is closed") from None
+
+    async def _enter(self) -> None:
+        await self._link.opened.async_wait()
+        await self._met.async_wait(self._timeout)
+
+    async def _end(self) -> None:
+        try:
+            await self._tasks.run(self._let_go(), f"the end of {self!r}", abandonable=False).async_wait()
+        finally:
+            self._thread.stop()
+            self._tasks.loop_ended()
+
+    async def _let_go(self) -> None:
+        await self._tasks.settle()
+        await self._subscriber.close()

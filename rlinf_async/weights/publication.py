@@ -1,0 +1,215 @@
+"""``publish``: a trainer's weights for the workers that follow them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from rlinf_async._worker import context
+from rlinf_async.errors import ClosedError
+from rlinf_async.weights.followers import Followers
+from rlinf_async.weights.model.gather import gathers_here
+from rlinf_async.weights.model.gather_calls import Call, Calls
+from rlinf_async.weights.model.param_tree import ParamTree
+from rlinf_async.weights.plane.publisher import Publisher
+from rlinf_async.weights.plane.sync_handle import SyncHandle
+from rlinf_async.weights.schemes.options import SyncOptions
+from rlinf_async.weights.schemes.sharded import are_sharded
+from rlinf_async.weights.scope import Scope
+from rlinf_async.weights.state.arguments import check_seconds, number_of
+from rlinf_async.weights.state.report import Ack, SyncReport
+from rlinf_async.weights.waiting.bridge import begin_after
+from rlinf_async.work import Work
+
+
+def publish(model: Any, to: str | Sequence[str], *, name: str = "policy", **options: Any) -> Publication:
+    """Publishes a trainer's weights to the workers of other groups that ``follow`` them::
+
+        async with publish(self.model, to="rollout") as weights:       # version 1 is there for those who follow
+            for batch in batches:
+                self.step(batch)
+                version = await weights.send()                         # staged: the next step may change the model
+
+    Args:
+        model: a module, TensorDict or nested dict of tensors.  Where it is sharded (FSDP, DTensor), every rank of the
+            trainer does the same, and rank 0 sends what they have in all; of another model, ranks but 0 do nothing.
+        to: a group's name, or several.  A group may be launched later, and again under its name.
+        name: the same at both ends, where a worker publishes or follows several models.
+        options: ``apply=``, ``slots=``, ``transport_dtype=``, ``delta=``, ``ack_timeout=``, ``verify=`` and ``select=``
+            of schemes: ``docs/weights.md``.
+
+    Raises:
+        RuntimeError: this process is no worker, or publishes or follows weights of that name there already.
+        ConfigError: there is no such option, or it has no such value.
+    """
+    checked = SyncOptions.of(options, "publish()")
+    checked.refuse("policy", owner="publish()", why="each follower has its own: follow(policy=)")
+    return Publication(model, [to] if isinstance(to, str) else list(to), name, checked)
+
+
+class Publication(Scope):
+    """Published weights.  Entering sends version 1; leaving, but by an exception, waits for the last one's delivery.
+
+    Methods start at once and return a ``Work`` in a coroutine, and block in a ``def`` method.
+    """
+
+    def __init__(self, model: Any, groups: Sequence[str], name: str, options: SyncOptions) -> None:
+        self._version = 0
+        self._publisher: Publisher | None = None
+        self._followers: Followers | None = None
+        self._calls = Calls()
+        self._sending: Any = None
+        self._last: tuple[SyncHandle, float] | None = None
+        """The version sent last, and the seconds for which it had waited for the one before."""
+        self._is_told = True
+        """Whether the trainer has heard what has become of that."""
+        self._patience = options.ack_timeout
+        self._is_sharded = are_sharded(ParamTree.of(model))
+        super().__init__(name, groups, "published to")
+        identity = context.identity
+        sends = gathers_here() if self._is_sharded else identity is not None and identity.info.rank == 0
+        if sends or self._is_sharded:
+            self._publisher = Publisher(model, model_id=name, **options.for_publisher())
+            if sends:
+                self._followers = Followers(self._publisher, name, groups, self._patience)
+
+    def __repr__(self) -> str:
+        groups = ", ".join(group for group, _ in self._lines)
+        return f"<Publication of '{self._name}' version {self.version} to {groups}>"
+
+    @property
+    def version(self) -> int:
+        """Of the weights that were sent last; 0 before the first."""
+        return self._version if self._publisher is None else self._publisher.version
+
+    def send(
+        self,
+        weights: Any = None,
+        *,
+        version: int | None = None,
+        keys: Collection[Any] | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Sends the weights; done when they may change.  Waits until the version before is delivered.
+
+        Args:
+            weights: in the place of the model's.
+            version: higher than the last one; by default the next number.
+            keys: names or paths of what is new; by default all.
+            timeout: seconds that followers have; by default ``ack_timeout``.
+
+        Returns:
+            The version.
+
+        Raises:
+            RuntimeError: another send is under way.
+            DeadlineExceeded, PeerLost, Exception: the version before was not delivered, a group does not exist, or a
+                follower has ended.  Nothing was sent; each is raised once, by this, by ``delivered`` or on leaving.
+            WeightMismatch, ValueError, KeyError: as ``Publisher.publish``.
+        """
+        wanted = (self._next_call(), weights, version, keys, timeout)
+        check_seconds(timeout)
+        sending = self._sending
+        if sending is not None and not sending.done() and not sending._cancelled:
+            raise RuntimeError(f"another send of '{self._name}' is under way: await that one first")
+        work = self._bridge.run(begin_after(sending, functools.partial(self._send, *wanted)), f"a send by {self!r}")
+        self._sending = work if isinstance(work, Work) else None
+        return work
+
+    def _next_call(self) -> Call:
+        call = self._calls.next()  # before anything that this rank alone may refuse
+        if self._is_sharded:
+            call.found_sharded()
+        return call
+
+    async def _send(self, call: Call, weights: Any, version: int | None, keys: Any, timeout: float | None) -> int:
+        self._check_open()
+        begun = time.monotonic()
+        if self._followers is not None:
+            if not self._is_told:
+                await self._report()
+            self._followers.check()
+        if self._publisher is None:
+            self._version = number_of(self._version + 1 if version is None else version)
+            return self._version
+        waited = time.monotonic() - begun
+        handle = await self._publisher.publish(weights, version=version, keys=keys, timeout=timeout, call=call)
+        self._last, self._is_told = (handle, waited), False
+        return handle.version
+
+    def delivered(self, timeout: float | None = None) -> Any:
+        """Waits until every rank of the groups has followed once, and those that follow have the version sent last.
+
+        Args:
+            timeout: seconds of this wait; by default ranks have ``ack_timeout`` to follow, once their group is there,
+                and the version has the time that it was sent with.
+
+        Returns:
+            A ``SyncReport`` by names like ``"rollout:0"``, without followers that have left meanwhile, and empty on
+            ranks that do not send.
+
+        Raises:
+            RuntimeError: nothing was sent yet.
+            DeadlineExceeded, PeerLost, Exception: as ``send``; the notes name the followers that lack the version.
+        """
+        check_seconds(timeout)
+        return self._bridge.run(self._delivered(timeout), f"the delivery of {self!r}")
+
+    async def _delivered(self, timeout: float | None) -> SyncReport:
+        self._check_open()
+        followers = self._followers
+        if followers is None:
+            return SyncReport(self.version)
+        if self._last is None:
+            raise RuntimeError(f"nothing of '{self._name}' was sent yet: send() first, or enter it by `async with`")
+        begun = time.monotonic()
+        await followers.gather(timeout)
+        return await self._report(_rest(timeout, begun), of_all=True)
+
+    async def _report(self, timeout: float | None = None, *, of_all: bool = False) -> SyncReport:
+        """What has become of the version sent last, at those who have not left meanwhile.
+
+        Args:
+            of_all: also at those who have come since.
+        """
+        assert self._last is not None
+        assert self._publisher is not None
+        (handle, waited), begun = self._last, time.monotonic()
+        try:
+            report = await handle.async_wait(timeout)
+        except Exception:
+            if handle.report is None:  # this wait is over, or the publisher is closed
+                raise
+            report = handle.report
+        acks: dict[Any, Ack] = dict(report.per_worker)
+        if of_all and (late := [name for name in self._publisher.worker_ids if name not in acks]):
+            rest = self._patience if timeout is None else _rest(timeout, begun)
+            acks |= await self._publisher.catch_up(late, rest)
+        self._is_told = True
+        there = {name: ack for name, ack in acks.items() if not isinstance(ack.error, ClosedError)}
+        t_stage, t_total = report.t_stage + waited, report.t_total + waited
+        report = dataclasses.replace(report, per_worker=there, t_stage=t_stage, t_total=t_total)
+        if self._followers is not None:
+            self._followers.told(map(str, report.failed))
+        report.raise_failures()
+        return report
+
+    async def _enter(self) -> None:
+        await self._send(self._next_call(), None, None, None, None)
+
+    async def _leave(self) -> None:
+        if not self._is_told:
+            await self._delivered(None)
+
+    async def _end(self) -> None:
+        if self._followers is not None:
+            self._followers.close()
+        if self._publisher is not None:
+            await self._publisher.close()
+
+
+def _rest(timeout: float | None, begun: float) -> float | None:
+    return None if timeout is None else max(0.0, timeout - (time.monotonic() - begun))

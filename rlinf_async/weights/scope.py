@@ -1,0 +1,117 @@
+"""``Scope``: use of one name of weights by a worker, from its construction until ``close``."""
+
+from __future__ import annotations
+
+import threading
+from asyncio import _get_running_loop as running_loop
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final, Self
+
+from rlinf_async._core import process
+from rlinf_async._worker.context import require_exchange
+from rlinf_async.errors import ClosedError
+from rlinf_async.weights.waiting.bridge import Bridge
+
+_lock: Final = threading.Lock()
+
+
+class Scope:
+    """``async with`` it in a coroutine, ``with`` it elsewhere, or neither and ``close()`` it.
+
+    Args:
+        name: of the weights.
+        groups: whose workers are at the other end.
+        use: in words, for errors: ``"published to"``.
+
+    Raises:
+        RuntimeError: this process is no worker; or the name is in use with one of these groups.
+    """
+
+    _open: ClassVar[dict[tuple[str, str], Scope]] = {}
+
+    def __init__(self, name: str, groups: Sequence[str], use: str) -> None:
+        require_exchange()
+        self._name, self._use = name, use
+        self._pid = process.pid
+        self._is_closed = False
+        self._bridge = Bridge()
+        self._lines = [(group, name) for group in groups]
+        # Two links to one worker on a line of one name would each take words that are meant for the other, and drop
+        # them: tests/weights/test_publish.py::test_a_name_is_in_use_once_at_a_time_with_each_group
+        with _lock:
+            for line in self._lines:
+                if (other := self._open.get(line)) is not None:
+                    raise RuntimeError(
+                        f"weights named '{name}' are {other._use} group '{line[0]}' by this worker already: close that "
+                        "one first, or give this one another name=, at both ends"
+                    )
+            self._open.update(dict.fromkeys(self._lines, self))
+
+    # -- what each kind does ------------------------------------------------------------------------------------
+
+    async def _enter(self) -> None:
+        raise NotImplementedError
+
+    async def _leave(self) -> None:
+        """Leaves without an exception; it is closed afterwards."""
+
+    async def _end(self) -> None:
+        """Gives everything back."""
+        raise NotImplementedError
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._pid != process.pid:
+            raise process.forked(repr(self), self._pid)
+        if self._is_closed:
+            raise ClosedError(f"{self!r} is closed")
+
+    def close(self) -> Any:
+        """Ends it; the other side keeps the version that it has.  Idempotent; in a coroutine a ``Work``."""
+        return self._bridge.run(self._close(), f"the end of {self!r}", abandonable=False)
+
+    async def _close(self) -> None:
+        if self._is_closed or self._pid != process.pid:
+            return
+        self._is_closed = True
+        try:
+            await self._end()
+        finally:
+            self._give_name_back()
+
+    def _give_name_back(self) -> None:
+        with _lock:
+            for line in set(self._lines):
+                del self._open[line]
+
+    async def _begin(self) -> None:
+        try:
+            await self._enter()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _finish(self, kind: type[BaseException] | None) -> None:
+        try:
+            if kind is None:
+                await self._leave()
+        finally:
+            await self.close()
+
+    async def __aenter__(self) -> Self:
+        await self._begin()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await self._finish(kind)
+
+    def __enter__(self) -> Self:
+        if running_loop() is not None:
+            raise RuntimeError(f"`with` would block the loop that runs here: `async with` {self!r}")
+        self._bridge.run(self._begin(), f"the beginning of {self!r}")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._bridge.run(self._finish(kind), f"the end of {self!r}")
+        self._bridge.release()

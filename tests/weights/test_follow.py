@@ -1,0 +1,199 @@
+"""``follow``: a worker's model has whole versions, whatever its methods are, and whatever becomes of the trainer."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlinf_async import Cluster, follow
+from rlinf_async.errors import ConfigError, DeadlineExceeded, WeightMismatch, WorkerDied
+from tests.weights.ends import Tied
+from tests.weights.publishing_workers import Follower, Trainer
+from tests.weights.weight_workers import Launch
+
+pytestmark = pytest.mark.shared_cluster
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(num_nodes=2, local_nodes=2, log_to_driver=False) as cluster:
+        yield cluster
+
+
+def test_entering_waits_for_version_1_and_names_it_when_its_time_is_over(launch: Launch) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0)
+    with pytest.raises(DeadlineExceeded, match=r"version 1 of 'policy' from trainer:0 was not done within 0.2 s"):
+        rollout.enter(timeout=0.2).wait(40)
+    entering = rollout.enter()
+    trainer.enter("rollout").wait(40)
+    assert entering.wait(40) == [1]
+    trainer.leave().wait(40)
+
+
+def test_a_trainer_that_nobody_has_launched_is_named_after_the_deadline_of_names(launch: Launch) -> None:
+    rollout = launch(Follower, "rollout", 0)
+    rollout.forget_names_soon().wait(40)
+    for of in ("trainr", ("trainr", 2)):
+        with pytest.raises(DeadlineExceeded, match=r"no group named 'trainr' within 0.3 s; there are: rollout"):
+            rollout.enter(of, timeout=0.01).wait(40)
+
+
+@pytest.mark.parametrize("enter", ["enter", "enter_blocking", "make"])
+@pytest.mark.parametrize("width", [3, 600])
+def test_versions_are_applied_while_a_def_method_keeps_the_loop_from_turning(
+    launch: Launch, enter: str, width: int
+) -> None:
+    """However the worker has begun to follow; also of weights that are copied in another thread."""
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0)
+    for group in (trainer, rollout):
+        group.model_of(width).wait(40)
+    entering = getattr(rollout, enter)()
+    trainer.enter("rollout").wait(40)
+    entering.wait(40)
+    rollout.wait_version(1).wait(40)
+    looking = rollout.look_until(20)
+    for version in range(2, 21):
+        trainer.send(float(version)).wait(40)
+    assert looking.wait(40)[0][-1] == 20
+    trainer.leave().wait(40)
+
+
+def test_nothing_is_applied_to_an_idle_worker_that_reads_and_everything_to_one_that_does_not(launch: Launch) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0)
+    trainer.enter("rollout").wait(40)
+    rollout.enter().wait(40)
+    reading = rollout.read_until(0.5)
+    trainer.send(2.0).wait(40)
+    assert reading.wait(40) == [1]
+    trainer.delivered().wait(40)
+    assert rollout.look().wait(40) == [(2, {2.0})]
+    trainer.leave().wait(40)
+
+
+def test_weights_that_do_not_fit_are_refused_at_both_ends(launch: Launch) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0)
+    rollout.model_of(2).wait(40)
+    trainer.enter("rollout").wait(40)
+    with pytest.raises(WeightMismatch, match=r"'head\.weight' has shape"):
+        rollout.enter().wait(40)
+    rollout.make().wait(40)
+    with pytest.raises(WeightMismatch, match=r"'head\.weight' has shape"):
+        trainer.delivered().wait(40)
+    for attempt in (rollout.look, lambda: rollout.wait_version(1)):
+        with pytest.raises(WeightMismatch, match=r"'head\.weight' has shape"):
+            attempt().wait(40)
+    trainer.leave_by_an_error().wait(40)
+
+
+def test_the_last_version_stays_when_the_trainer_is_killed(launch: Launch) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0, 1)
+    trainer.enter("rollout").wait(40)
+    rollout.enter().wait(40)
+    trainer.send(2.0).wait(40)
+    trainer.delivered().wait(40)
+    waiting = rollout.wait_version(3, None)
+    os.kill(trainer.worker_info_list[0].worker.pid, signal.SIGKILL)
+    with pytest.raises(WorkerDied, match="rank 0 of group 'trainer'"):
+        waiting.wait(40)
+    assert rollout.look().wait(40) == [(2, {2.0})] * 2
+
+
+def test_the_last_version_stays_when_the_trainer_leaves_and_waits_end(launch: Launch) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0)
+    trainer.enter("rollout").wait(40)
+    rollout.enter().wait(40)
+    waiting = rollout.try_to("wait_version", 9, None)
+    trainer.leave().wait(40)
+    assert "ClosedError" in waiting.wait(40)[0]
+    assert rollout.look().wait(40) == [(1, {1.0})]
+    entering = trainer.enter("rollout")
+    rollout.leave().wait(40)
+    assert rollout.enter().wait(40) == [1], "another publication, another follow()"
+    entering.wait(40)
+    trainer.leave().wait(40)
+
+
+@pytest.mark.parametrize("first", ["trainer", "rollout", "both"])
+def test_both_sides_may_leave_and_enter_again(launch: Launch, first: str) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0, 1)
+    for value in range(1, 6):
+        entering = rollout.enter()
+        trainer.enter("rollout").wait(40)
+        entering.wait(40)
+        trainer.send(float(value)).wait(40)
+        assert trainer.delivered().wait(40) == [{"rollout:0": "applied", "rollout:1": "applied"}]
+        assert rollout.look().wait(40) == [(2, {float(value)})] * 2
+        for side in (rollout, trainer) if first == "rollout" else (trainer, rollout):
+            leaving = side.leave()
+            if first != "both":
+                leaving.wait(40)
+        leaving.wait(40)
+
+
+def test_a_follower_may_enter_again_and_again_while_the_trainer_stays(launch: Launch) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0)
+    trainer.enter("rollout").wait(40)
+    for version in range(1, 8):
+        assert rollout.enter().wait(40) == [version]
+        rollout.leave().wait(40)
+        assert trainer.send(float(version + 1)).wait(40) == [version + 1], "who has left is not waited for"
+    trainer.leave().wait(40)
+
+
+def test_two_models_have_names_and_one_is_followed_once(launch: Launch) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0)
+    following = rollout.follow_two()
+    trainer.enter("rollout").wait(40)
+    trainer.enter("rollout", name="critic").wait(40)
+    (first, second, said) = following.wait(40)[0]
+    assert first == second == {1.0}
+    assert said.startswith("RuntimeError: weights named 'policy' are followed from group 'trainer' by this worker")
+    trainer.close_all().wait(40)
+
+
+def test_workers_that_end_without_leaving_warn_of_nothing(launch: Launch) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0)
+    trainer.enter("rollout").wait(40)
+    rollout.enter().wait(40)
+    trainer.send(2.0).wait(40)
+    logs = [Path(path) for group in (trainer, rollout) for path in group.log_paths]
+    rollout.close()
+    trainer.close()
+    assert not [text for path in logs if (text := path.read_text()) and ("arn" in text or "rror" in text)]
+
+
+def test_a_forked_child_is_told_at_once(launch: Launch) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0)
+    trainer.enter("rollout").wait(40)
+    rollout.enter().wait(40)
+    assert rollout.look_in_a_fork().wait(40)[0].startswith("ForkedProcessError: <Following of 'policy' from rank 0")
+    trainer.send(2.0).wait(40)
+    assert rollout.wait_version(2).wait(40) == [(2, {2.0})]
+    trainer.leave().wait(40)
+
+
+def test_entering_can_be_cancelled_at_any_step_and_leaves_nothing(launch: Launch) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0)
+    trainer.enter("rollout").wait(40)
+    rollout.enter().wait(40)
+    rollout.leave().wait(40)
+    before = rollout.held().wait(40)
+    assert True in [rollout.enter_cancelled(turns).wait(40)[0] for turns in range(12)]
+    assert rollout.held().wait(40) == before
+    assert rollout.enter().wait(40) == [1]
+    trainer.leave().wait(40)
+
+
+def test_wrong_options_and_places_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"follow\(\) has no option 'polcy': 'policy', perhaps\?"):
+        follow(Tied(), "trainer", polcy="all")
+    with pytest.raises(ConfigError, match=r"follow\(\) cannot do delta='on': the trainer decides"):
+        follow(Tied(), "trainer", delta="on")
+    with pytest.raises(ValueError, match="timeout= takes seconds"):
+        follow(Tied(), "trainer", timeout=-1)
+    with pytest.raises(RuntimeError, match="this process is none"):
+        follow(Tied(), "trainer")

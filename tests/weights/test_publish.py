@@ -1,0 +1,265 @@
+"""``publish``: a trainer's weights for workers that follow, come, go, die and are launched again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rlinf_async import Cluster, publish
+from rlinf_async.errors import ConfigError, DeadlineExceeded, WorkerDied
+from tests.weights.ends import Tied
+from tests.weights.publishing_workers import Follower, Sharded, Trainer
+from tests.weights.weight_workers import Launch
+
+pytestmark = pytest.mark.shared_cluster
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(num_nodes=2, local_nodes=2, log_to_driver=False) as cluster:
+        yield cluster
+
+
+def whole(seen: list[tuple[int, set[float]]], last: int) -> bool:
+    return seen[-1][0] == last and all(values == {float(version)} for version, values in seen)
+
+
+@pytest.mark.parametrize("train", ["train", "train_blocking"])
+@pytest.mark.parametrize("collect", ["collect", "collect_blocking"])
+def test_a_group_has_each_version_whole_in_coroutines_and_in_def_methods(
+    launch: Launch, train: str, collect: str
+) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0, 1)
+    collecting = getattr(rollout, collect)(5)
+    assert getattr(trainer, train)("rollout", 5).wait(60) == [[1, 2, 3, 4, 5]]
+    for seen in collecting.wait(60):
+        assert whole(seen, 5), seen
+
+
+def test_two_groups_follow_one_trainer(launch: Launch) -> None:
+    trainer = launch(Trainer, "trainer", 0)
+    groups = [launch(Follower, name, 0) for name in ("rollout", "evaluation")]
+    collecting = [group.collect(3) for group in groups]
+    assert trainer.train(["rollout", "evaluation"], 3).wait(60) == [[1, 2, 3]]
+    for handle in collecting:
+        (seen,) = handle.wait(60)
+        assert whole(seen, 3), seen
+
+
+def test_it_waits_for_nobody_and_a_group_that_is_launched_later_begins_with_the_latest_version(launch: Launch) -> None:
+    trainer = launch(Trainer, "trainer", 0)
+    assert trainer.enter("late").wait(40) == [1]
+    assert trainer.send(2.0).wait(40) == [2]
+    late = launch(Follower, "late", 0, 1)
+    assert late.enter().wait(60) == [2, 2]
+    assert late.look().wait(40) == [(2, {2.0})] * 2
+    assert trainer.send(3.0).wait(40) == [3]
+    assert trainer.delivered().wait(40) == [{"late:0": "applied", "late:1": "applied"}]
+    trainer.leave().wait(40)
+
+
+def test_a_group_that_is_launched_again_under_its_name_has_the_latest_version_before_the_next_send(
+    launch: Launch,
+) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0, 0)
+    trainer.enter("rollout").wait(40)
+    rollout.enter().wait(40)
+    trainer.send(2.0).wait(40)
+    assert trainer.delivered().wait(40) == [{"rollout:0": "applied", "rollout:1": "applied"}]
+    rollout.close()
+    assert trainer.send(3.0).wait(40) == [3]
+    assert trainer.delivered().wait(40) == [{}], "who has left is no failure"
+    again = launch(Follower, "rollout", 1)
+    assert again.enter().wait(40) == [3]
+    assert trainer.send(4.0).wait(40) == [4]
+    assert trainer.delivered().wait(40) == [{"rollout:0": "applied"}]
+    assert again.look().wait(40) == [(4, {4.0})]
+    trainer.leave().wait(40)
+
+
+@pytest.mark.parametrize("where", ["send", "delivered", "leave"])
+def test_a_name_that_nobody_has_is_an_error_after_the_deadline_of_names(launch: Launch, where: str) -> None:
+    trainer = launch(Trainer, "trainer", 0)
+    trainer.forget_names_soon().wait(40)
+    assert trainer.enter("rolout").wait(40) == [1]
+    attempt = trainer.send_until_it_fails if where == "send" else getattr(trainer, where)
+    with pytest.raises(DeadlineExceeded, match=r"no group named 'rolout' within 0.3 s; there are: .*trainer"):
+        attempt().wait(40)
+    trainer.leave_by_an_error().wait(40)
+
+
+def test_a_send_waits_until_the_version_before_is_delivered(launch: Launch) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0)
+    trainer.enter("rollout").wait(40)
+    rollout.enter().wait(40)
+    reading = rollout.read_until(1.0)
+    begun = time.monotonic()
+    trainer.send(2.0).wait(40)
+    staged = time.monotonic() - begun
+    trainer.send(3.0).wait(40)
+    assert staged < 0.6 < time.monotonic() - begun
+    assert reading.wait(40) == [1]
+    trainer.leave().wait(40)
+    assert rollout.look().wait(40) == [(3, {3.0})], "leaving waits for the last version"
+
+
+def test_a_report_names_the_followers_also_those_that_have_come_since(launch: Launch) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0, 1)
+    trainer.enter("rollout").wait(40)
+    delivering = trainer.delivered()
+    entering = rollout.enter()
+    assert delivering.wait(40) == [{"rollout:0": "applied", "rollout:1": "applied"}]
+    assert entering.wait(40) == [1, 1]
+    assert rollout.look().wait(40) == [(1, {1.0})] * 2
+    trainer.leave().wait(40)
+
+
+def test_ranks_that_never_follow_are_named(launch: Launch) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0, 0)
+    trainer.enter("rollout", ack_timeout=1.0).wait(40)
+    rollout.execute_on(0).enter().wait(40)
+    for wait in (lambda: trainer.delivered(0.3), trainer.delivered, trainer.leave):
+        with pytest.raises(DeadlineExceeded, match="rollout:1 did not follow 'policy' within"):
+            wait().wait(40)
+
+
+def test_a_follower_that_does_not_apply_a_version_in_time_is_named_once(launch: Launch) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0, 0)
+    trainer.enter("rollout").wait(40)
+    rollout.enter().wait(40)
+    pid = rollout.worker_info_list[1].worker.pid
+    os.kill(pid, signal.SIGSTOP)
+    trainer.send(2.0, timeout=0.5).wait(40)
+    with pytest.raises(DeadlineExceeded, match="rank 1 of group 'rollout'"):
+        trainer.send(3.0).wait(40)
+    os.kill(pid, signal.SIGCONT)
+    assert trainer.send(4.0).wait(40) == [3], "what failed before is told, and the next one goes out"
+    assert trainer.delivered().wait(40) == [{"rollout:0": "applied", "rollout:1": "applied"}]
+    trainer.leave().wait(40)
+
+
+@pytest.mark.parametrize("under_way", [True, False])
+def test_a_follower_that_dies_is_named_once_and_the_others_go_on(launch: Launch, under_way: bool) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0, 0)
+    trainer.enter("rollout").wait(40)
+    rollout.enter().wait(40)
+    trainer.delivered().wait(40)
+    info = rollout.worker_info_list[1].worker
+    os.kill(info.pid, signal.SIGSTOP if under_way else signal.SIGKILL)
+    if under_way:
+        trainer.send(2.0).wait(40)
+        os.kill(info.pid, signal.SIGKILL)
+    with pytest.raises(WorkerDied, match="rank 1 of group 'rollout'"):
+        trainer.send_until_it_fails().wait(40)
+    version = trainer.send(3.0).wait(40)[0]
+    assert trainer.delivered().wait(40) == [{"rollout:0": "applied"}]
+    assert rollout.execute_on(0).look().wait(40) == [(version, {3.0})]
+    trainer.leave().wait(40)
+
+
+def test_a_follower_that_leaves_while_a_version_is_under_way_is_no_failure(launch: Launch) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0, 1)
+    trainer.enter("rollout").wait(40)
+    for value in range(2, 12):
+        rollout.enter().wait(40)
+        leaving = rollout.execute_on(1).leave()
+        trainer.send(float(value)).wait(40)
+        (statuses,) = trainer.delivered().wait(40)
+        assert statuses["rollout:0"] == "applied"
+        assert set(statuses.values()) == {"applied"}
+        leaving.wait(40)
+        rollout.execute_on(0).leave().wait(40)
+    trainer.leave().wait(40)
+
+
+def test_a_name_is_in_use_once_at_a_time_with_each_group(launch: Launch) -> None:
+    trainer = launch(Trainer, "trainer", 0)
+    (said,) = trainer.publish_twice("rollout", ["evaluation", "rollout"]).wait(40)
+    assert said == (
+        "weights named 'policy' are published to group 'rollout' by this worker already: close that one first, or give "
+        "this one another name=, at both ends"
+    )
+    assert trainer.publish_twice("rollout", "evaluation").wait(40) == ["none"]
+    assert trainer.publish_twice("rollout", "rollout", name="critic").wait(40) == ["none"]
+    assert trainer.publish_twice("rollout", "evaluation").wait(40) == ["none"], "all of them are free again"
+
+
+@pytest.mark.parametrize("width", [3, 600])
+def test_entering_can_be_cancelled_at_any_step(launch: Launch, width: int) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0)
+    trainer.model_of(width).wait(40)
+    rollout.model_of(width).wait(40)
+    assert True in [trainer.enter_cancelled("rollout", turns).wait(40)[0] for turns in range(12)]
+    entering = rollout.enter()
+    assert trainer.enter("rollout").wait(40) == [1]
+    assert entering.wait(40) == [1]
+    trainer.leave().wait(40)
+
+
+def test_a_send_can_be_cancelled_at_any_step(launch: Launch) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0)
+    trainer.enter("rollout").wait(40)
+    rollout.enter().wait(40)
+    for turns in range(12):
+        trainer.send_cancelled(turns).wait(40)
+        version = trainer.send(float(turns)).wait(40)[0]
+        trainer.delivered().wait(40)
+        assert rollout.look().wait(40) == [(version, {float(turns)})]
+    trainer.leave().wait(40)
+
+
+def test_leaving_ends_sends_and_waits_of_other_tasks(launch: Launch) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0)
+    trainer.enter("rollout").wait(40)
+    rollout.enter().wait(40)
+    reading = rollout.read_until(1.0)
+    (ended,) = trainer.leave_while_a_send_waits().wait(40)
+    assert all(said.startswith("ClosedError") for said in ended), ended
+    assert trainer.try_to("send").wait(40)[0].startswith("ClosedError: <Publication of 'policy'")
+    reading.wait(40)
+
+
+def test_of_a_sharded_model_every_rank_sends_its_part(launch: Launch) -> None:
+    trainer, rollout = launch(Sharded, "trainer", 0, 0), launch(Follower, "rollout", 0)
+    entering = rollout.enter()
+    assert trainer.enter("rollout").wait(60) == [1, 1]
+    assert entering.wait(40) == [1]
+    for version in range(2, 5):
+        assert trainer.send(float(version)).wait(40) == [version] * 2
+        assert trainer.delivered().wait(40) == [{"rollout:0": "applied"}, {}]
+        assert rollout.look().wait(40) == [(version, {float(version)})]
+    trainer.leave().wait(40)
+
+
+def test_ranks_that_do_not_send_count_along(launch: Launch) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0, 0), launch(Follower, "rollout", 0)
+    collecting = rollout.collect(3)
+    assert trainer.train("rollout", 3).wait(40) == [[1, 2, 3]] * 2
+    assert whole(collecting.wait(40)[0], 3)
+    assert trainer.enter("nobody").wait(40) == [1, 1]
+    assert trainer.execute_on(1).send(5.0, version=7).wait(40) == [7]
+    assert trainer.execute_on(1).delivered().wait(40) == [{}]
+    trainer.leave_by_an_error().wait(40)
+
+
+def test_wrong_options_and_places_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"publish\(\) has no option 'aply': 'apply', perhaps\?"):
+        publish(Tied(), "rollout", aply="map")
+    with pytest.raises(ConfigError, match=r"publish\(\) cannot do policy='all': each follower has its own"):
+        publish(Tied(), "rollout", policy="all")
+    with pytest.raises(RuntimeError, match="this process is none"):
+        publish(Tied(), "rollout")
+
+
+def test_options_reach_both_ends(launch: Launch) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0, 1)
+    collecting = rollout.collect(4, apply="map", verify="crc")
+    options: dict[str, Any] = {"apply": "map", "verify": "crc", "delta": "auto"}
+    assert trainer.train("rollout", 4, **options).wait(60) == [[1, 2, 3, 4]]
+    for seen in collecting.wait(60):
+        assert whole(seen, 4), seen
