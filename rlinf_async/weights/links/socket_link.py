@@ -68,7 +68,7 @@ class Notice:
 
     def name_other(self, model_id: str) -> None:
         """Tells the sender that a receiver of another id has met this, for the error of its deadline."""
-        with contextlib.suppress(OSError, ConfigError), _connect(self) as sock:
+        with contextlib.suppress(OSError, PeerLost, ConfigError), _connect(self) as sock:
             sock.send(frames.pack([frames.HELLO, 0, _JOIN, frames.pack([model_id, OWN])]))
 
 
@@ -89,6 +89,7 @@ class SocketLink(Link):
         self.name = name
         self.mode: str | None = None
         self._address = b""
+        self._joining = threading.Lock()
         self._end_here: _End | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
@@ -117,7 +118,9 @@ class SocketLink(Link):
             ConfigError: the sender's network is another one than this process's.
             AuthError: the sender is another user's.
         """
-        with self._order:
+        # Not under _order, which the hub's loop takes where a word comes or the link ends: it is waited for here, and
+        # would never come to what it is waited for.
+        with self._joining:
             if self.error is not None:
                 raise self._told()
             if self._end_here is None:
@@ -234,6 +237,7 @@ class _End:
         self._pid = 0
         self._process: int | None = None
         """Descriptor of the other process."""
+        self._is_open = threading.Event()
         self._has_exited = self._is_left = self._is_closed = False
 
     def call(self, callback: Callable[[], object]) -> None:
@@ -243,10 +247,8 @@ class _End:
                 self._hub.thread.call(callback)
 
     def wait_open(self) -> None:
-        """Until what was begun on the loop is done: then words leave at once, in the thread that says them."""
-        done = threading.Event()
-        self.call(done.set)
-        done.wait()
+        """Until it is read, or closed: from then on words leave at once, in the thread that says them."""
+        self._is_open.wait()
 
     def say(self, words: Words, kind: int = _WORDS) -> None:
         """From any thread.
@@ -305,6 +307,7 @@ class _End:
             link.opened._settle()
 
     def _watch(self) -> None:
+        self._is_open.set()
         self._stop_listening()
         if self._pid != process.pid and not self._is_closed:
             try:
@@ -382,6 +385,7 @@ class _End:
         if self._is_closed:
             return
         self._is_closed = True
+        self._is_open.set()
         self._stop_listening()
         for connection in self._connections:
             connection.close()
@@ -400,7 +404,7 @@ class _End:
             os.close(self._process)
         link = self._link()
         if link is not None:
-            link._order = threading.RLock()  # another thread may have held it
+            link._order, link._joining = threading.RLock(), threading.Lock()  # another thread may have held them
             link._end_here = link._finalizer = None
             link.error = link.error or process.forked(f"the link to {link.label}", self._hub.pid)
 

@@ -179,7 +179,7 @@ class MPTransport(LinkTransport):
                 self._meet(link)
         except (RLinfAsyncError, OSError) as error:  # the other side is gone, or the pipe is closed here
             link.give_up(error)
-        return bool(self._posts) or (link.error is None and not link.is_joined)
+        return link.error is None and (bool(self._posts) or not link.is_joined)
 
     def _post(self, link: SocketLink) -> None:
         while self._posts and self._mail.post(*self._posts[0]):

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from rlinf_async.errors import ConfigError, DeadlineExceeded, PeerLost
+from rlinf_async.weights.links.pipe_mail import _Shared
 from tests._support.weight_parts import Notice, PipeMail
 
 Pipes = tuple[Any, Any]
@@ -154,6 +155,15 @@ async def test_a_long_message_that_is_given_up_leaves_whole_or_not_at_all_and_wh
     assert pipes[1].recv() == (None, "updated")
     assert not pipes[1].poll(0)
     mail.close()
+
+
+def test_a_notice_waits_for_what_is_half_written_although_there_is_room(pipes: Pipes) -> None:
+    mail, half_written = PipeMail(pipes[0]), object()
+    unwritten = _Shared.of(pipes[0]).unwritten
+    unwritten.add(half_written)
+    assert not mail.post(notice(1), UPDATE)
+    unwritten.discard(half_written)
+    assert mail.post(notice(1), UPDATE)
 
 
 async def test_a_long_message_is_received_while_it_comes(pipes: Pipes) -> None:

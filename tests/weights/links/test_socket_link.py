@@ -132,6 +132,7 @@ def test_a_notice_of_an_end_that_is_closed_or_taken_is_refused_at_once_and_may_b
     for notice in notices:
         with pytest.raises(PeerLost, match=f"of version {notice.version} of 'policy' has closed its end, or"):
             late.join(notice, OWN)
+        notice.name_other("critic")
     assert late.error is None
     third = SocketLink.invite("policy")
     late.join(third.notice(3), OWN)
@@ -256,6 +257,40 @@ def test_a_process_that_ends_is_named_within_a_second_after_its_last_word(how: s
     for number in heir:
         os.close(number)
     one.close()
+    ours.close()
+    theirs.close()
+
+
+def test_a_sender_that_dies_while_a_receiver_joins_ends_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    with forked(lambda: None) as dead:
+        assert exit_code(dead) == 0
+    monkeypatch.setattr(socket_link, "check_peer", lambda sock: dead)
+    one, other = SocketLink.invite("policy"), SocketLink("policy")
+    ear = heard_by(other)
+    with contextlib.suppress(PeerLost):  # it may be known by then
+        other.join(one.notice(0), OWN)
+    ear.until(lambda: ear.end is not None)
+    assert str(ear.end).endswith("is gone: its process has ended")
+    one.close()
+    other.close()
+
+
+def test_a_process_that_ends_at_once_has_joined_all_the_same() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    for _ in range(5):
+        one = SocketLink.invite("policy")
+        ours.send(one.notice(0))
+
+        def work() -> None:
+            joining(theirs)
+            os._exit(3)
+
+        with forked(work) as child:
+            ear = heard_by(one)
+            assert exit_code(child) == 3
+            ear.until(lambda ear=ear: ear.end is not None)  # type: ignore[misc]
+        assert "is gone: its " in str(ear.end)
+        one.close()
     ours.close()
     theirs.close()
 
