@@ -192,7 +192,7 @@ class PatchWeightSyncer(WeightSyncer):
         own = Manifest.of(tree)
         self._sums = await in_thread(checksums, own, tree.tensors)
         hello = {
-            "ordered_keys": list(named),
+            "ordered_keys": [name for name in dict.fromkeys([*state_dict, *named]) if name in named],
             "original_shapes": {name: tensor.shape for name, tensor in named.items()},
             "receiver_dtypes": {name: tensor.dtype for name, tensor in named.items()},
         }

@@ -195,6 +195,7 @@ async def test_a_patch_syncers_inits_say_what_rlinfs_say() -> None:
     hello = wire.back.get_nowait()
     assert isinstance(hello, dict)
     assert sorted(hello) == ["ordered_keys", "original_shapes", "receiver_dtypes"]
+    assert hello["ordered_keys"] == list(target.state_dict())
     assert hello["original_shapes"]["head.weight"] == torch.Size([30, 40])
     assert hello["receiver_dtypes"]["head.weight"] is torch.bfloat16
     await sender.init_sender(source.state_dict(), None, fail, coming(hello))
