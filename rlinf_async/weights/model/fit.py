@@ -76,7 +76,7 @@ class Fit:
             raise _mismatch(problems, {*self._paths, *self._values}, names)
         self.is_inference = any(map(torch.Tensor.is_inference, self.targets))
         self._held = [*places.holders, *((place.owner, place.key, place.tensor) for place, _ in self._pairs)]
-        self._forms = [list(map(attribute, self.targets)) for attribute in _FORM]
+        self._forms = [(attribute, list(map(attribute, self.targets))) for attribute in _FORM]
         del self._pairs
 
     @classmethod
@@ -151,17 +151,13 @@ class Fit:
 
     def is_held(self) -> bool:
         """Whether the destination still has the very tensors."""
-        return all(starmap(_still_has, self._owners)) and all(
-            len(stack.tensordicts) == len(members) and all(map(operator.is_, stack.tensordicts, members))
-            for stack, members in self._stacks
-        )
+        return all(starmap(_still_has, self._owners)) and all(starmap(_still_stacks, self._stacks))
 
     def is_current(self) -> bool:
         """The same, and in the same dtypes, devices and shapes; microseconds for each."""
         # Shape by shape: ten thousand that are kept would have Python look for garbage, which takes far longer.
         return self.is_held() and all(
-            all(map(operator.eq, map(attribute, self.targets), form))
-            for attribute, form in zip(_FORM, self._forms, strict=True)
+            all(map(operator.eq, map(attribute, self.targets), form)) for attribute, form in self._forms
         )
 
     def check(self, leaves: Sequence[torch.Tensor], extra: Mapping[Path, Any]) -> None:
@@ -279,6 +275,10 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def _still_has(owner: Any, keys: list[Any], items: list[Any]) -> bool:
     return all(map(operator.is_, map(owner.get, keys), items))
+
+
+def _still_stacks(stack: Any, members: list[Any]) -> bool:
+    return len(stack.tensordicts) == len(members) and all(map(operator.is_, stack.tensordicts, members))
 
 
 def _mismatch(problems: Sequence[str], *sides: Collection[Path]) -> WeightMismatch:

@@ -68,8 +68,18 @@ class Update:
         Raises:
             Exception: what ``set_extra_state`` raises, or ``place``; the values are as they were.
         """
-        with _replaced(self.values):
+        # Values come first: what models make of them may fail, and they can be taken back, also if the tensors fail.
+        before: list[tuple[Value, Any]] = []
+        try:
+            for value, item in self.values:
+                before.append((value, value.get()))
+                value.put(item)
             place(self.targets, self.sources)
+        except Exception:
+            for value, item in reversed(before):
+                with suppress(Exception):  # the one that has failed may fail again
+                    value.put(item)
+            raise
 
 
 def plan_update(destination: Any, weights: Any, *, strict_dtype: bool = False) -> Update:
@@ -146,22 +156,6 @@ def _clone_aliases(update: Update) -> None:
             for number in met:
                 if number >= count:
                     update.sources[number - count] = update.sources[number - count].detach().clone()
-
-
-@contextmanager
-def _replaced(values: Iterable[tuple[Value, Any]]) -> Iterator[None]:
-    # Before the tensors: what models make of it may fail, and it can be taken back, also if the tensors fail.
-    written: list[tuple[Value, Any]] = []
-    try:
-        for place, value in values:
-            written.append((place, place.get()))
-            place.put(value)
-        yield
-    except Exception:
-        for place, before in reversed(written):
-            with suppress(Exception):  # the one that has failed may fail again
-                place.put(before)
-        raise
 
 
 @contextmanager
