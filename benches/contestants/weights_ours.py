@@ -16,7 +16,7 @@ from rlinf_async import Cluster, NodePlacementStrategy, PackedPlacementStrategy,
 from rlinf_async.weights import Publisher, Subscriber
 from rlinf_async.weights.links.worker_link import WorkerLink
 from rlinf_async.weights.plane import far_nodes
-from rlinf_async.weights.state.chain import CHAIN_FROM
+from rlinf_async._messaging.state.chain import CHAIN_FROM
 
 
 class Trainer(Worker):

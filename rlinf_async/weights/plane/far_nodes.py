@@ -39,7 +39,7 @@ from rlinf_async.weights.memory.store import Store
 from rlinf_async.weights.model.delta import Delta
 from rlinf_async.weights.plane.outgoing import Coming, FarNode, Outgoing
 from rlinf_async.weights.state import words as say
-from rlinf_async.weights.state.chain import CHAIN_FROM, DISTRUST, Chain, chain_sizes
+from rlinf_async._messaging.state.chain import CHAIN_FROM, DISTRUST, Chain, chain_sizes
 from rlinf_async.work import Work
 
 if TYPE_CHECKING:

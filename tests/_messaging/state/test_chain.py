@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from rlinf_async.weights.state.chain import DISTRUST, Chain, chain_sizes
+from rlinf_async._messaging.state.chain import DISTRUST, Chain, chain_sizes
 
 MEBI = 1 << 20
 
