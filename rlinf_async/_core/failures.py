@@ -7,6 +7,8 @@ rebuilds it as itself, so that ``except ValueError`` works, or else as a ``Remot
 from __future__ import annotations
 
 import math
+import os
+import platform
 import textwrap
 import time
 import traceback
@@ -142,6 +144,16 @@ def rebuild(failure: Failure) -> Exception:
             add_note(error, note)
     vars(error)[_WHEN] = failure.when
     return error
+
+
+def pack_error(error: BaseException) -> bytes:
+    """An exception of this process, for another one."""
+    return pack(capture(error, {"node": platform.node(), "pid": os.getpid()}))
+
+
+def unpack_error(packed: bytes) -> Exception:
+    """The exception that ``pack_error`` has packed, as ``rebuild``."""
+    return rebuild(unpack(packed))
 
 
 def origin_of(failure: Failure) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from rlinf_async._messaging.state.chain import DISTRUST, Chain, chain_sizes
+from rlinf_async._messaging.state.chain import DISTRUST_S, Chain, chain_sizes
 
 MEBI = 1 << 20
 
@@ -57,7 +57,7 @@ def test_two_between_which_nothing_comes_through_are_not_neighbours_for_a_while(
     assert [chain.source(node) for node in (1, 2, 3)] == [None, 3, 1], "another order, in which they are not"
     chain.plan([1, 2], 101.0)
     assert chain.source(2) is None, "there is no other order"
-    chain.plan([1, 2, 3], 100.0 + DISTRUST)
+    chain.plan([1, 2, 3], 100.0 + DISTRUST_S)
     assert [chain.source(node) for node in (1, 2, 3)] == [None, 1, 2]
 
 

@@ -1,0 +1,501 @@
+"""Plan of distributions from one source to hosts of other machines: what each is told and sent, through every break.
+
+One receiver of each machine, its *host*, gets a payload into memory that all receivers of the machine read::
+
+    source -> host
+      BRING   number, sizes, base, head                  a payload comes, in pieces of these sizes on the host's line;
+                                                         with a head they are what has changed since number base
+      BRING   …, sender, seconds                         all of it comes from another machine's host, where it is on its
+                                                         way; once it is published, each piece within so many seconds
+      WHOLE   number, facts…                             it is published; nothing else belongs to it
+      PASS    number, receiver, line                     it goes on to another machine's host, on that line
+      KEEP    line                                       nothing is awaited on that line any more
+    host -> source
+      ROOM    number, line                               the pieces may come
+      LANDED  number, failure, memory, line              it is in memory, and where; or why it is not
+      STUCK   line, failure                              what was to go on along that line does not
+
+Pieces leave as soon as they are packed.  Of a large payload the machines make a chain (``Chain``), and the source's
+network carries it once: hosts of two neighbours exchange pieces and no words.  When something breaks, the machines
+behind it in the chain begin again, each on a line of its own, with all that there is:
+
+* A host dies, or cannot receive.  Those behind it follow the one before it, or the source.
+* STUCK, or LANDED with a failure: nothing has come for a part of the time that there is; perhaps the sender is stopped,
+  or there is no way between the two.  The one that lacks it, and those behind it, get it from the source, with a
+  warning; the two are not neighbours again for a while.
+
+Plain state: methods are events, after which the owner carries out ``actions`` in their order.  A receiver is the
+owner's own; its ``link`` has the ``node`` that it is on, its ``address`` for others (None: it has none), its ``label``.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, Final, NamedTuple
+
+from rlinf_async._messaging.state.chain import CHAIN_FROM_BYTES, DISTRUST_S, Chain, chain_sizes
+from rlinf_async.errors import PeerLost, TransferFailed, WorkerDied
+
+BRING: Final = "bring"
+WHOLE: Final = "whole"
+PASS: Final = "pass"
+KEEP: Final = "keep"
+ROOM: Final = "room"
+LANDED: Final = "landed"
+STUCK: Final = "stuck"
+
+TO_HOSTS: Final = frozenset({BRING, WHOLE, PASS, KEEP})
+FROM_HOSTS: Final = frozenset({ROOM, LANDED, STUCK})
+
+FIRST_PIECE_BYTES: Final = 16 << 20
+"""Size of the first piece to a machine that does not pass it on: so much is packed soon.  Each next one is twice as
+large."""
+
+MAX_PIECE_BYTES: Final = 256 << 20
+"""A piece costs as much time as a megabyte or more."""
+
+
+def piece_sizes(nbytes: int) -> list[int]:
+    """Sizes in bytes of the pieces that so many bytes go in from the source to a machine that does not pass them on."""
+    sizes: list[int] = []
+    while nbytes:
+        sizes.append(min(nbytes, FIRST_PIECE_BYTES << min(len(sizes), 16), MAX_PIECE_BYTES))
+        nbytes -= sizes[-1]
+    return sizes
+
+
+class Patch(NamedTuple):
+    """Change of a payload since the one of number ``base``: a head for the host, and a body that travels in pieces."""
+
+    base: int
+    head: bytes
+    body: Any
+
+
+class Job:
+    """One payload to be distributed.
+
+    Args:
+        number: later payloads have higher ones.
+        nbytes: its size.
+        seconds: that its receivers have, once it is published.
+
+    Attributes:
+        body: its bytes, which are sliced for its pieces.
+        sizes: of the pieces of all of it, in bytes.
+        packed: bytes from its beginning that will not change any more.
+        facts: what belongs to it besides, once it is published; None before.
+        patch: sent to machines that have its base.
+        is_current: its memory has it still, once it is published.
+    """
+
+    body: Any
+    is_current = True
+
+    def __init__(self, number: int, nbytes: int, seconds: float) -> None:
+        self.number = number
+        self.nbytes = nbytes
+        self.seconds = seconds
+        self.sizes = piece_sizes(nbytes)
+        self.packed = 0
+        self.facts: tuple[Any, ...] | None = None
+        self.patch: Patch | None = None
+
+    def hold(self) -> None:
+        """Keeps its memory as it is until ``release``, which is called as often."""
+
+    def release(self) -> None: ...
+
+
+@dataclass(eq=False)
+class Machine:
+    """A machine with receivers.
+
+    Attributes:
+        receivers: the first is the *host*, and knows it once ``is_hosted``.
+        line: on which its host gets pieces; no two hosts ever have the same.
+        memory, number: of what has landed there last.
+        way: of what is coming.
+        attempts: hosts to which it could not be sent.
+        is_doubted: the host was late.
+    """
+
+    node: int
+    receivers: list[Any] = field(default_factory=list)
+    line: int = 0
+    memory: Any = None
+    number: int = 0
+    way: Way | None = None
+    attempts: int = 0
+    is_hosted: bool = False
+    is_doubted: bool = False
+
+
+@dataclass(eq=False)
+class Way:
+    """A job on its way to one machine.
+
+    Attributes:
+        waiting: receivers that are told of its end.
+        patch: what travels instead of everything.
+        sender: host of another machine that passes it on; None: it comes from the source.
+        body: what travels, until the end: it keeps the memory.
+        works: the owner's: sends of its pieces.
+    """
+
+    job: Job
+    machine: Machine
+    line: int
+    waiting: list[Any]
+    patch: Patch | None
+    sender: Any
+    body: Any
+    works: list[Any] = field(default_factory=list)
+    has_room: bool = False
+    is_asked: bool = False
+    is_told: bool = False
+    _sent: int = 0
+
+    @property
+    def is_wanted(self) -> bool:
+        return self.machine.way is self
+
+    @property
+    def sizes(self) -> list[int]:
+        return self.job.sizes if self.patch is None else piece_sizes(len(self.patch.body))
+
+    def next_piece(self) -> Any:
+        """The next piece, if there is one and it is packed."""
+        start, end = sum(self.sizes[: self._sent]), sum(self.sizes[: self._sent + 1])
+        if start == end or (self.patch is None and end > self.job.packed):
+            return None
+        self._sent += 1
+        return self.body[start:end]
+
+
+class Do(Enum):
+    """Actions that a plan has its owner carry out."""
+
+    APPOINT = auto()
+    """Receiver, line: tell it that it is the host of its machine."""
+    INFORM = auto()
+    """Receiver, memory, number: tell it what has landed on its machine, and that another one is the host."""
+    SAY = auto()
+    """Receiver, words: say them to it."""
+    SEND = auto()
+    """Way, receiver, piece: send it on the way's line, if the way is still wanted; then ``sent``."""
+    DROP = auto()
+    """Way: give up what is being sent."""
+    END = auto()
+    """Receivers, number, memory, error: a payload is in their machine's memory, or why it is not."""
+    WARN = auto()
+    """Text: log it."""
+
+
+class RelayPlan:
+    """One source's distributions, one after the other.
+
+    Args:
+        chain_from: bytes from which on machines make a chain.
+
+    Attributes:
+        actions: to be carried out; each begins with a ``Do``.
+        job: that is being packed, or was published last.
+    """
+
+    def __init__(self, chain_from: int = CHAIN_FROM_BYTES) -> None:
+        self.actions: deque[tuple[Any, ...]] = deque()
+        self.job: Job | None = None
+        self._chain_from = chain_from
+        self._chain = Chain()
+        self._machines: dict[int, Machine] = {}
+        self._last_line = secrets.randbits(48)
+        """Machines know their neighbours by lines, whichever sources they serve."""
+
+    def _do(self, *action: Any) -> None:
+        self.actions.append(action)
+
+    # -- receivers ----------------------------------------------------------------------------------------------
+
+    def join(self, receiver: Any, latest: Job | None) -> None:
+        """Adds a receiver, which gets what was published last."""
+        machine = self._machines.setdefault(receiver.link.node, Machine(receiver.link.node))
+        machine.receivers.append(receiver)
+        if machine.is_hosted:
+            self._do(Do.INFORM, receiver, machine.memory, machine.number)
+        else:
+            self._appoint(machine)
+        self._catch_up(machine, [receiver], latest)
+
+    def catch_up(self, receiver: Any, latest: Job) -> None:
+        """Brings what was published last to a receiver that has refused it before."""
+        machine = self._machine_of(receiver)
+        if machine is not None:
+            if machine.number >= latest.number:
+                self._do(Do.END, [receiver], machine.number, machine.memory, None)
+            self._catch_up(machine, [receiver], latest)
+
+    def _catch_up(self, machine: Machine, waiting: list[Any], latest: Job | None) -> None:
+        if latest is None or machine.number >= latest.number:
+            return
+        if machine.way is not None and machine.way.job.number >= latest.number:
+            self._wait(machine.way, waiting)
+            return
+        if machine.way is not None:  # of something older: the host is stopped, perhaps
+            self._next_host(machine)
+        self._bring(machine, latest, waiting)
+
+    def leave(self, receiver: Any) -> None:
+        """Takes out a receiver that is gone; if it was the host, the next one is, and gets what was coming."""
+        machine = self._machine_of(receiver)
+        if machine is None:
+            return
+        was_host, way = machine.receivers[0] is receiver, machine.way
+        machine.receivers.remove(receiver)
+        if way is not None:
+            way.waiting = [other for other in way.waiting if other is not receiver]
+        if was_host:
+            behind = self._chain.leave(machine.node)
+            self._appoint(machine)
+            if way is not None and way.waiting:
+                self._bring(machine, way.job, way.waiting)
+            self._begin_again(behind, self.job)
+
+    def doubt(self, receiver: Any) -> None:
+        """Notes that a receiver was late: if it is a host, another one takes its place with the next payload."""
+        machine = self._machine_of(receiver)
+        if machine is not None and machine.receivers[0] is receiver:
+            machine.is_doubted = True
+
+    def _machine_of(self, receiver: Any) -> Machine | None:
+        machine = self._machines.get(receiver.link.node)
+        return machine if machine is not None and receiver in machine.receivers else None
+
+    def _appoint(self, machine: Machine) -> None:
+        """Has the first receiver of a machine receive for all, into memory that it makes now."""
+        self._give_up(machine)
+        self._last_line += 1
+        machine.line = self._last_line
+        machine.memory, machine.number, machine.is_doubted = None, 0, False
+        machine.is_hosted = bool(machine.receivers)
+        if machine.is_hosted:
+            self._do(Do.APPOINT, machine.receivers[0], machine.line)
+
+    def _next_host(self, machine: Machine) -> None:
+        """Has the next receiver take the host's place, if there is one; the host gives its memory back."""
+        before = machine.receivers.pop(0)
+        machine.receivers.append(before)
+        self._appoint(machine)
+        if machine.receivers[0] is not before:
+            self._do(Do.INFORM, before, None, 0)
+
+    def _give_up(self, machine: Machine) -> None:
+        way = machine.way
+        if way is not None:
+            self._end(way)
+            self._do(Do.DROP, way)
+            if way.is_asked:
+                self._do(Do.SAY, way.sender, (KEEP, way.line))
+
+    def _wait(self, way: Way, receivers: Iterable[Any]) -> None:
+        way.waiting += [receiver for receiver in receivers if receiver not in way.waiting]
+
+    def _end(self, way: Way) -> None:
+        way.machine.way = way.body = None
+        way.job.release()
+
+    # -- packing and publishing ---------------------------------------------------------------------------------
+
+    def begin(self, job: Job, receivers: Iterable[Any]) -> bool:
+        """Has a job leave for these receivers' machines while it is packed.  False if it leaves for none of them."""
+        self.job = job
+        machines = [self._machines[node] for node in self._by_node(receivers)]
+        for machine in self._plan(machines, job):
+            machine.attempts = 0
+            self._bring(machine, job, [])
+        return any(machine.way is not None and machine.way.job is job for machine in machines)
+
+    def _by_node(self, receivers: Iterable[Any]) -> dict[int, list[Any]]:
+        found: dict[int, list[Any]] = {}
+        for receiver in receivers:
+            if receiver.link.node in self._machines:
+                found.setdefault(receiver.link.node, []).append(receiver)
+        return found
+
+    def _plan(self, machines: Iterable[Machine], job: Job) -> list[Machine]:
+        """Plans the chain; returns the machines that all of the job can leave for now."""
+        able = [each for each in machines if each.is_hosted and each.way is None and not each.is_doubted]
+        chained = [each.node for each in able if each.receivers[0].link.address is not None]
+        if job.nbytes < self._chain_from or len(chained) < 2:
+            chained = []
+        else:
+            job.sizes = chain_sizes(job.nbytes)
+        self._chain.plan(chained, time.monotonic())
+        return able
+
+    def packed(self, number: int, nbytes: int) -> None:
+        """Notes that so many bytes of a job that was begun will not change any more."""
+        if self.job is not None and self.job.number == number:
+            self.job.packed = nbytes
+            for way in self._ways(self.job):
+                self._go_on(way)
+
+    def _ways(self, job: Job) -> list[Way]:
+        return [each.way for each in self._machines.values() if each.way is not None and each.way.job is job]
+
+    def abandon(self, number: int, latest: Job | None) -> None:
+        """Takes back a job that was begun: it is not published, and its memory has it no more."""
+        job = self.job
+        if job is not None and job.number == number and job.facts is None:
+            self.job = None
+            for way in self._ways(job):
+                self._appoint(way.machine)
+                if way.waiting:
+                    self._catch_up(way.machine, way.waiting, latest)
+
+    def publish(self, job: Job, receivers: Iterable[Any]) -> None:
+        """Sends a job that is packed to these receivers' machines, as far as it has not left."""
+        by_node = self._by_node(receivers)
+        if job is not self.job:
+            self.job = job
+            self._plan([self._machines[node] for node in by_node] if job.patch is None else (), job)
+        for node, waiting in by_node.items():
+            machine = self._machines[node]
+            way = machine.way
+            if way is not None and way.job.number == job.number:
+                # Begun when it was packed, or a receiver that has just come has asked for it.
+                self._wait(way, waiting)
+                self._go_on(way)
+                continue
+            if way is not None or machine.is_doubted:  # the host is stopped, perhaps
+                self._next_host(machine)
+            machine.attempts = 0
+            self._bring(machine, job, waiting)
+
+    # -- to one machine -----------------------------------------------------------------------------------------
+
+    def _bring(self, machine: Machine, job: Job, waiting: list[Any], *, all_of_it: bool = False) -> None:
+        error: Exception | None = None
+        if not machine.receivers:
+            error = PeerLost("nobody is left on that machine to receive")
+        elif job.facts is not None and not job.is_current:
+            error = TransferFailed(f"version {job.number} is followed by others already")
+        if error is not None:
+            self._do(Do.END, waiting, job.number, None, error)
+            return
+        patch = job.patch
+        if all_of_it or (patch is not None and patch.base != machine.number):
+            patch = None
+        node = self._chain.source(machine.node) if job is self.job else None
+        sender: Any = None if node is None else self._machines[node].receivers[0]
+        job.hold()  # until ``_end``: nothing else comes into that memory
+        body = job.body if patch is None else patch.body
+        machine.way = way = Way(job, machine, machine.line, waiting, patch, sender, body)
+        words = [BRING, job.number, way.sizes, *((0, b"") if patch is None else patch[:2])]
+        if node is not None:
+            words += [sender.link.address, self._chain.patience(machine.node, job.seconds)]
+        self._do(Do.SAY, machine.receivers[0], words)
+        if node is not None:
+            self._go_on(way)
+
+    def room(self, receiver: Any, number: int, line: int) -> None:
+        """Hears that a host expects the pieces."""
+        way = self._expected_by(receiver, number, line)
+        if way is not None:
+            way.has_room = True
+            self._go_on(way)
+
+    def _expected_by(self, receiver: Any, number: int, line: int) -> Way | None:
+        """The way of what a host speaks of; None where it is not on its way any more."""
+        machine = self._machine_of(receiver)
+        way = None if machine is None else machine.way
+        return way if way is not None and way.line == line and way.job.number == number else None
+
+    def _go_on(self, way: Way) -> None:
+        """Sends, or has sent, what can be sent now."""
+        job, host = way.job, way.machine.receivers[0]
+        if way.sender is None and not way.has_room:
+            return
+        if way.sender is not None and way.has_room and not way.is_asked:
+            way.is_asked = True
+            self._do(Do.SAY, way.sender, (PASS, job.number, host.link.address, way.line))
+        while way.sender is None and (piece := way.next_piece()) is not None:
+            job.hold()  # until ``sent``
+            self._do(Do.SEND, way, host, piece)
+        if job.facts is not None and not way.is_told:
+            way.is_told = True
+            self._do(Do.SAY, host, (WHOLE, job.number, *job.facts))
+
+    def sent(self, way: Way, error: Exception | None) -> None:
+        """Hears that a piece has left, or could not."""
+        way.job.release()
+        if error is None or not way.is_wanted:
+            return
+        machine, behind = way.machine, self._chain.leave(way.machine.node)
+        self._next_host(machine)
+        machine.attempts += 1
+        if machine.attempts < len(machine.receivers):
+            self._bring(machine, way.job, way.waiting)
+        else:
+            self._do(Do.END, way.waiting, way.job.number, None, error)
+        self._begin_again(behind, way.job)
+
+    def landed(self, receiver: Any, number: int, error: Exception | None, memory: Any, line: int) -> None:
+        """Hears that a host has a payload, or cannot have it."""
+        way = self._expected_by(receiver, number, line)
+        if way is None:
+            return
+        if error is not None and way.sender is not None:
+            self._cut(way, error)
+            return
+        machine = way.machine
+        self._end(way)
+        if error is None:
+            machine.memory, machine.number, machine.is_doubted = memory, number, False
+            self._chain.landed(machine.node)
+            self._do(Do.END, way.waiting, number, memory, None)
+        elif way.patch is not None:  # whatever was wrong with what has changed
+            self._bring(machine, way.job, way.waiting, all_of_it=True)
+        else:
+            behind = self._chain.leave(machine.node)
+            self._do(Do.END, way.waiting, number, None, error)
+            self._begin_again(behind, way.job)
+
+    # -- along the chain ----------------------------------------------------------------------------------------
+
+    def stuck(self, receiver: Any, line: int, error: Exception) -> None:
+        """Hears that a host cannot pass on what it was told to."""
+        for machine in self._machines.values():
+            if machine.way is not None and machine.way.line == line and machine.way.sender is receiver:
+                self._cut(machine.way, error)
+
+    def _cut(self, way: Way, error: Exception) -> None:
+        """Parts a machine from the one that it gets the payload from."""
+        if isinstance(error, WorkerDied):
+            return  # one of the two, which is heard here too
+        node = way.machine.node
+        there, sender = way.machine.receivers[0].link.label, way.sender.link.label
+        text = f"what was to come to {there} by way of {sender} could not, and comes from here"
+        self._do(Do.WARN, f"{text}; the two are kept apart for {DISTRUST_S:.0f} s: {error}")
+        self._begin_again(self._chain.cut(node, time.monotonic()), way.job)
+
+    def _begin_again(self, nodes: Iterable[int], job: Job | None) -> None:
+        """Has these machines get all of it once more, each from its sender."""
+        for node in nodes:
+            way = self._machines[node].way
+            if job is not None and way is not None and way.job is job:
+                self._appoint(way.machine)
+                way.machine.attempts = 0
+                self._bring(way.machine, job, way.waiting)
+
+    def close(self) -> None:
+        """Gives up all that is on its way."""
+        for machine in self._machines.values():
+            self._give_up(machine)
+        self._machines.clear()
+        self.job = None
