@@ -13,19 +13,17 @@ import works
 from works import Samples
 
 from rlinf_async import Cluster, NodePlacementStrategy, PackedPlacementStrategy, PlacementStrategy, Worker
+from rlinf_async._messaging.state.chain import CHAIN_FROM_BYTES
 from rlinf_async.weights import Publisher, Subscriber
 from rlinf_async.weights.links.worker_link import WorkerLink
-from rlinf_async.weights.plane import far_nodes
-from rlinf_async._messaging.state.chain import CHAIN_FROM
 
 
 class Trainer(Worker):
     async def open(
         self, line: str, shape: str, size: int, receivers: int, apply: str, device: str, chain_from: int
     ) -> None:
-        far_nodes.CHAIN_FROM = chain_from
         self._model = weighing.model(shape, size, device)
-        self._publisher = Publisher(self._model, apply=apply)
+        self._publisher = Publisher(self._model, apply=apply, chain_from=chain_from)
         for rank in range(receivers):
             self._publisher.add(rank, WorkerLink("rollout", rank, line))
         await self._publisher.connect()
@@ -109,7 +107,7 @@ class Ours(weighing.Weights):
         self._local_nodes = local_nodes
         self._gpu = gpu
         self._lines = 0
-        self.chain_from = CHAIN_FROM
+        self.chain_from = CHAIN_FROM_BYTES
         self.devices = ("cpu", "cpu")
 
     async def start(self, receivers: int) -> None:

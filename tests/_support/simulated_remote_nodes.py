@@ -1,20 +1,17 @@
-"""A sender to other machines, whose receivers are on paper."""
+"""A source to other machines, whose receivers are on paper."""
 
 from __future__ import annotations
 
 import threading
 from typing import Any
 
-import torch
-
+from rlinf_async._messaging.relay import Relay
+from rlinf_async._messaging.state.relay_plan import Job
 from rlinf_async.errors import ClosedError
-from rlinf_async.weights import Manifest, ParamTree
-from rlinf_async.weights.plane.far_nodes import FarNodes
 from rlinf_async.work import Work
-from tests._support.weight_parts import SlotWriter, Store, words as say
 
-TREE = ParamTree.of({"a": torch.ones(256, dtype=torch.float32), "b": torch.ones(512, dtype=torch.float32)})
-"""3072 bytes: pieces of 1024 and 2048."""
+NBYTES = 3072
+"""Pieces of 1024 and 2048 bytes, where the first one has so many."""
 
 
 class Sent(Work[None]):
@@ -27,11 +24,11 @@ class Link:
         self.node = node
         self.label = f"the one on machine {node}"
         self.address: Any = None
-        self.error = None
-        self.tensors: list[tuple[int, torch.Tensor, Work[None]]] = []
+        self.error: Exception | None = None
+        self.tensors: list[tuple[int, bytes, Work[None]]] = []
 
-    def send_tensor(self, tensor: torch.Tensor, line: int) -> Work[None]:
-        self.tensors.append((line, tensor.clone(), Sent()))
+    def send_tensor(self, tensor: bytes, line: int) -> Work[None]:
+        self.tensors.append((line, bytes(tensor), Sent()))
         return self.tensors[-1][2]
 
     @property
@@ -39,7 +36,7 @@ class Link:
         return [len(tensor) for _, tensor, _ in self.tensors]
 
 
-class Outlet:
+class Receiver:
     """Receives on another machine."""
 
     def __init__(self, node: int = 1) -> None:
@@ -52,35 +49,105 @@ class Outlet:
     @property
     def line(self) -> int:
         """That it was told last."""
-        return int([words[-1] for words in self.said if words[0] == say.HOST][-1])
+        return int([words[-1] for words in self.said if words[0] == "host"][-1])
 
     @property
     def words(self) -> list[str]:
         return [words[0] for words in self.said]
 
 
+class Payload(Job):
+    """A payload whose bytes are its number; counts how often its memory is held."""
+
+    def __init__(self, number: int, seconds: float = 60.0) -> None:
+        super().__init__(number, NBYTES, seconds)
+        self.body = bytearray(NBYTES)
+        self.holds = 0
+
+    def hold(self) -> None:
+        self.holds += 1
+
+    def release(self) -> None:
+        assert self.holds
+        self.holds -= 1
+
+    def pack(self) -> None:
+        self.body[:] = bytearray([self.number]) * NBYTES
+        self.packed = NBYTES
+
+    def publish(self) -> Payload:
+        self.pack()
+        self.facts = (b"more", 0)
+        return self
+
+
 class Sender:
-    """A store, and the machines that it sends to."""
+    """A source with the payload that it has published last, and the machines that it sends to."""
 
-    def __init__(self) -> None:
-        self.store = Store(Manifest.of(TREE), 2)
-        self.landed: list[tuple[list[Any], int, Any, str | None]] = []
-        self.nodes = FarNodes(self._note, threading.RLock())
+    def __init__(self, chain_from: int = NBYTES + 1) -> None:
+        self.ended: list[tuple[list[Any], int, Any, str | None]] = []
+        self.latest: Payload | None = None
+        self.payloads: list[Payload] = []
+        self.receivers: list[Receiver] = []
+        self.relay = Relay(self, threading.RLock(), chain_from)
+        self.plan = self.relay.plan
 
-    def _note(self, outlets: Any, version: int, memory: Any, error: Exception | None) -> None:
-        self.landed.append((list(outlets), version, memory, None if error is None else type(error).__name__))
+    def appoint(self, receiver: Receiver, line: int) -> None:
+        receiver.say("host", line)
 
-    def room(self, outlet: Any, version: int) -> None:
-        self.nodes.room(outlet, version, outlet.line)
+    def inform(self, receiver: Receiver, memory: Any, number: int) -> None:
+        receiver.say("hello", memory, number)
 
-    def answer(self, outlet: Any, version: int, failure: bytes | None, memory: Any) -> None:
-        self.nodes.landed(outlet, version, failure, memory, outlet.line)
+    def end(self, receivers: Any, number: int, memory: Any, error: Exception | None) -> None:
+        self.ended.append((list(receivers), number, memory, None if error is None else type(error).__name__))
 
-    def begin(self, version: int, *outlets: Any) -> tuple[int, SlotWriter]:
-        slot = self.store.take()
-        writer = self.store.writer(slot)
-        assert self.nodes.begin(version, outlets, self.store, writer)
-        return slot, writer
+    def join(self, *receivers: Receiver) -> None:
+        self.receivers += receivers
+        for receiver in receivers:
+            self.relay.act(self.plan.join, receiver, self.latest)
 
-    def pack(self, slot: int, version: int) -> None:
-        self.store.pack(slot, version, [tensor * version for tensor in TREE.tensors.values()], extra=b"more")
+    def leave(self, receiver: Receiver) -> None:
+        self.relay.act(self.plan.leave, receiver)
+
+    def catch_up(self, receiver: Receiver) -> None:
+        if self.latest is not None:
+            self.relay.act(self.plan.catch_up, receiver, self.latest)
+
+    def room(self, receiver: Receiver, number: int) -> None:
+        self.relay.hear(receiver, "room", number, receiver.line)
+
+    def landed(self, receiver: Receiver, number: int, failure: bytes | None, memory: Any, line: int) -> None:
+        self.relay.hear(receiver, "landed", number, failure, memory, line)
+
+    def answer(self, receiver: Receiver, number: int, failure: bytes | None, memory: Any) -> None:
+        self.landed(receiver, number, failure, memory, receiver.line)
+
+    def doubt(self, receiver: Receiver) -> None:
+        self.relay.act(self.plan.doubt, receiver)
+
+    def stuck(self, receiver: Receiver, line: int, failure: bytes) -> None:
+        self.relay.hear(receiver, "stuck", line, failure)
+
+    def begin(self, number: int, *receivers: Receiver) -> Payload:
+        payload = Payload(number)
+        self.payloads.append(payload)
+        assert self.relay.act(self.plan.begin, payload, receivers)
+        return payload
+
+    def publish(self, payload: Payload, *receivers: Receiver) -> None:
+        if payload not in self.payloads:
+            self.payloads.append(payload)
+        if self.latest is not None and self.latest is not payload:
+            self.latest.is_current = False
+        self.latest = payload.publish()
+        self.relay.act(self.plan.publish, payload, receivers)
+
+    def abandon(self, number: int) -> None:
+        self.relay.act(self.plan.abandon, number, self.latest)
+
+    def close(self) -> None:
+        self.relay.act(self.plan.close)
+        for receiver in self.receivers:
+            for *_, work in receiver.link.tensors:
+                work._settle()
+        assert [payload.holds for payload in self.payloads if payload.holds] == [], "nothing is held any more"

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from rlinf_async._core.failures import pack_error
+from rlinf_async._messaging.state.relay_plan import BRING, LANDED, ROOM, WHOLE
 from rlinf_async.errors import ClosedError, WeightMismatch
 from rlinf_async.weights import Publisher, Subscriber
 from rlinf_async.work import Work
@@ -180,7 +182,7 @@ async def test_who_takes_what_it_has_refused_hears_of_what_is_published_and_not_
     to_sender.listen(ear)
     async with Publisher(weights(0)) as publisher:
         publisher.add(0, to_receiver)
-        to_sender.send([say.REFUSE, say.pack_error(WeightMismatch("not yet"))])
+        to_sender.send([say.REFUSE, pack_error(WeightMismatch("not yet"))])
         with pytest.raises(WeightMismatch):
             await (await publisher.publish(weights(1)))
         await cancelled(publisher, weights(9), lambda: to_sender.send([say.READY, 0, ""]))
@@ -242,14 +244,14 @@ async def test_another_machine_gets_afresh_what_is_published_and_not_what_is_wit
         await publisher.connect(5)
         handle = await publisher.publish(weights(1))
         line = host.words[0][-1]
-        links[0][1].send([say.ROOM, 1, line])
-        await asyncio.to_thread(host.until, lambda: host.words[-1][0] == say.WHOLE)
-        links[0][1].send([say.LANDED, 1, say.pack_error(MemoryError("no room")), None, line])
+        links[0][1].send([ROOM, 1, line])
+        await asyncio.to_thread(host.until, lambda: host.words[-1][0] == WHOLE)
+        links[0][1].send([LANDED, 1, pack_error(MemoryError("no room")), None, line])
         with pytest.raises(MemoryError):
             await handle
         monkeypatch.setattr(Outlets, "begin", begin_and_add)
         await cancelled(publisher, weights(2))
-        assert [words[1] for words in host.words if words[0] == say.BRING] == [1, 2, 1]
+        assert [words[1] for words in host.words if words[0] == BRING] == [1, 2, 1]
         assert late.words[0][0] == say.HELLO
     for _, to_sender in links:
         to_sender.close()

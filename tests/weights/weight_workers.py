@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from rlinf_async import TransferFailed, Work, Worker
+from rlinf_async._messaging.state.chain import CHAIN_FROM_BYTES
 from rlinf_async.weights import Publisher, Subscriber
-from rlinf_async.weights.plane import far_nodes
 from tests._support.weight_parts import Store, WorkerLink
 
 SHAPES = {"a": (1000,), "b.c": (300, 40), "b.d": (9_000_000,), "e": ()}
@@ -40,8 +40,10 @@ def checksum_of(weights: dict[str, torch.Tensor]) -> int:
 
 
 class Trainer(Worker):
+    _chain_from = CHAIN_FROM_BYTES
+
     async def begin(self, receivers: list[tuple[str, int]], **options: Any) -> None:
-        self._publisher = Publisher(model(0), **options)
+        self._publisher = Publisher(model(0), chain_from=self._chain_from, **options)
         for number, (group, rank) in enumerate(receivers):
             self._publisher.add(number, WorkerLink(group, rank, "policy"))
         await self._publisher.connect()
@@ -68,7 +70,7 @@ class Trainer(Worker):
 
     def make_chains(self) -> None:
         """Also of so little."""
-        far_nodes.CHAIN_FROM = 1 << 20  # type: ignore[misc, attr-defined]
+        self._chain_from = 1 << 20
 
     async def publish_pattern(self, seed: int, timeout: float | None = None) -> tuple[int, list[int]]:
         """Publishes bytes that are different everywhere: their checksum, and how many have left for each receiver."""
@@ -220,7 +222,7 @@ class Rollout(Worker):
     def _at_the_first_piece(self, number: int) -> None:
         host = self._subscriber._host
         assert host is not None
-        link = host._link
+        link = host.host.carrier
         receive = link.receive_tensor
 
         def receive_and_end(*facts: Any) -> Any:

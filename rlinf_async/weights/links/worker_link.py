@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 from rlinf_async._core.frames import node_of
@@ -65,6 +66,10 @@ class WorkerLink(Link):
 
     def receive_tensor(self, tensor: Any, line: int, sender: Any = None) -> Work[None]:
         return self._keep(self._exchange.recv_tensor(tensor, *self._bulk_line(line, sender), at_once=True))
+
+    def later(self, seconds: float, callback: Callable[[], None]) -> None:
+        """Calls back after so many seconds."""
+        require_client().later(seconds, callback)
 
     def _bulk_line(self, line: int, third: Any) -> tuple[Any, ...]:
         """With whom, and by which name; to a third one the name of this link means nothing."""

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from rlinf_async._core.failures import pack_error
 from rlinf_async.errors import ClosedError, PeerLost, TransferFailed
 from rlinf_async.weights.links.link import Link
 from rlinf_async.weights.state import words as say
@@ -32,7 +33,7 @@ class Answers:
 
     def refuse(self, error: Exception) -> None:
         """It does not."""
-        self._say(say.REFUSE, say.pack_error(error))
+        self._say(say.REFUSE, pack_error(error))
 
     def lack(self, version: int) -> None:
         """It is told of that version once more, when it can be read here."""
@@ -53,7 +54,7 @@ class Answers:
     ) -> None:
         """These versions, and those that were passed over, are applied; or why they are not."""
         owed, self._owed = self._owed, []
-        failure = None if error is None else say.pack_error(error)
+        failure = None if error is None else pack_error(error)
         for version in dict.fromkeys((*owed, *versions)):
             self._say(say.ACK, version, failure, late, apply, pause)
 

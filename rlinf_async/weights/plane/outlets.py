@@ -12,12 +12,16 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
+from rlinf_async._core.failures import unpack_error
+from rlinf_async._messaging.relay import Relay
+from rlinf_async._messaging.state.chain import CHAIN_FROM_BYTES
+from rlinf_async._messaging.state.relay_plan import FROM_HOSTS, Patch
 from rlinf_async.errors import ClosedError, TransferFailed
 from rlinf_async.weights.links.link import Link, Words
 from rlinf_async.weights.memory.slot import SlotWriter
 from rlinf_async.weights.memory.store import Store
 from rlinf_async.weights.model.delta import Delta
-from rlinf_async.weights.plane.far_nodes import FarNodes
+from rlinf_async.weights.plane.outgoing import Outgoing
 from rlinf_async.weights.plane.outlet import Outlet
 from rlinf_async.weights.state import words as say
 from rlinf_async.weights.state.report import Ack
@@ -31,6 +35,7 @@ class Outlets:
         complete: called with a version that all have answered.
         changed: called when something has changed at all.
         fill: called when somebody needs the latest version where it is not yet: in its slot; then ``filled``.
+        chain_from: bytes from which on other machines pass a version on to each other.
 
     Attributes:
         seconds: that receivers have for the version under way.
@@ -42,6 +47,7 @@ class Outlets:
         complete: Callable[[int], None],
         changed: Callable[[], None],
         fill: Callable[[], None],
+        chain_from: int = CHAIN_FROM_BYTES,
     ) -> None:
         self.ledger = Ledger()
         self.seconds = 60.0
@@ -55,7 +61,8 @@ class Outlets:
         """Held while words are said too: they leave in the order in which they were decided on."""
         self._outlets: dict[Hashable, Outlet] = {}
         self._store: Store | None = None
-        self._far = FarNodes(self._landed, self._lock)
+        self._relay = Relay(self, self._lock, chain_from)
+        self._plan = self._relay.plan
 
     @property
     def names(self) -> list[Hashable]:
@@ -120,7 +127,7 @@ class Outlets:
         with self._lock:
             outlet = self._outlets.pop(name)
             complete = self.ledger.remove(name, self._removed(name, self.ledger.version))
-            self._far.forget(outlet)
+            self._relay.act(self._plan.leave, outlet)
         outlet.link.close()
         self._finish(complete)
 
@@ -154,14 +161,25 @@ class Outlets:
                     continue
                 outlet.is_greeted = True
                 if outlet.link.node is not None:
-                    self._far.greet(outlet, store, latest)
+                    self._relay.act(self._plan.join, outlet, self._outgoing(store))
                     continue
                 memory, version = (None, 0) if latest is None else (list(latest.name), latest.version)
-                manifest, extra = store.manifest.to_bytes(), store.extra
                 try:
-                    outlet.say(say.HELLO, manifest, extra, store.slots, memory, version)
+                    self.inform(outlet, memory, version)
                 except TransferFailed:
                     outlet.is_greeted = False  # once more with the next version
+
+    def inform(self, outlet: Outlet, memory: Any, version: int) -> None:
+        """Tells a receiver what comes, and what is in the memory of its machine."""
+        store = self._store
+        assert store is not None
+        outlet.say(say.HELLO, store.manifest.to_bytes(), store.extra, store.slots, memory, version)
+
+    def appoint(self, outlet: Outlet, line: int) -> None:
+        """Tells a receiver what comes to all receivers of its machine by it."""
+        store = self._store
+        assert store is not None
+        outlet.say(say.HOST, store.manifest.to_bytes(), store.extra, store.slots, None, 0, line)
 
     def ask_again(self) -> None:
         """Asks those who have refused what comes whether it fits by now."""
@@ -174,7 +192,7 @@ class Outlets:
     def close(self) -> None:
         with self._lock:
             outlets, self._outlets = list(self._outlets.values()), {}
-            self._far.close()
+            self._relay.act(self._plan.close)
         for outlet in outlets:
             outlet.link.close()
 
@@ -214,17 +232,17 @@ class Outlets:
             there = [self._outlets[name] for name in names if name in self._outlets]
             there = [outlet for outlet in there if outlet.refusal is None and outlet.link.error is None]
             far = [outlet for outlet in there if outlet.link.node is not None]
-            return bool(far) and self._far.begin(version, far, store, writer, self.seconds)
+            job = Outgoing(version, store, writer, self.seconds)
+            return bool(far) and self._relay.act(self._plan.begin, job, far)
 
     def packed(self, version: int, nbytes: int) -> None:
         """So many bytes of it."""
-        with self._lock:
-            self._far.packed(version, nbytes)
+        self._relay.act(self._plan.packed, version, nbytes)
 
     def abandon(self, version: int) -> None:
         """It could not be packed, or is not published after all, and is in the store no more."""
         with self._lock:
-            self._far.abandon(version)
+            self._relay.act(self._plan.abandon, version, None if self._store is None else self._outgoing(self._store))
         if self._store is not None:
             self.greet(self._store)  # who came when all was packed has not been told yet
 
@@ -268,7 +286,11 @@ class Outlets:
         """Sends a version to other machines; with a delta only that, where it is enough."""
         with self._lock:
             there = [outlet for outlet in far if self._outlets.get(outlet.name) is outlet and outlet.link.error is None]
-            self._far.bring(version, there, store, writer, delta, self.seconds)
+            job = self._plan.job
+            if not isinstance(job, Outgoing) or job.number != version or job.writer is not writer:
+                job = Outgoing(version, store, writer, self.seconds)
+            job.patch = None if delta is None else Patch(delta[0], delta[1].head, delta[1].body)
+            self._relay.act(self._plan.publish, job.publish(), there)
 
     def _ask(self, outlet: Outlet, version: int) -> None:
         """Whether what it has refused fits by now."""
@@ -282,8 +304,8 @@ class Outlets:
             return self._failed(outlet, version, error)
         return []
 
-    def _landed(self, outlets: Iterable[Outlet], version: int, memory: Any, error: Exception | None) -> None:
-        """A version is, or will not be, in the memory of another machine."""
+    def end(self, outlets: Iterable[Outlet], version: int, memory: Any, error: Exception | None) -> None:
+        """Tells receivers of a version that is in the memory of their machine, or fails for them."""
         complete: list[int] = []
         with self._lock:
             for outlet in outlets:
@@ -310,17 +332,13 @@ class Outlets:
                 self._lacking.append(outlet)
                 self._fill()
             elif what == say.REFUSE:
-                outlet.refusal = say.unpack_error(facts[0])
+                outlet.refusal = unpack_error(facts[0])
                 outlet.is_ready, outlet.is_asked, outlet.is_behind = False, False, True
                 complete = self._gone(outlet, outlet.refusal)
             elif what == say.ACK:
                 complete = self._acked(outlet, *facts)
-            elif what == say.ROOM:
-                self._far.room(outlet, *facts)
-            elif what == say.LANDED:
-                self._far.landed(outlet, *facts)
-            elif what == say.STUCK:
-                self._far.stuck(outlet, *facts)
+            elif what in FROM_HOSTS:
+                self._relay.hear(outlet, what, *facts)
         self._finish(complete)
         self._changed()
 
@@ -340,8 +358,12 @@ class Outlets:
     def _show(self, outlet: Outlet, store: Store, latest: SlotWriter) -> list[int]:
         if outlet.link.node is None:
             return self._tell(outlet, latest.version, list(latest.name), None)
-        self._far.catch_up(outlet, store, latest)
+        self._relay.act(self._plan.catch_up, outlet, self._outgoing(store))
         return []
+
+    def _outgoing(self, store: Store) -> Outgoing | None:
+        """What was published last, for receivers on other machines that lack it."""
+        return None if store.latest is None else Outgoing(store.latest.version, store, store.latest).publish()
 
     def hear_end(self, outlet: Outlet, error: Exception) -> None:
         with self._lock:
@@ -351,7 +373,7 @@ class Outlets:
             if outlet.refusal is None:
                 outlet.refusal = error
             complete = self._gone(outlet, error)
-            self._far.forget(outlet)
+            self._relay.act(self._plan.leave, outlet)
         self._finish(complete)
         self._changed()
 
@@ -359,7 +381,7 @@ class Outlets:
         self, outlet: Outlet, version: int, failure: bytes | None, t_recv: float, t_apply: float, t_pause: float
     ) -> list[int]:
         if failure is not None:
-            return self._failed(outlet, version, say.unpack_error(failure))
+            return self._failed(outlet, version, unpack_error(failure))
         ack = Ack("applied", version, None, t_recv, t_apply, t_pause)
         return [version] if self.ledger.answer(outlet.name, version, ack) else []
 
@@ -379,7 +401,7 @@ class Outlets:
             complete = []
             if outlet is not None:
                 complete = self._failed(outlet, version, error)
-                self._far.doubt(outlet)
+                self._relay.act(self._plan.doubt, outlet)
         self._finish(complete)
 
     def forget(self, version: int) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 from rlinf_async._core import process
+from rlinf_async._messaging.state.chain import CHAIN_FROM_BYTES
 from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded
 from rlinf_async.weights.links.link import Link
 from rlinf_async.weights.memory.cuda import CUDA
@@ -68,6 +69,7 @@ class Publisher:
         ack_timeout: seconds that receivers have.
         verify: ``"crc"``: with a checksum, which the receivers check.
         select: ``"all"``, ``"trainable"``, or a function of (name, tensor).
+        chain_from: bytes from which on receivers' machines pass a version on to each other.
         gpus: in the place of CUDA's.
     """
 
@@ -83,6 +85,7 @@ class Publisher:
         ack_timeout: float = 60.0,
         verify: str = "off",
         select: Any = "all",
+        chain_from: int = CHAIN_FROM_BYTES,
         gpus: Gpus = CUDA,
     ) -> None:
         self._pid = process.pid
@@ -96,7 +99,7 @@ class Publisher:
         self._with_checksum = verify == "crc"
         self._select = select
         self._changes = Changes()
-        self._outlets = Outlets(model_id, self._complete, self._changes.notify, self._fill)
+        self._outlets = Outlets(model_id, self._complete, self._changes.notify, self._fill, chain_from)
         self._store: Store | None = None
         self._taker: Source | None = None
         self._packing: Packing | None = None

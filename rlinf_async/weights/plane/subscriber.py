@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlinf_async._core import process
+from rlinf_async._messaging.state.relay_plan import TO_HOSTS
 from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost, TransferFailed
 from rlinf_async.weights.links.link import Link, Words
 from rlinf_async.weights.memory.cuda import CUDA
@@ -22,7 +23,7 @@ from rlinf_async.weights.plane.agreement import Agreement
 from rlinf_async.weights.plane.answers import Answers
 from rlinf_async.weights.plane.applying import Applying
 from rlinf_async.weights.plane.destination import Destination
-from rlinf_async.weights.plane.host import Host
+from rlinf_async.weights.plane.host_memory import HostMemory
 from rlinf_async.weights.state import words as say
 from rlinf_async.weights.state.news import News
 from rlinf_async.weights.state.versions import Reception
@@ -91,7 +92,7 @@ class Subscriber:
         self._news = News(skips=self._skips)
         self._end: Exception | None = None
         self._leases = Leases(gpus)
-        self._host: Host | None = None
+        self._host: HostMemory | None = None
         self._aside = Aside(f"weights of {model_id}")
         self._answers = Answers(link, f"the subscriber of '{model_id}'")
         self._agreement = Agreement(
@@ -200,8 +201,8 @@ class Subscriber:
         what, *facts = words
         if what == say.PUBLISH:
             self._reception.heard(facts[0])
-        elif what in say.TO_HOSTS and self._host is not None:
-            self._host.hear(what, *facts)
+        elif what in TO_HOSTS and self._host is not None:
+            self._host.host.hear(what, *facts)
             return
         if what in (say.HELLO, say.HOST):
             self._host_begins(facts)
@@ -211,17 +212,17 @@ class Subscriber:
     def hear_end(self, error: Exception) -> None:
         self._end = error
         if self._host is not None:
-            self._host.hear_end(error)
+            self._host.host.close(error)
         self._changes.notify()
 
     def _host_begins(self, facts: list[Any]) -> None:
         """With a line, this is the receiver that gets the weights for all of its machine, whatever it is busy with."""
         if self._host is not None:
-            self._host.retire()
+            self._host.close()
             self._host = None
         manifest, extra, slots, _, _, *lines = facts
         if lines:
-            self._host = Host(self.link, manifest, extra, slots, lines[0], self._model_id)
+            self._host = HostMemory(self.link, manifest, extra, slots, lines[0], self._model_id)
 
     async def connect(self, timeout: float | None = 60.0) -> None:
         """Waits for the sender and agrees with it on the weights; what is published already is applied.
@@ -408,7 +409,7 @@ class Subscriber:
 
     async def _end_host(self) -> None:
         if self._host is not None:
-            await self._aside.do(self._host.close, nbytes=None)
+            await self._host.close()
 
     def _ended(self) -> None:
         if self._keep is not None:

@@ -1,0 +1,100 @@
+"""``HostMemory``: slots for versions that one receiver gets for all receivers of its machine."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from rlinf_async._messaging.landing import Host
+from rlinf_async._transports.lazy_thread import LazyThread
+from rlinf_async.errors import ClosedError, TransferFailed
+from rlinf_async.weights.links.link import Link
+from rlinf_async.weights.model.delta import Delta
+from rlinf_async.weights.model.manifest import Manifest
+from rlinf_async.weights.memory.store import Store
+from rlinf_async.work import Work
+
+logger = logging.getLogger(__name__)
+
+
+class HostMemory:
+    """Works by itself, in a thread of its own and where the link is read: its owner may be busy.
+
+    Args:
+        link: to the sender.
+        manifest: packed.
+        extra, slots: as of ``Store``.
+        line: on which the tensors come.
+
+    Attributes:
+        host: hears the sender.
+    """
+
+    def __init__(self, link: Link, manifest: bytes, extra: int, slots: int, line: int, label: str) -> None:
+        self._store: Store | None = None
+        self._thread = LazyThread(f"weights for this machine, {label}")
+        self._thread.submit(functools.partial(self._make, manifest, slots, extra, label))
+        self.host = Host(link, line, self._make_room, self._thread.submit)
+
+    def _make(self, manifest: bytes, *facts: Any) -> None:
+        try:
+            self._store = Store(Manifest.from_bytes(manifest), *facts)
+        except Exception as error:
+            logger.warning("no memory for the weights of this machine: %s", error)
+
+    def _make_room(self, version: int, nbytes: int, base: int, head: bytes) -> _SlotRoom:
+        if self._store is None:
+            raise TransferFailed("the receiver has no memory for the weights of its machine")
+        return _SlotRoom(self._store, nbytes, base, head)
+
+    def close(self) -> Work[None]:
+        """Lets go of the memory, after what comes is given up; the receivers of this machine go on reading it."""
+        closed: Work[None] = Work()
+        self.host.close(ClosedError("the weights of this machine are not wanted here any more"))
+        self._thread.submit(functools.partial(self._forget, closed))
+        return closed
+
+    def _forget(self, closed: Work[None]) -> None:
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+        closed._settle()
+
+
+class _SlotRoom:
+    """A slot for one version.
+
+    Args:
+        base, head: of what has changed, where that comes; else the head is empty.
+    """
+
+    def __init__(self, store: Store, nbytes: int, base: int, head: bytes) -> None:
+        self._store = store
+        self._slot = store.take()
+        self._writer = store.writer(self._slot)
+        self._change = (base, head)
+        try:
+            self.memory = torch.empty(nbytes, dtype=torch.uint8) if head else store.receive(self._slot)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def hold(self) -> Callable[[], None]:
+        self._store.hold(self._writer)
+        return functools.partial(self._store.let_go, self._writer)
+
+    def finish(self, version: int, extra: bytes, checksum: int) -> list[Any]:
+        base, head = self._change
+        if head:
+            here = 0 if self._store.latest is None else self._store.latest.version
+            if here != base:
+                raise TransferFailed(f"what has changed since version {base} has come, and version {here} is here")
+            self._store.patch(self._slot, Delta(head, self.memory))
+        return list(self._store.received(self._slot, version, extra, checksum).name)
+
+    def abandon(self) -> None:
+        self._store.abandon(self._slot)

@@ -1,0 +1,185 @@
+"""Words and pieces of a source to hosts of other machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from rlinf_async._core.failures import pack_error
+from rlinf_async._messaging.state import relay_plan
+from rlinf_async._messaging.state.relay_plan import BRING, WHOLE, Patch, piece_sizes
+from rlinf_async.errors import PeerLost
+from tests._support.simulated_remote_nodes import Payload, Receiver, Sender
+
+
+@pytest.fixture
+def sender(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sender]:
+    monkeypatch.setattr(relay_plan, "FIRST_PIECE_BYTES", 1024)
+    sender = Sender()
+    yield sender
+    sender.close()
+
+
+def test_pieces_double_up_to_a_limit_and_leave_nothing_out() -> None:
+    mebi = 1 << 20
+    assert piece_sizes(0) == []
+    assert piece_sizes(5) == [5]
+    assert [size // mebi for size in piece_sizes(1024 * mebi)] == [16, 32, 64, 128, 256, 256, 256, 16]
+    assert sum(piece_sizes(777 * mebi + 3)) == 777 * mebi + 3
+
+
+def test_what_is_packed_leaves_once_there_is_room_and_is_whole_only_when_published(sender: Sender) -> None:
+    host, other = Receiver(), Receiver()
+    sender.join(host, other)
+    payload = sender.begin(1, host, other)
+    assert host.said[-1] == (BRING, 1, [1024, 2048], 0, b"")
+    sender.relay.act(sender.plan.packed, 1, 1024)
+    assert host.link.sizes == [], "nothing waits for them there yet"
+    sender.room(host, 1)
+    assert host.link.sizes == [1024]
+    sender.relay.act(sender.plan.packed, 1, 2500)
+    assert host.link.sizes == [1024], "the rest of the next piece is not there"
+    sender.relay.act(sender.plan.packed, 1, 3072)
+    assert host.link.sizes == [1024, 2048]
+    assert WHOLE not in host.words
+    sender.publish(payload, host, other)
+    assert host.said[-1:] == [(WHOLE, 1, b"more", 0)]
+    sender.answer(host, 1, None, "there")
+    assert sender.ended == [([host, other], 1, "there", None)]
+    assert host.link.sizes == [1024, 2048]
+    assert other.link.sizes == [], "a second receiver on a machine costs the network nothing"
+    assert other.words == ["hello"]
+
+
+def test_a_version_that_lands_before_it_is_published_is_told_to_nobody_until_then(sender: Sender) -> None:
+    host = Receiver()
+    sender.join(host)
+    payload = sender.begin(1, host)
+    sender.answer(host, 1, pack_error(MemoryError("no room")), None)
+    assert [receivers for receivers, *_ in sender.ended] == [[]]
+    sender.publish(payload, host)
+    assert host.words.count(BRING) == 2, "once more"
+
+
+def test_a_version_that_cannot_be_packed_leaves_the_line_that_it_was_coming_on(sender: Sender) -> None:
+    host = Receiver()
+    sender.join(host)
+    sender.begin(1, host)
+    sender.room(host, 1)
+    sender.relay.act(sender.plan.packed, 1, 1024)
+    sender.abandon(1)
+    first, second = [words[-1] for words in host.said if words[0] == "host"]
+    payload = sender.begin(1, host)
+    sender.publish(payload, host)
+    sender.room(host, 1)
+    assert [line for line, *_ in host.link.tensors] == [first, second, second]
+    assert first != second
+    assert set(host.link.tensors[-1][1]) == {1}
+
+
+def test_if_the_host_dies_while_a_version_is_packed_another_one_gets_all_of_it(sender: Sender) -> None:
+    host, other = Receiver(), Receiver()
+    sender.join(host, other)
+    payload = sender.begin(1, host, other)
+    sender.room(host, 1)
+    sender.relay.act(sender.plan.packed, 1, 1024)
+    sender.leave(host)
+    host.link.tensors[0][2]._settle(error=PeerLost("gone"))
+    sender.publish(payload, other)
+    assert other.words == ["hello", "host", BRING]
+    sender.room(other, 1)
+    assert other.link.sizes == [1024, 2048]
+    assert other.words[-1] == WHOLE
+
+
+def test_memory_is_held_until_its_last_piece_is_there(sender: Sender) -> None:
+    host = Receiver()
+    sender.join(host)
+    payload = sender.begin(1, host)
+    sender.publish(payload, host)
+    assert payload.holds == 1, "it waits for room at its receiver"
+    sender.room(host, 1)
+    assert payload.holds == 3
+    sender.answer(host, 1, None, "there")
+    for *_, work in host.link.tensors:
+        work._settle()
+    assert payload.holds == 0
+
+
+def test_a_host_that_dies_before_anything_was_published_is_followed_by_another(sender: Sender) -> None:
+    host, other = Receiver(), Receiver()
+    sender.join(host, other)
+    sender.leave(host)
+    assert other.words == ["hello", "host"]
+
+
+def test_a_receiver_that_takes_what_it_has_refused_hears_of_what_is_there_or_is_on_its_way(sender: Sender) -> None:
+    host, other = Receiver(), Receiver()
+    sender.join(host, other)
+    payload = sender.begin(1, host)
+    sender.publish(payload, host)
+    sender.catch_up(other)
+    assert sender.ended == []
+    sender.answer(host, 1, None, "there")
+    assert sender.ended == [([host, other], 1, "there", None)]
+    sender.catch_up(other)
+    assert sender.ended[1:] == [([other], 1, "there", None)]
+    assert host.words.count(BRING) == 1
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_host_that_is_gone_when_it_is_to_be_host_again_keeps_nothing_from_the_other_machines(
+    sender: Sender, left: int
+) -> None:
+    class Gone(Receiver):
+        """Its end is heard when it is told something."""
+
+        is_gone = False
+
+        def say(self, *words: object) -> None:
+            super().say(*words)
+            if self.is_gone:
+                self.is_gone = False
+                self.link.error = PeerLost("gone")
+                sender.leave(self)
+
+    late, gone, other = Receiver(1), Gone(1), Receiver(2)
+    here = [late, gone][1 - left :]
+    sender.join(*here, other)
+    sender.relay.act(sender.plan.doubt, here[0])
+    gone.is_gone = True
+    sender.publish(Payload(1), *here, other)
+    assert other.words == ["host", BRING]
+    assert sender.ended == []
+    if left:
+        assert late.words == ["host", "hello", "host", BRING]
+    assert gone.words[-1] == "host", "a dead one is told nothing more"
+
+
+def test_a_late_receiver_has_a_machine_begin_again_that_waits_for_an_older_version(sender: Sender) -> None:
+    host, late = Receiver(), Receiver()
+    sender.join(host)
+    first = Payload(1)
+    sender.publish(first, host)
+    sender.publish(Payload(2))  # for other machines
+    sender.join(late)
+    assert first.holds == 0, "what no host waits for any more is not held"
+    assert late.words == ["hello", "host", BRING] or host.words[-2:] == ["host", BRING]
+
+
+def test_a_patch_goes_to_machines_that_have_its_base_and_all_of_it_where_it_fails(sender: Sender) -> None:
+    has, lacks = Receiver(1), Receiver(2)
+    sender.join(has, lacks)
+    sender.publish(Payload(1), has)
+    sender.room(has, 1)
+    sender.answer(has, 1, None, "there")
+    payload = Payload(2)
+    payload.patch = Patch(1, b"head", b"body")
+    sender.publish(payload, has, lacks)
+    assert has.said[-1] == (BRING, 2, [4], 1, b"head")
+    assert lacks.said[-1] == (BRING, 2, [1024, 2048], 0, b"")
+    sender.room(has, 2)
+    assert has.link.tensors[-1][1] == b"body"
+    sender.answer(has, 2, pack_error(ValueError("another base")), None)
+    assert has.said[-1] == (BRING, 2, [1024, 2048], 0, b"")
