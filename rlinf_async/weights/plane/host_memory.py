@@ -13,9 +13,9 @@ from rlinf_async._messaging.landing import Host
 from rlinf_async._transports.lazy_thread import LazyThread
 from rlinf_async.errors import ClosedError, TransferFailed
 from rlinf_async.weights.links.link import Link
+from rlinf_async.weights.memory.store import Store
 from rlinf_async.weights.model.delta import Delta
 from rlinf_async.weights.model.manifest import Manifest
-from rlinf_async.weights.memory.store import Store
 from rlinf_async.work import Work
 
 logger = logging.getLogger(__name__)
