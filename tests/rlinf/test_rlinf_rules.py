@@ -173,7 +173,7 @@ class Renaming(nn.Module):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         assert not strict
-        return super().load_state_dict({f"inner.{name}": value for name, value in state_dict.items()}, strict=False)
+        return super().load_state_dict({f"inner.{name}": value for name, value in state_dict.items()}, strict, assign)
 
 
 @pytest.mark.parametrize("load_instant", [False, True])
