@@ -63,3 +63,9 @@ def test_what_has_changed_is_not_sent_where_nothing_is(scheme: Any, delta: str) 
         scheme(delta=delta)
     assert scheme(delta="off").options.delta == "off"
     assert WorkerWeightSyncScheme(delta=delta).options.delta == delta
+
+
+@every_scheme
+def test_a_strictness_that_is_no_truth_value(scheme: Any) -> None:
+    with pytest.raises(ConfigError, match="strict_dtype= is one of False, True; got 'bfloat16'"):
+        scheme(strict_dtype="bfloat16")

@@ -55,8 +55,9 @@ class DistributedWeightSyncScheme(WeightSyncScheme):
     Args:
         backend: ``"gloo"`` or ``"nccl"``.
         sync: whether a send waits until the bytes are sent, before it waits for the workers.
-        options: ``ack_timeout``; ``transport_dtype``; ``apply``: with ``"map"`` a worker's tensors come to stand in the
-            memory in which the weights have arrived.  What has to do with memory that several share is refused.
+        options: ``ack_timeout``; ``transport_dtype``; ``strict_dtype``; ``apply``: with ``"map"`` a worker's tensors
+            stand in the memory in which the weights have arrived.  What has to do with memory that several share is
+            refused.
 
     Raises:
         ConfigError: an option would do nothing here.

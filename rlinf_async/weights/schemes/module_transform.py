@@ -92,7 +92,8 @@ class WorkerModuleTransformScheme(HandleScheme):
 
     Args:
         strategy: ``"tensordict"`` or ``"state_dict"``.
-        options: ``ack_timeout``; ``apply="map"`` and others are refused: what a call brings is copied.
+        options: ``ack_timeout``; ``strict_dtype``.  ``apply="map"`` and others are refused: what a call brings is
+            copied.
 
     Raises:
         ConfigError: ``init_on_sender`` was given several workers, of which none is the host.

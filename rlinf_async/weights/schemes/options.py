@@ -12,11 +12,12 @@ import torch
 
 from rlinf_async.errors import ConfigError
 
-_CHOICES: dict[str, tuple[str, ...]] = {
+_CHOICES: dict[str, tuple[Any, ...]] = {
     "delta": ("off", "auto", "on"),
     "apply": ("copy", "map"),
     "policy": ("latest", "all"),
     "verify": ("off", "crc"),
+    "strict_dtype": (False, True),
 }
 
 MOST_SLOTS: Final = 64
