@@ -81,6 +81,22 @@ async def test_what_was_made_for_inference_is_copied_to_and_map_says_so_once(
     assert caplog.messages == ([told] if apply == "map" else [])
 
 
+@pytest.mark.parametrize("kind", ["multiprocess", "shared memory", "distributed"])
+async def test_a_model_of_another_dtype_is_copied_to_and_map_says_so_once(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, source = Tied().bfloat16(), Tied(1.0)
+    memory = model.head.weight.data_ptr()
+    async with both(kind, model=model, source=source, apply="map") as ends:
+        for value in (1.0, 2.0, 3.0):
+            source.fill(value)
+            await ends.deliver()
+            assert ends.sees == {value}
+    assert (model.head.weight.dtype, model.head.weight.data_ptr()) == (torch.bfloat16, memory)
+    (told,) = (message for message in caplog.messages if "not mapped" in message)
+    assert "'head.weight' travels as torch.float32 and is torch.bfloat16 here: transport_dtype=" in told
+
+
 def reshaped(model: Tied) -> None:
     model.layers[1].weight.data = torch.zeros(3, 3, 3)  # to which a copy would be broadcast
 
