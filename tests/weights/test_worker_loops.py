@@ -421,6 +421,7 @@ def test_ends_that_have_met_are_of_no_use_in_a_forked_process(kind: Any, pair: P
             lambda: receiver.receive(20.0),
             receiver.connect,
             receiver.reading,
+            lambda: receiver.apply_weights(Tied(3.0).state_dict()),
             lambda: receiver.wait_version(9, 20.0),
         ):
             with pytest.raises(ForkedProcessError, match="'policy' belongs to process"):

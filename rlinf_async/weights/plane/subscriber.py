@@ -350,6 +350,7 @@ class Subscriber:
 
     async def overwrite(self, write: Callable[[], Any], version: int | None) -> bool:
         """Has weights written that have come another way; see ``Applying.overwrite``."""
+        self._check_process()
         is_new = await self._applying.overwrite(write, version)
         self._changes.notify()
         return is_new
