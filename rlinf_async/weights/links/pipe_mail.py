@@ -16,6 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from rlinf_async.errors import ConfigError, DeadlineExceeded, PeerLost
@@ -37,6 +38,9 @@ _NOTICE_MARK: Final = _MARK + b"N0"
 _LOOKED_AT_BYTES: Final = 65536
 """Bytes; a longer message without the mark is not ours."""
 
+_LONGEST_BYTES: Final = 0x7FFFFFFF
+"""Bytes of a message whose length ``Connection`` writes as one number."""
+
 _WHOLE_BYTES: Final = 16384
 """Bytes of a message that a pipe with room for anything takes whole, and ``Connection`` writes at once."""
 
@@ -52,19 +56,58 @@ class _Shared:
         writer: writes messages that the pipe may not take at once, in their order.
         unwritten: these messages.
         taking: held by one that looks for a notice until it has taken it.
+        writing: held while a message is written, by whomever.
     """
 
     _all: ClassVar[weakref.WeakKeyDictionary[Any, _Shared]] = weakref.WeakKeyDictionary()
+    _finding: ClassVar[threading.Lock] = threading.Lock()
 
-    def __init__(self) -> None:
+    def __init__(self, pipe: Any) -> None:
+        self._reset()
+        # Connection writes a long message in several steps, between which a notice could come in another thread.
+        # tests/weights/links/test_pipe_mail.py::test_what_others_send_meanwhile_is_not_cut_and_cuts_nothing
+        plain, reference = type(pipe)._send_bytes, weakref.ref(pipe)
+
+        def send_bytes(message: Any) -> None:
+            with self.writing:
+                plain(reference(), message)
+
+        pipe._send_bytes = send_bytes
+
+    def _reset(self) -> None:
         self.notices: dict[str, Notice] = {}
         self.writer = Beside("weights into a pipe")
         self.unwritten: set[Any] = set()
         self.taking = threading.Lock()
+        self.writing = threading.RLock()
 
     @classmethod
     def of(cls, pipe: Connection[Any, Any]) -> _Shared:
-        return cls._all.setdefault(pipe, cls())
+        with cls._finding:
+            found = cls._all.get(pipe)
+            if found is None:
+                found = cls._all[pipe] = cls(pipe)
+            return found
+
+    @classmethod
+    def forget(cls) -> None:
+        """In a forked process, without the threads that hold locks or write."""
+        cls._finding = threading.Lock()
+        for shared in cls._all.values():
+            shared._reset()
+
+    def write(self, pipe: Connection[Any, Any], body: bytes) -> Future[Any]:
+        """Has it written after all others."""
+        writing = self.writer.submit(self._write, pipe, body)
+        self.unwritten.add(writing)
+        writing.add_done_callback(self.unwritten.discard)
+        return writing
+
+    def _write(self, pipe: Any, body: bytes) -> None:
+        """As ``Connection`` does, but the mark leaves with the length: where that has come, it is seen whose it is."""
+        size = len(body)
+        with self.writing:
+            pipe._send((_LENGTH.pack(size) if size <= _LONGEST_BYTES else struct.pack("!iQ", -1, size)) + body)
 
 
 class PipeMail:
@@ -78,6 +121,7 @@ class PipeMail:
         if not (pipe.readable and pipe.writable):
             raise ConfigError("the pipe goes one way only, and acknowledgements go the other: multiprocessing.Pipe()")
         self._pipe = pipe
+        self._shared = _Shared.of(pipe)
         self._aside = Aside("weights from a pipe")
 
     def close(self) -> None:
@@ -96,13 +140,9 @@ class PipeMail:
         body = _MARK + pickle.dumps(message, protocol=5)[2:]
         if self._write_at_once(body):
             return
-        shared = _Shared.of(self._pipe)
-        writing = shared.writer.submit(self._pipe.send_bytes, body)
-        shared.unwritten.add(writing)
-        writing.add_done_callback(shared.unwritten.discard)
         try:
             async with asyncio.timeout(timeout):
-                await asyncio.wrap_future(writing)
+                await asyncio.wrap_future(self._shared.write(self._pipe, body))
         except TimeoutError:
             raise DeadlineExceeded(f"the other end of the pipe has not read within {timeout:g} s") from None
         except OSError as error:
@@ -118,15 +158,20 @@ class PipeMail:
         return self._write_at_once(_NOTICE_MARK + pickle.dumps(message, protocol=5)[2:])
 
     def _write_at_once(self, body: bytes) -> bool:
-        """Whether it is written: it was short, and nothing was before it."""
-        room = select.poll()
+        """Whether it is written, or will be: it was short, and nothing waited before it."""
+        shared, room = self._shared, select.poll()
         room.register(self._pipe.fileno(), select.POLLOUT)
-        if len(body) > _WHOLE_BYTES or _Shared.of(self._pipe).unwritten or not room.poll(0):
+        if len(body) > _WHOLE_BYTES or shared.unwritten or not room.poll(0):
             return False
+        if not shared.writing.acquire(blocking=False):
+            shared.write(self._pipe, body)  # behind what another thread is writing
+            return True
         try:
             self._pipe.send_bytes(body)
         except OSError as error:
             raise PeerLost(f"the other end of the pipe is gone: {error.strerror or error}") from error
+        finally:
+            shared.writing.release()
         return True
 
     def is_all_read(self) -> bool:
@@ -165,9 +210,8 @@ class PipeMail:
         Raises:
             PeerLost: the other side is gone, and has left none.
         """
-        shared = _Shared.of(self._pipe)
-        notices = shared.notices
-        with shared.taking:
+        notices = self._shared.notices
+        with self._shared.taking:
             try:
                 while self._peek(_LENGTH.size + len(_NOTICE_MARK))[_LENGTH.size :] == _NOTICE_MARK:
                     (name, notice), _ = self._pipe.recv()
@@ -278,4 +322,4 @@ async def _readable(fd: int, end: float | None) -> bool:
     return True
 
 
-os.register_at_fork(after_in_child=_Shared._all.clear)
+os.register_at_fork(after_in_child=_Shared.forget)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -155,6 +157,51 @@ async def test_a_long_message_that_is_given_up_leaves_whole_or_not_at_all_and_wh
     assert pipes[1].recv() == (None, "updated")
     assert not pipes[1].poll(0)
     mail.close()
+
+
+def test_what_others_send_meanwhile_is_not_cut_and_cuts_nothing(pipes: Pipes, monkeypatch: pytest.MonkeyPatch) -> None:
+    half_written, goes_on = threading.Event(), threading.Event()
+    send = type(pipes[0])._send
+
+    def in_two_steps(pipe: Any, message: bytes) -> None:
+        send(pipe, message)
+        if len(message) == 4:  # the length, before what is long
+            half_written.set()
+            assert goes_on.wait(10)
+
+    monkeypatch.setattr(type(pipes[0]), "_send", in_two_steps)
+    mail, other = PipeMail(pipes[0]), b"A" * 100_000
+    sending = threading.Thread(target=pipes[0].send, args=(other,))
+    sending.start()
+    assert half_written.wait(10)
+    assert mail.post(notice(1), UPDATE)
+    goes_on.set()
+    assert pipes[1].recv() == other
+    assert pipes[1].recv()[0] == ("policy", notice(1))
+    sending.join(10)
+
+
+def test_a_process_that_is_forked_while_a_thread_writes_can_write(pipes: Pipes) -> None:
+    mail = PipeMail(pipes[0])
+    assert mail.post(notice(1), UPDATE)
+    writing = threading.Thread(target=pipes[0].send, args=(LONG,))
+    writing.start()
+    while _Shared.of(pipes[0]).writing.acquire(blocking=False):
+        _Shared.of(pipes[0]).writing.release()
+    ours, theirs = multiprocessing.Pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)
+        ours.send("here")
+        with _Shared.of(pipes[0]).writing:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert theirs.recv() == "here"
+    assert pipes[1].recv()[0][1].version == 1
+    assert pipes[1].recv() == LONG
+    writing.join(10)
+    ours.close()
+    theirs.close()
 
 
 def test_a_notice_waits_for_what_is_half_written_although_there_is_room(pipes: Pipes) -> None:
