@@ -71,7 +71,8 @@ class Fit:
         if not is_simple:
             judged = (_problem(*pair, maps=self.maps, strict=strict_dtype) for pair in zip(tensors, parts, strict=True))
             problems += [f"{place} {why}" for (place, _), why in zip(self._pairs, judged, strict=True) if why]
-        problems = problems or self._choose(tensors, is_simple)
+        others = [place for path, found in places.tensors.items() if path not in names for place in found]
+        problems = problems or self._choose(tensors, others, is_simple)
         if problems:
             raise _mismatch(problems, {*self._paths, *self._values}, names)
         self.is_inference = any(map(torch.Tensor.is_inference, self.targets))
@@ -98,7 +99,10 @@ class Fit:
         """Notes which place gets which part of which leaf; yields the paths for which there is none."""
         for path, index in names.items():
             leaf, found = leaves[index], places.tensors.get(path)
-            if found is not None:
+            # Of a leaf that goes as it is to one place that is judged with the place.
+            if (found is None or found[0].parts) and (why := _without_values(leaf, "in the weights")):
+                yield f"{name_of(path)!r} {why}"
+            elif found is not None:
                 try:
                     own = [place.of(leaf) for place in found]
                 except WeightMismatch as error:
@@ -113,28 +117,43 @@ class Fit:
             else:
                 yield f"{name_of(path)!r} {places.refused.get(path, 'is not in the destination')}"
 
-    def _choose(self, tensors: Sequence[torch.Tensor], is_simple: bool) -> list[str]:
-        """Finds the tensors to be written, each once, and where from; problems with the memory that they share."""
+    def _choose(self, tensors: Sequence[torch.Tensor], others: Sequence[Place], is_simple: bool) -> list[str]:
+        """Finds the tensors to be written, each once, and where from; problems with the memory that they share.
+
+        Args:
+            others: places without a leaf; one in the memory of a place with a leaf gets the same.
+        """
         self.ties: list[tuple[tuple[Place, int], tuple[Place, int]]] = []
-        addresses = set(map(torch.Tensor.data_ptr, tensors)) if is_simple else ()
-        chosen: dict[Any, tuple[Place, int]] = {}
-        if len(addresses) == len(tensors):
-            chosen = dict(enumerate(self._pairs))  # none is tied to another
+        others = [place for place in others if _without_values(place.tensor, "") is None]
+        everything = (*tensors, *(place.tensor for place in others))
+        addresses = set(map(torch.Tensor.data_ptr, everything)) if is_simple else ()
+        by_memory: dict[Any, tuple[Place, int]] = {}
+        if len(addresses) == len(everything):
+            by_memory = dict(enumerate(self._pairs))  # none is tied to another
         else:
             for pair in self._pairs:
-                first = chosen.setdefault(id(pair[0].tensor) if self.maps else memory_of(pair[0].tensor), pair)
+                first = by_memory.setdefault(memory_of(pair[0].tensor), pair)
                 if (first[0].parts, first[1]) != (pair[0].parts, pair[1]):
                     self.ties.append((first, pair))
+            tied = [(place, by_memory.get(memory_of(place.tensor))) for place in others]
+            self._pairs += [(place._replace(parts=of[0].parts), of[1]) for place, of in tied if of is not None]
+            others = [place for place, of in tied if of is None]
+        chosen = by_memory
+        if self.maps:  # a copy to one of two objects in one memory is a copy to both; each stands in its leaf by itself
+            chosen = {}
+            for pair in self._pairs:
+                chosen.setdefault(id(pair[0].tensor), pair)
         self.chosen = list(chosen.values())
         self._indices = [index for _, index in self.chosen]
         self._members = [(number, place) for number, (place, _) in enumerate(self.chosen) if place.parts]
         self.targets = [place.tensor for place, _ in self.chosen]
-        distinct = list({memory_of(place.tensor): place for place, _ in self.chosen}.values()) if self.maps else ()
-        apart = distinct or [place for place, _ in self.chosen]
+        apart = [place for place, _ in by_memory.values()]
+        both = [*apart, *others]
         return [
-            f"{_both(apart[one], apart[other])} share a part of their memory in the destination: give each memory of "
+            f"{_both(both[one], both[other])} share a part of their memory in the destination: give each memory of "
             "its own"
-            for one, other in overlaps([place.tensor for place in apart])
+            for one, other in overlaps([place.tensor for place in both])
+            if min(one, other) < len(apart)
         ]
 
     @functools.cached_property
@@ -214,16 +233,22 @@ def _why_copied(pairs: Sequence[tuple[Place, int]], parts: Sequence[torch.Tensor
     return f"the tensors are on several devices, {', '.join(sorted(map(str, devices)))}" if len(devices) > 1 else ""
 
 
+def _without_values(tensor: torch.Tensor, where: str) -> str | None:
+    if is_lazy(tensor):
+        return f"is not initialised {where}: run the model once, which gives lazy layers their shapes"
+    if tensor.is_meta:
+        return f"is on the meta device {where} and has no memory: give it some, by to_empty() of its module"
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else tensor.layout
+        return f"is {kind} {where}, and only dense tensors can be written: make it dense"
+    return None
+
+
 def _problem(target: torch.Tensor, source: torch.Tensor, *, maps: bool, strict: bool) -> str | None:
     """The reason why one cannot be written over the other, if there is one."""
-    for tensor, where in ((target, "in the destination"), (source, "in the weights")):
-        if is_lazy(tensor):
-            return f"is not initialised {where}: run the model once, which gives lazy layers their shapes"
-        if tensor.is_meta:
-            return f"is on the meta device {where} and has no memory: give it some, by to_empty() of its module"
-        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
-            kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else tensor.layout
-            return f"is {kind} {where}, and only dense tensors can be written: make it dense"
+    why = _without_values(target, "in the destination") or _without_values(source, "in the weights")
+    if why is not None:
+        return why
     if hasattr(target, "to_local") is not hasattr(source, "to_local"):
         return "is a DTensor on one side only: gather it, or distribute the other"
     if target.shape != source.shape:
@@ -270,7 +295,8 @@ def are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Its bytes in row-major order, one dimension; a view where it is contiguous."""
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)  # a single element may have any stride
 
 
 def _still_has(owner: Any, keys: list[Any], items: list[Any]) -> bool:

@@ -59,7 +59,8 @@ class ParamTree:
 
         Raises:
             ValueError: the source is of another type; a lazy layer has no shape yet; torch cannot take an array.
-            KeyError: a key is not a string, or two keys mean the same path, or one path goes on where another ends.
+            WeightMismatch: (a KeyError) a key is not a string, or two mean the same path, or one goes on where another
+                ends.
         """
         if isinstance(source, ParamTree):
             found = dict(source.items()) | source.extra
@@ -182,12 +183,12 @@ def _walk(source: Any, above: Path = ()) -> Iterator[tuple[Path, Any]]:
         )
     for key, value in source.items():
         path = key_path(key, above)
-        if path[-1] != EXTRA_STATE:
-            if isinstance(value, (Mapping, nn.Module)) or is_tensordict(value):
-                yield from _walk(value, path)
-                continue
-            value = _plain(value, path)
-        yield path, value
+        if path[-1] == EXTRA_STATE:
+            yield path, _unwrapped(value)
+        elif isinstance(value, (Mapping, nn.Module)) or is_tensordict(value):
+            yield from _walk(value, path)
+        else:
+            yield path, _plain(value, path)
 
 
 def _plain(value: Any, path: Path) -> Any:
@@ -206,6 +207,11 @@ def _plain(value: Any, path: Path) -> Any:
             f"{name_of(path)!r} is not initialised and has no shape yet: run the model once before it is sent, which "
             "gives lazy layers theirs"
         )
+    return _unwrapped(value)
+
+
+def _unwrapped(value: Any) -> Any:
+    """What a TensorDict has as NonTensorData."""
     library = sys.modules.get("tensordict")
     return value.data if library is not None and library.is_non_tensor(value) else value
 
@@ -214,7 +220,7 @@ def _unique(found: Iterator[tuple[Path, Any]]) -> Iterator[tuple[Path, Any]]:
     seen: set[Path] = set()
     for path, value in found:
         if path in seen:
-            raise KeyError(f"{name_of(path)!r} is there twice, once dotted and once nested")
+            raise WeightMismatch(f"{name_of(path)!r} is there twice, once dotted and once nested")
         seen.add(path)
         yield path, value
 
@@ -224,7 +230,7 @@ def _refuse_forks(found: Mapping[Path, Any]) -> None:
     for path in sorted(found):
         # Sorted, everything below a path comes right after it.
         if before is not None and path[: len(before)] == before:
-            raise KeyError(f"{name_of(before)!r} is a value and cannot also have {name_of(path)!r} below it")
+            raise WeightMismatch(f"{name_of(before)!r} is a value and cannot also have {name_of(path)!r} below it")
         before = path
 
 
@@ -243,4 +249,7 @@ def memory_of(tensor: torch.Tensor) -> Any:
     local = local_part(tensor)
     if local.is_nested or not local.numel() or local.is_meta or local.layout is not torch.strided:
         return id(tensor)
-    return local.device, local.data_ptr(), local.dtype, tuple(tensor.shape), local.stride(), tensor.is_conj()
+    shape, steps = tuple(tensor.shape), local.stride()
+    if 1 in shape:  # a dimension of one element may have any stride
+        steps = tuple(0 if size == 1 else step for size, step in zip(local.shape, steps, strict=True))
+    return local.device, local.data_ptr(), local.dtype, shape, steps, tensor.is_conj()

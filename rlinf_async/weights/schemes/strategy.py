@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 from rlinf_async.weights.links.socket_link import Notice
-from rlinf_async.weights.model.param_tree import ParamTree, is_tensordict
+from rlinf_async.weights.model.param_tree import EXTRA_STATE, ParamTree, Path, is_tensordict, key_path, path_of
 from rlinf_async.weights.model.writing import plan_update
 
 
@@ -48,8 +48,8 @@ class WeightStrategy:
         =============  ========================================  =================================================
         source         as ``"tensordict"``                       as ``"state_dict"``
         =============  ========================================  =================================================
-        module         a TensorDict of parameters and all        ``state_dict()``: dotted keys, persistent buffers
-                       buffers                                   only
+        module         a TensorDict of parameters, all buffers   ``state_dict()``: dotted keys, persistent buffers
+                       and extra state                           only
         TensorDict     as it is                                  nested dicts
         dict           a TensorDict of it, dotted keys stay so   as it is
         =============  ========================================  =================================================
@@ -103,12 +103,44 @@ def _as_tensordict(source: Any) -> Any:
         return source
     kind = _tensordict()
     if isinstance(source, nn.Module):
-        return _nested(source) if kind is None else kind.from_module(source)
+        return _nested(source) if kind is None else _of_module(source, kind)
     if isinstance(source, dict):
-        return source if kind is None else kind(source, batch_size=[])
+        return source if kind is None else kind(_without_modules(source, kind), batch_size=[])
     if isinstance(source, ParamTree):
         return source.to_nested() if kind is None else source.to_tensordict()
     raise ValueError(f"Unsupported source type for TensorDict extraction: {type(source)}")
+
+
+def _of_module(module: nn.Module, kind: Any) -> Any:
+    from tensordict import NonTensorData
+
+    found = kind.from_module(module)
+    if states := _extra_states(module):
+        with found.unlock_():
+            for path, state in states.items():
+                found.set(path, NonTensorData(state))
+    return found
+
+
+def _extra_states(module: nn.Module) -> dict[Path, Any]:
+    parts = module.named_modules(remove_duplicate=False)
+    return {
+        (*(path_of(name) if name else ()), EXTRA_STATE): part.get_extra_state()
+        for name, part in parts
+        if type(part).get_extra_state is not nn.Module.get_extra_state
+    }
+
+
+def _without_modules(source: Mapping[Any, Any], kind: Any) -> dict[Any, Any]:
+    """The same with a TensorDict in the place of each module, which would be a value there."""
+    found: dict[Any, Any] = {}
+    for key, value in source.items():
+        key_path(key)
+        if isinstance(value, nn.Module) and not is_tensordict(value):
+            found[key] = _of_module(value, kind)
+        else:
+            found[key] = _without_modules(value, kind) if isinstance(value, dict) else value
+    return found
 
 
 def _tensordict() -> Any:
@@ -121,5 +153,6 @@ def _tensordict() -> Any:
 
 
 def _nested(module: nn.Module) -> dict[str, Any]:
-    found: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
-    return ParamTree.of(found | dict(module.named_buffers(remove_duplicate=False))).to_nested()
+    found: dict[Any, Any] = dict(module.named_parameters(remove_duplicate=False))
+    found |= module.named_buffers(remove_duplicate=False)
+    return ParamTree.of(found | _extra_states(module)).to_nested()

@@ -186,6 +186,39 @@ def test_memory_that_is_shared_in_part_is_refused_by_both_names() -> None:  # O
     assert base.tolist() == [0, 0, 0, 1, 1, 1]
 
 
+def test_a_place_without_a_leaf_shares_no_part_of_its_memory_with_one_that_is_written() -> None:  # O
+    base = torch.zeros(6)
+    refused({"a": base[:4], "b": base[2:]}, {"b": torch.ones(4)}, "'a' and 'b' share a part of their memory")
+    write({"a": base[:3], "b": base[2:], "c": torch.zeros(1)}, {"c": torch.ones(1)})
+
+
+@pytest.mark.parametrize("put", [write, adopt])
+@pytest.mark.parametrize("shape", [(2,), (2, 1, 2)])
+def test_a_second_name_for_a_memory_gets_what_the_first_one_gets(shape: tuple[int, ...], put: Any) -> None:  # T
+    memory = torch.zeros(shape)
+    destination = {"a": memory, "b": memory.view(-1).view(shape)}
+    put(destination, {"b": torch.ones(shape)})
+    assert [tensor.unique().tolist() for tensor in destination.values()] == [[1], [1]]
+    memory = torch.zeros(2)
+    refused({"a": memory, "b": memory.view_as(memory)}, dict(zip("ab", torch.eye(2), strict=True)), "are tied")
+
+
+def test_values_of_any_form_are_compared_for_tied_tensors() -> None:  # T
+    memory = torch.zeros(1)
+    destination = {"a": memory, "b": memory.view_as(memory)}
+    for value in (torch.ones(4)[::2][:1], torch._neg_view(-torch.ones(1))):
+        write(destination, {"a": torch.ones(1), "b": value})
+        refused(destination, {"a": torch.zeros(1), "b": value}, "'a' and 'b' are tied")
+
+
+@pytest.mark.parametrize("weights", [torch.ones(2, device="meta"), torch.ones(2).to_sparse()])
+def test_weights_without_values_are_refused_for_values_and_for_stacks(weights: torch.Tensor) -> None:  # W
+    stack = TensorDict.lazy_stack([TensorDict(a=torch.zeros(())) for _ in range(2)])
+    for destination in ({"a": 1}, stack):
+        with pytest.raises(WeightMismatch, match=r"'a' is (on the meta device|torch\.sparse_coo) in the weights"):
+            plan_update(destination, {"a": weights})
+
+
 def test_stretches_of_memory_that_meet_are_found_in_groups() -> None:
     base, other = torch.zeros(10), torch.zeros(4)
     tensors = [base[4:6], other, base[:4:2], base[1:3], torch.zeros(0), base[6:], base[5:7]]

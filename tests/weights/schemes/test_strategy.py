@@ -278,3 +278,17 @@ def test_values_in_a_dict_that_are_no_tensors_are_replaced() -> None:
     destination: dict[str, Any] = {"a": {"step": 1, "note": "x"}, "w": torch.zeros(1)}
     plan_update(destination, {"a.step": torch.tensor(5), "a.note": "y", "w": torch.ones(1)}).write()
     assert destination == {"a": {"step": 5, "note": "y"}, "w": torch.ones(1)}
+
+
+def test_a_tensordict_has_the_extra_state_and_the_modules_of_a_dict_too() -> None:
+    source, model = nn.Sequential(Counter(3), nn.Identity()), nn.Sequential(Counter(1), nn.Identity())
+    for weights, destination in (
+        (source, model),
+        ({"policy": source}, {"policy": model}),
+        ({"a.b": source}, {"a": {"b": model}}),
+    ):
+        model[0].count = 1
+        TO_TENSORDICT.apply_weights(destination, TO_TENSORDICT.extract_weights(weights))
+        assert (model[0].count, model[0].weight.item()) == (3, 3.0)
+    with pytest.raises(WeightMismatch, match="keys of weights are strings; got 3"):
+        TO_TENSORDICT.extract_weights({3: torch.ones(1)})
