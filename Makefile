@@ -10,7 +10,7 @@ READY := .venv/.ready
 JOBS ?= 2
 SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test lint orphans histories faults stress training bench clean
+.PHONY: run test lint orphans histories faults fuzz stress training bench clean
 
 run: $(READY)
 	$(BIN)/rlinf-launch examples/embodiment/train_embodied_agent.py $(ARGS)
@@ -18,7 +18,7 @@ run: $(READY)
 # Hundreds of processes that the tests start would each compile the package where the environment forbids to keep it.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: lint
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not orphans and not histories and not training and not stress and not faults" $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not orphans and not histories and not training and not stress and not faults and not fuzz" $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -33,6 +33,10 @@ histories: $(READY)
 # Random programs of calls, messages and channels under faults, for ten minutes or RLINF_FAULTS_SECONDS.
 faults: $(READY)
 	$(BIN)/python -m pytest -m faults $(ARGS)
+
+# Random pairs of a source and a destination of weights: 200 000, or RLINF_FUZZ_EXAMPLES.
+fuzz: $(READY)
+	$(BIN)/python -m pytest -m fuzz -s $(ARGS)
 
 # Half a minute of weights sent without a pause, by every scheme, while four readers look at every value; and receivers
 # that end or stop while large weights are on their way.

@@ -18,9 +18,12 @@ from rlinf_async.weights.memory.leases import Leases as Leases
 from rlinf_async.weights.memory.slot import SlotWriter as SlotWriter
 from rlinf_async.weights.memory.slot_layout import IN_SLOT as IN_SLOT, ON_GPU as ON_GPU
 from rlinf_async.weights.memory.store import Store as Store
+from rlinf_async.weights.model import fit as fit
 from rlinf_async.weights.model.copying import copy_tensors as copy_tensors
+from rlinf_async.weights.model.fit import Fit as Fit
 from rlinf_async.weights.model.gather import gather_buckets as gather_buckets
 from rlinf_async.weights.model.param_tree import name_of as name_of
+from rlinf_async.weights.model.places import Places as Places
 from rlinf_async.weights.plane.comparing import Comparing as Comparing
 from rlinf_async.weights.plane.outlets import Outlets as Outlets
 from rlinf_async.weights.plane.sync_handle import SyncHandle as SyncHandle
