@@ -24,8 +24,7 @@ from rollouts import TaskShape, join_envs
 from seeding import generator_for
 from torch import Tensor
 
-from rlinf_async import Worker
-from rlinf_async.weights import WorkerWeightSyncScheme
+from rlinf_async import Worker, publish
 
 _METRICS = ("policy_loss", "value_loss", "approximate_kl", "clip_fraction", "grad_norm", "entropy")
 
@@ -40,7 +39,6 @@ class EmbodiedFSDPActor(Worker):
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__()
         self._cfg = cfg
-        self._is_sending = False
 
     def init_worker(
         self, shape: TaskShape, sizes: BatchSizes, layout: Layout, checkpoint: dict[str, Any] | None
@@ -63,13 +61,7 @@ class EmbodiedFSDPActor(Worker):
         elif model.model_path is not None:
             self._policy.load_state_dict(load_policy(model.model_path))
         self._ranks.share_weights(self._policy)
-        if self._rank == 0:
-            self._weights = WorkerWeightSyncScheme()
-            self._weights.init_on_sender("policy", receivers="rollout", source_model=self._policy)
-
-    async def connect_weights(self) -> None:
-        """Meets every rank of the rollout group; on rank 0."""
-        await self._weights.connect()
+        self._weights = publish(self._policy, to="rollout")
 
     @Worker.timer("sync_model")
     async def sync_model_to_rollout(self, overlap: bool) -> int:
@@ -81,15 +73,10 @@ class EmbodiedFSDPActor(Worker):
         Returns:
             Their version.
         """
-        sender = self._weights.get_sender()
-        if self._is_sending:
-            await sender.wait_async()
-        if overlap:
-            await sender.send_async()
-        else:
-            await sender.send()
-        self._is_sending = overlap
-        return int(sender.version)
+        version: int = await self._weights.send()
+        if not overlap:
+            await self._weights.delivered()
+        return version
 
     def training_state(self) -> dict[str, Any]:
         """What a checkpoint keeps of the actor; the same on every rank."""

@@ -77,8 +77,6 @@ class EmbodiedRunner:
         shape = self.env.init_worker(self.step, self._layout).wait()[0]
         self.rollout.init_worker(shape, self._layout).wait()
         self.actor.init_worker(shape, self._sizes, self._layout, checkpoint).wait()
-        if not self.cfg.runner.only_eval:  # then the rollout group keeps the weights that it was given
-            _wait_for_all(self.actor.execute_on(0).connect_weights(), self.rollout.connect_weights())
 
     def run(self) -> dict[str, Any]:
         """Trains to the last step, or until an evaluation on the way reaches the target; then evaluates.

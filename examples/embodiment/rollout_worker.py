@@ -16,8 +16,7 @@ from policy import GaussianPolicy
 from rollouts import Actions, Floats, TaskShape, share_actions
 from seeding import generator_for
 
-from rlinf_async import Worker
-from rlinf_async.weights import WorkerWeightSyncScheme
+from rlinf_async import Worker, follow
 
 
 class MultiStepRolloutWorker(Worker):
@@ -40,17 +39,11 @@ class MultiStepRolloutWorker(Worker):
         path = self._cfg.rollout.model.model_path
         if path is not None:
             self._policy.load_state_dict(load_policy(path))
+        self._weights = follow(self._policy, of="actor")
 
-        self._weights = WorkerWeightSyncScheme()
-        self._weights.init_on_worker("policy", sender=("actor", 0), model=self._policy)
-
-    async def connect_weights(self) -> None:
-        """Meets the actor; from now on its weights come in between any two decisions."""
-        await self._weights.connect()
-        self._serving = self._weights.get_receiver().serve()
-
-    def begin_step(self, step: int) -> None:
-        """What is random from now on belongs to training step ``step``."""
+    async def begin_step(self, step: int) -> None:
+        """What is random from now on belongs to training step ``step``; the actor has sent weights before."""
+        await self._weights.wait_version(1)
         # A generator for each stage: which of them is answered first differs from run to run.
         self._generators = [
             generator_for(self._cfg.runner.seed, f"rollout of stage {stage}", self._rank, step, self._device)
@@ -85,7 +78,7 @@ class MultiStepRolloutWorker(Worker):
             if not views:
                 return
             views.sort(key=lambda view: view.env_rank)
-            async with self._weights.get_receiver().reading() as version:
+            async with self._weights.reading() as version:
                 with self.worker_timer(timer):
                     decided = self._act(np.concatenate([view.observations for view in views]), generator)
             if generator is not None:

@@ -13,9 +13,8 @@ from omegaconf import DictConfig
 from problems import Problem, ProblemSpace
 from solver import Solver
 from tokenizer import CharacterTokenizer
-from weight_sync import WeightSink
 
-from rlinf_async import Worker
+from rlinf_async import Worker, follow
 
 
 class GenerationWorker(Worker):
@@ -34,21 +33,19 @@ class GenerationWorker(Worker):
         space = ProblemSpace(cfg.data.terms, cfg.data.largest)
         self._solver = Solver(model, tokenizer, space.longest_solution + 1, device)
         self._reward_ranks = reward_ranks
-
-    def connect_actor(self, group: str) -> None:
-        """From now on this rank can take the weights of rank 0 of that group."""
-        self._weights = WeightSink(self._solver.model, (group, 0))
+        self._weights = follow(model, of="actor")
 
     @Worker.timer("sync_model")
     async def sync_model_from_actor(self, version: int) -> None:
         """Waits until the model has these weights of the actor."""
-        await self._weights.receive(version)
+        await self._weights.wait_version(version, timeout=120)
 
     async def generate(self, queues: Queues) -> None:
         """Answers batch after batch of problems until there are no more, a group of responses to each problem."""
         while (batch := await queues.problems.get()) is not None:
-            with self.worker_timer("generate"), self._weights.reading() as version:
-                responses = self._respond(batch, version)
+            async with self._weights.reading() as version:
+                with self.worker_timer("generate"):
+                    responses = self._respond(batch, version)
             await queues.responses.put(responses, key=batch.index % self._reward_ranks)
 
     @Worker.timer("answer")

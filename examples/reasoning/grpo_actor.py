@@ -20,9 +20,8 @@ from tokenizer import CharacterTokenizer
 from torch import Tensor
 from torch.nn.functional import pad
 from warm_start import WarmStartReport, warm_start
-from weight_sync import WeightSource
 
-from rlinf_async import Worker
+from rlinf_async import Worker, publish
 
 _METRICS = ("policy_loss", "kl_to_sampler", "kl_to_reference", "clip_fraction", "grad_norm")
 
@@ -43,6 +42,7 @@ class GRPOActor(Worker):
         self._ranks = DataParallel(self._world_size, self._device)
         self._tokenizer = CharacterTokenizer.load(cfg.actor.tokenizer.tokenizer_model)
         self._model = make_policy(cfg.actor.model.model_path, cfg, self._tokenizer).to(self._device)
+        self._weights = publish(self._model, to="rollout")
 
     @Worker.timer("warm_start")
     def warm_start(self, sets: ProblemSets) -> WarmStartReport:
@@ -54,10 +54,6 @@ class GRPOActor(Worker):
         space = ProblemSpace(self._cfg.data.terms, self._cfg.data.largest)
         solver = Solver(self._model, self._tokenizer, space.longest_solution + 1, self._device)
         return warm_start(solver, sets, self._cfg, self._ranks)
-
-    def connect_rollout(self, group: str) -> None:
-        """From now on this rank can send weights to all ranks of that group."""
-        self._weights = WeightSource(self._model, group)
 
     def begin_training(self) -> None:
         """Makes the optimiser; with ``algorithm.kl_beta``, the model as it is now becomes the reference."""
@@ -77,9 +73,10 @@ class GRPOActor(Worker):
     async def sync_model_to_rollout(self) -> int:
         """Sends the weights to the rollout group, and returns when they may change again: their version.
 
-        Version 1 is what training begins with, and every training step makes the next.
+        Version 1 is what training begins with, and every training step makes the next; none is sent twice.
         """
-        await self._weights.send(self._version)
+        if self._weights.version < self._version:
+            await self._weights.send(version=self._version)
         return self._version
 
     async def recv_rollout_batch(self, queues: Queues) -> None:

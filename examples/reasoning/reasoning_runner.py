@@ -109,8 +109,6 @@ class ReasoningRunner:
         if self.cfg.runner.only_eval:
             accuracy = await self._evaluate(progress)
             return self._report(accuracy, accuracy)
-        await self.actor.execute_on(0).connect_rollout(self.rollout.worker_group_name)
-        await self.rollout.connect_actor(self.actor.worker_group_name)
         await self.actor.begin_training()
         await self._receive_weights(await self._send_weights())
         before = await self._evaluate(progress)
