@@ -5,6 +5,7 @@
     python -m benches.bench_weights --only two_nodes --only two_hosts    # nodes of this machine; network namespaces
     python -m benches.bench_weights --only narrow_hosts                  # three hosts pass them on to each other
     python -m benches.bench_weights --only one_gpu                       # trainer, receiver or both on a GPU
+    python -m benches.bench_weights --only publish --only load           # the two words, and a plain call
 
 Every version is verified at every receiver before the next one is sent.
 """
@@ -192,6 +193,24 @@ def one_gpu(quick: bool) -> list[Measurement]:
     return found
 
 
+COSTS: Final = {"mlp": 96 * KIBI, "llm": 64 * MEBI, "many": 10_000 * 1000}
+"""Bytes, by shape: a small policy, a large one, and ten thousand tensors of a kilobyte."""
+
+WAYS: Final = ("publish_copy", "publish_map", "load")
+
+
+def costs(quick: bool) -> list[Measurement]:
+    """Until one worker has a version: by ``publish`` and ``follow``, and by a call with the state as its argument."""
+    found = []
+    note = "until the worker has it and the trainer has heard so"
+    for shape, size in COSTS.items():
+        for way in WAYS:
+            case = Case(BENCH, f"{way}_{shape}_{in_words(size)}", "ms", 1e3, note=note)
+            arguments = {"shape": shape, "size": size, "way": way, "count": 5 if quick else 50}
+            found.append(Measurement(case, "sync_by_words", arguments, peers=()))
+    return found
+
+
 class Session:
     """Ours, a peer or none, and the limits: what each of them has measured.
 
@@ -344,6 +363,7 @@ def main(arguments: list[str] | None = None) -> None:
         opening = ("start", {"receivers": NARROW_RECEIVERS})
         run_hosts(wanted(alone, [narrow(options.quick)]), alone, opening, 1 + NARROW_RECEIVERS, RATE)
         run_gpu(alone)
+        run_costs(alone)
     except ContestantError as error:
         sys.exit(str(error))
 
@@ -372,13 +392,24 @@ def run_gpu(options: Options) -> None:
             print("no rows of one GPU: torch finds none on this machine", file=sys.stderr)
             return
 
+    run_alone(asked, options, "--gpu")
+
+
+def run_costs(options: Options) -> None:
+    run_alone([each for each in costs(options.quick) if options.wants(each.case.name)], options)
+
+
+def run_alone(asked: Sequence[Measurement], options: Options, *flags: str) -> None:
+    """Measures with one receiver and no peer."""
+
     def starting(name: str) -> Standing:
         if name == LIMIT:
             return Standing(contestant.limits)
-        ours = functools.partial(contestant.ours, "--gpu", "--loop", options.loop, script="weights_ours.py")
+        ours = functools.partial(contestant.ours, *flags, "--loop", options.loop, script="weights_ours.py")
         return Standing(ours, ("start", {"receivers": 1}))
 
-    session.print_rows(asked, session.beside_each_peer(asked, starting, options), options)
+    if asked:
+        session.print_rows(asked, session.beside_each_peer(asked, starting, options), options)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,16 @@ import weighing
 import works
 from works import Samples
 
-from rlinf_async import Cluster, NodePlacementStrategy, PackedPlacementStrategy, PlacementStrategy, Worker
+from rlinf_async import (
+    Cluster,
+    NodePlacementStrategy,
+    PackedPlacementStrategy,
+    PlacementStrategy,
+    Worker,
+    WorkerGroup,
+    follow,
+    publish,
+)
 from rlinf_async._messaging.state.chain import CHAIN_FROM_BYTES
 from rlinf_async.weights import Publisher, Subscriber
 from rlinf_async.weights.links.worker_link import WorkerLink
@@ -61,6 +70,27 @@ class Trainer(Worker):
         await self._publisher.close()
         del self._publisher, self._model
 
+    async def open_words(self, shape: str, size: int, way: str) -> None:
+        self._model = weighing.model(shape, size)
+        if way == "load":
+            self._rollout = await WorkerGroup.from_group_name(Rollout, "rollout", cluster=await Cluster())
+        else:
+            self._words = publish(self._model, to="rollout", apply=way.removeprefix("publish_"))
+
+    async def sync_by_words(self, version: int, way: str) -> float:
+        weighing.fill(self._model, version)
+        began = time.perf_counter()
+        if way == "load":
+            await self._rollout.load(self._model.state_dict())
+        else:
+            await self._words.send()
+            await self._words.delivered()
+        return time.perf_counter() - began
+
+    async def shut_words(self, way: str) -> None:
+        if way != "load":
+            await self._words.close()
+
 
 class Rollout(Worker):
     async def open(self, line: str, shape: str, size: int, apply: str, device: str) -> None:
@@ -87,6 +117,21 @@ class Rollout(Worker):
     async def shut(self) -> None:
         await self._subscriber.close()
         del self._subscriber, self._model
+
+    async def open_words(self, shape: str, size: int, way: str) -> None:
+        self._model = weighing.model(shape, size)
+        if way != "load":
+            self._words = follow(self._model, of="trainer", apply=way.removeprefix("publish_"))
+
+    async def load(self, state: Any) -> None:
+        self._model.load_state_dict(state)
+
+    async def check_words(self, version: int) -> None:
+        weighing.check(self._model, version)
+
+    async def shut_words(self, way: str) -> None:
+        if way != "load":
+            await self._words.close()
 
 
 class Ours(weighing.Weights):
@@ -149,6 +194,18 @@ class Ours(weighing.Weights):
         await self._receiving.shut()
         await self._trainer.shut()
 
+    async def sync_by_words(self, shape: str, size: int, way: str, count: int) -> Samples:
+        """Seconds until the receiver has a version, after three that are not counted."""
+        await self._rollout.open_words(shape, size, way)
+        await self._trainer.open_words(shape, size, way)
+        taken: list[float] = []
+        for version in range(1, weighing.WARM_UP + count + 1):
+            taken += await self._trainer.sync_by_words(version, way)
+            await self._rollout.check_words(version)
+        await self._trainer.shut_words(way)
+        await self._rollout.shut_words(way)
+        return taken[weighing.WARM_UP :]
+
     async def control(self, receivers: int, count: int) -> Samples:
         echoing = self._rollout.execute_on(*range(receivers)).echo(count)
         (samples,) = await self._trainer.control(receivers, count)
@@ -175,6 +232,9 @@ class OurWeighing(weighing.Weighing):
     async def control(self, receivers: int, count: int) -> Samples:
         """Seconds for a few bytes from the trainer to each receiver and back."""
         return await self._ours.control(receivers, count)
+
+    async def sync_by_words(self, **sync: Any) -> Samples:
+        return await self._ours.sync_by_words(**sync)
 
     async def direct(self, **sync: Any) -> Samples:
         """Seconds until the last receiver has a version, if nobody passes it on."""
