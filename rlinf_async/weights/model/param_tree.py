@@ -107,8 +107,8 @@ class ParamTree:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors, tied ones once."""
-        return sum(tensor.nbytes for tensor in self.tensors.values())
+        """Bytes of all dense tensors, tied ones once; no receiver takes others."""
+        return sum(tensor.nbytes for tensor in self.tensors.values() if tensor.layout is torch.strided)
 
     def to_state_dict(self) -> dict[str, Any]:
         """Dotted name → tensor (or other value), sorted, tied tensors under each of their names."""

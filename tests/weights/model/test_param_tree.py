@@ -124,3 +124,7 @@ def test_keys_that_make_no_tree_are_named(source: Any, words: str) -> None:
 def test_a_source_of_another_type_is_refused() -> None:
     with pytest.raises(ValueError, match="Unsupported source type for weights: <class 'int'>"):
         ParamTree.of(3)
+
+
+def test_sparse_tensors_have_no_bytes_that_travel() -> None:
+    assert ParamTree.of({"a": torch.ones(2), "b": torch.ones(2).to_sparse()}).nbytes == 8
