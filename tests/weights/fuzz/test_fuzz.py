@@ -100,13 +100,13 @@ def stacks_as_mappings(monkeypatch: pytest.MonkeyPatch) -> None:
 def values_for_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     """A string or None for a tensor is not refused."""
     check = Fit.check
-    monkeypatch.setattr(Fit, "check", lambda self, leaves, extra: check(self, leaves, {}))
+    monkeypatch.setattr(Fit, "check", lambda self, leaves, *_: check(self, leaves, {}))
 
 
 def dtypes_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is cast."""
     problem = fit._problem
-    monkeypatch.setattr(fit, "_problem", lambda *pair, maps, strict: problem(*pair, maps=maps, strict=True))
+    monkeypatch.setattr(fit, "_problem", lambda *pair, **how: problem(*pair, **how | {"strict": True}))
 
 
 @pytest.mark.fuzz
