@@ -34,7 +34,8 @@ histories: $(READY)
 faults: $(READY)
 	$(BIN)/python -m pytest -m faults $(ARGS)
 
-# Random pairs of a source and a destination of weights: 200 000, or RLINF_FUZZ_EXAMPLES.
+# Random pairs of a source and a destination of weights: 200 000 within one process, or RLINF_FUZZ_EXAMPLES, and a
+# hundredth as many over each link between processes.
 fuzz: $(READY)
 	$(BIN)/python -m pytest -m fuzz -s $(ARGS)
 
