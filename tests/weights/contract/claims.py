@@ -303,7 +303,8 @@ def claims_of(way: Way, *, among: Collection[str] | None = None) -> list[str]:
         carries = way.kind != "none" and not (way.is_called and way.apply == "map")
         return carries and way.kind not in _UNLESS[name]
 
-    return [name for name in CLAIMS if holds(name) and (among is None or name in among)]
+    # In an order that does not depend on which of the modules of claims was imported first.
+    return sorted(name for name in CLAIMS if holds(name) and (among is None or name in among))
 
 
 async def _awaited(work: Any) -> Any:
