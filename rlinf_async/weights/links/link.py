@@ -1,4 +1,4 @@
-"""What carries the words between a sender and one of its receivers.
+"""Link between a publisher and one of its receivers: words, tensors to other machines, and the error of its end.
 
 A word is a list of plain data (numbers, strings, bytes, lists, None), a few hundred bytes long; the weights are not
 among them.  A link keeps what arrives until somebody listens, and has no loop of its own: a word is heard in the

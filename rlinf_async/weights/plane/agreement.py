@@ -1,4 +1,4 @@
-"""Whether what a sender has to give fits where a receiver puts it."""
+"""Agreement of a sender's manifest with a receiver's destination: READY, or REFUSE with the misfits."""
 
 from __future__ import annotations
 

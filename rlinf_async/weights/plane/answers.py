@@ -1,4 +1,4 @@
-"""What a receiver says to its sender."""
+"""Answers of a receiver to its sender: READY, REFUSE, ACK and LACK."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a version that is leased gets to where it is wanted: judged, checked, and written while nobody reads."""
+"""Application of a leased version to its destination: judged, checked, and written while nobody reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether what has changed is sent to other machines, or everything."""
+"""Choice between a delta and the whole version, for receivers on other machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a version of a source gets into a slot, from a CPU, a GPU or many ranks."""
+"""Packing of a version into a slot, from a CPU, a GPU or the shards of many ranks."""
 
 from __future__ import annotations
 

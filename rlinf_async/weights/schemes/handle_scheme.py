@@ -1,4 +1,4 @@
-"""What schemes that call their workers have in common."""
+"""Base of schemes that call their workers' methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How weights are carried: what every scheme takes beside its strategy."""
+"""Options of every scheme: apply, policy, dtypes, delta, verification, deadlines; checked, and refused by name."""
 
 from __future__ import annotations
 
