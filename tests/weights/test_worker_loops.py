@@ -21,6 +21,7 @@ from tensordict import TensorDict
 from rlinf_async import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme, WeightStrategy
 from rlinf_async.errors import ClosedError, DeadlineExceeded, ForkedProcessError, PeerLost
 from tests._support import leaks
+from tests._support.forked_children import forked
 from tests.weights.ends import Tied
 
 KINDS = [MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme]
@@ -81,26 +82,6 @@ class Pair:
 def pair(kind: Any) -> Iterator[Pair]:
     with contextlib.closing(Pair(kind)) as made:
         yield made
-
-
-@contextlib.contextmanager
-def forked(run: Callable[[], object]) -> Iterator[int]:
-    """A child process; it is killed if it has not ended with the block."""
-    child = os.fork()
-    if child == 0:
-        signal.alarm(60)
-        code = 1
-        try:
-            run()
-            code = 0
-        finally:
-            os._exit(code)
-    try:
-        yield child
-    finally:
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
 
 
 # -- TorchRL's loop -------------------------------------------------------------------------------------------------

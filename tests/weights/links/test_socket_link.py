@@ -12,13 +12,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 
 import pytest
 
 from rlinf_async.errors import AuthError, ClosedError, ConfigError, ForkedProcessError, PeerLost, TransferFailed
 from rlinf_async.weights.links import socket_link
 from tests._support import leaks
+from tests._support.forked_children import exit_code, forked
 from tests._support.recording_listener import Ear
 from tests._support.socket_links import joining, pair
 from tests._support.weight_parts import LOOP, OWN, SocketLink, Words
@@ -31,31 +31,6 @@ def heard_by(link: SocketLink) -> Ear:
     ear = Ear()
     link.listen(ear)
     return ear
-
-
-@contextlib.contextmanager
-def forked(run: Callable[[], object]) -> Iterator[int]:
-    """A child, which ends when ``run`` does: with 0, or 1 where it raises."""
-    child = os.fork()
-    if child == 0:
-        signal.alarm(60)
-        code = 1
-        try:
-            run()
-            code = 0
-        finally:
-            os._exit(code)
-    try:
-        yield child
-    finally:
-        with contextlib.suppress(ChildProcessError):
-            if os.waitpid(child, os.WNOHANG) == (0, 0):
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-
-
-def exit_code(child: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 # -- meeting --------------------------------------------------------------------------------------------------------
