@@ -28,7 +28,7 @@
 #   weights/            a trainer's weights at its rollout workers; loaded when one of its names is asked for
 #     state/, waiting/  versions, reports, words; threads, conditions and gates
 #     model/            the tensors of a model: found, laid out, gathered, compared, written
-#     gpu/, slots/      CUDA's part; the memory that versions lie in
+#     memory/           shared memory that versions lie in; the part of GPUs in it
 #     links/, plane/    words between processes; Publisher and Subscriber, on one machine and over many
 #     transports/       TorchRL's carriers      schemes/   TorchRL's interface
 #     publication, following              publish and follow, between worker groups
