@@ -3,47 +3,57 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from rlinf_async._messaging.operation import Sending
 from rlinf_async._messaging.peer import Peer
+from rlinf_async._messaging.relayed_broadcast import RelayedBroadcast
 from rlinf_async._messaging.state.flow_control import SendWindow, WindowEntry
 
 
-class InFlight:
+class InFlight(WindowEntry):
     """One message, until its operation is done.
 
     Attributes:
         awaited: endpoints whose word that they have the content is awaited.
         links: that were used for it, ``attempts`` times in all.
         by_gpu: the last of them was one between GPUs.
-        is_certain: it has left by a way on which nothing is lost as long as both sides live.
+        relay: that brings it to other nodes; None where none does.
+        certain: endpoints that it has left for by a way on which nothing is lost as long as both sides live.
     """
 
-    __slots__ = ("attempts", "awaited", "by_gpu", "entry", "is_certain", "links", "sending")
+    __slots__ = ("attempts", "awaited", "by_gpu", "certain", "links", "relay", "sending")
 
     def __init__(self, sending: Sending, receivers: Sequence[Peer]) -> None:
+        super().__init__(sending.payload.nbytes)
         self.sending = sending
-        self.entry: WindowEntry
         self.awaited = dict.fromkeys(peer.endpoint for peer in receivers)
         self.links: list[Any] = []
         self.attempts = 0
         self.by_gpu = False
-        self.is_certain = False
+        self.relay: RelayedBroadcast | None = None
+        self.certain: Collection[int] = ()
+
+    def end_relay(self) -> None:
+        """Has the relay, if there is one, let go of it."""
+        relay, self.relay = self.relay, None
+        if relay is not None:
+            relay.close()
 
 
 class SendStream:
     """A stream of messages, at its sender."""
 
-    __slots__ = ("id", "is_same_node", "open", "order", "receivers", "window")
+    __slots__ = ("id", "is_same_node", "open", "order", "other_nodes", "receivers", "window")
 
     def __init__(self, stream_id: Any, receivers: Sequence[Peer], node: int) -> None:
         self.id = stream_id
         self.receivers = receivers
         self.is_same_node = all(peer.node == node for peer in receivers)
         """The receivers are all on this node."""
-        self.window = SendWindow(peer.endpoint for peer in receivers)
+        self.other_nodes = len({peer.node for peer in receivers} - {node})
+        self.window: SendWindow[InFlight] = SendWindow(peer.endpoint for peer in receivers)
         self.order = threading.Lock()
         """Held from a message's number to its frame, which leave in one order."""
         self.open: dict[int, InFlight] = {}

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.failures import pack_error
 from rlinf_async._messaging.state.relay_plan import BRING, LANDED, PASS, ROOM, STUCK, WHOLE
 from rlinf_async.errors import ClosedError, PeerLost, TransferFailed
@@ -195,8 +196,8 @@ class _Landing:
                 while self._here < len(self._coming) and self._coming[self._here].done():
                     self._coming[self._here]._result()
                     self._here += 1
-            except Exception as error:
-                self._error = self._error or error
+            except Exception as error:  # whose traceback would keep the memory
+                self._error = self._error or copy_of(error)
             if self._here > here:
                 self._watch()
             for line, (receiver, sent) in list(self._passing.items()):
@@ -239,7 +240,7 @@ class _Landing:
         """Stops passing it on along a line, on which nothing is awaited any more."""
         with self._lock:
             _, sent = self._passing.pop(line, (None, []))
-        _give_up(sent)
+        give_up(sent)
 
     def keep_all(self) -> None:
         """Stops passing it on, and lets go of its memory once it has come to its end."""
@@ -257,10 +258,11 @@ class _Landing:
             coming = self._coming
         self._go_on()
         self.keep_all()
-        _give_up(coming)
+        give_up(coming)
 
 
-def _give_up(works: Sequence[Work[None]]) -> None:
-    for work in works:
+def give_up(works: Sequence[Work[Any]]) -> None:
+    """Gives up what is under way on a line; the last first, or those behind would move up to what they do not fit."""
+    for work in reversed(works):
         if not work.done():
             work._lose_interest()

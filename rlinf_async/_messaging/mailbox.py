@@ -19,7 +19,9 @@ from rlinf_async._messaging.inbox import Inbox
 from rlinf_async._messaging.outbox import Outbox
 from rlinf_async._messaging.peer import Peer
 from rlinf_async._messaging.peers import Peers
+from rlinf_async._messaging.relayed_broadcast import BroadcastHosts
 from rlinf_async._messaging.state import message_facts
+from rlinf_async._messaging.state.relay_plan import FROM_HOSTS
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +39,7 @@ class Mailbox:
         self.peers = Peers(client, introduction, address, self._on_end, self._on_facts)
         self.outbox = Outbox(self.peers)
         self.inbox = Inbox(self.peers)
+        self.broadcast_hosts = BroadcastHosts(self.peers, self.outbox, self.inbox)
         client.receivers[frames.MESSAGE] = self
         client.listen("ended", self.peers.on_ended)
         client.listen("node_lost", self.peers.on_node_lost)
@@ -82,6 +85,8 @@ class Mailbox:
             self.outbox.on_lost(peer, *facts)
         elif what == message_facts.REFUSED:
             self.outbox.on_refused(peer, *facts)
+        elif what == message_facts.RELAY:
+            (self.outbox.on_relay if facts[2] in FROM_HOSTS else self.broadcast_hosts.hear)(peer, *facts)
         else:
             logger.error("%s has sent a message of a kind %r that is not known here", peer.label, what)
 
@@ -89,3 +94,4 @@ class Mailbox:
         self.names.forget(peer.group)
         self.outbox.fail(peer)
         self.inbox.fail(peer)
+        self.broadcast_hosts.fail(peer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from rlinf_async import settings
@@ -17,7 +17,9 @@ from rlinf_async._messaging.message_content import Payload
 from rlinf_async._messaging.operation import Sending
 from rlinf_async._messaging.peer import Peer
 from rlinf_async._messaging.peers import Peers
+from rlinf_async._messaging.relayed_broadcast import RELAY, Carrier, RelayedBroadcast, memory_of
 from rlinf_async._messaging.state import message_facts
+from rlinf_async._messaging.state.chain import CHAIN_FROM_BYTES
 from rlinf_async._messaging.state.message_facts import TENSOR
 from rlinf_async._transports import transport_choice
 from rlinf_async._transports.gpu_link_choice import GPU_LINKS
@@ -94,11 +96,9 @@ class Outbox:
             sending.fail(error)
             return False
         with self._lock:
-            entry = stream.window.add(in_flight, payload.nbytes)
-            in_flight.entry = entry
-            stream.open[entry.number] = in_flight
-            number = entry.number
-            if not entry.left:
+            number = stream.window.add(in_flight).number
+            stream.open[number] = in_flight
+            if not in_flight.left:
                 # Under the lock: the thread that reads the socket may be told of room, or be asked for the content,
                 # just now, and would post the content ahead of this.
                 # tests/_messaging/test_mailbox.py::
@@ -107,13 +107,13 @@ class Outbox:
                     stream.receivers, (message_facts.ANNOUNCE, stream.id, number, payload.kind, payload.about)
                 )
                 return True
-        start = (message_facts.DATA, stream.id, number, payload.kind, payload.about, entry.charge)
+        start = (message_facts.DATA, stream.id, number, payload.kind, payload.about, in_flight.charge)
         try:
             self._leave(stream, in_flight, transport, start)
         except Exception as error:
             with self._lock:
                 stream.open.pop(number, None)
-                stream.window.undo(entry)
+                stream.window.undo(in_flight)
             sending.fail(error)
             return False
         return True
@@ -180,7 +180,7 @@ class Outbox:
     def _by_link(
         self, stream: SendStream, in_flight: InFlight, receivers: Sequence[Peer], transport: str, start: tuple[Any, ...]
     ) -> None:
-        payload, number = in_flight.sending.payload, in_flight.entry.number
+        payload, number = in_flight.sending.payload, in_flight.number
         in_flight.by_gpu = transport in GPU_LINKS
         links = [self._peers.link(peer, transport) for peer in receivers]
         body: bytes | int
@@ -211,7 +211,7 @@ class Outbox:
         try:
             work._result()
         except Exception as error:
-            self._again(stream, in_flight, peer, error)
+            self._again(stream, in_flight, (peer,), error)
 
     def _give_up_gpu_link(self, stream: SendStream, number: int, peer: Peer, link: Any) -> None:
         in_flight = stream.open.get(number)
@@ -224,32 +224,79 @@ class Outbox:
         if (peer.gpu_link if in_flight.by_gpu else peer.connection).fail() and in_flight.by_gpu:
             logger.warning("tensors on the GPU go to %s by way of the CPU from now on: %s", peer.label, error)
 
-    def _again(self, stream: SendStream, in_flight: InFlight, peer: Peer, error: Exception) -> None:
-        """Sends the content once more, to one receiver and by another transport."""
-        sending, number = in_flight.sending, in_flight.entry.number
+    def _again(self, stream: SendStream, in_flight: InFlight, peers: Iterable[Peer], error: Exception) -> None:
+        """Sends the content once more, to receivers that lack it and by another transport."""
+        sending, number = in_flight.sending, in_flight.number
         with self._lock:
-            if number not in stream.open or peer.endpoint not in in_flight.awaited or in_flight.is_certain:
-                return
-        if sending.done() or peer.error is not None:
+            lacking = in_flight.awaited.keys() - set(in_flight.certain) if number in stream.open else set()
+            peers = [peer for peer in peers if peer.endpoint in lacking and peer.error is None]
+        if sending.done() or not peers:
             return
-        self._count_failure(peer, in_flight, error)
+        if in_flight.relay is None:
+            self._count_failure(peers[0], in_flight, error)
+        else:
+            logger.info("a message to %s did not come through by the relay: %s", ", ".join(map(str, peers)), error)
         if in_flight.attempts > _MAX_ATTEMPTS * len(stream.receivers):
             sending.give_up(TransferFailed(f"{sending._describe()}: what it carries could not be transferred"))
             return
         start = (message_facts.CONTENT, stream.id, number, 0)
-        same_node = peer.node == node_of(self._peers.me)
+        same_node = all(peer.node == node_of(self._peers.me) for peer in peers)
         transport = transport_choice.choose(sending.payload.nbytes, same_node=same_node, direct=False)
         if transport != transport_choice.IN_FRAME:
-            self._by_link(stream, in_flight, (peer,), transport, start)
+            self._by_link(stream, in_flight, peers, transport, start)
             return
-        in_flight.is_certain, in_flight.by_gpu = True, False
+        in_flight.certain = {*in_flight.certain, *(peer.endpoint for peer in peers)}
+        in_flight.by_gpu = False
         try:
             packed = self._pack(stream, in_flight)
         except Exception as error:
             sending.give_up(error)
             return
-        self._by_frame(stream, (peer,), in_flight, start, *packed)
+        self._by_frame(stream, peers, in_flight, start, *packed)
         self._settle(stream, in_flight)
+
+    # -- by the relay -------------------------------------------------------------------------------------------
+
+    def _is_relayed(self, stream: SendStream, in_flight: InFlight) -> bool:
+        """Whether it goes from node to node: all its receivers wait for it, on two other nodes or more."""
+        payload = in_flight.sending.payload
+        is_awaited = in_flight.charge == 0 and stream.other_nodes > 1
+        return is_awaited and payload.nbytes >= CHAIN_FROM_BYTES and not payload.is_on_gpu and payload.has_small_head
+
+    def _by_relay(self, stream: SendStream, in_flight: InFlight, start: tuple[Any, ...]) -> None:
+        """
+        Raises:
+            Exception: its content cannot be packed; nothing has left.
+        """
+        here = node_of(self._peers.me)
+        near = [peer for peer in stream.receivers if peer.node == here]
+        far = [peer for peer in stream.receivers if peer.node != here]
+        head, buffers = in_flight.sending.payload.parts()
+        memory = memory_of(buffers)
+        if near:
+            self._by_frame(stream, near, in_flight, start, *self._pack(stream, in_flight))
+
+        def told(peers: Sequence[Peer], place: Any, error: Exception | None) -> None:
+            if error is None:
+                self._peers.post(peers, (*start, [RELAY, place, [buffer.nbytes for buffer in buffers]]), head)
+            else:
+                self._again(stream, in_flight, peers, error)
+
+        carriers = [Carrier(self._peers, self, None, peer, stream.id, in_flight.number) for peer in far]
+        in_flight.relay = RelayedBroadcast(carriers, told)
+        in_flight.relay.start(memory)
+        if in_flight.number not in stream.open:  # withdrawn meanwhile, by a thread that has not seen the relay
+            in_flight.end_relay()
+
+    def on_relay(self, source: Peer, stream_id: Any, number: int, *words: Any) -> None:
+        stream = self._find(source.endpoint, stream_id)
+        in_flight = None if stream is None else stream.open.get(number)
+        if in_flight is not None and in_flight.relay is not None:
+            in_flight.relay.hear(source, *words)
+
+    def forget(self, stream_id: Any) -> None:
+        """Lets go of a stream on which nothing more is sent."""
+        self._streams.pop(stream_id, None)
 
     # -- ends ---------------------------------------------------------------------------------------------------
 
@@ -259,17 +306,19 @@ class Outbox:
             in_flight.sending.finish()
 
     def _drop(self, stream: SendStream, in_flight: InFlight) -> None:
-        if in_flight.entry.number in stream.open:
+        if in_flight.number in stream.open:
             with self._lock:
-                stream.open.pop(in_flight.entry.number, None)
+                stream.open.pop(in_flight.number, None)
+        if in_flight.relay is not None:
+            in_flight.end_relay()
 
     def _withdraw(self, stream: SendStream, in_flight: InFlight, error: Exception) -> None:
         """The operation was given up: the receivers that have not got the message never will."""
-        if in_flight.entry.number in stream.open:
+        if in_flight.number in stream.open:
             self._take_back(stream, in_flight, error)
 
     def _take_back(self, stream: SendStream, in_flight: InFlight, error: Exception) -> None:
-        number = in_flight.entry.number
+        number = in_flight.number
         with self._lock:
             stream.open.pop(number, None)
             waiting = stream.window.withdraw(number)
@@ -277,6 +326,7 @@ class Outbox:
         if not waiting:
             for link in in_flight.links:
                 link.discard(error)
+        in_flight.end_relay()
 
     def fail(self, peer: Peer) -> None:
         """A peer is gone: what is open on any stream to it fails."""
@@ -292,6 +342,7 @@ class Outbox:
             messages = list(stream.open.values())
             stream.open.clear()
         for in_flight in messages:
+            in_flight.end_relay()
             in_flight.sending.fail(copy_of(error))
 
     # -- what receivers say -------------------------------------------------------------------------------------
@@ -301,26 +352,29 @@ class Outbox:
         if stream is not None:
             with self._lock:
                 leaving = stream.window.received(source.endpoint, total)
-            for entry in leaving:
-                self._go(stream, entry.what)
+            for in_flight in leaving:
+                self._go(stream, in_flight)
 
     def on_grant(self, source: Peer, stream_id: Any, number: int) -> None:
         stream = self._find(source.endpoint, stream_id)
         if stream is not None:
             with self._lock:
-                entry = stream.window.granted(source.endpoint, number)
-            if entry is not None:
-                self._go(stream, entry.what)
+                in_flight = stream.window.granted(source.endpoint, number)
+            if in_flight is not None:
+                self._go(stream, in_flight)
 
     def _go(self, stream: SendStream, in_flight: InFlight) -> None:
         """The content of what was announced."""
-        entry, sending = in_flight.entry, in_flight.sending
-        start = (message_facts.CONTENT, stream.id, entry.number, entry.charge)
+        sending = in_flight.sending
+        start = (message_facts.CONTENT, stream.id, in_flight.number, in_flight.charge)
         try:
-            self._leave(stream, in_flight, self._choose_transport(stream, sending.payload), start)
+            if self._is_relayed(stream, in_flight):
+                self._by_relay(stream, in_flight, start)
+            else:
+                self._leave(stream, in_flight, self._choose_transport(stream, sending.payload), start)
         except Exception as error:
             with self._lock:
-                stream.window.undo(entry)
+                stream.window.undo(in_flight)
             sending.give_up(error)
         self._settle(stream, in_flight)
 
@@ -328,7 +382,7 @@ class Outbox:
         stream = self._find(source.endpoint, stream_id)
         in_flight = None if stream is None else stream.open.get(number)
         if stream is not None and in_flight is not None:
-            if in_flight.links and not in_flight.is_certain:
+            if in_flight.links and source.endpoint not in in_flight.certain:
                 (source.gpu_link if in_flight.by_gpu else source.connection).is_proven = True
             in_flight.awaited.pop(source.endpoint, None)
             self._settle(stream, in_flight)
@@ -337,12 +391,15 @@ class Outbox:
         stream = self._find(source.endpoint, stream_id)
         in_flight = None if stream is None else stream.open.get(number)
         if stream is not None and in_flight is not None:
-            self._again(stream, in_flight, source, TransferFailed("the receiver has not got it"))
+            self._again(stream, in_flight, (source,), TransferFailed("the receiver has not got it"))
 
     def on_refused(self, source: Peer, stream_id: Any, number: int, why: str) -> None:
         stream = self._find(source.endpoint, stream_id)
         if stream is None:
             return
+        in_flight = stream.open.get(number)
+        if in_flight is not None and in_flight.relay is not None:  # the others are to have it all the same
+            in_flight.relay.give_up(TransferFailed(f"{source.label} cannot receive it"))
         with self._lock:
             in_flight = stream.open.pop(number, None)
             waited = stream.window.withdraw(number)

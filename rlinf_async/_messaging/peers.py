@@ -11,6 +11,7 @@ from typing import Any
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.requests import Request
 from rlinf_async._core import frames, operations
+from rlinf_async._core.error_copy import copy_of
 from rlinf_async._messaging.peer import Peer
 from rlinf_async._messaging.peer_devices import Devices
 from rlinf_async._messaging.state import message_facts
@@ -203,5 +204,5 @@ class Peers:
         peer.error = error
         links = list(peer.links.values())
         for link in links:
-            link.discard(error)
+            link.discard(copy_of(error))  # which comes to hold what is open, and the record is kept
         self._on_end(peer)

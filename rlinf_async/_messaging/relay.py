@@ -5,30 +5,19 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
+from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.failures import unpack_error
+from rlinf_async._messaging.landing import give_up
 from rlinf_async._messaging.state.chain import CHAIN_FROM_BYTES
-from rlinf_async._messaging.state.relay_plan import LANDED, ROOM, Do, RelayPlan, Way
+from rlinf_async._messaging.state.relay_plan import LANDED, ROOM, RelayPlan, Source, Way
 from rlinf_async.work import Work
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-class Source(Protocol):
-    """The owner of a relay; called with the lock held, one at a time."""
-
-    def appoint(self, receiver: Any, line: int) -> None:
-        """Tells a receiver that it is the host of its machine."""
-
-    def inform(self, receiver: Any, memory: Any, number: int) -> None:
-        """Tells a receiver what has landed on its machine, of which another one is the host."""
-
-    def end(self, receivers: Sequence[Any], number: int, memory: Any, error: Exception | None) -> None:
-        """Takes note that a payload is in the memory of these receivers' machine, or why it is not."""
 
 
 class Relay:
@@ -37,6 +26,7 @@ class Relay:
     A receiver has a ``link`` (as of ``RelayPlan``; with ``error`` and ``send_tensor``) and ``say``, which takes words.
 
     Args:
+        source: called with the lock held, one at a time.
         lock: held while events and actions happen, in whatever thread; reentrant.
 
     Attributes:
@@ -44,8 +34,8 @@ class Relay:
     """
 
     def __init__(self, source: Source, lock: threading.RLock, chain_from: int = CHAIN_FROM_BYTES) -> None:
-        self.plan = RelayPlan(chain_from)
-        self._source = source
+        self.plan = RelayPlan(self, chain_from)
+        self.appoint, self.inform, self.end = source.appoint, source.inform, source.end
         self._lock = lock
         self._is_acting = False
 
@@ -59,7 +49,8 @@ class Relay:
                 self._is_acting = True
                 try:
                     while self.plan.actions:
-                        self._do(*self.plan.actions.popleft())
+                        action, arguments = self.plan.actions.popleft()
+                        action(*arguments)
                 finally:
                     self._is_acting = False
             return result
@@ -76,27 +67,13 @@ class Relay:
             line, failure = facts
             self.act(self.plan.stuck, receiver, line, unpack_error(failure))
 
-    def _do(self, do: Do, *facts: Any) -> None:
-        if do is Do.SAY:
-            receiver, words = facts
-            if receiver.link.error is None:
-                receiver.say(*words)
-        elif do is Do.SEND:
-            self._send(*facts)
-        elif do is Do.DROP:
-            for work in facts[0].works:
-                if not work.done():
-                    work._lose_interest()
-        elif do is Do.APPOINT:
-            self._source.appoint(*facts)
-        elif do is Do.INFORM:
-            self._source.inform(*facts)
-        elif do is Do.END:
-            self._source.end(*facts)
-        else:
-            logger.warning("%s", *facts)
+    # -- actions of the plan ------------------------------------------------------------------------------------
 
-    def _send(self, way: Way, receiver: Any, piece: Any) -> None:
+    def say(self, receiver: Any, *words: Any) -> None:
+        if receiver.link.error is None:
+            receiver.say(*words)
+
+    def send(self, way: Way, receiver: Any, piece: Any) -> None:
         if not way.is_wanted:
             self.plan.sent(way, None)
             return
@@ -104,10 +81,16 @@ class Relay:
         way.works.append(work)
         work._follow(functools.partial(self._sent, way, work))
 
+    def drop(self, way: Way) -> None:
+        give_up(way.works)
+
+    def warn(self, text: str) -> None:
+        logger.warning("%s", text)
+
     def _sent(self, way: Way, work: Work[None]) -> None:
         error: Exception | None = None
         try:
             work._result()
-        except Exception as failure:
-            error = failure
+        except Exception as failure:  # whose traceback would keep the piece for as long as the report of it
+            error = copy_of(failure)
         self.act(self.plan.sent, way, error)

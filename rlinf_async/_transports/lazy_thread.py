@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
 
 Job = Callable[[], None]
 
@@ -31,6 +34,12 @@ class LazyThread:
             self._is_running = True
         threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
+    def call(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Has a function called that may raise, or never return: a process that ends does not wait for it."""
+        future: Future[Any] = Future()
+        self.submit(functools.partial(_settle, future, function, args))
+        return future
+
     def _run(self) -> None:
         while True:
             with self._lock:
@@ -40,3 +49,14 @@ class LazyThread:
                 job = self._jobs.popleft()
             job()
             del job  # with what it holds, before the next one comes
+
+
+def _settle(future: Future[Any], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(function(*args))
+    except BaseException as error:
+        future.set_exception(error)
+    finally:
+        del future  # which would be held by its own exception's traceback

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from rlinf_async._core.error_copy import copy_of
 from rlinf_async._transports.transfer import Buffer, Receiving, Sending, Transfer
 from rlinf_async.errors import TransferFailed
 
@@ -118,9 +119,9 @@ class OpenTransfers(Generic[Buffer]):
         """
         for number in received:
             if number not in self.sendings and number not in self._given_up:
-                self._unwanted[number] = error
+                self._unwanted[number] = copy_of(error)
         withdrawn = [number for number in sent if number > self._newest]
-        self._withdrawn.update(dict.fromkeys(withdrawn, error))
+        self._withdrawn.update((number, copy_of(error)) for number in withdrawn)
         return withdrawn
 
     def peer_knows(self, sent: Collection[int]) -> None:

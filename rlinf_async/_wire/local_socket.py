@@ -28,16 +28,17 @@ def check_peer(sock: socket.socket) -> int:
     return pid
 
 
-def connect(path: str) -> socket.socket:
-    """A socket to the daemon that listens at ``path``.
+def connect(path: str | bytes) -> socket.socket:
+    """A socket to the process of this user that listens at ``path``; bytes are an abstract address, in no directory.
 
     Raises:
         AuthError: the socket's directory or the listener belongs to another user.
         ConnectionError, FileNotFoundError: nothing listens there.
     """
-    status = Path(path).parent.lstat()
-    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise AuthError(f"{Path(path).parent} must belong to this user with mode 0700")
+    if isinstance(path, str):
+        status = Path(path).parent.lstat()
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise AuthError(f"{Path(path).parent} must belong to this user with mode 0700")
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         sock.connect(path)
@@ -48,12 +49,13 @@ def connect(path: str) -> socket.socket:
     return sock
 
 
-def listen(path: str) -> socket.socket:
-    """A listening socket at ``path``, inside a directory of mode 0700."""
+def listen(path: str | bytes) -> socket.socket:
+    """A listening socket at ``path``, inside a directory of mode 0700; bytes are an abstract address."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         sock.bind(path)
-        Path(path).chmod(0o600)
+        if isinstance(path, str):
+            Path(path).chmod(0o600)
         sock.listen(128)
         sock.setblocking(False)
     except BaseException:

@@ -141,8 +141,9 @@ class Messaging:
     ) -> Any:
         """Gives one worker's object to all members; each of them calls this with the same ``groups`` and ``src``.
 
-        Between machines it travels once per machine.  Broadcasts among the same members keep their order; they have
-        nothing to do with what those send to each other.
+        Between machines it travels once per machine; from 64 MiB on, if two or more other machines get it, they pass it
+        on to each other, so that the source's network carries it once.  Broadcasts among the same members keep their
+        order; they have nothing to do with what those send to each other.
 
         Args:
             object: what the source gives; the others' does not matter.

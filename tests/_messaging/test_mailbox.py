@@ -16,7 +16,7 @@ from rlinf_async._messaging import exchange, peers
 from rlinf_async._messaging.message_content import Payload
 from rlinf_async._messaging.operation import Sending
 from rlinf_async._messaging.state import message_facts
-from rlinf_async._messaging.state.flow_control import SendWindow
+from rlinf_async._messaging.state.flow_control import SendWindow, WindowEntry
 from rlinf_async._transports import transport_choice
 from rlinf_async._transports.inline import InlineLink
 from rlinf_async.errors import ClosedError, DeadlineExceeded, NodeLost, SerializationError, TransferFailed, WorkerDied
@@ -284,9 +284,9 @@ def test_room_that_is_returned_while_a_message_is_being_sent_does_not_empty_it(
 ) -> None:
     has_room, asked = SendWindow.has_room, []
 
-    def has_room_from_the_second_time_on(self: SendWindow, nbytes: int) -> bool:
-        asked.append(nbytes)
-        return len(asked) > 1 and has_room(self, nbytes)
+    def has_room_from_the_second_time_on(self: SendWindow[Any], entry: WindowEntry) -> bool:
+        asked.append(entry)
+        return len(asked) > 1 and has_room(self, entry)
 
     monkeypatch.setattr(SendWindow, "has_room", has_room_from_the_second_time_on)
     send(near, BIG)
@@ -312,6 +312,26 @@ def test_a_message_that_cannot_be_packed_fails_alone_and_takes_no_room(
     assert all(stream.window.outstanding < 1000 for stream in near.a._mailbox.outbox._streams.values())
 
 
+@pytest.mark.parametrize("size", [10, 100_000, 1 << 20])
+def test_what_comes_on_a_line_that_is_forgotten_is_not_kept(network: Network, links: list[FakeLink], size: int) -> None:
+    """A line of a relay, on which nothing leaves before it is received."""
+    send(network, "hello")
+    network.deliver()
+    outbox, inbox = network.a._mailbox.outbox, network.b._mailbox.inbox
+    peer = network.a._mailbox.peers.at(network.endpoints["b"])
+    before = repr(inbox)
+    sending = Sending("relay to", peer, None, Payload(message_facts.TENSOR, None, memoryview(bytearray(size))))
+    outbox.send(sending, (peer,), "relay 7")
+    network.deliver()
+    if len(links) > 1:
+        bring(*links)
+        network.deliver()
+    assert not sending.done()
+    sending.give_up(ClosedError("enough"))
+    network.deliver()
+    assert repr(inbox) == before
+
+
 # -- the end --------------------------------------------------------------------------------------------------------
 
 
@@ -331,6 +351,18 @@ def test_the_end_of_a_peer_fails_what_is_open_with_it_and_spares_what_is_here(
             work.wait(0)
     assert links[0].discarded
     assert repr(network.a._mailbox.outbox) == "<Outbox 0 streams [0 open]>"
+
+
+def test_the_end_of_a_peer_keeps_nothing_of_what_was_open_with_it(network: Network, links: list[FakeLink]) -> None:
+    sending = send(network, BIG)
+    network.deliver()
+    network.client("a").announce("ended", {"endpoint": network.endpoints["b"], "report": REPORT})
+    alive = weakref.ref(sending)
+    del sending
+    links[0].sent.clear()
+    links[0].discarded.clear()
+    gc.collect()
+    assert alive() is None
 
 
 def test_the_loss_of_a_node_fails_what_is_open_with_its_workers(network: Network) -> None:
@@ -410,6 +442,29 @@ def test_what_has_been_received_is_not_kept(network: Network) -> None:
     alive = weakref.ref(receiving.wait(0))
     del receiving
     assert alive() is None
+
+
+@pytest.mark.parametrize("end", ["taken", "given up", "its receiver has died"])
+def test_what_has_been_sent_is_not_kept(near: Network, end: str) -> None:
+    """Neither the operation nor its payload waits for the collector."""
+    value = torch.ones(100_000) if end == "taken" else torch.zeros(9 << 20, dtype=torch.float64)
+    gc.collect()
+    gc.disable()
+    try:
+        sending = send(near, value)
+        near.deliver()
+        if end == "given up":
+            sending.give_up(ClosedError("enough"))
+        elif end == "taken":
+            recv(near).wait(0)
+        else:
+            near.client("a").announce("ended", {"endpoint": near.endpoints["b"], "report": REPORT})
+        assert sending.done()
+        alive = weakref.ref(sending)
+        del sending
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_the_largest_that_rides_on_a_frame_between_nodes_is_below_what_a_link_is_worth() -> None:

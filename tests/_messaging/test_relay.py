@@ -9,7 +9,7 @@ import pytest
 from rlinf_async._core.failures import pack_error
 from rlinf_async._messaging.state import relay_plan
 from rlinf_async._messaging.state.relay_plan import BRING, WHOLE, Patch, piece_sizes
-from rlinf_async.errors import PeerLost
+from rlinf_async.errors import PeerLost, TransferFailed
 from tests._support.simulated_remote_nodes import Payload, Receiver, Sender
 
 
@@ -183,3 +183,18 @@ def test_a_patch_goes_to_machines_that_have_its_base_and_all_of_it_where_it_fail
     assert has.link.tensors[-1][1] == b"body"
     sender.answer(has, 2, pack_error(ValueError("another base")), None)
     assert has.said[-1] == (BRING, 2, [1024, 2048], 0, b"")
+
+
+def test_what_cannot_land_is_under_way_no_more(sender: Sender) -> None:
+    host = Receiver()
+    sender.join(host)
+    payload = sender.begin(1, host)
+    sender.publish(payload, host)
+    sender.room(host, 1)
+    sender.answer(host, 1, pack_error(TransferFailed("a piece is lost")), None)
+    assert [error for *_, error in sender.ended] == ["TransferFailed"]
+    assert payload.holds == 0, "what nobody receives any more is not held"
+    line = host.link.tensors[0][0]
+    sender.publish(Payload(2), host)
+    sender.room(host, 2)
+    assert host.link.tensors[-1][0] != line, "it is not taken for what is left of the first"

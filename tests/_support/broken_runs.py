@@ -78,7 +78,7 @@ def script(phase: str) -> None:
             group.hello().wait()
             group.close()
             return
-        print("idle", flush=True)
+        print("idle\n", end="", flush=True)  # in one piece: a worker's line may come between text and end
         sys.stdin.readline()
         group.hello().wait()
         print("answered", flush=True)

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
@@ -351,3 +352,18 @@ def test_a_transfer_outlives_any_number_of_broken_connections_as_long_as_somethi
     two.settle()
     assert received.wait() == text
     sent.wait()
+
+
+def test_what_a_link_remembers_of_a_transfer_keeps_nothing_of_another() -> None:
+    """Nothing that the error of the other one has come through."""
+    two = TwoLinks()
+    for number in (1, 2):
+        two.links[0].send(number, words(0, number))
+    received = two.links[1].receive(1, [WORDS])
+    two.links[0].discard(KeyError("enough"))
+    two.settle()
+    with pytest.raises(TransferFailed, match="enough"):
+        received.wait()
+    later = two.links[1].receive(2, [WORDS])
+    assert later._error is not None
+    assert later._error.__traceback__ is None

@@ -8,7 +8,7 @@ has a receive for it.  Plain state: its owner sends.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final, Generic, TypeVar
 
 from rlinf_async import settings
 
@@ -17,20 +17,18 @@ MESSAGE_OVERHEAD_BYTES: Final = 128
 
 
 class WindowEntry:
-    """One message of a stream, at its sender.
+    """One message of a stream, at its sender; the owner's messages are of this class.
 
     Attributes:
         number: in its stream, from 1.
-        what: the owner's own.
         charge: bytes of room that it takes; 0 while it is only announced, and where its receivers have asked for it.
         left: its content has been, or is being sent.
     """
 
-    __slots__ = ("charge", "cost", "left", "number", "waits_for", "what")
+    __slots__ = ("charge", "cost", "left", "number", "waits_for")
 
-    def __init__(self, number: int, what: Any, nbytes: int) -> None:
-        self.number = number
-        self.what = what
+    def __init__(self, nbytes: int) -> None:
+        self.number = 0
         self.cost = nbytes + MESSAGE_OVERHEAD_BYTES
         self.charge = 0
         self.left = False
@@ -41,13 +39,16 @@ class WindowEntry:
         return f"<WindowEntry {self.number} {'left' if self.left else 'announced'} [{self.cost} bytes]>"
 
 
-class SendWindow:
+Entry = TypeVar("Entry", bound=WindowEntry)
+
+
+class SendWindow(Generic[Entry]):
     """The sender's side of one stream.
 
     Example:
         window = SendWindow([7])
-        window.add(message, 100).left                 # True: send it
-        window.add(giant, 1 << 30).left               # False: announce it
+        window.add(WindowEntry(100)).left             # True: send it
+        window.add(WindowEntry(1 << 30)).left         # False: announce it
         window.granted(7, 2)                          # the giant: send it now
     """
 
@@ -56,8 +57,8 @@ class SendWindow:
         self._room = int(settings.MESSAGE_WINDOW_BYTES()) if room is None else room
         self._sent = 0
         self._numbers = 0
-        self._announced: dict[int, WindowEntry] = {}
-        self._in_line: dict[int, WindowEntry] = {}
+        self._announced: dict[int, Entry] = {}
+        self._in_line: dict[int, Entry] = {}
         """Those of the announced that would fit, in order."""
 
     def __repr__(self) -> str:
@@ -68,15 +69,15 @@ class SendWindow:
         """Bytes that were sent and that some receiver has not received."""
         return self._sent - min(self._received.values())
 
-    def has_room(self, nbytes: int) -> bool:
-        """Whether a message of so many bytes would leave at once."""
-        return not self._in_line and self.outstanding + nbytes + MESSAGE_OVERHEAD_BYTES <= self._room
+    def has_room(self, entry: WindowEntry) -> bool:
+        """Whether a message would leave at once."""
+        return not self._in_line and self.outstanding + entry.cost <= self._room
 
-    def add(self, what: Any, nbytes: int) -> WindowEntry:
+    def add(self, entry: Entry) -> Entry:
         """The next message: to be sent if it has ``left``, otherwise to be announced."""
         self._numbers += 1
-        entry = WindowEntry(self._numbers, what, nbytes)
-        if self.has_room(nbytes):
+        entry.number = self._numbers
+        if self.has_room(entry):
             self._charge(entry)
             return entry
         entry.waits_for = set(self._received)
@@ -85,10 +86,10 @@ class SendWindow:
             self._in_line[entry.number] = entry
         return entry
 
-    def received(self, receiver: int, total: int) -> list[WindowEntry]:
+    def received(self, receiver: int, total: int) -> list[Entry]:
         """A receiver has received so many bytes in all: the messages to send now, in order."""
         self._received[receiver] = max(total, self._received[receiver])
-        leaving: list[WindowEntry] = []
+        leaving: list[Entry] = []
         while self._in_line:
             entry = next(iter(self._in_line.values()))
             if self.outstanding + entry.cost > self._room:
@@ -98,7 +99,7 @@ class SendWindow:
             leaving.append(entry)
         return leaving
 
-    def granted(self, receiver: int, number: int) -> WindowEntry | None:
+    def granted(self, receiver: int, number: int) -> Entry | None:
         """A receiver asks for a message: the message, if it is to be sent now."""
         entry = self._announced.get(number)
         if entry is None:
@@ -110,7 +111,7 @@ class SendWindow:
         entry.left = True
         return entry
 
-    def undo(self, entry: WindowEntry) -> None:
+    def undo(self, entry: Entry) -> None:
         """It was to leave, and its content could not be sent."""
         self._sent -= entry.charge
         entry.charge = 0
@@ -119,18 +120,18 @@ class SendWindow:
         """Its send was given up.  False if it has left."""
         return self._forget(number) is not None
 
-    def fail(self) -> list[WindowEntry]:
+    def fail(self) -> list[Entry]:
         """The stream is at its end: what has not left, and will not."""
         announced = list(self._announced.values())
         self._announced.clear()
         self._in_line.clear()
         return announced
 
-    def _charge(self, entry: WindowEntry) -> None:
+    def _charge(self, entry: Entry) -> None:
         entry.left = True
         entry.charge = entry.cost
         self._sent += entry.cost
 
-    def _forget(self, number: int) -> WindowEntry | None:
+    def _forget(self, number: int) -> Entry | None:
         self._in_line.pop(number, None)
         return self._announced.pop(number, None)

@@ -20,11 +20,13 @@ before it takes a message, *charge* what it takes of the stream's room, in bytes
     both ways
       GPU        machine uuid model reachable               what ``gpu_link_choice.Gpu`` says; wants to hear the other's
       LINK       name facts                                 what one end of a link says to the other
+      RELAY      stream number words…                       of a message that goes from node to node, and its hosts
 
 The content is the body of the frame, where *via* is None; otherwise *via* is ``[name of a link, transfer, sizes]``, and
 the link brings buffers of these sizes, of which the frame's body, where it is not empty, is the first.  Between GPUs
 *via* ends with the places of these buffers among all; the rest of the content is a body of its own, and rides on the
-frame as any other.
+frame as any other.  A message that has come by the relay has the *via* ``["relay", [path, inode], sizes]``: its buffers
+are in that memory of the receiver's node (``_messaging/relayed_broadcast.py``).
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ REFUSED: Final = 8
 LINK: Final = 9
 INTRODUCE: Final = 10
 GPU: Final = 11
+RELAY: Final = 12
 
 OBJECT: Final = 0
 PAIR: Final = 1

@@ -33,10 +33,9 @@ from __future__ import annotations
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from rlinf_async._messaging.state.chain import CHAIN_FROM_BYTES, DISTRUST_S, Chain, chain_sizes
 from rlinf_async.errors import PeerLost, TransferFailed, WorkerDied
@@ -117,11 +116,10 @@ class Machine:
     """A machine with receivers.
 
     Attributes:
-        receivers: the first is the *host*, and knows it once ``is_hosted``.
+        receivers: the first is the *host*, and knows it.
         line: on which its host gets pieces; no two hosts ever have the same.
         memory, number: of what has landed there last.
         way: of what is coming.
-        attempts: hosts to which it could not be sent.
         is_doubted: the host was late.
     """
 
@@ -131,8 +129,6 @@ class Machine:
     memory: Any = None
     number: int = 0
     way: Way | None = None
-    attempts: int = 0
-    is_hosted: bool = False
     is_doubted: bool = False
 
 
@@ -144,7 +140,7 @@ class Way:
         waiting: receivers that are told of its end.
         patch: what travels instead of everything.
         sender: host of another machine that passes it on; None: it comes from the source.
-        body: what travels, until the end: it keeps the memory.
+        tried: hosts of the machine to which it could not be sent.
         works: the owner's: sends of its pieces.
     """
 
@@ -154,7 +150,7 @@ class Way:
     waiting: list[Any]
     patch: Patch | None
     sender: Any
-    body: Any
+    tried: Sequence[Any]
     works: list[Any] = field(default_factory=list)
     has_room: bool = False
     is_asked: bool = False
@@ -175,41 +171,51 @@ class Way:
         if start == end or (self.patch is None and end > self.job.packed):
             return None
         self._sent += 1
-        return self.body[start:end]
+        return (self.job if self.patch is None else self.patch).body[start:end]
 
 
-class Do(Enum):
-    """Actions that a plan has its owner carry out."""
+class Source(Protocol):
+    """What a plan has the source of payloads do."""
 
-    APPOINT = auto()
-    """Receiver, line: tell it that it is the host of its machine."""
-    INFORM = auto()
-    """Receiver, memory, number: tell it what has landed on its machine, and that another one is the host."""
-    SAY = auto()
-    """Receiver, words: say them to it."""
-    SEND = auto()
-    """Way, receiver, piece: send it on the way's line, if the way is still wanted; then ``sent``."""
-    DROP = auto()
-    """Way: give up what is being sent."""
-    END = auto()
-    """Receivers, number, memory, error: a payload is in their machine's memory, or why it is not."""
-    WARN = auto()
-    """Text: log it."""
+    def appoint(self, receiver: Any, line: int) -> None:
+        """Tells a receiver that it is the host of its machine."""
+
+    def inform(self, receiver: Any, memory: Any, number: int) -> None:
+        """Tells a receiver what has landed on its machine, of which another one is the host."""
+
+    def end(self, receivers: Sequence[Any], number: int, memory: Any, error: Exception | None) -> None:
+        """Takes note that a payload is in the memory of these receivers' machine, or why it is not."""
+
+
+class Owner(Source, Protocol):
+    """What a plan has its owner do."""
+
+    def say(self, receiver: Any, *words: Any) -> None: ...
+
+    def send(self, way: Way, receiver: Any, piece: Any) -> None:
+        """Sends a piece on the way's line, if the way is still wanted; then ``sent``."""
+
+    def drop(self, way: Way) -> None:
+        """Gives up what is being sent."""
+
+    def warn(self, text: str) -> None: ...
 
 
 class RelayPlan:
     """One source's distributions, one after the other.
 
     Args:
+        owner: whose methods the actions are.
         chain_from: bytes from which on machines make a chain.
 
     Attributes:
-        actions: to be carried out; each begins with a ``Do``.
+        actions: to be carried out: methods of the owner, and their arguments.
         job: that is being packed, or was published last.
     """
 
-    def __init__(self, chain_from: int = CHAIN_FROM_BYTES) -> None:
-        self.actions: deque[tuple[Any, ...]] = deque()
+    def __init__(self, owner: Owner, chain_from: int = CHAIN_FROM_BYTES) -> None:
+        self.actions: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._owner = owner
         self.job: Job | None = None
         self._chain_from = chain_from
         self._chain = Chain()
@@ -217,8 +223,8 @@ class RelayPlan:
         self._last_line = secrets.randbits(48)
         """Machines know their neighbours by lines, whichever sources they serve."""
 
-    def _do(self, *action: Any) -> None:
-        self.actions.append(action)
+    def _do(self, action: Callable[..., None], *facts: Any) -> None:
+        self.actions.append((action, facts))
 
     # -- receivers ----------------------------------------------------------------------------------------------
 
@@ -226,10 +232,10 @@ class RelayPlan:
         """Adds a receiver, which gets what was published last."""
         machine = self._machines.setdefault(receiver.link.node, Machine(receiver.link.node))
         machine.receivers.append(receiver)
-        if machine.is_hosted:
-            self._do(Do.INFORM, receiver, machine.memory, machine.number)
-        else:
+        if machine.receivers[0] is receiver:
             self._appoint(machine)
+        else:
+            self._do(self._owner.inform, receiver, machine.memory, machine.number)
         self._catch_up(machine, [receiver], latest)
 
     def catch_up(self, receiver: Any, latest: Job) -> None:
@@ -237,7 +243,7 @@ class RelayPlan:
         machine = self._machine_of(receiver)
         if machine is not None:
             if machine.number >= latest.number:
-                self._do(Do.END, [receiver], machine.number, machine.memory, None)
+                self._do(self._owner.end, [receiver], machine.number, machine.memory, None)
             self._catch_up(machine, [receiver], latest)
 
     def _catch_up(self, machine: Machine, waiting: list[Any], latest: Job | None) -> None:
@@ -247,6 +253,7 @@ class RelayPlan:
             self._wait(machine.way, waiting)
             return
         if machine.way is not None:  # of something older: the host is stopped, perhaps
+            waiting = list(dict.fromkeys([*machine.way.waiting, *waiting]))
             self._next_host(machine)
         self._bring(machine, latest, waiting)
 
@@ -266,6 +273,24 @@ class RelayPlan:
                 self._bring(machine, way.job, way.waiting)
             self._begin_again(behind, self.job)
 
+    def lost(self, receiver: Any, memory: Any, latest: Job) -> None:
+        """Brings what was published last to a receiver that cannot open the memory of its host that it was told of."""
+        machine = self._machine_of(receiver)
+        if machine is not None:
+            if machine.memory == memory and machine.receivers[0] is not receiver:
+                waiting = [] if machine.way is None else machine.way.waiting
+                self._next_host(machine)
+                if waiting:
+                    self._catch_up(machine, waiting, latest)
+            self.catch_up(receiver, latest)
+
+    def dissolve(self) -> None:
+        """Takes out all receivers: they join once more, with memory for payloads of another size."""
+        for machine in self._machines.values():
+            machine.receivers.clear()
+            self._chain.leave(machine.node)
+            self._appoint(machine)
+
     def doubt(self, receiver: Any) -> None:
         """Notes that a receiver was late: if it is a host, another one takes its place with the next payload."""
         machine = self._machine_of(receiver)
@@ -282,9 +307,8 @@ class RelayPlan:
         self._last_line += 1
         machine.line = self._last_line
         machine.memory, machine.number, machine.is_doubted = None, 0, False
-        machine.is_hosted = bool(machine.receivers)
-        if machine.is_hosted:
-            self._do(Do.APPOINT, machine.receivers[0], machine.line)
+        if machine.receivers:
+            self._do(self._owner.appoint, machine.receivers[0], machine.line)
 
     def _next_host(self, machine: Machine) -> None:
         """Has the next receiver take the host's place, if there is one; the host gives its memory back."""
@@ -292,21 +316,21 @@ class RelayPlan:
         machine.receivers.append(before)
         self._appoint(machine)
         if machine.receivers[0] is not before:
-            self._do(Do.INFORM, before, None, 0)
+            self._do(self._owner.inform, before, None, 0)
 
     def _give_up(self, machine: Machine) -> None:
         way = machine.way
         if way is not None:
             self._end(way)
-            self._do(Do.DROP, way)
+            self._do(self._owner.drop, way)
             if way.is_asked:
-                self._do(Do.SAY, way.sender, (KEEP, way.line))
+                self._do(self._owner.say, way.sender, KEEP, way.line)
 
     def _wait(self, way: Way, receivers: Iterable[Any]) -> None:
         way.waiting += [receiver for receiver in receivers if receiver not in way.waiting]
 
     def _end(self, way: Way) -> None:
-        way.machine.way = way.body = None
+        way.machine.way = None
         way.job.release()
 
     # -- packing and publishing ---------------------------------------------------------------------------------
@@ -316,20 +340,19 @@ class RelayPlan:
         self.job = job
         machines = [self._machines[node] for node in self._by_node(receivers)]
         for machine in self._plan(machines, job):
-            machine.attempts = 0
             self._bring(machine, job, [])
         return any(machine.way is not None and machine.way.job is job for machine in machines)
 
     def _by_node(self, receivers: Iterable[Any]) -> dict[int, list[Any]]:
         found: dict[int, list[Any]] = {}
         for receiver in receivers:
-            if receiver.link.node in self._machines:
+            if self._machine_of(receiver) is not None:  # others get it when they join
                 found.setdefault(receiver.link.node, []).append(receiver)
         return found
 
     def _plan(self, machines: Iterable[Machine], job: Job) -> list[Machine]:
         """Plans the chain; returns the machines that all of the job can leave for now."""
-        able = [each for each in machines if each.is_hosted and each.way is None and not each.is_doubted]
+        able = [each for each in machines if each.receivers and each.way is None and not each.is_doubted]
         chained = [each.node for each in able if each.receivers[0].link.address is not None]
         if job.nbytes < self._chain_from or len(chained) < 2:
             chained = []
@@ -374,19 +397,20 @@ class RelayPlan:
                 continue
             if way is not None or machine.is_doubted:  # the host is stopped, perhaps
                 self._next_host(machine)
-            machine.attempts = 0
             self._bring(machine, job, waiting)
 
     # -- to one machine -----------------------------------------------------------------------------------------
 
-    def _bring(self, machine: Machine, job: Job, waiting: list[Any], *, all_of_it: bool = False) -> None:
+    def _bring(
+        self, machine: Machine, job: Job, waiting: list[Any], *, tried: Sequence[Any] = (), all_of_it: bool = False
+    ) -> None:
         error: Exception | None = None
         if not machine.receivers:
             error = PeerLost("nobody is left on that machine to receive")
         elif job.facts is not None and not job.is_current:
             error = TransferFailed(f"version {job.number} is followed by others already")
         if error is not None:
-            self._do(Do.END, waiting, job.number, None, error)
+            self._do(self._owner.end, waiting, job.number, None, error)
             return
         patch = job.patch
         if all_of_it or (patch is not None and patch.base != machine.number):
@@ -394,12 +418,11 @@ class RelayPlan:
         node = self._chain.source(machine.node) if job is self.job else None
         sender: Any = None if node is None else self._machines[node].receivers[0]
         job.hold()  # until ``_end``: nothing else comes into that memory
-        body = job.body if patch is None else patch.body
-        machine.way = way = Way(job, machine, machine.line, waiting, patch, sender, body)
+        machine.way = way = Way(job, machine, machine.line, waiting, patch, sender, tried)
         words = [BRING, job.number, way.sizes, *((0, b"") if patch is None else patch[:2])]
         if node is not None:
             words += [sender.link.address, self._chain.patience(machine.node, job.seconds)]
-        self._do(Do.SAY, machine.receivers[0], words)
+        self._do(self._owner.say, machine.receivers[0], *words)
         if node is not None:
             self._go_on(way)
 
@@ -423,26 +446,25 @@ class RelayPlan:
             return
         if way.sender is not None and way.has_room and not way.is_asked:
             way.is_asked = True
-            self._do(Do.SAY, way.sender, (PASS, job.number, host.link.address, way.line))
+            self._do(self._owner.say, way.sender, PASS, job.number, host.link.address, way.line)
         while way.sender is None and (piece := way.next_piece()) is not None:
             job.hold()  # until ``sent``
-            self._do(Do.SEND, way, host, piece)
+            self._do(self._owner.send, way, host, piece)
         if job.facts is not None and not way.is_told:
             way.is_told = True
-            self._do(Do.SAY, host, (WHOLE, job.number, *job.facts))
+            self._do(self._owner.say, host, WHOLE, job.number, *job.facts)
 
     def sent(self, way: Way, error: Exception | None) -> None:
         """Hears that a piece has left, or could not."""
         way.job.release()
         if error is None or not way.is_wanted:
             return
-        machine, behind = way.machine, self._chain.leave(way.machine.node)
-        self._next_host(machine)
-        machine.attempts += 1
-        if machine.attempts < len(machine.receivers):
-            self._bring(machine, way.job, way.waiting)
+        behind, tried = self._chain.leave(way.machine.node), [*way.tried, way.machine.receivers[0]]
+        self._next_host(way.machine)
+        if way.machine.receivers[0] not in tried:
+            self._bring(way.machine, way.job, way.waiting, tried=tried)
         else:
-            self._do(Do.END, way.waiting, way.job.number, None, error)
+            self._do(self._owner.end, way.waiting, way.job.number, None, error)
         self._begin_again(behind, way.job)
 
     def landed(self, receiver: Any, number: int, error: Exception | None, memory: Any, line: int) -> None:
@@ -454,16 +476,24 @@ class RelayPlan:
             self._cut(way, error)
             return
         machine = way.machine
-        self._end(way)
         if error is None:
+            self._end(way)
             machine.memory, machine.number, machine.is_doubted = memory, number, False
             self._chain.landed(machine.node)
-            self._do(Do.END, way.waiting, number, memory, None)
-        elif way.patch is not None:  # whatever was wrong with what has changed
+            self._do(self._owner.end, way.waiting, number, memory, None)
+            return
+        if way.has_room:
+            # Some of it may be under way yet, where nothing awaits it.  That holds its memory here, and would be taken
+            # for what comes next on that line.
+            # tests/_messaging/test_relay.py::test_what_cannot_land_is_under_way_no_more
+            self._appoint(machine)
+        else:
+            self._end(way)
+        if way.patch is not None:  # whatever was wrong with what has changed
             self._bring(machine, way.job, way.waiting, all_of_it=True)
         else:
             behind = self._chain.leave(machine.node)
-            self._do(Do.END, way.waiting, number, None, error)
+            self._do(self._owner.end, way.waiting, number, None, error)
             self._begin_again(behind, way.job)
 
     # -- along the chain ----------------------------------------------------------------------------------------
@@ -481,7 +511,7 @@ class RelayPlan:
         node = way.machine.node
         there, sender = way.machine.receivers[0].link.label, way.sender.link.label
         text = f"what was to come to {there} by way of {sender} could not, and comes from here"
-        self._do(Do.WARN, f"{text}; the two are kept apart for {DISTRUST_S:.0f} s: {error}")
+        self._do(self._owner.warn, f"{text}; the two are kept apart for {DISTRUST_S:.0f} s: {error}")
         self._begin_again(self._chain.cut(node, time.monotonic()), way.job)
 
     def _begin_again(self, nodes: Iterable[int], job: Job | None) -> None:
@@ -490,7 +520,6 @@ class RelayPlan:
             way = self._machines[node].way
             if job is not None and way is not None and way.job is job:
                 self._appoint(way.machine)
-                way.machine.attempts = 0
                 self._bring(way.machine, job, way.waiting)
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from rlinf_async._messaging.state.flow_control import MESSAGE_OVERHEAD_BYTES, SendWindow
+from rlinf_async._messaging.state.flow_control import MESSAGE_OVERHEAD_BYTES, SendWindow, WindowEntry
 from rlinf_async._messaging.state.matching import Arrivals, Do, Message, Step
 from rlinf_async._messaging.state.message_facts import OBJECT, TENSOR
 
@@ -217,13 +217,13 @@ def test_many_cancelled_receives_leave_nothing() -> None:
 # -- everything at once ---------------------------------------------------------------------------------------------
 
 
-class Sent:
+class Sent(WindowEntry):
     """A message as the test knows it."""
 
     def __init__(self, kind: int, nbytes: int) -> None:
         self.kind = kind
+        super().__init__(nbytes)
         self.nbytes = nbytes
-        self.entry: Any = None
         self.withdrawn = False
         self.had: list[int] = []
         """By which receiver; refused counts."""
@@ -282,10 +282,10 @@ class Exchange(RuleBasedStateMachine):
         if self.died:
             return sent
         self.sent.append(sent)
-        sent.entry = entry = self.window.add(sent, nbytes)
+        self.window.add(sent)
         for side in self.sides:
-            if entry.left:
-                side.to.append(("data", sent, entry.charge, by_link))
+            if sent.left:
+                side.to.append(("data", sent, sent.charge, by_link))
             else:
                 side.to.append(("announce", sent))
         return sent
@@ -293,7 +293,7 @@ class Exchange(RuleBasedStateMachine):
     @rule(sent=messages)
     def withdraw(self, sent: Sent) -> None:
         """As the user's deadline does, for what has not left."""
-        if sent.entry is not None and not self.died and self.window.withdraw(sent.entry.number):
+        if sent.number and not self.died and self.window.withdraw(sent.number):
             sent.withdrawn = True
             for side in self.sides:
                 side.to.append(("withdraw", sent))
@@ -302,7 +302,7 @@ class Exchange(RuleBasedStateMachine):
     def leave(self, leaving: Iterable[Any]) -> None:
         for entry in leaving:
             for side in self.sides:
-                side.to.append(("content", entry.what, entry.charge, bool(entry.number % 2)))
+                side.to.append(("content", entry, entry.charge, bool(entry.number % 2)))
 
     @rule()
     def die(self) -> None:
@@ -332,7 +332,7 @@ class Exchange(RuleBasedStateMachine):
             side.links.clear()
             self.do(side, line.fail(ConnectionError("dead")))
             return
-        number = sent.entry.number
+        number = sent.number
         if kind == "announce":
             self.do(side, line.announce(number, sent.kind, None))
         elif kind == "withdraw":
@@ -403,7 +403,7 @@ class Exchange(RuleBasedStateMachine):
         side.had.remove(last)
         side.is_disordered = True
         wanting.state = "cancelled"
-        sent = next(sent for sent in self.sent if sent.entry.number == last[0])
+        sent = next(sent for sent in self.sent if sent.number == last[0])
         sent.had.remove(self.sides.index(side))
         message = Message(last[0], sent.kind, None)
         message.content = sent
@@ -423,7 +423,7 @@ class Exchange(RuleBasedStateMachine):
                 assert step.receive.state == "posted"
                 step.receive.state = "delivered" if step.do is Do.DELIVER else "refused"
                 assert (step.do is Do.DELIVER) == (step.receive.kind == step.message.kind)
-                sent = next(sent for sent in self.sent if sent.entry.number == step.message.number)
+                sent = next(sent for sent in self.sent if sent.number == step.message.number)
                 assert index not in sent.had, "had twice"
                 assert step.do is Do.REFUSE or step.message.content is sent
                 sent.had.append(index)
@@ -466,7 +466,7 @@ class Exchange(RuleBasedStateMachine):
             assert not any(side.line._wanted for side in self.sides)
             return
         for sent in self.sent:
-            assert sorted(sent.had) == list(range(len(self.sides))) or sent.withdrawn, sent.entry
+            assert sorted(sent.had) == list(range(len(self.sides))) or sent.withdrawn, sent
         assert self.window.outstanding < ROOM // 4
         assert {side.line._total for side in self.sides} == {self.window._sent}
 

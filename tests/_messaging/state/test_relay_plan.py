@@ -6,9 +6,9 @@ from collections import Counter
 from typing import Any
 
 from hypothesis import settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rlinf_async._messaging.state.relay_plan import BRING, KEEP, PASS, WHOLE, Do, Job, RelayPlan, Way
+from rlinf_async._messaging.state.relay_plan import BRING, KEEP, PASS, WHOLE, Job, Machine, RelayPlan, Way
 from rlinf_async.errors import PeerLost, TransferFailed
 
 MEBI = 1 << 20
@@ -56,6 +56,7 @@ class Member:
         elif what == WHOLE:
             self.is_whole = True
         elif what == PASS:
+            assert facts[2] not in self.passes, "it is asked for once"
             self.passes.add(facts[2])
         else:
             assert what == KEEP
@@ -67,7 +68,7 @@ class Distributions(RuleBasedStateMachine):
 
     @initialize(nodes=st.lists(st.integers(1, 4), min_size=1, max_size=6))
     def begin(self, nodes: list[int]) -> None:
-        self.plan = RelayPlan(chain_from=1)
+        self.plan = RelayPlan(self, chain_from=1)
         self.members: list[Member] = []
         self.leaving: list[tuple[Way, Member, Any]] = []
         self.jobs: list[Payload] = []
@@ -75,31 +76,88 @@ class Distributions(RuleBasedStateMachine):
         self.latest: Payload | None = None
         self.told: Counter[tuple[int, int]] = Counter()
         self.due: set[int] = set()
+        self.lines: set[int] = set()
+        self.landed_lines: set[int] = set()
         self.numbers = 0
         for node in nodes:
             self.join(node)
 
     def carry_out(self) -> None:
         while self.plan.actions:
-            do, *facts = self.plan.actions.popleft()
-            if do is Do.SAY:
-                facts[0].heard.append(facts[1])
-            elif do is Do.APPOINT:
-                facts[0].heard.append(("host", facts[1]))
-            elif do is Do.INFORM:
-                facts[0].heard.append(("hello",))
-                self.told[facts[2], facts[0].address] += 1
-            elif do is Do.SEND:
-                self.leaving.append(tuple(facts))  # type: ignore[arg-type]
-            elif do is Do.DROP:
-                for sending in [each for each in self.leaving if each[0] is facts[0]]:
-                    self.leaving.remove(sending)
-                    self.plan.sent(sending[0], TransferFailed("given up"))
-            elif do is Do.END:
-                receivers, number, memory, error = facts
-                assert (memory is None) == (error is not None)
-                for receiver in receivers:
-                    self.told[number, receiver.address] += 1
+            action, facts = self.plan.actions.popleft()
+            action(*facts)
+
+    def say(self, receiver: Member, *words: Any) -> None:
+        receiver.heard.append(words)
+        if words[0] == BRING:
+            job = next(job for job in self.jobs if job.number == words[1])
+            assert job.facts is None or job.is_current, "its memory has something else"
+
+    def appoint(self, receiver: Member, line: int) -> None:
+        assert line not in self.lines, "what is on its way on a line would be taken for what comes"
+        self.lines.add(line)
+        receiver.heard.append(("host", line))
+
+    def inform(self, receiver: Member, memory: Any, number: int) -> None:
+        receiver.heard.append(("hello",))
+        self.tell(receiver, memory, number)
+
+    def send(self, way: Way, receiver: Member, piece: Any) -> None:
+        assert piece.stop <= way.job.packed, "it may change"
+        self.leaving.append((way, receiver, piece))
+
+    def drop(self, way: Way) -> None:
+        for sending in [each for each in self.leaving if each[0] is way]:
+            self.leaving.remove(sending)
+            self.plan.sent(sending[0], TransferFailed("given up"))
+
+    def end(self, receivers: list[Member], number: int, memory: Any, error: Exception | None) -> None:
+        assert (memory is None) == (error is not None)
+        for receiver in receivers:
+            assert receiver in self.members
+            self.tell(receiver, memory, number)
+
+    def warn(self, text: str) -> None:
+        pass
+
+    def tell(self, receiver: Member, memory: Any, number: int) -> None:
+        if memory is not None:
+            assert memory == (number, self.machine_of(receiver).line), "another host's is gone"
+        self.told[number, receiver.address] += 1
+
+    def machine_of(self, member: Member) -> Machine:
+        return self.plan._machines[member.node]
+
+    def upstream(self, machine: Machine) -> list[Machine]:
+        """Machines without which this one does not get what is on its way to it."""
+        found = []
+        while machine.way is not None and machine.way.sender is not None:
+            machine = self.machine_of(machine.way.sender)
+            found.append(machine)
+        return found
+
+    @invariant()
+    def each_way_is_consistent(self) -> None:
+        if not hasattr(self, "plan"):
+            return
+        ways = [machine.way for machine in self.plan._machines.values() if machine.way is not None]
+        held = Counter([way.job.number for way in ways] + [way.job.number for way, *_ in self.leaving])
+        assert {job.number: job.holds for job in self.jobs if job.holds} == held, "for each, and for each piece"
+        assert all(way.is_wanted for way, *_ in self.leaving)
+        for way in ways:
+            if way.sender is not None and way.job is self.plan.job:
+                before, number = self.machine_of(way.sender), way.job.number
+                assert before.receivers[0] is way.sender
+                assert before.number == number or (before.way is not None and before.way.job.number == number)
+        for member in self.members:
+            if (
+                self.latest is not None
+                and member.address in self.due
+                and not self.told[self.latest.number, member.address]
+            ):
+                way = self.machine_of(member).way
+                assert way is not None
+                assert member in way.waiting, "it would never hear of it"
 
     # -- the source ---------------------------------------------------------------------------------------------
 
@@ -108,7 +166,21 @@ class Distributions(RuleBasedStateMachine):
         if len(self.members) < 8:
             self.numbers += 1
             self.members.append(Member(node, self.numbers))
+            if self.latest is not None:
+                self.due.add(self.numbers)
             self.plan.join(self.members[-1], self.latest)
+            self.carry_out()
+
+    @precondition(lambda self: self.latest is not None)
+    @rule(data=st.data())
+    def catch_up(self, data: st.DataObject) -> None:
+        """One has refused what comes, and takes it now."""
+        if self.members:
+            assert self.latest is not None
+            member = data.draw(st.sampled_from(self.members))
+            self.due.add(member.address)
+            self.told[self.latest.number, member.address] = 0
+            self.plan.catch_up(member, self.latest)
             self.carry_out()
 
     @precondition(lambda self: self.begun is None)
@@ -145,7 +217,10 @@ class Distributions(RuleBasedStateMachine):
         self.latest.packed, self.latest.facts = NBYTES, ()
         receivers = [self.members[number] for number in numbers if number < len(self.members)]
         self.due = {receiver.address for receiver in receivers}
+        machines = [self.machine_of(receiver) for receiver in receivers]
+        late = [each.receivers[0] for each in machines if each.is_doubted and each.way is None and each.receivers[1:]]
         self.plan.publish(self.latest, receivers)
+        assert all(self.machine_of(member).receivers[0] is not member for member in late)
         self.carry_out()
 
     @rule(data=st.data())
@@ -153,27 +228,43 @@ class Distributions(RuleBasedStateMachine):
         if self.members:
             member = self.members.pop(data.draw(st.integers(0, len(self.members) - 1)))
             self.due.discard(member.address)
+            here, machines = self.machine_of(member), self.plan._machines.values()
+            others = [each for each in machines if each is not here and here not in self.upstream(each)]
+            lines = [each.line for each in others]
             self.plan.leave(member)
+            assert [each.line for each in others] == lines, "they do not depend on it"
             self.carry_out()
 
     @rule(data=st.data())
     def be_late(self, data: st.DataObject) -> None:
         if self.members:
-            self.plan.doubt(data.draw(st.sampled_from(self.members)))
+            member = data.draw(st.sampled_from(self.members))
+            self.plan.doubt(member)
+            assert self.machine_of(member).is_doubted or self.machine_of(member).receivers[0] is not member
 
     @rule(data=st.data())
     def lose_a_piece(self, data: st.DataObject) -> None:
         if self.leaving:
-            sending = self.leaving.pop(data.draw(st.integers(0, len(self.leaving) - 1)))
-            self.plan.sent(sending[0], PeerLost("no way"))
+            way, host, _ = self.leaving.pop(data.draw(st.integers(0, len(self.leaving) - 1)))
+            self.plan.sent(way, PeerLost("no way"))
+            assert way.machine.receivers[0] is not host or len(way.machine.receivers) == 1
             self.carry_out()
 
     # -- the hosts ----------------------------------------------------------------------------------------------
 
-    @rule(data=st.data())
-    def step(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), steps=st.sampled_from([1, 2, 20]))
+    def step(self, data: st.DataObject, steps: int) -> None:
         if self.members:
-            self.go_on(data.draw(st.sampled_from(self.members)))
+            member = data.draw(st.sampled_from(self.members))
+            while steps and self.go_on(member):
+                steps -= 1
+
+    @rule(numbers=st.sets(st.integers(0, 7), min_size=1), pieces=st.integers(0, 3))
+    def run(self, numbers: set[int], pieces: int) -> None:
+        """Some go on as far as they can, and get so many pieces."""
+        members = [self.members[number] for number in numbers if number < len(self.members)]
+        while any(self.go_on(member) for member in members if member.bring is None or member.here < pieces):
+            pass
 
     def go_on(self, member: Member) -> bool:
         """Whether there was anything to do."""
@@ -190,7 +281,8 @@ class Distributions(RuleBasedStateMachine):
             member.here += 1
         elif member.is_whole:
             number, member.bring = member.bring[0], None
-            self.plan.landed(member, number, None, "there", member.line)
+            self.landed_lines.add(member.line)
+            self.plan.landed(member, number, None, (number, member.line), member.line)
         else:
             return False
         self.carry_out()
@@ -202,7 +294,9 @@ class Distributions(RuleBasedStateMachine):
             return sender is not None and member.line in sender.passes and sender.here > member.here
         for sending in self.leaving:
             if sending[0].line == member.line and sending[1] is member:
-                assert len(sending[2]) == member.bring[1][member.here], "they come in order"
+                sizes = member.bring[1]
+                start = sum(sizes[: member.here])
+                assert sending[2] == range(start, start + sizes[member.here]), "they come in order"
                 self.leaving.remove(sending)
                 self.plan.sent(sending[0], None)
                 return True
@@ -218,6 +312,8 @@ class Distributions(RuleBasedStateMachine):
             return False
         number, member.bring = member.bring[0], None
         self.plan.landed(member, number, TransferFailed("nothing has come"), None, member.line)
+        way = self.machine_of(member).way if member in self.members else None
+        assert way is None or way.line != member.line, "it would wait for ever"
         self.carry_out()
         return True
 
@@ -227,13 +323,15 @@ class Distributions(RuleBasedStateMachine):
             self.plan.stuck(member, data.draw(st.sampled_from(sorted(member.passes))), TransferFailed("no way"))
             self.carry_out()
 
-    @rule(data=st.data(), line=st.integers(0, 1 << 50), number=st.integers(0, 9))
-    def talk_of_something_else(self, data: st.DataObject, line: int, number: int) -> None:
+    @rule(data=st.data(), by=st.integers(1, 9))
+    def talk_of_something_else(self, data: st.DataObject, by: int) -> None:
         if self.members:
             member = data.draw(st.sampled_from(self.members))
-            self.plan.room(member, number, line)
-            self.plan.landed(member, number, None, "nowhere", line)
-            self.plan.stuck(member, line, TransferFailed("no way"))
+            way = self.machine_of(member).way
+            line, number = (member.line, by) if way is None else (way.line, way.job.number)
+            for wrong in ((number + by, line), (number, line - by), (number, line + by)):
+                self.plan.room(member, *wrong)
+                self.plan.landed(member, wrong[0], None, "nowhere", wrong[1])
             assert not self.plan.actions
 
     # -- the end ------------------------------------------------------------------------------------------------
@@ -246,9 +344,15 @@ class Distributions(RuleBasedStateMachine):
         while any(map(self.go_on, self.members)) or any(map(self.give_up, self.members)):
             pass
         assert self.latest is None or all(self.told[self.latest.number, address] == 1 for address in self.due)
-        assert all(count == 1 for (number, _), count in self.told.items() if number)
+        assert all(count <= 1 for (number, _), count in self.told.items() if number)
+        for machine in self.plan._machines.values():
+            assert [member.line for member in machine.receivers[1:]] == [0] * len(machine.receivers[1:])
+            assert not machine.receivers or machine.receivers[0].line == machine.line
         self.plan.close()
         self.carry_out()
+        while any(map(self.go_on, self.members)):
+            pass
+        assert all(member.passes <= self.landed_lines for member in self.members), "nothing is awaited there"
         for way, *_ in self.leaving:
             self.plan.sent(way, None)
         assert [job.number for job in self.jobs if job.holds] == []

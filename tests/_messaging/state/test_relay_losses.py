@@ -1,0 +1,112 @@
+"""Receivers that join, leave and lose their host's memory at awkward moments of a relay's plan."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+from rlinf_async._messaging.state.relay_plan import RelayPlan
+from tests._messaging.state.test_relay_plan import Member, Payload
+
+
+def plan_with(*members: Member) -> RelayPlan:
+    plan = RelayPlan(mock.Mock(), chain_from=1 << 40)
+    for member in members:
+        plan.join(member, None)
+    return plan
+
+
+def done(plan: RelayPlan, what: str) -> list[Any]:
+    """Arguments of the actions of that name that it wants; all that it wants is forgotten."""
+    actions = [arguments for action, arguments in plan.actions if action is getattr(plan._owner, what)]
+    plan.actions.clear()
+    return actions
+
+
+def published(plan: RelayPlan, number: int, *members: Member) -> Payload:
+    job = Payload(number)
+    job.facts = (b"", 0)
+    plan.publish(job, members)
+    return job
+
+
+def test_who_has_not_joined_gets_nothing_on_a_machine_that_all_have_left() -> None:
+    first, second = Member(1, 0), Member(1, 1)
+    plan = plan_with(first)
+    plan.leave(first)
+    assert not plan.begin(Payload(1), [second])
+    published(plan, 2, second)
+    assert done(plan, "say") == []
+
+
+def test_a_receiver_that_cannot_open_its_hosts_memory_becomes_the_host() -> None:
+    host, other = Member(1, 0), Member(1, 1)
+    plan = plan_with(host, other)
+    (line,) = [line for receiver, line in done(plan, "appoint") if receiver is host]
+    job = published(plan, 1, host, other)
+    plan.landed(host, 1, None, "of the host", line)
+    plan.actions.clear()
+    plan.lost(other, "of the host", job)
+    assert [receiver for receiver, _ in done(plan, "appoint")] == [other]
+
+
+def test_a_receiver_that_cannot_open_what_another_host_had_is_told_what_there_is_now() -> None:
+    host, other = Member(1, 0), Member(1, 1)
+    plan = plan_with(host, other)
+    (line,) = [line for receiver, line in done(plan, "appoint") if receiver is host]
+    job = published(plan, 1, host, other)
+    plan.landed(host, 1, None, "of this host", line)
+    plan.actions.clear()
+    plan.lost(other, "of the one before", job)
+    assert done(plan, "end") == [([other], 1, "of this host", None)]
+    plan.lost(host, "of this host", job)
+    assert done(plan, "appoint") == [], "it has it itself"
+
+
+def test_whoever_waits_for_what_is_on_its_way_goes_on_waiting_when_the_host_is_replaced() -> None:
+    host, other, third = Member(1, 0), Member(1, 1), Member(1, 2)
+    plan = plan_with(host, other, third)
+    (line,) = [line for receiver, line in done(plan, "appoint") if receiver is host]
+    published(plan, 1, host, other, third)
+    plan.landed(host, 1, None, "of the host", line)
+    job = published(plan, 2, host, third)
+    plan.actions.clear()
+    plan.lost(other, "of the host", job)
+    ((_, line),) = done(plan, "appoint")
+    plan.landed(other, 2, None, "of the other", line)
+    assert done(plan, "end") == [([host, third, other], 2, "of the other", None)]
+
+
+def test_each_receiver_of_a_machine_is_tried_as_its_host_although_others_have_failed_and_left() -> None:
+    first, second, third = Member(1, 0), Member(1, 1), Member(1, 2)
+    plan = plan_with(first, second, third)
+    published(plan, 1, first, second, third)
+    for host, gone in ((first, True), (second, False)):
+        (way,) = [machine.way for machine in plan._machines.values()]
+        assert way is not None
+        assert way.machine.receivers[0] is host
+        way.job.hold()
+        plan.sent(way, OSError("it does not come through"))
+        if gone:
+            plan.leave(first)
+    (way,) = [machine.way for machine in plan._machines.values()]
+    assert way is not None
+    assert way.machine.receivers[0] is third
+    assert done(plan, "end") == []
+    way.job.hold()
+    plan.sent(way, OSError("nor to that one"))
+    assert [receivers for receivers, *_ in done(plan, "end")] == [[second, third]]
+
+
+def test_all_join_once_more_for_payloads_of_another_size() -> None:
+    members = [Member(1, 0), Member(1, 1), Member(2, 2)]
+    plan = plan_with(*members)
+    job = published(plan, 1, *members)
+    assert job.holds == 2
+    plan.actions.clear()
+    plan.dissolve()
+    assert job.holds == 0, "nothing is on its way any more"
+    assert done(plan, "appoint") == []
+    for member in members:
+        plan.join(member, None)
+    assert [receiver for receiver, _ in done(plan, "appoint")] == [members[0], members[2]]
