@@ -32,7 +32,7 @@
 #     links/, plane/    words between processes; Publisher and Subscriber, on one machine and over many
 #     transports/       TorchRL's carriers      schemes/   TorchRL's interface
 #     publication, following              publish and follow, between worker groups
-#   rlinf/, torchrl     the other systems' names, for code that is ported from there; RLinf's weight syncers
+#   rlinf/, torchrl/    the other systems' names, for ported code; RLinf's weight syncers, TorchRL's collectors
 #
 # launcher/ (imported as rlinf_launcher) is the other package: how processes come to exist and stop.  Nothing here
 # imports it.  Importing this page loads none of all that: a node's daemon imports a third of it.

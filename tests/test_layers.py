@@ -91,7 +91,7 @@ STANDALONE = (
 # Library → the only places that may import it, here or later in a function.
 ROOMS_OF = {
     "grpc": ("rlinf_async/_wire/grpc.py",),
-    "torch": ("rlinf_async/_transports/", "rlinf_async/weights/", "rlinf_async/rlinf/", "rlinf_async/_worker/"),
+    "torch": tuple(f"rlinf_async/{room}/" for room in ("_transports", "weights", "rlinf", "torchrl", "_worker")),
     "multiprocessing.reduction": (),  # unpickles whatever its socket brings
     "multiprocessing.connection": (),
 }
@@ -149,10 +149,6 @@ class Source:
     def room(self) -> str:
         """``_core`` of rlinf_async/_core/frames.py, ``work`` of rlinf_async/work.py."""
         return room_of(self.module)
-
-    @property
-    def is_of_weights(self) -> bool:
-        return self.path.startswith("rlinf_async/weights/")
 
     @cached_property
     def tree(self) -> ast.Module:
@@ -366,7 +362,7 @@ def first_lines_name_a_thing(source: Source) -> Broken:
     """Of modules: a noun phrase or an imperative, whose subject is named."""
     first = (ast.get_docstring(source.tree) or "").partition("\n")[0]
     word = first.partition(" ")[0].rstrip(":,")
-    if (word in RIDDLES or first.startswith("One of ")) and not source.is_of_weights:
+    if word in RIDDLES or first.startswith("One of "):
         yield 1, f"the first line begins with {word!r}: say what the module holds, in the field's terms"
 
 
@@ -413,15 +409,14 @@ RULES: tuple[Callable[[Source], Broken], ...] = (
 def circles(sources: Iterable[Source]) -> list[list[str]]:
     """Import circles of modules, each from its first module back to it.
 
-    Deferred imports count, and those for annotations, but for the ones in ``rlinf_async/weights``.
+    Deferred imports count, and those for annotations.
     """
     sources = list(sources)
     modules = {source.module for source in sources}
 
     def targets(source: Source) -> set[str]:
         found = {
-            name if name in modules else name.rpartition(".")[0]
-            for name in (found.name for found in source.imports if not (found.for_annotations and source.is_of_weights))
+            name if name in modules else name.rpartition(".")[0] for name in (found.name for found in source.imports)
         }
         return (found & modules) - {source.module}
 
@@ -463,7 +458,7 @@ def file_names_of_two_meanings(paths: Iterable[str]) -> list[str]:
 
 
 def test_a_file_name_has_one_meaning() -> None:
-    assert file_names_of_two_meanings(source.path for source in the_tree() if not source.is_of_weights) == []
+    assert file_names_of_two_meanings(source.path for source in the_tree()) == []
 
 
 def test_a_file_name_of_two_meanings_is_found() -> None:
@@ -473,6 +468,42 @@ def test_a_file_name_of_two_meanings_is_found() -> None:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     assert not (found := circles(the_tree())), "\n".join(" -> ".join(circle) for circle in found)
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Those that are no part of another one."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+        else:
+            yield from functions(node)
+
+
+def repetitions(sources: Iterable[Source]) -> list[str]:
+    """Functions that share more than ten lines in a row, whatever their layout and comments."""
+    seen: dict[tuple[str, ...], str] = {}
+    found = set()
+    for source in sources:
+        for node in functions(source.tree):
+            body = node.body[ast.get_docstring(node) is not None :]
+            lines = [line.strip() for part in body for line in ast.unparse(part).splitlines()]
+            place = f"{source.path}:{node.lineno} {node.name}"
+            for start in range(len(lines) - 10):
+                first = seen.setdefault(tuple(lines[start : start + 11]), place)
+                if first != place:
+                    found.add(f"{first} and {place}")
+    return sorted(found)
+
+
+def test_no_two_functions_share_more_than_ten_lines() -> None:
+    assert repetitions(the_tree()) == []
+
+
+def test_functions_that_share_eleven_lines_are_found_and_ten_are_not() -> None:
+    steps = [f"    step({number})  # {number}" for number in range(11)]
+    first, second = "\n".join(["def f():", *steps]), "\n".join(["async def g(x):", '    """Says more."""', *steps, ""])
+    assert repetitions([Source("a.py", first), Source("b.py", second)]) == ["a.py:1 f and b.py:1 g"]
+    assert repetitions([Source("a.py", first), Source("b.py", second.replace("step(5)", "leap(5)"))]) == []
 
 
 @pytest.mark.parametrize("module", ["rlinf_async", "rlinf_launcher.cli", "rlinf_launcher.daemon"])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests._support.fake_hosts import CHECKOUT, FakeHosts
+from tests._support.fake_hosts import CHECKOUT, FakeHosts, missing
 from tests._support.leaks import wait_ended
 
 pytestmark = pytest.mark.namespaces
@@ -160,6 +160,7 @@ def test_nothing_is_left_on_the_machine_also_after_a_failure() -> None:
     assert not hosts.directory.exists()
 
 
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
 def test_a_killed_test_process_takes_its_hosts_along() -> None:
     script = (
         "from tests._support.fake_hosts import FakeHosts\n"

@@ -87,7 +87,7 @@ def buckets_in_call(
         bucket, head = head, {}
         tensors: dict[Path, torch.Tensor] = {(name,): tensor for name, tensor, _ in part}
         dtypes: dict[Path, torch.dtype] = {(name,): dtype for name, _, dtype in part}
-        for whole in gather_buckets(ParamTree(tensors), call=call):
+        for whole in gather_buckets(ParamTree(tensors), call):
             for path, tensor in whole.items():
                 bucket[path[0]] = tensor.to(device, dtypes[path], copy=True)
         yield bucket

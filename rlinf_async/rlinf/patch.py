@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,15 +20,13 @@ class _Patch:
 
     Attributes:
         sending: the new one.
-        base: the one that it is for; None: for any, it has everything.
+        base: the one that it is for, or what both sides began with; None: for any, it has everything.
         manifest: of the weights, where a receiver need not have one yet.
-        digest: of the weights themselves, where the base is what both sides began with.
     """
 
     sending: Sending
     base: Sending | None
     manifest: bytes
-    digest: bytes
 
     @property
     def version(self) -> int:
@@ -75,8 +72,3 @@ def checksums(manifest: Manifest, tensors: Mapping[Path, torch.Tensor]) -> dict[
         flat = tensors[leaf.path].detach().cpu().contiguous().view(-1).view(torch.uint8)
         sums[leaf.path] = zlib.crc32(flat.numpy().data)
     return {name_of(path): sums[leaf.path] for path, leaf in sorted(manifest.by_path.items())}
-
-
-def digest_of(sums: Mapping[str, int | None]) -> bytes:
-    """One digest of named checksums."""
-    return hashlib.blake2b(repr(sorted(sums.items())).encode(), digest_size=16).digest()

@@ -12,8 +12,8 @@ import torch
 
 from rlinf_async.errors import ConfigError, WeightMismatch, WrongBase
 from rlinf_async.rlinf.buckets import IncomingBuckets, Marked, buckets_in_call
-from rlinf_async.rlinf.patch import CompressedWeightPatch, EmptyWeightPatch, WeightPatch, checksums, digest_of
-from rlinf_async.rlinf.sending import BEGINNING, Sending
+from rlinf_async.rlinf.patch import CompressedWeightPatch, EmptyWeightPatch, WeightPatch, checksums
+from rlinf_async.rlinf.sending import Sending
 from rlinf_async.rlinf.syncer import Recv, Send, WeightSyncer, in_thread
 from rlinf_async.rlinf.syncer_options import device_of
 from rlinf_async.weights.model.delta import GPU_PIECE, PIECE, Delta, encode
@@ -78,9 +78,8 @@ class PatchWeightSyncer(WeightSyncer):
         self._manifest: Manifest | None = None
         self._snapshot: torch.Tensor | None = None
         self._base: Sending | None = None  # what the receivers have
-        self._requests = self._heard = 0  # for everything; how many there were when the last version was made
-        self._digest = b""
-        self._here = BEGINNING  # what has been applied last
+        self._is_requested = False  # everything, since the last version was made
+        self._here: Sending | None = None  # what has been applied last
         self._sums: dict[str, int] = {}  # of the receiver's weights at the beginning
 
     # -- the sender -----------------------------------------------------------------------------------------------
@@ -108,7 +107,7 @@ class PatchWeightSyncer(WeightSyncer):
             sums = await in_thread(checksums, self._manifest, self._manifest.views(self._snapshot))
             theirs = getattr(hello, "mark", {})
             left = {name for name, value in sums.items() if theirs.get(name) != value} - first.keys()
-            self._digest, self._base = digest_of(sums), None if left else BEGINNING
+            self._base = None if left else Sending.beginning(sums)
         if self.init_sync_enabled:
             device, self._gathers = self.transport_device or "cpu", any(map(is_sharded, first.values()))
             await self._send_all(
@@ -139,12 +138,12 @@ class PatchWeightSyncer(WeightSyncer):
 
         That is the one after a version that is on its way, or staged.
         """
-        self._requests += 1
+        self._is_requested = True
         self._base = None
 
     def _sent(self, sending: Sending) -> None:
         super()._sent(sending)
-        self._base = sending if self._requests == self._heard else None
+        self._base = None if self._is_requested else sending
 
     def _check(self, tree: ParamTree, version: int) -> None:
         manifest = self._manifest
@@ -152,7 +151,7 @@ class PatchWeightSyncer(WeightSyncer):
         manifest.check(Manifest.of(tree, lambda name, dtype: manifest.by_path[path_of(name)].transport_dtype))
 
     def _produce(self, tree: ParamTree, sending: Sending, call: Call) -> Iterator[Any]:
-        self._heard = self._requests  # before the base: a request from here on is for the version after this
+        self._is_requested = False  # before the base: a request from here on is for the version after this
         manifest, base = self._manifest, self._base
         assert manifest is not None
         self._base = None  # until it has been sent, nobody knows what the receivers have
@@ -160,7 +159,7 @@ class PatchWeightSyncer(WeightSyncer):
         if any(is_sharded(tensor) for tensor in tree.tensors.values()):
             new = _packed(manifest, tree, self.snapshot_device, self._sends, call)
         else:
-            tensors = [tree[leaf.path].detach().to(self.snapshot_device) for leaf in manifest.leaves]
+            tensors = [tree[leaf.path].detach().to(self.snapshot_device).contiguous() for leaf in manifest.leaves]
             new = LeafMemory(manifest, tensors, self.snapshot_device)
         if not self._sends:
             return
@@ -168,13 +167,12 @@ class PatchWeightSyncer(WeightSyncer):
         piece = PIECE if self.snapshot_device.type == "cpu" else GPU_PIECE
         before = None if base is None else self._snapshot
         delta = encode(manifest, before, new, piece, snapshot=self._snapshot)
-        described = manifest.to_bytes() if base in (None, BEGINNING) else b""
-        digest = self._digest if base == BEGINNING else b""
+        described = manifest.to_bytes() if base is None or base.number < 0 else b""
         if base is not None and not delta.body.numel():
-            yield EmptyWeightPatch(sending, base, described, digest)
+            yield EmptyWeightPatch(sending, base, described)
             return
         body = delta.body if self.transport_device is None else delta.body.to(self.transport_device)
-        patch = WeightPatch(sending, base, described, digest, delta.head, body)
+        patch = WeightPatch(sending, base, described, delta.head, body)
         if self.compression_algorithm == "zlib":
             compressed = zlib.compress(body.cpu().numpy().data, 1)
             yield CompressedWeightPatch(replace(patch, body=body[:0].cpu()), compressed)
@@ -203,7 +201,7 @@ class PatchWeightSyncer(WeightSyncer):
                 await in_thread(incoming.take, await recv())
             await in_thread(lambda: plan_update(state_dict, incoming.finish()[1]).write())
             self._sums = await in_thread(checksums, own, tree.tensors)
-        self._manifest, self._here = None, BEGINNING
+        self._manifest = self._here = None
         await super().init_receiver(state_dict, recv, send)
 
     async def _apply(self, model: Any, recv: Recv) -> int:
@@ -226,23 +224,23 @@ class PatchWeightSyncer(WeightSyncer):
         Raises:
             StaleVersion, WrongBase: it is not for what is here.
         """
-        here = self._here
-        patch.sending.check_after(here, "which is here")
-        if patch.base is None:
-            return
-        if patch.base.version != here.version:
-            raise WrongBase.of(patch.base.version, here.version)
         names = () if manifest is None else map(name_of, manifest.by_path)
-        if patch.base == BEGINNING and patch.digest != digest_of({name: self._sums.get(name) for name in names}):
+        here = self._here or Sending.beginning({name: self._sums.get(name) for name in names})
+        patch.sending.check_after(here, "which is here")
+        base = patch.base
+        if base is None or base == here:
+            return
+        if base.version != here.version:
+            raise WrongBase.of(base.version, here.version)
+        if base.number < 0:
             raise WrongBase(
                 "the first patch is for other weights than this receiver began with: sync() after request_full()"
             )
-        if patch.base != here:
-            other = "" if patch.base.sender == here.sender else " of another sender"
-            raise WrongBase(
-                f"the patch is for another sending of version {here.version}{other} than the one that is here: sync() "
-                "after request_full(), or init_sender() and init_receiver() once more"
-            )
+        other = "" if base.sender == here.sender else " of another sender"
+        raise WrongBase(
+            f"the patch is for another sending of version {here.version}{other} than the one that is here: sync() "
+            "after request_full(), or init_sender() and init_receiver() once more"
+        )
 
     def _write(
         self,
@@ -254,7 +252,7 @@ class PatchWeightSyncer(WeightSyncer):
             patch = patch.decompressed()
         if isinstance(patch, WeightPatch):
             assert manifest is not None
-            fit = Fit.of(model, manifest, strict_dtype=True)
+            fit = Fit(model, manifest, strict_dtype=True)
             device = fit.targets[0].device if fit.targets else torch.device("cpu")
             with in_turn({device}), torch.inference_mode(fit.is_inference), torch.no_grad():
                 leaves, others = _as_leaves(fit, manifest)
@@ -279,10 +277,9 @@ def _as_leaves(fit: Fit, manifest: Manifest) -> tuple[list[torch.Tensor], list[t
     others = []
     for place, index in (*fit.chosen, *(other for _, other in fit.ties)):
         target = place.tensor.detach()
-        is_new = index not in leaves
-        if is_new:
-            leaves[index] = target.new_empty(manifest.leaves[index].shape) if place.parts else target
-        if place.parts or not is_new:
+        if index not in leaves:
+            leaves[index] = target.new_empty(manifest.leaves[index].shape) if place.parts else target.contiguous()
+        if leaves[index] is not target:
             part = place.of(leaves[index])
             others.append((target, part))
             if place.parts:
@@ -296,7 +293,7 @@ def _as_leaves(fit: Fit, manifest: Manifest) -> tuple[list[torch.Tensor], list[t
 def _packed(manifest: Manifest, tree: ParamTree, device: torch.device, is_sender: bool, call: Call) -> torch.Tensor:
     """A region with the tree's tensors; collective if some are sharded."""
     region = torch.zeros(manifest.nbytes if is_sender else 0, dtype=torch.uint8, device=device)
-    gather_into(manifest.views(region) if is_sender else {}, tree, call=call)
+    gather_into(manifest.views(region) if is_sender else {}, tree, call)
     return region
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
-from dataclasses import dataclass, replace
-from typing import Final
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from rlinf_async.errors import StaleVersion
 
 
-@dataclass(frozen=True)
-class Sending:
+class Sending(NamedTuple):
     """A version may be sent more than once, with other weights each time; each time is a sending of its own.
 
     Attributes:
@@ -28,8 +28,14 @@ class Sending:
         """Where a sender begins: its first sending follows this."""
         return cls(version=-1, number=-1, sender=secrets.randbits(63))
 
+    @classmethod
+    def beginning(cls, checksums: Mapping[str, int | None]) -> Sending:
+        """Stands for weights that both sides have when they are initialised, by name; before every sending."""
+        digest = hashlib.blake2b(repr(sorted(checksums.items())).encode(), digest_size=16).digest()
+        return cls(version=-1, number=-1, sender=int.from_bytes(digest))
+
     def following(self, version: int) -> Sending:
-        return replace(self, version=version, number=self.number + 1)
+        return Sending(version, self.number + 1, self.sender)
 
     def is_after(self, other: Sending) -> bool:
         """Of one sender's two the later one, whose version is never lower; of two senders' the higher version."""
@@ -48,7 +54,3 @@ class Sending:
         if not self.is_after(latest):
             anew = "" if self.sender == latest.sender else ", of another sender (init_receiver() begins anew here too)"
             raise StaleVersion.of(self.version, latest.version, what + anew)
-
-
-BEGINNING: Final = Sending(version=-1, number=-1, sender=-1)
-"""Stands for what both sides have when they have been initialised; before every sending."""

@@ -19,6 +19,6 @@ if TYPE_CHECKING:
     from rlinf_async.weights.publication import Publication as Publication, publish as publish
     from rlinf_async.weights.schemes.none import NoTransport as NoTransport
     from rlinf_async.weights.schemes.worker_scheme import WorkerWeightSyncScheme as WorkerWeightSyncScheme
-    from rlinf_async.weights.state.report import Ack as Ack, SyncReport as SyncReport
+    from rlinf_async.weights.state.sync_report import Ack as Ack, SyncReport as SyncReport
 else:
     __getattr__, __dir__ = lazy_names(__name__)

@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rlinf_async._core.error_copy import copy_of
 from rlinf_async._worker.context import require_exchange
 from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost
-from rlinf_async.weights.links.link import Words
+from rlinf_async.weights.links.weight_link import Words
 from rlinf_async.weights.links.worker_link import WorkerLink
 from rlinf_async.weights.plane.publisher import Publisher
 from rlinf_async.weights.state import words as say
@@ -28,7 +28,7 @@ class _Line(WorkerLink):
     """A link to a worker that may follow.  It hears the JOIN itself; from then on the publisher listens."""
 
     def __init__(self, followers: Followers, group: str, rank: int, name: str) -> None:
-        self.member = (group, rank)
+        self.group, self.rank, self.worker = group, rank, f"{group}:{rank}"
         self.has_joined = False
         self._followers = followers
         super().__init__(group, rank, name)
@@ -41,15 +41,11 @@ class _Line(WorkerLink):
         """Heard in ``_end``, whoever listens."""
 
     def _end(self, error: Exception) -> None:
-        # A follower that has left is no receiver any more before the version under way hears of its end, and is not
-        # among those that ``delivered`` waits for; one that has died is named there first.
-        # tests/weights/test_publish.py::test_a_follower_that_leaves_while_a_version_is_under_way_is_no_failure
-        if isinstance(error, ClosedError):
-            self._followers._ended(self, error)
-            super()._end(error)
-        else:
-            super()._end(error)
-            self._followers._ended(self, error)
+        # A follower that has ended is no receiver any more before the version under way hears of it: so there its
+        # acknowledgement is that of one who has left, and a death is told once, by ``check``.
+        # tests/weights/test_publish.py::test_a_follower_that_dies_is_named_once_and_the_others_go_on
+        self._followers._ended(self, error)
+        super()._end(error)
 
 
 class Followers:
@@ -66,17 +62,17 @@ class Followers:
         self._patience = patience
         self._exchange = require_exchange()
         self._lock = threading.Lock()
-        self._lines: dict[tuple[str, int], _Line | None] = {}
-        """None: it is being made."""
+        self._lines: dict[str, _Line | None] = {}
+        """By their workers' names; None: it is being made."""
         self._sizes: dict[str, int | None] = dict.fromkeys(groups)
-        self._met: set[tuple[str, int]] = set()
+        self._met: set[str] = set()
         """Ranks that have followed once."""
         self._failures: dict[str, Exception] = {}
         """Not told yet: why a group was not found, by its name; how a rank has ended, by its own."""
         self._changes = Changes()
         self._is_closed = False
         self._forget_introductions = self._exchange.watch_introductions(self._introduced)
-        for group in groups:
+        for group in self._sizes:
             self._find(group)
 
     # -- coming and going ---------------------------------------------------------------------------------------
@@ -92,61 +88,67 @@ class Followers:
             self._failures[group] = error
         else:
             for rank in range(size):
-                self._open((group, rank))
+                self._open(group, rank)
         self._changes.notify()
 
     def _introduced(self, group: str, rank: int) -> None:
         if group in self._sizes:
-            self._open((group, rank))
+            self._open(group, rank)
 
-    def _open(self, member: tuple[str, int]) -> None:
+    def _open(self, group: str, rank: int) -> None:
         """Makes a line to a worker that has none."""
+        worker = f"{group}:{rank}"
         with self._lock:
-            if self._is_closed or member in self._lines:
+            if self._is_closed or worker in self._lines:
                 return
-            self._lines[member] = None
+            self._lines[worker] = None
         # Not under the lock: a word that has come is heard by now in the thread that reads it, and asks for the lock.
-        line = _Line(self, *member, self._name)
+        line = _Line(self, group, rank, self._name)
         with self._lock:
-            is_over = self._is_closed or line.error is not None
-            if not is_over:
-                self._lines[member] = line
-            else:
-                del self._lines[member]
-        if not is_over:
-            line.listen(line)
-        elif line.error is None:
+            self._lines[worker] = line
+            is_closed = self._is_closed
+        if is_closed:
             line.close()
+        elif line.error is not None:  # it has ended before it was found there
+            self._ended(line, line.error)
         else:
-            self._over(line.member, line.error)
+            line.listen(line)
 
     def _joined(self, line: _Line) -> None:
         line.has_joined = True
         try:
-            self._publisher.add(_name_of(line.member), line)
+            self._publisher.add(line.worker, line)
         except ClosedError:
             line.close()
-        self._met.add(line.member)  # only now: whoever waits for it goes on with the publisher's receivers
-        self._failures.pop(line.member[0], None)
+        self._met.add(line.worker)  # only now: whoever waits for it goes on with the publisher's receivers
+        if self._failures.pop(line.group, None) is not None:  # the group has come after the deadline of names
+            self._find(line.group)
         self._changes.notify()
 
     def _ended(self, line: _Line, error: Exception) -> None:
+        """The worker has left, or has ended, and then one of its name may be there already."""
         with self._lock:
-            if self._is_closed or self._lines.get(line.member) is not line:
+            if self._is_closed or self._lines.get(line.worker) is not line:
                 return
-            del self._lines[line.member]
+            del self._lines[line.worker]
+        lives = isinstance(error, (ClosedError, PeerLost)) and self._exchange.is_there(line.group, line.rank)
+        if not isinstance(error, ClosedError) and (line.has_joined or not lives):
+            self._failures[line.worker] = error
         with contextlib.suppress(ValueError):  # it had not joined; or the publisher is closed
-            self._publisher.remove(_name_of(line.member))
-        self._over(line.member, error)
-
-    def _over(self, member: tuple[str, int], error: Exception) -> None:
-        """A line has ended: its worker has left, or has ended, and then one of that name may be there already."""
-        if isinstance(error, (ClosedError, PeerLost)) and self._exchange.is_there(*member):
-            self._met.add(member)
-            self._open(member)
-        elif not isinstance(error, ClosedError) or member not in self._met:
-            self._failures[_name_of(member)] = error
+            self._publisher.remove(line.worker)
+        if lives:
+            self._open(line.group, line.rank)
         self._changes.notify()
+
+    def close(self) -> None:
+        """No more followers; the lines of those that there are belong to the publisher."""
+        with self._lock:
+            self._is_closed = True
+            lines, self._lines = list(self._lines.values()), {}
+        self._forget_introductions()
+        for line in lines:
+            if line is not None and not line.has_joined:
+                line.close()
 
     # -- what the trainer hears of it ---------------------------------------------------------------------------
 
@@ -163,17 +165,11 @@ class Followers:
                 self._find(name)
             raise copy_of(error)
 
-    def told(self, names: Iterable[str]) -> None:
-        """Of the ends of these ranks the trainer hears elsewhere."""
-        for name in names:
-            self._failures.pop(name, None)
-
-    @property
-    def missing(self) -> list[str]:
+    def _missing(self) -> list[str]:
         """Groups that are not there, and ranks that have never followed."""
         groups = [f"group '{group}'" for group, size in self._sizes.items() if size is None]
-        members = ((group, rank) for group, size in self._sizes.items() for rank in range(size or 0))
-        return [*groups, *(_name_of(member) for member in members if member not in self._met)]
+        ranks = (f"{group}:{rank}" for group, size in self._sizes.items() for rank in range(size or 0))
+        return [*groups, *(worker for worker in ranks if worker not in self._met)]
 
     async def gather(self, timeout: float | None) -> None:
         """Waits until every rank of every group has followed once.
@@ -185,24 +181,12 @@ class Followers:
         begun = time.monotonic()
         await self._changes.wait_until(lambda: bool(self._failures) or None not in self._sizes.values(), timeout)
         patience = self._patience if timeout is None else max(0.0, timeout - (time.monotonic() - begun))
-        await self._changes.wait_until(lambda: bool(self._failures) or not self.missing, patience)
+        await self._changes.wait_until(lambda: bool(self._failures) or not self._missing(), patience)
         self.check()
-        if missing := self.missing:
+        if missing := self._missing():
+            lines = {name: self._lines.get(name) for name in missing}
+            who = ", ".join(name if line is None else name + line.mismatch for name, line in lines.items())
             raise DeadlineExceeded(
-                f"{', '.join(missing)} did not follow '{self._name}' within {time.monotonic() - begun:.3g} s: each "
+                f"{who} did not follow '{self._name}' within {time.monotonic() - begun:.3g} s: each "
                 f"rank of the groups enters follow(model, of=..., name='{self._name}')"
             )
-
-    def close(self) -> None:
-        """No more followers; the lines of those that there are belong to the publisher."""
-        with self._lock:
-            self._is_closed = True
-            lines, self._lines = list(self._lines.values()), {}
-        self._forget_introductions()
-        for line in lines:
-            if line is not None and not line.has_joined:
-                line.close()
-
-
-def _name_of(member: tuple[str, int]) -> str:
-    return f"{member[0]}:{member[1]}"

@@ -8,13 +8,13 @@ from typing import Any
 
 from rlinf_async._client.loop_thread import LoopThread
 from rlinf_async._client.tasks import Tasks
-from rlinf_async.errors import ClosedError
+from rlinf_async.errors import ClosedError, DeadlineExceeded
 from rlinf_async.weights.links.worker_link import WorkerLink
 from rlinf_async.weights.plane.subscriber import Subscriber
-from rlinf_async.weights.schemes.options import SyncOptions
+from rlinf_async.weights.schemes.sync_options import SyncOptions
 from rlinf_async.weights.scope import Scope
 from rlinf_async.weights.state import words as say
-from rlinf_async.weights.state.arguments import check_seconds
+from rlinf_async.weights.state.send_arguments import check_seconds
 from rlinf_async.weights.waiting.gate import Reading
 from rlinf_async.work import blocking
 
@@ -33,17 +33,26 @@ def follow(
         of: the trainer's group, whose rank 0 sends; or group and rank.  It may be launched later.
         name: as that of ``publish``.
         timeout: seconds that entering waits for version 1, once the group is there.
-        options: ``apply=``, ``policy=``, ``verify=``, ``ack_timeout=``, as those of schemes in ``docs/weights.md``.
+        options: ``apply=``, ``policy=``, ``verify=``, ``strict_dtype=``, ``ack_timeout=``, as those of schemes in
+            ``docs/weights.md``.
 
     Raises:
         RuntimeError: this process is no worker, or publishes or follows weights of that name there already.
         ConfigError: there is no such option, or it has no such value.
+        TypeError: ``of`` names no worker.
     """
+    match of:
+        case (str(group), int(rank)) if rank >= 0:
+            pass
+        case str(group):
+            rank = 0
+        case _:
+            raise TypeError(f"of= is the trainer's group, or (group, rank); got {of!r}")
     checked = SyncOptions.of(options, "follow()")
-    honoured = ("apply", "policy", "verify", "ack_timeout")
+    honoured = ("apply", "policy", "verify", "strict_dtype", "ack_timeout")
     checked.refuse_others(*honoured, owner="follow()", why="the trainer decides: publish() takes it")
     check_seconds(timeout)
-    return Following(model, (of, 0) if isinstance(of, str) else of, name, timeout, checked)
+    return Following(model, group, rank, name, timeout, checked)
 
 
 class Following(Scope):
@@ -52,19 +61,20 @@ class Following(Scope):
     A thread of its own applies each version as soon as nobody reads, so that a method that blocks keeps nobody waiting.
     """
 
+    _use = "followed from"
+
     def __init__(
-        self, model: Any, member: tuple[str, int], name: str, timeout: float | None, options: SyncOptions
+        self, model: Any, group: str, rank: int, name: str, timeout: float | None, options: SyncOptions
     ) -> None:
-        group, rank = member
+        super().__init__(name, [group])
         self._timeout = timeout
-        super().__init__(name, [group], "followed from")
         try:
-            self._link = WorkerLink(group, rank, name)
-            self._subscriber = Subscriber(self._link, model, model_id=name, **options.for_subscriber())
-        except BaseException:
+            self._thread = LoopThread(f"weights of {name}")
+        except BaseException:  # there may be too many
             self._give_name_back()
             raise
-        self._thread = LoopThread(f"weights of {name}")
+        self._link = WorkerLink(group, rank, name)
+        self._subscriber = Subscriber(self._link, model, model_id=name, **options.for_subscriber())
         self._tasks = Tasks(self._thread.loop, self._on_loop)
         self._met = self._tasks.run(self._meet(), f"version 1 of '{name}' from {group}:{rank}", abandonable=False)
 
@@ -96,18 +106,19 @@ class Following(Scope):
     def reading(self, timeout: float | None = None) -> Reading:
         """``async with`` or ``with`` it around a use of the model: no update is applied meanwhile.
 
-        It gives the version, to be kept with what is made of the weights.
+        It gives the version, to be kept with what is made of the weights.  Before version 1 it waits for that, where
+        ``timeout`` is None for as long as ``follow`` was told.
 
         Raises:
             ClosedError: this is closed.
-            WeightMismatch, Exception: version 1 has not come, or does not fit.
-            DeadlineExceeded: on entering: an update was being applied for ``timeout`` seconds.
+            WeightMismatch, Exception: on entering: version 1 does not fit, or will not come.
+            DeadlineExceeded: on entering: version 1 has not come, or an update was being applied for that long.
             TransferFailed: on entering: the last update broke off half way, and no whole version has come since.
         """
         self._check_open()
-        if self._met.done():
-            self._met._result()
-        return self._subscriber.reading(timeout)
+        if self._subscriber.version:
+            return self._subscriber.reading(timeout)
+        return Reading(self._subscriber.gate, self._timeout if timeout is None else timeout, self._met)
 
     def wait_version(self, version: int, timeout: float | None = None) -> Any:
         """Waits until this version, or a later one, is applied; in a coroutine a ``Work``.
@@ -135,7 +146,10 @@ class Following(Scope):
 
     async def _enter(self) -> None:
         await self._link.opened.async_wait()
-        await self._met.async_wait(self._timeout)
+        try:
+            await self._met.async_wait(self._timeout)
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(f"{error} ({self._link.label})") from None
 
     async def _end(self) -> None:
         try:

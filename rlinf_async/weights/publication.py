@@ -16,11 +16,11 @@ from rlinf_async.weights.model.gather_calls import Call, Calls
 from rlinf_async.weights.model.param_tree import ParamTree
 from rlinf_async.weights.plane.publisher import Publisher
 from rlinf_async.weights.plane.sync_handle import SyncHandle
-from rlinf_async.weights.schemes.options import SyncOptions
 from rlinf_async.weights.schemes.sharded import are_sharded
+from rlinf_async.weights.schemes.sync_options import SyncOptions
 from rlinf_async.weights.scope import Scope
-from rlinf_async.weights.state.arguments import check_seconds, number_of
-from rlinf_async.weights.state.report import Ack, SyncReport
+from rlinf_async.weights.state.send_arguments import check_seconds, number_of
+from rlinf_async.weights.state.sync_report import Ack, SyncReport
 from rlinf_async.weights.waiting.bridge import begin_after
 from rlinf_async.work import Work
 
@@ -44,10 +44,15 @@ def publish(model: Any, to: str | Sequence[str], *, name: str = "policy", **opti
     Raises:
         RuntimeError: this process is no worker, or publishes or follows weights of that name there already.
         ConfigError: there is no such option, or it has no such value.
+        TypeError: ``to`` names no groups.
     """
+    groups = [to] if isinstance(to, str) else to
+    if not isinstance(groups, Sequence) or not all(isinstance(group, str) for group in groups):
+        raise TypeError(f"to= is the name of a group, or a list of names; got {to!r}")
     checked = SyncOptions.of(options, "publish()")
-    checked.refuse("policy", owner="publish()", why="each follower has its own: follow(policy=)")
-    return Publication(model, [to] if isinstance(to, str) else list(to), name, checked)
+    for option in ("policy", "strict_dtype"):
+        checked.refuse(option, owner="publish()", why=f"each follower has its own: follow({option}=)")
+    return Publication(model, groups, name, checked)
 
 
 class Publication(Scope):
@@ -56,19 +61,22 @@ class Publication(Scope):
     Methods start at once and return a ``Work`` in a coroutine, and block in a ``def`` method.
     """
 
+    _use = "published to"
+
     def __init__(self, model: Any, groups: Sequence[str], name: str, options: SyncOptions) -> None:
+        self._is_sharded = are_sharded(ParamTree.of(model))
+        super().__init__(name, groups)
         self._version = 0
         self._publisher: Publisher | None = None
+        """None on ranks that have nothing to do."""
         self._followers: Followers | None = None
+        """None on ranks that do not send."""
         self._calls = Calls()
         self._sending: Any = None
-        self._last: tuple[SyncHandle, float] | None = None
-        """The version sent last, and the seconds for which it had waited for the one before."""
+        self._last: SyncHandle | None = None
         self._is_told = True
         """Whether the trainer has heard what has become of that."""
         self._patience = options.ack_timeout
-        self._is_sharded = are_sharded(ParamTree.of(model))
-        super().__init__(name, groups, "published to")
         identity = context.identity
         sends = gathers_here() if self._is_sharded else identity is not None and identity.info.rank == 0
         if sends or self._is_sharded:
@@ -105,17 +113,14 @@ class Publication(Scope):
             The version.
 
         Raises:
-            RuntimeError: another send is under way.
             DeadlineExceeded, PeerLost, Exception: the version before was not delivered, a group does not exist, or a
                 follower has ended.  Nothing was sent; each is raised once, by this, by ``delivered`` or on leaving.
             WeightMismatch, ValueError, KeyError: as ``Publisher.publish``.
         """
-        wanted = (self._next_call(), weights, version, keys, timeout)
+        call = self._next_call()
         check_seconds(timeout)
-        sending = self._sending
-        if sending is not None and not sending.done() and not sending._cancelled:
-            raise RuntimeError(f"another send of '{self._name}' is under way: await that one first")
-        work = self._bridge.run(begin_after(sending, functools.partial(self._send, *wanted)), f"a send by {self!r}")
+        begin = functools.partial(self._send, call, weights, version=version, keys=keys, timeout=timeout)
+        work = self._bridge.run(begin_after(self._sending, begin), f"a send by {self!r}")
         self._sending = work if isinstance(work, Work) else None
         return work
 
@@ -125,20 +130,18 @@ class Publication(Scope):
             call.found_sharded()
         return call
 
-    async def _send(self, call: Call, weights: Any, version: int | None, keys: Any, timeout: float | None) -> int:
+    async def _send(self, call: Call, weights: Any = None, *, version: int | None = None, **options: Any) -> int:
         self._check_open()
-        begun = time.monotonic()
+        if not self._is_told:
+            await self._report()
         if self._followers is not None:
-            if not self._is_told:
-                await self._report()
             self._followers.check()
         if self._publisher is None:
             self._version = number_of(self._version + 1 if version is None else version)
             return self._version
-        waited = time.monotonic() - begun
-        handle = await self._publisher.publish(weights, version=version, keys=keys, timeout=timeout, call=call)
-        self._last, self._is_told = (handle, waited), False
-        return handle.version
+        self._last = await self._publisher.publish(weights, version=version, call=call, **options)
+        self._is_told = self._followers is None
+        return self._last.version
 
     def delivered(self, timeout: float | None = None) -> Any:
         """Waits until every rank of the groups has followed once, and those that follow have the version sent last.
@@ -160,24 +163,22 @@ class Publication(Scope):
 
     async def _delivered(self, timeout: float | None) -> SyncReport:
         self._check_open()
-        followers = self._followers
-        if followers is None:
+        if self._followers is None:
             return SyncReport(self.version)
         if self._last is None:
             raise RuntimeError(f"nothing of '{self._name}' was sent yet: send() first, or enter it by `async with`")
         begun = time.monotonic()
-        await followers.gather(timeout)
-        return await self._report(_rest(timeout, begun), of_all=True)
-
-    async def _report(self, timeout: float | None = None, *, of_all: bool = False) -> SyncReport:
-        """What has become of the version sent last, at those who have not left meanwhile.
-
-        Args:
-            of_all: also at those who have come since.
-        """
-        assert self._last is not None
+        await self._followers.gather(timeout)
         assert self._publisher is not None
-        (handle, waited), begun = self._last, time.monotonic()
+        return await self._report(_rest(timeout, begun))
+
+    async def _report(self, timeout: float | None = None) -> SyncReport:
+        """What has become of the version sent last, also at those who have come since, but for those who have left."""
+        handle, publisher, followers = self._last, self._publisher, self._followers
+        assert handle is not None
+        assert publisher is not None
+        assert followers is not None
+        begun = time.monotonic()
         try:
             report = await handle.async_wait(timeout)
         except Exception:
@@ -185,20 +186,17 @@ class Publication(Scope):
                 raise
             report = handle.report
         acks: dict[Any, Ack] = dict(report.per_worker)
-        if of_all and (late := [name for name in self._publisher.worker_ids if name not in acks]):
-            rest = self._patience if timeout is None else _rest(timeout, begun)
-            acks |= await self._publisher.catch_up(late, rest)
+        if late := [name for name in publisher.worker_ids if name not in acks]:
+            acks |= await publisher.catch_up(late, self._patience if timeout is None else _rest(timeout, begun))
         self._is_told = True
         there = {name: ack for name, ack in acks.items() if not isinstance(ack.error, ClosedError)}
-        t_stage, t_total = report.t_stage + waited, report.t_total + waited
-        report = dataclasses.replace(report, per_worker=there, t_stage=t_stage, t_total=t_total)
-        if self._followers is not None:
-            self._followers.told(map(str, report.failed))
+        report = dataclasses.replace(report, per_worker=there)
         report.raise_failures()
+        followers.check()
         return report
 
     async def _enter(self) -> None:
-        await self._send(self._next_call(), None, None, None, None)
+        await self._send(self._next_call())
 
     async def _leave(self) -> None:
         if not self._is_told:

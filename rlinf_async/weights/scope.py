@@ -21,31 +21,31 @@ class Scope:
     Args:
         name: of the weights.
         groups: whose workers are at the other end.
-        use: in words, for errors: ``"published to"``.
 
     Raises:
         RuntimeError: this process is no worker; or the name is in use with one of these groups.
     """
 
+    _use: ClassVar[str]
+    """In words, for errors."""
     _open: ClassVar[dict[tuple[str, str], Scope]] = {}
 
-    def __init__(self, name: str, groups: Sequence[str], use: str) -> None:
+    def __init__(self, name: str, groups: Sequence[str]) -> None:
         require_exchange()
-        self._name, self._use = name, use
+        self._name = name
         self._pid = process.pid
         self._is_closed = False
         self._bridge = Bridge()
-        self._lines = [(group, name) for group in groups]
+        self._lines = dict.fromkeys(((group, name) for group in groups), self)
         # Two links to one worker on a line of one name would each take words that are meant for the other, and drop
         # them: tests/weights/test_publish.py::test_a_name_is_in_use_once_at_a_time_with_each_group
         with _lock:
-            for line in self._lines:
-                if (other := self._open.get(line)) is not None:
-                    raise RuntimeError(
-                        f"weights named '{name}' are {other._use} group '{line[0]}' by this worker already: close that "
-                        "one first, or give this one another name=, at both ends"
-                    )
-            self._open.update(dict.fromkeys(self._lines, self))
+            for line in self._lines.keys() & self._open.keys():
+                raise RuntimeError(
+                    f"weights named '{name}' are {self._open[line]._use} group '{line[0]}' by this worker already: "
+                    "close that one first, or give this one another name=, at both ends"
+                )
+            self._open.update(self._lines)
 
     # -- what each kind does ------------------------------------------------------------------------------------
 
@@ -82,36 +82,30 @@ class Scope:
 
     def _give_name_back(self) -> None:
         with _lock:
-            for line in set(self._lines):
+            for line in self._lines:
                 del self._open[line]
 
-    async def _begin(self) -> None:
+    async def __aenter__(self) -> Self:
         try:
             await self._enter()
         except BaseException:
             await self.close()
             raise
+        return self
 
-    async def _finish(self, kind: type[BaseException] | None) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
                 await self._leave()
         finally:
             await self.close()
 
-    async def __aenter__(self) -> Self:
-        await self._begin()
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        await self._finish(kind)
-
     def __enter__(self) -> Self:
         if running_loop() is not None:
             raise RuntimeError(f"`with` would block the loop that runs here: `async with` {self!r}")
-        self._bridge.run(self._begin(), f"the beginning of {self!r}")
+        self._bridge.run(self.__aenter__(), f"the beginning of {self!r}")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._bridge.run(self._finish(kind), f"the end of {self!r}")
+    def __exit__(self, *exc_info: Any) -> None:
+        self._bridge.run(self.__aexit__(*exc_info), f"the end of {self!r}")
         self._bridge.release()

@@ -67,6 +67,17 @@ async def test_tensors_made_for_inference_are_written(kind: str) -> None:
     assert shown(target) == {1.0}
 
 
+@every_kind
+async def test_tensors_in_another_order_are_written_and_keep_it(kind: str) -> None:
+    source, target = ({"a": torch.zeros(40, 50).t(), "b": torch.zeros(3)} for _ in range(2))
+    ends = await between(kind, source, target)
+    for version in (1, 2, 3):
+        source["a"][version] += torch.arange(40.0) + version
+        await deliver(ends, source, target, version)
+        assert torch.equal(target["a"], source["a"])
+    assert target["a"].stride() == (1, 50)
+
+
 async def test_a_patch_goes_to_all_members_that_are_one_tensor_at_the_sender() -> None:
     """The sender ties two names, of which the receiver has one as a stack, and one as a tensor."""
     weight = torch.zeros(3, 2, 2)

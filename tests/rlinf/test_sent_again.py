@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlinf_async.errors import StaleVersion, WrongBase
-from rlinf_async.rlinf.sending import BEGINNING, Sending
+from rlinf_async.rlinf.sending import Sending
 from tests.rlinf.two_ends import KINDS, Net, Wire, a_receiver, bits, coming, meet
 
 BUCKETS, PATCH = KINDS["buckets"], KINDS["patch"]
@@ -166,7 +166,7 @@ async def test_where_both_ends_begin_anew_the_sendings_are_counted_anew(kind: st
 def test_of_two_sendings_the_later_one_is_known() -> None:
     first = Sending.none_yet().following(5)
     again, last = first.following(5), first.following(5).following(6)
-    in_order = [BEGINNING, first, again, last]
+    in_order = [Sending.beginning({}), first, again, last]
     for place, sending in enumerate(in_order):
         assert [sending.is_after(other) for other in in_order] == [other < place for other in range(4)]
     other = Sending.none_yet().following(5)

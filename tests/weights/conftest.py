@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,9 @@ import pytest
 from rlinf_async import Cluster, NodePlacementStrategy, Worker
 from tests.weights import children
 from tests.weights.weight_workers import Launch
+
+# torch asks the name server for the name of each address that its stores connect to; a lost answer takes five seconds.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 
 @pytest.fixture(scope="session")

@@ -53,7 +53,7 @@ async def train(facts: dict[str, Any]) -> None:
             assert store is not None
             assert store.latest is not None
             places.add(store.latest._header.places)
-        is_refused = store._registrar.is_refused
+        is_refused = not store._registrar._ways
         await publisher.close()
         for reader in readers:
             assert await reader.word() == "connected"

@@ -62,7 +62,7 @@ async def read(pipe: Any, facts: dict[str, Any]) -> None:
                 torn.append(f"version {version} after {last} shows {sorted(found)}")
             seen[version] = seen.get(version, 0) + 1
             last = version
-            is_registered |= any(reader.is_registered for reader in list(subscriber._leases._known.values()))
+            is_registered |= any(reader.is_registered for reader in list(subscriber._applying.leases._known.values()))
             await asyncio.sleep(0)
         story = {"seen": len(seen), "last": last, "torn": torn[:3], "after": sorted(values_of(weights))}
         say(json.dumps({**story, "is_registered": is_registered}))
@@ -111,7 +111,7 @@ async def send_once(pipe: Any, facts: dict[str, Any]) -> None:
     await publisher.connect(weights=model(1))
     store = publisher._store
     assert store is not None
-    store._slots[store.take()].begin()
+    store.take().begin()
     say("half way")
     threading.Event().wait()
 

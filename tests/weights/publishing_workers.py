@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import random
 import threading
+import time
 from typing import Any
+from unittest import mock
 
+import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
 
-from rlinf_async import Worker, follow, publish
+from rlinf_async import Cluster, NodePlacementStrategy, Worker, follow, publish
 from rlinf_async._worker.context import require_exchange
+from rlinf_async.weights import Subscriber
 from rlinf_async.weights.scope import Scope
 from tests.weights.ends import Tied
 
@@ -27,15 +30,17 @@ class Ends(Worker):
 
     def __init__(self) -> None:
         super().__init__()
-        self.model = Tied(float(type(self) is not Follower))
+        self.model_of(3)
         self.weights: Any = None
+        self._patience: Any = None
 
     def model_of(self, width: int) -> None:
         self.model = Tied(float(type(self) is not Follower), width)
 
     def forget_names_soon(self) -> None:
         """Names are waited for no longer than that."""
-        require_exchange()._mailbox.names._patience = 0.3
+        names = require_exchange()._mailbox.names
+        self._patience, names._patience = names._patience, 0.3
 
     async def leave(self) -> None:
         await self.weights.__aexit__(None, None, None)
@@ -46,6 +51,14 @@ class Ends(Worker):
     async def close_all(self) -> None:
         for scope in set(Scope._open.values()):
             await scope.close()
+
+    async def begin_anew(self) -> None:
+        """As if it had just been launched."""
+        await self.close_all()
+        self.model_of(3)
+        self.weights = None
+        if self._patience is not None:
+            require_exchange()._mailbox.names._patience = self._patience
 
 
 class Trainer(Ends):
@@ -77,6 +90,9 @@ class Trainer(Ends):
     async def send(self, value: float, **options: Any) -> int:
         self.model.fill(value)
         return int(await self.weights.send(**options))
+
+    async def send_two_at_once(self) -> list[int]:
+        return list(await asyncio.gather(self.weights.send(), self.weights.send()))
 
     async def send_until_it_fails(self) -> None:
         while True:
@@ -111,8 +127,7 @@ class Trainer(Ends):
         return "none"
 
     async def leave_while_a_send_waits(self) -> list[str]:
-        """A second send waits for the first to be delivered, and another task leaves."""
-        await self.weights.send()
+        """A send waits for the one before to be delivered, and another task leaves."""
         sending = asyncio.create_task(self.try_to("send"))
         delivering = asyncio.create_task(self.try_to("delivered"))
         await asyncio.sleep(0.05)
@@ -144,6 +159,10 @@ class Sharded(Trainer):
     """Every rank has a part of each tensor."""
 
     async def enter(self, to: Any, **options: Any) -> int:
+        # Half a second of processor time in each worker that imports it.
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Shard, distribute_tensor
+
         dist.init_process_group("gloo")
         mesh = init_device_mesh("cpu", (self._world_size,))
         self.parts = {
@@ -161,6 +180,9 @@ class Sharded(Trainer):
 
 
 class Follower(Ends):
+    def halve(self) -> None:
+        self.model.bfloat16()
+
     async def collect(self, last: int, **options: Any) -> list[tuple[int, set[float]]]:
         """The whole of a rollout worker, in a coroutine: each version that it has seen."""
         seen: dict[int, set[float]] = {}
@@ -190,12 +212,28 @@ class Follower(Ends):
         self.weights = follow(self.model, "trainer")
         return int(self.weights.__enter__().version)
 
-    def make(self) -> None:
-        """Follows without entering."""
-        self.weights = follow(self.model, "trainer")
+    async def enter_without_threads(self) -> str:
+        with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
+            return await self.try_to("enter")
 
-    def look(self) -> tuple[int, set[float]]:
-        with self.weights.reading(20.0) as version:
+    def join(self) -> None:
+        """Follows, and never answers."""
+        has_joined = threading.Event()
+
+        async def connect(*_: Any) -> None:
+            has_joined.set()
+            await asyncio.Event().wait()
+
+        with mock.patch.object(Subscriber, "connect", connect):
+            self.make()
+            assert has_joined.wait(20)
+
+    def make(self, **options: Any) -> None:
+        """Follows without entering."""
+        self.weights = follow(self.model, "trainer", **options)
+
+    def look(self, timeout: float = 20.0) -> tuple[int, set[float]]:
+        with self.weights.reading(timeout) as version:
             return version, self.model.values()
 
     def look_until(self, last: int) -> list[int]:
@@ -212,10 +250,15 @@ class Follower(Ends):
         await self.weights.wait_version(version, timeout)
         return self.look()
 
-    async def read_until(self, release: float) -> int:
-        async with self.weights.reading() as version:
-            await asyncio.sleep(release)
-        return int(version)
+    async def begin_reading(self) -> int:
+        self._reading = self.weights.reading()
+        return int(await self._reading.__aenter__())
+
+    async def end_reading(self) -> tuple[int, set[float]]:
+        """What the model had until then."""
+        found = self.weights.version, self.model.values()
+        await self._reading.__aexit__()
+        return found
 
     async def try_to(self, what: str, *arguments: Any) -> str:
         try:
@@ -266,3 +309,79 @@ class Follower(Ends):
         """Open descriptors, and threads for weights."""
         threads = sorted(thread.name for thread in threading.enumerate() if "weights" in thread.name)
         return len(os.listdir("/proc/self/fd")), threads
+
+
+class Groups:
+    """Groups of one cluster; the next test has the same ones where it asks for the same, and they still work."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._groups: dict[str, tuple[Any, Any]] = {}
+
+    def __call__(self, kind: type[Worker], name: str, *nodes: int, is_new: bool = False) -> Any:
+        shape, group = self._groups.get(name, (None, None))
+        if group is None or is_new or shape != (kind, nodes):
+            self._drop(name)
+            group = kind.create_group().launch(self._cluster, name=name, placement=NodePlacementStrategy(list(nodes)))
+            self._groups[name] = ((kind, nodes), group)
+        return group.wait_ready()
+
+    def begin_anew(self) -> None:
+        """Those that are broken are closed."""
+        for name, (_, group) in list(self._groups.items()):
+            try:
+                group.begin_anew().wait(20)
+            except Exception:
+                self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        _, group = self._groups.pop(name, (None, None))
+        if group is not None:
+            group.close()
+
+    def close(self) -> None:
+        for name in list(self._groups):
+            self._drop(name)
+
+
+class Restless(Ends):
+    """Trains, or follows and leaves again, at random; notes what should not be."""
+
+    _is_over = False
+
+    def stop(self) -> None:
+        self._is_over = True
+
+    async def send_on(self, seed: int, **options: Any) -> tuple[int, list[str]]:
+        """Until ``stop``: who follows would wait for a trainer that is not there."""
+        rnd, errors = random.Random(seed), []
+        async with publish(self.model, "restless", ack_timeout=20, **options) as weights:
+            while not self._is_over:
+                self.model.fill(float((weights.version + 1) % 200))
+                try:
+                    await weights.send()
+                    if rnd.random() < 0.5:
+                        await weights.delivered()
+                except Exception as error:
+                    errors.append(said(error))
+                await asyncio.sleep(rnd.random() * 0.003)
+        return weights.version, errors
+
+    async def come_and_go(self, seconds: float, seed: int, **options: Any) -> tuple[int, list[str]]:
+        rnd, errors, times = random.Random(seed * 100 + self._rank), [], 0
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            model = Tied().to(rnd.choice([torch.float32, torch.float32, torch.bfloat16]))
+            try:
+                async with follow(model, of="trainer", **options) as weights:
+                    for _ in range(rnd.randrange(6)):
+                        async with weights.reading() as version:
+                            if model.values() != {float(version % 200)}:
+                                errors.append(f"version {version} is {model.values()}")
+                        if rnd.random() < 0.5:
+                            await weights.wait_version(weights.version + 1, 20)
+            except Exception as error:
+                if time.monotonic() < end:
+                    errors.append(said(error))
+            times += 1
+        return times, errors

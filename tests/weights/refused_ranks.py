@@ -47,7 +47,7 @@ def zeros() -> dict[str, torch.Tensor]:
 
 def gathered(given: dict[str, Any], call: Any) -> dict[str, set[float]]:
     found: dict[str, torch.Tensor] = {}
-    for bucket in gather_buckets(ParamTree.of(given), bucket_size=60, call=call):
+    for bucket in gather_buckets(ParamTree.of(given), call, 60):
         found.update({path[0]: tensor for path, tensor in bucket.items()})
     return values(found)
 
@@ -84,7 +84,7 @@ def calls(mesh: DeviceMesh, rank: int) -> None:
     both(other, 5)
     call = one.next()  # given up after a bucket of several
     if rank == 0:
-        next(iter(gather_buckets(ParamTree.of(given[6]), bucket_size=60, call=call)))
+        next(iter(gather_buckets(ParamTree.of(given[6]), call, 60)))
     else:
         gathered(given[6], call)
     both(one, 7)

@@ -121,11 +121,10 @@ def signal_in_transfer(number: int, at: int) -> None:
     """This process gets a signal when message ``at`` is about to be read from its connection."""
     connect, heads = StoreMail._connect, iter(range(1, 1000))
 
-    def connect_and_stop(self: StoreMail, timeout: float, given_up: threading.Event) -> Any:
-        group = connect(self, timeout, given_up)
+    def connect_and_stop(self: StoreMail, end: float) -> None:
+        connect(self, end)
         if next(heads) == at:
             os.kill(os.getpid(), number)
-        return group
 
     StoreMail._connect = connect_and_stop  # type: ignore[method-assign]
 

@@ -20,7 +20,7 @@ from tests.weights.scheme_child import say
 
 async def send(port: int) -> None:
     """Sends what nobody takes."""
-    distributed._PARTING = 0.5  # type: ignore[misc]
+    distributed._CLOSE_TIMEOUT_S = 0.5  # type: ignore[misc]
     store, model = TCPStore("127.0.0.1", port, is_master=False), torch.nn.Linear(2, 2)
     scheme = DistributedWeightSyncScheme()
     scheme.init_on_sender("policy", store=store, num_workers=1, source_model=model)

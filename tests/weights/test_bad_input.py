@@ -84,6 +84,6 @@ async def test_a_call_that_answers_something_is_no_wrong_acknowledgement() -> No
     called = []
     host = SimpleNamespace(update_policy_weights_=lambda policy_or_weights: called.append(1) or "bogus")
     async with both("worker") as ends:
-        ends.sender._transports[0]._remote_collector = host
+        ends.sender._transports[0].callee = host
         assert (await ends.sender.send()).version == 1
     assert called == [1]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import sys
 import threading
+import warnings
 
 import pytest
 
 from rlinf_async import WorkerWeightSyncScheme
+from tests._support.forked_children import exit_code, forked
 from tests._support.weight_parts import Bridge
 from tests.weights.ends import Tied
 
@@ -65,3 +68,34 @@ def test_a_forked_process_leaves_its_parents_loop_alone(how: str) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert bridges[0].run(_woken_by_a_thread(), "again")
     bridges[0].release()
+
+
+def test_a_loop_that_was_given_back_is_dropped_by_a_forked_process_without_a_word() -> None:
+    bridges = [Bridge()]
+    assert bridges[0].run(_woken_by_a_thread(), "once")
+    bridges[0].release()
+
+    def drop() -> None:
+        told: list[object] = []
+        sys.unraisablehook = told.append
+        bridges.clear()
+        gc.collect()
+        assert not told, told
+
+    with forked(drop) as child:
+        assert exit_code(child) == 0
+
+
+async def test_a_loop_that_is_dropped_in_a_coroutine_is_closed_without_a_word() -> None:
+    bridges, loops = [Bridge()], []
+
+    async def look() -> None:
+        loops.append(asyncio.get_running_loop())
+
+    await asyncio.to_thread(lambda: bridges[0].run(look(), "once"))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        bridges.clear()
+        gc.collect()
+    assert not told, [str(each.message) for each in told]
+    assert loops[0].is_closed()

@@ -78,6 +78,21 @@ async def test_the_copies_are_what_was_sent_and_tied_tensors_are_copied_once(nes
     await transport.close()
 
 
+async def test_a_module_in_a_dict_is_copied_with_its_ties_and_its_sparse_parameters() -> None:
+    module, lazy, late = nn.Linear(2, 2), nn.LazyLinear(2), Late()
+    module.register_parameter("sparse", nn.Parameter(torch.eye(2).to_sparse()))
+    late.goes_on.set()
+    transport = WorkerTransport(late)
+    await transport.send_weights_async("policy", {"m": module, "tied": module.weight, "lazy": lazy})
+    await transport.wait_ack()
+    got = late.weights["m"]
+    assert (type(got), type(late.weights["lazy"])) == (nn.Linear, nn.LazyLinear)
+    assert got.weight.data_ptr() == late.weights["tied"].data_ptr() != module.weight.data_ptr()
+    assert got.sparse.is_sparse
+    assert got.sparse is not module.sparse
+    await transport.close()
+
+
 def test_what_is_waited_for_at_once_is_not_copied() -> None:
     late, weights = Late(), {"w": torch.ones(2)}
     late.goes_on.set()

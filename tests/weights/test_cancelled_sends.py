@@ -31,7 +31,7 @@ async def cancelled_after(turns: int, ends: Any, how: str) -> None:
         await asyncio.sleep(0)
     sending.cancel()
     await asyncio.wait([sending])  # which is not to say that all has ended
-    if ends.sender._pending_async:  # it was sent before it could be cancelled
+    if ends.sender._pending is not None:  # it was sent before it could be cancelled
         await ends.sender.wait_async()
 
 

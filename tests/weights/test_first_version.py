@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import multiprocessing
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +13,8 @@ from torch import nn
 
 from rlinf_async import MultiProcessWeightSyncScheme, SharedMemTransport, SharedMemWeightSyncScheme
 from rlinf_async.errors import WeightMismatch
-from rlinf_async.weights.schemes.updates import Update, whole
 from tests._support.dying_model import Fragile
+from tests._support.weight_parts import completed
 from tests.weights.ends import Both, Tied, both
 
 PUBLISHING = ("multiprocess", "shared memory")
@@ -252,8 +251,7 @@ def test_a_buffer_that_was_made_since_is_only_written_what_was_sent() -> None:
 def test_a_first_version_that_lacks_nothing_is_left_as_it_is() -> None:
     more = {**Tied(2.0).state_dict(), "more": torch.zeros(1)}
     for weights in (Tied(2.0).state_dict(), more, {"another": torch.zeros(1)}):
-        update = Update("policy", weights, 1)
-        assert whole(update, Tied(1.0)) is update
-        assert whole(update, None) is update
-    named = dataclasses.replace(Update("policy", Tied(2.0).state_dict(), 1), keys=["steps", "layers"])
-    assert whole(named, Tied(1.0)) is named, "the head is tied to a layer"
+        assert completed(weights, None, Tied(1.0), "policy") is weights
+        assert completed(weights, None, None, "policy") is weights
+    named = completed(Tied(2.0).state_dict(), ["steps", "layers"], Tied(1.0), "policy")
+    assert "head.weight" not in named, "the head is tied to a layer: nothing lacks"

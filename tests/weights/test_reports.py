@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections import defaultdict
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,10 +11,9 @@ import torch
 
 from rlinf_async import DistributedTransport, WeightSyncScheme
 from rlinf_async.weights import Publisher, Subscriber
-from rlinf_async.weights.schemes.ways import OneWay
-from rlinf_async.work import Work
-from tests._support.weight_parts import LocalLink
+from tests._support.weight_parts import LocalLink, Parcel, SingleDelivery
 from tests.weights.ends import CALLED, SCHEMES, Tied, both
+from tests.weights.far_links import FarLink
 
 ALIGNED = 256
 """Bytes of which every tensor takes a multiple where it is packed."""
@@ -63,54 +59,17 @@ async def test_seconds_that_nobody_has_measured_are_none(kind: str) -> None:
 
 async def test_what_goes_nowhere_has_no_bytes() -> None:
     async with both("worker") as ends:
-        ends.sender._transports[0]._remote_collector = None
+        ends.sender._transports[0].callee = None
         assert (await ends.sender.send()).bytes == 0
     assert DistributedTransport().nbytes == 0
 
 
 async def test_of_a_transport_that_does_not_count_the_tensors_are_and_what_is_none_is_nothing() -> None:
-    update = SimpleNamespace(version=1, timeout=None, model_id="policy", keys=None)
     transport = SimpleNamespace(send_weights=lambda model_id, weights: None)
     for weights, nbytes in (({"w": torch.zeros(3), "x": 1}, 12 + 8), ("something else", 0)):
-        way = OneWay(0, transport)
-        await way.stage(SimpleNamespace(**vars(update), weights=weights))  # type: ignore[arg-type]
-        assert way.nbytes == nbytes
-
-
-class FarLink(LocalLink):
-    """Within one process, as if the other end were on another machine."""
-
-    node = 1
-    waiting: dict[int, list[tuple[Any, Any, Work[None]]]]
-    """By line: tensors for which the other end has not asked, or that it has not sent, and of which end."""
-    both: threading.Lock
-
-    @classmethod
-    def far_pair(cls) -> tuple[FarLink, FarLink]:
-        ends = cls("the receiver"), cls("the sender")
-        ends[0]._other, ends[1]._other = ends[1], ends[0]
-        ends[0].waiting = ends[1].waiting = defaultdict(list)
-        ends[0].both = ends[1].both = threading.Lock()
-        return ends
-
-    def send_tensor(self, tensor: Any, line: int, receiver: Any = None) -> Work[None]:
-        return self._meet(line, tensor, lambda mine, theirs: theirs.copy_(mine))
-
-    def receive_tensor(self, tensor: Any, line: int, sender: Any = None) -> Work[None]:
-        return self._meet(line, tensor, lambda mine, theirs: mine.copy_(theirs))
-
-    def _meet(self, line: int, mine: Any, copy: Callable[[Any, Any], Any]) -> Work[None]:
-        work: Work[None] = Work()
-        with self.both:
-            waiting = self.waiting[line]
-            if not waiting or waiting[0][0] is self:
-                waiting.append((self, mine, work))
-                return work
-            _, theirs, met = waiting.pop(0)
-        copy(mine, theirs)
-        met._settle()
-        work._settle()
-        return work
+        delivery = SingleDelivery(0, transport)
+        await delivery.stage(Parcel("policy", 1, weights, None))
+        assert delivery.nbytes == nbytes
 
 
 async def test_what_has_changed_is_counted_where_only_that_travels() -> None:

@@ -16,7 +16,7 @@ import torch
 from rlinf_async.errors import DeadlineExceeded, PeerLost
 from rlinf_async.weights import Manifest, ParamTree, Publisher, Subscriber
 from rlinf_async.weights.memory import slot
-from rlinf_async.weights.memory.device_leaves import RETIRED
+from rlinf_async.weights.memory.device_leaves import free_retired
 from rlinf_async.weights.model.copying import Copy
 from tests._support.fake_gpus import GPU, FakeGpus
 from tests._support.socket_links import inviting, joining
@@ -97,7 +97,7 @@ async def test_weights_of_one_gpu_never_leave_it_and_its_memory_is_exported_and_
         assert gpus.registered == {}
     assert values_of(destination) == {7}, "closing leaves the last version"
     destination["a"].fill_(9)
-    RETIRED.sweep()
+    free_retired()
     assert (gpus.room, set(gpus.opened.values())) == ({}, {0})
 
 
@@ -111,7 +111,7 @@ async def test_weights_that_stay_on_a_gpu_take_no_memory_of_the_host_before_a_re
         for version in range(1, 8):
             await publish(publisher, source, version)
         assert max(host_memory(publisher)) < nbytes / 2
-        assert not any(reader.is_registered for reader in subscriber._leases._known.values())
+        assert not any(reader.is_registered for reader in subscriber._applying.leases._known.values())
         async with joined(publisher, "late", here, gpus=gpus, apply=apply) as late:
             assert (late.version, values_of(here)) == (7, {7})
             assert [taken > nbytes for taken in host_memory(publisher)].count(True) == 1
@@ -311,13 +311,13 @@ async def test_weights_that_were_mapped_on_the_gpu_are_copied_into_memory_of_the
     source, destination = gpus.put(model(0)), gpus.put(model(0))
     async with pair(source, destination, gpus=gpus, apply="map") as (publisher, (subscriber,)):
         await publish(publisher, source, 1)
-        assert subscriber._leases.keeps_one
+        assert subscriber._applying.leases.keeps_one
         publisher._outlets._outlets[0].gpu = ""
         for version in (2, 3, 4, 5):
             await publish(publisher, source, version)
             assert values_of(destination) == {version}
             assert len({tensor.untyped_storage().data_ptr() for tensor in destination.values()}) == len(destination)
-            assert not subscriber._leases.keeps_one
+            assert not subscriber._applying.leases.keeps_one
         publisher._outlets._outlets[0].gpu = "one GPU"
         for version in (6, 7, 8, 9):
             await publish(publisher, source, version)
@@ -333,8 +333,9 @@ async def test_a_mapped_model_that_was_moved_off_the_gpu_gets_its_weights_where_
         await publish(publisher, source, 1)
         for tensor in destination.values():
             tensor.data = tensor.data.clone()  # as .to("cpu")
-        assert subscriber._leases.manifest is not None
-        subscriber._destination.check(subscriber._leases.manifest)  # the stand-in's devices do not change
+        applying = subscriber._applying
+        assert applying.leases.manifest is not None
+        applying.destination.check(applying.leases.manifest)  # the stand-in's devices do not change
         gpus.calls.clear()
         await publish(publisher, source, 2)
         assert [way for way, _ in gpus.done("copy")] == ["D2D", "D2H"]
@@ -388,8 +389,8 @@ async def test_a_receiver_gives_back_what_it_has_open_when_it_hears_that_the_sen
             with pytest.raises(PeerLost):
                 await subscriber.wait_version(9, 10)
         assert set(gpus.opened.values()) == {0}
-        assert subscriber._leases._known == {}
-        RETIRED.sweep()
+        assert subscriber._applying.leases._known == {}
+        free_retired()
         assert gpus.room == {}, "it is the sender's again, before the receiver is closed"
         assert values_of(destination) == {3}
 
@@ -416,7 +417,7 @@ async def test_readers_on_the_gpu_in_other_processes_never_see_two_versions(gpus
             assert story["torn"] == []
             assert (story["last"], story["after"]) == (60, [60])
             assert await reader.ended() == 0
-    RETIRED.sweep()
+    free_retired()
     assert gpus.room == {}
 
 
@@ -436,14 +437,14 @@ async def test_memory_that_a_stopped_receiver_has_open_stays_until_it_is_gone(
             for version in (4, 5, 6, 7):
                 await publish(publisher, source, version, worker_ids=[])
             assert len(gpus.room) == 3, "two slots, and what the stopped one looks at"
-            assert len(RETIRED) == 1
+            assert free_retired() == 1
             if how == signal.SIGKILL:
                 bad.signal(how)
                 await bad.ended()
                 await publish(publisher, source, 8, worker_ids=[])
                 assert len(gpus.room) == 2
         assert len(gpus.room) == (0 if how == signal.SIGKILL else 2)
-    RETIRED.sweep()
+    free_retired()
     assert gpus.room == {}
 
 

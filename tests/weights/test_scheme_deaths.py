@@ -134,6 +134,30 @@ WIDE = {"width": 3000}
 """So many bytes that no socket holds them."""
 
 
+@pytest.mark.parametrize("moment", ["idle", "half way", "applying"])
+async def test_a_killed_worker_of_a_job_is_named_within_a_second(moment: str) -> None:
+    facts = {**WIDE, "stop_half_way": 2} if moment == "half way" else {}
+    async with Sending("distributed", **(WIDE if facts else {})) as sending:
+        (worker,) = await sending.begin(1, **facts)
+        await sending.send(1.0, timeout=60)
+        if moment == "idle":
+            worker.signal(signal.SIGKILL)
+            await worker.ended()
+        order = {"victim": 0, "signal": signal.SIGKILL} if moment == "applying" else None
+        second = asyncio.create_task(sending.send(2.0, order, timeout=600))
+        if moment == "half way":
+            assert await worker.story() == "half way"
+            worker.signal(signal.SIGKILL)
+        if moment != "idle":
+            await worker.ended()
+        begun = time.monotonic()
+        with pytest.raises(PeerLost, match="NODE_1 was lost") as raised:
+            async with asyncio.timeout(30):
+                await second
+        assert time.monotonic() - begun < 1
+        assert "worker 0 does not have version 2" in str(raised.value.__notes__)
+
+
 async def test_a_send_that_is_cancelled_waits_for_no_receiver_that_has_stopped_half_way() -> None:
     async with Sending("distributed", **WIDE) as sending:
         (receiver,) = await sending.begin(1, stop_half_way=2, **WIDE)

@@ -50,6 +50,10 @@ class Stopping:
         self._pass()
         self._store.set(key, value)
 
+    def compare_set(self, key: str, expected: str, value: str) -> Any:
+        self._pass()
+        return self._store.compare_set(key, expected, value)
+
     def delete_key(self, key: str) -> Any:
         self._pass()
         return self._store.delete_key(key)
@@ -73,7 +77,7 @@ class Stopping:
 async def test_a_store_that_has_stopped_holds_up_no_loop_no_send_and_no_closing(
     ends: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(distributed, "_PARTING", 0.05)
+    monkeypatch.setattr(distributed, "_CLOSE_TIMEOUT_S", 0.05)
     store = Stopping(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
     scheme = DistributedWeightSyncScheme()
     scheme.init_on_sender("policy", store=store, num_workers=1, source_model=torch.nn.Linear(2, 2))
@@ -92,7 +96,7 @@ async def test_a_store_that_has_stopped_holds_up_no_loop_no_send_and_no_closing(
 
 
 def test_blocking_code_waits_no_longer_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distributed, "_PARTING", 0.05)
+    monkeypatch.setattr(distributed, "_CLOSE_TIMEOUT_S", 0.05)
     store = Stopping(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
     scheme = DistributedWeightSyncScheme()
     scheme.init_on_worker("policy", store=store, rank=1, model=torch.nn.Linear(2, 2))

@@ -15,6 +15,7 @@ from rlinf_async import (
     WorkerWeightSyncScheme,
 )
 from rlinf_async.errors import ConfigError
+from rlinf_async.rlinf import WeightSyncer
 
 every_scheme = pytest.mark.parametrize(
     "scheme",
@@ -69,3 +70,10 @@ def test_what_has_changed_is_not_sent_where_nothing_is(scheme: Any, delta: str) 
 def test_a_strictness_that_is_no_truth_value(scheme: Any) -> None:
     with pytest.raises(ConfigError, match="strict_dtype= is one of False, True; got 'bfloat16'"):
         scheme(strict_dtype="bfloat16")
+
+
+def test_digests_are_refused_where_they_have_no_way_back() -> None:
+    with pytest.raises(ConfigError, match=r"DistributedWeightSyncScheme cannot do verify='sha256': .*leave it out"):
+        DistributedWeightSyncScheme(verify="sha256")
+    with pytest.raises(ConfigError, match="a bucket syncer has no option 'verify'"):
+        WeightSyncer.create({"type": "bucket", "bucket": {"verify": "sha256"}})

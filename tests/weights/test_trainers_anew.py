@@ -59,14 +59,12 @@ async def test_the_same_message_for_a_second_time_is_acknowledged() -> None:
 async def test_the_first_weights_are_waited_for_also_after_a_transfer_that_has_failed() -> None:
     """Its sender has died right after it had said that something comes."""
     async with both("distributed") as ends, asyncio.timeout(60):
-        store, transport = ends.sender._transports[0]._store, ends.receiver._transport
-        head = {"generation": "of one who is gone", "nbytes": 64, "version": 1, "model_id": "policy"}
+        store = ends.sender._transports[0]._store
+        head = {"generation": "of one who is gone", "nbytes": 64, "version": 1, "model_id": "policy", "timeout": 0.01}
         store.set("NODE_1_in/1", frames.pack(head))
         store.set("NODE_1_count", "1")
-        transport.timeout = 0.01
         connecting = ends.receiver.connect(timeout=30)
-        await asyncio.to_thread(store.wait, ["NODE_1_out/1"])  # why it has not come
-        transport.timeout = 20.0
+        await asyncio.to_thread(store.wait, ["NODE_1_at/of one who is gone/0/1"])  # it has been taken
         await ends.sender.connect()
         await connecting
         assert (ends.sees, ends.receiver.version) == ({1.0}, 1)

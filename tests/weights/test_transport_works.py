@@ -24,7 +24,6 @@ from rlinf_async import (
 from rlinf_async.errors import ClosedError
 from rlinf_async.weights import NoTransport
 from rlinf_async.weights.model.writing import Update
-from rlinf_async.weights.schemes.sharded import Gathering
 from rlinf_async.weights.schemes.worker_scheme import WorkerLinkTransport
 from rlinf_async.weights.transports import distributed
 from rlinf_async.work import Work
@@ -120,25 +119,26 @@ class Busy:
 async def test_the_closing_of_a_transport_of_torchs_job_waits_for_its_thread_and_holds_up_no_loop() -> None:
     busy = Busy()
     transport = DistributedTransport(new_store(), 1)
-    transport._executor.submit(busy)
+    transport._opened(is_sender=True)
+    transport._thread.submit(busy)
     await busy.outlast(transport.close())
 
 
 async def test_a_store_that_does_not_answer_holds_up_no_loop_that_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = Busy()
-    wake = StoreMail.wake
+    interrupt = StoreMail.interrupt
 
-    def slowly(mail: StoreMail) -> None:
+    def slowly(mail: StoreMail, stop: threading.Event) -> None:
         busy()
-        wake(mail)
+        interrupt(mail, stop)
 
-    monkeypatch.setattr(StoreMail, "wake", slowly)
+    monkeypatch.setattr(StoreMail, "interrupt", slowly)
     transport = DistributedTransport(new_store(), 1)
     assert await transport.receive_weights(0.01) is None
     await busy.outlast(transport.close())
 
 
-async def test_the_closing_of_a_buffer_or_of_a_gathering_holds_up_no_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_closing_of_a_buffer_holds_up_no_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = Busy()
     monkeypatch.setattr(Update, "write", busy)
     transport, large = SharedMemTransport(), {"w": torch.zeros(1 << 20)}
@@ -147,11 +147,6 @@ async def test_the_closing_of_a_buffer_or_of_a_gathering_holds_up_no_loop(monkey
     assert await asyncio.to_thread(busy.begun.wait, 10)
     await busy.outlast(transport.close())
     await writing
-    gathering, busy = Gathering("policy"), Busy()
-    gathered = asyncio.create_task(gathering._aside.do(busy, nbytes=None))
-    assert await asyncio.to_thread(busy.begun.wait, 10)
-    await busy.outlast(asyncio.create_task(gathering.close()))
-    await gathered
 
 
 def new_store() -> Any:
@@ -181,17 +176,12 @@ async def test_a_transport_of_torchs_job_that_is_closed_while_it_packs_sends_not
     assert not store.check(["NODE_1_count"])
 
 
-async def test_an_answer_that_is_waited_for_past_the_closing_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StoreMail, "send", lambda *_: 1)
+async def test_an_answer_that_is_waited_for_past_the_closing_does_not_come() -> None:
     transport = DistributedTransport(new_store(), 1)
     await transport.send_weights_async("policy", WEIGHTS)
-    sent = transport._sent
-    assert sent is not None
     waiting = transport.wait_ack()
     await asyncio.sleep(0)  # it begins
-    sent.result(10)
     closing = transport.close()
     with pytest.raises(ClosedError):
         await waiting
     await closing
-    assert transport._thread is None

@@ -19,6 +19,7 @@ from rlinf_async.work import Work
 from tests._support.fake_gpus import FakeGpus
 from tests._support.recording_listener import Ear
 from tests._support.weight_parts import LocalLink, Outlets, Store, SyncHandle, words as say
+from tests.weights.far_links import FarLink as FarLinks
 from tests.weights.pairs import pair
 
 LARGE = 300_000
@@ -185,7 +186,7 @@ async def test_who_takes_what_it_has_refused_hears_of_what_is_published_and_not_
         to_sender.send([say.REFUSE, pack_error(WeightMismatch("not yet"))])
         with pytest.raises(WeightMismatch):
             await (await publisher.publish(weights(1)))
-        await cancelled(publisher, weights(9), lambda: to_sender.send([say.READY, 0, ""]))
+        await cancelled(publisher, weights(9), lambda: to_sender.send([say.READY, 0, "", None]))
         ear.until(lambda: any(words[0] == say.PUBLISH and words[2] is not None for words in ear.words))
         assert ear.words[-1][:2] == [say.PUBLISH, 1]
     to_sender.close()
@@ -240,7 +241,7 @@ async def test_another_machine_gets_afresh_what_is_published_and_not_what_is_wit
 
     async with Publisher(weights(0)) as publisher:
         publisher.add(0, links[0][0])
-        links[0][1].send([say.READY, 0, ""])
+        links[0][1].send([say.READY, 0, "", None])
         await publisher.connect(5)
         handle = await publisher.publish(weights(1))
         line = host.words[0][-1]
@@ -255,6 +256,30 @@ async def test_another_machine_gets_afresh_what_is_published_and_not_what_is_wit
         assert late.words[0][0] == say.HELLO
     for _, to_sender in links:
         to_sender.close()
+
+
+@pytest.mark.parametrize("far", [False, True])
+async def test_who_comes_while_a_version_is_packed_gets_it_too(monkeypatch: pytest.MonkeyPatch, far: bool) -> None:
+    """It was greeted with the version before, and is none of those that this one was for."""
+    pack, ends, held = Store.pack, FarLinks.far_pair() if far else LocalLink.pair(), weights(0)
+    async with Publisher(weights(0)) as publisher, Subscriber(ends[1], held) as late:
+        first, _ = await joined(publisher, 0, "copy")
+        await (await publisher.publish(weights(1)))
+        late.serve()
+
+        def pack_late(*args: Any, **options: Any) -> Any:
+            publisher.add(1, ends[0])
+            return pack(*args, **options)
+
+        monkeypatch.setattr(Store, "pack", pack_late)
+        handle = await publisher.publish(weights(2))
+        monkeypatch.undo()
+        assert set((await handle).per_worker) == {0}
+        await late.wait_version(2, 10)
+        assert values(held) == [[2], [2]]
+        assert (await publisher.catch_up([1], 10))[1].status == "applied"
+        assert set((await (await publisher.publish(weights(3)))).per_worker) == {0, 1}
+        await first.close()
 
 
 # -- who goes when everything is packed -----------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import torch
 from rlinf_async import TransferFailed, Work, Worker
 from rlinf_async._messaging.state.chain import CHAIN_FROM_BYTES
 from rlinf_async.weights import Publisher, Subscriber
-from tests._support.weight_parts import Store, WorkerLink
+from tests._support.weight_parts import Store, Update, WorkerLink
 
 SHAPES = {"a": (1000,), "b.c": (300, 40), "b.d": (9_000_000,), "e": ()}
 """36 MB: several pieces, so that one can be in the middle."""
@@ -162,9 +162,9 @@ class Trainer(Worker):
 
 
 class Rollout(Worker):
-    async def begin(self, trainer: str, apply: str = "copy") -> None:
+    async def begin(self, trainer: str, **options: Any) -> None:
         self._weights = model(0)
-        self._subscriber = Subscriber(WorkerLink(trainer, 0, "policy"), self._weights, apply=apply)
+        self._subscriber = Subscriber(WorkerLink(trainer, 0, "policy"), self._weights, **options)
         await self._subscriber.connect()
         self._subscriber.serve()
 
@@ -194,6 +194,18 @@ class Rollout(Worker):
 
     def copies(self) -> int:
         return self._copies
+
+    async def spoil(self, name: str) -> None:
+        """Somebody writes to that tensor when the next version has just been written."""
+        write = Update.write
+
+        def write_and_spoil(update: Update, *place: Any) -> None:
+            Update.write = write  # type: ignore[method-assign]
+            write(update, *place)
+            tensor = self._weights[name]
+            tensor.data = tensor.data + 1  # what is mapped cannot be written to
+
+        Update.write = write_and_spoil  # type: ignore[assignment,method-assign]
 
     async def is_host(self) -> bool:
         return self._subscriber._host is not None
@@ -262,6 +274,7 @@ Launch = Callable[..., Any]
 
 
 def begin(trainer: Any, rollout: Any, size: int, **options: Any) -> None:
-    beginning = rollout.begin("trainer", **({"apply": options["apply"]} if "apply" in options else {}))
+    theirs = {name: options[name] for name in ("apply", "verify") if name in options}
+    beginning = rollout.begin("trainer", **theirs)
     trainer.begin([("rollout", rank) for rank in range(size)], **options).wait(60)
     beginning.wait(60)

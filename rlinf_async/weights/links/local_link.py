@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlinf_async.errors import PeerLost
-from rlinf_async.weights.links.link import Link, Words
+from rlinf_async.weights.links.weight_link import Link, Words
 
 
 class LocalLink(Link):

@@ -10,24 +10,28 @@ import pickle
 import select
 import socket
 import struct
-import sys
 import termios
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from rlinf_async._transports.lazy_thread import LazyThread
 from rlinf_async.errors import ConfigError, DeadlineExceeded, PeerLost
 from rlinf_async.weights.links.socket_link import Notice
-from rlinf_async.weights.waiting.aside import Aside
-from rlinf_async.weights.waiting.beside import Beside
+from rlinf_async.weights.waiting.aside import finish_in_thread
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
+UPDATE: Final = "update_weights"
+"""Text of a message with weights, or with a notice of some."""
+
 _LENGTH: Final = struct.Struct("!i")
+
+_LONG_LENGTH: Final = struct.Struct("!iQ")
+"""Of what has more bytes than the short one tells: that is -1 then."""
 
 _MARK: Final = b"\x80\x05N0N0"
 """The beginning of our own pickles: None is pushed and popped twice, which changes nothing; other pickles lack it."""
@@ -38,51 +42,48 @@ _NOTICE_MARK: Final = _MARK + b"N0"
 _LOOKED_AT_BYTES: Final = 65536
 """Bytes; a longer message without the mark is not ours."""
 
-_LONGEST_BYTES: Final = 0x7FFFFFFF
-"""Bytes of a message whose length ``Connection`` writes as one number."""
 
-_WHOLE_BYTES: Final = 16384
-"""Bytes of a message that a pipe with room for anything takes whole, and ``Connection`` writes at once."""
+class PipeMail:
+    """Pickled messages ``(data, text)``, as ``Connection.send`` and ``recv`` know them, without blocking a loop.
 
-_ENDING: Final = b"\x94\x86\x94."
-"""End of a pickled pair, behind its second string."""
-
-
-class _Shared:
-    """What all that use one end of a pipe here have in common.
+    All that use one end of a pipe in a process have the same one, which ``of`` gives; it knows the pipe weakly.
 
     Attributes:
         notices: by model, those that somebody has taken out who looked for another model's.
-        writer: writes messages that the pipe may not take at once, in their order.
-        unwritten: these messages.
-        taking: held by one that looks for a notice until it has taken it.
-        writing: held while a message is written, by whomever.
     """
 
-    _all: ClassVar[weakref.WeakKeyDictionary[Any, _Shared]] = weakref.WeakKeyDictionary()
+    _all: ClassVar[weakref.WeakKeyDictionary[Any, PipeMail]] = weakref.WeakKeyDictionary()
     _finding: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, pipe: Any) -> None:
+        self._pipe = weakref.proxy(pipe)
         self._reset()
         # Connection writes a long message in several steps, between which a notice could come in another thread.
         # tests/weights/links/test_pipe_mail.py::test_what_others_send_meanwhile_is_not_cut_and_cuts_nothing
-        plain, reference = type(pipe)._send_bytes, weakref.ref(pipe)
+        plain, own = type(pipe)._send_bytes, self._pipe
 
         def send_bytes(message: Any) -> None:
-            with self.writing:
-                plain(reference(), message)
+            with self._writing:
+                plain(own, message)
 
         pipe._send_bytes = send_bytes
 
     def _reset(self) -> None:
         self.notices: dict[str, Notice] = {}
-        self.writer = Beside("weights into a pipe")
-        self.unwritten: set[Any] = set()
-        self.taking = threading.Lock()
-        self.writing = threading.RLock()
+        self._reader, self._writer = LazyThread("weights from a pipe"), LazyThread("weights into a pipe")
+        self._last: Future[Any] | None = None
+        """What the writer was told last to write."""
+        self._writing, self._taking = threading.Lock(), threading.Lock()
+        """Held while a message is written, by anybody; and by one that looks for a message until it has taken it."""
 
     @classmethod
-    def of(cls, pipe: Connection[Any, Any]) -> _Shared:
+    def of(cls, pipe: Connection[Any, Any]) -> PipeMail:
+        """
+        Raises:
+            ConfigError: the pipe goes one way only.
+        """
+        if not (pipe.readable and pipe.writable):
+            raise ConfigError("the pipe goes one way only, and acknowledgements go the other: multiprocessing.Pipe()")
         with cls._finding:
             found = cls._all.get(pipe)
             if found is None:
@@ -93,39 +94,8 @@ class _Shared:
     def forget(cls) -> None:
         """In a forked process, without the threads that hold locks or write."""
         cls._finding = threading.Lock()
-        for shared in cls._all.values():
-            shared._reset()
-
-    def write(self, pipe: Connection[Any, Any], body: bytes) -> Future[Any]:
-        """Has it written after all others."""
-        writing = self.writer.submit(self._write, pipe, body)
-        self.unwritten.add(writing)
-        writing.add_done_callback(self.unwritten.discard)
-        return writing
-
-    def _write(self, pipe: Any, body: bytes) -> None:
-        """As ``Connection`` does, but the mark leaves with the length: where that has come, it is seen whose it is."""
-        size = len(body)
-        with self.writing:
-            pipe._send((_LENGTH.pack(size) if size <= _LONGEST_BYTES else struct.pack("!iQ", -1, size)) + body)
-
-
-class PipeMail:
-    """Pickled messages ``(data, text)``, as ``Connection.send`` and ``recv`` know them, without blocking a loop.
-
-    Raises:
-        ConfigError: the pipe goes one way only.
-    """
-
-    def __init__(self, pipe: Connection[Any, Any]) -> None:
-        if not (pipe.readable and pipe.writable):
-            raise ConfigError("the pipe goes one way only, and acknowledgements go the other: multiprocessing.Pipe()")
-        self._pipe = pipe
-        self._shared = _Shared.of(pipe)
-        self._aside = Aside("weights from a pipe")
-
-    def close(self) -> None:
-        self._aside.close()
+        for mail in cls._all.values():
+            mail._reset()
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -137,42 +107,42 @@ class PipeMail:
             DeadlineExceeded: the other side has not read it within ``timeout`` seconds.
             PeerLost: it is gone.
         """
-        body = _MARK + pickle.dumps(message, protocol=5)[2:]
-        if self._write_at_once(body):
-            return
+        writing = self._write_later(_MARK + pickle.dumps(message, protocol=5)[2:])
         try:
             async with asyncio.timeout(timeout):
-                await asyncio.wrap_future(self._shared.write(self._pipe, body))
+                await asyncio.wrap_future(writing)
         except TimeoutError:
             raise DeadlineExceeded(f"the other end of the pipe has not read within {timeout:g} s") from None
         except OSError as error:
-            raise PeerLost(f"the other end of the pipe is gone: {error.strerror or error}") from error
+            raise _gone(error) from error
 
     def post(self, notice: Notice, text: str) -> bool:
-        """Sends a notice, if there is room for it now.
+        """Sends a notice, if there is room for it now; it is short, and leaves whole.
 
         Raises:
             PeerLost: the other side is gone.
         """
-        message = (notice.model_id, notice), text
-        return self._write_at_once(_NOTICE_MARK + pickle.dumps(message, protocol=5)[2:])
-
-    def _write_at_once(self, body: bytes) -> bool:
-        """Whether it is written, or will be: it was short, and nothing waited before it."""
-        shared, room = self._shared, select.poll()
-        room.register(self._pipe.fileno(), select.POLLOUT)
-        if len(body) > _WHOLE_BYTES or shared.unwritten or not room.poll(0):
+        if not self._polls(select.POLLOUT):
             return False
-        if not shared.writing.acquire(blocking=False):
-            shared.write(self._pipe, body)  # behind what another thread is writing
+        body = _NOTICE_MARK + pickle.dumps(((notice.model_id, notice), text), protocol=5)[2:]
+        if (self._last is not None and not self._last.done()) or not self._writing.acquire(blocking=False):
+            self._write_later(body)  # behind what another thread is writing
             return True
         try:
-            self._pipe.send_bytes(body)
+            self._pipe._send(_framed(body))
         except OSError as error:
-            raise PeerLost(f"the other end of the pipe is gone: {error.strerror or error}") from error
+            raise _gone(error) from error
         finally:
-            shared.writing.release()
+            self._writing.release()
         return True
+
+    def _write_later(self, body: bytes) -> Future[Any]:
+        self._last = self._writer.call(self._write, body)
+        return self._last
+
+    def _write(self, body: bytes) -> None:
+        with self._writing:
+            self._pipe._send(_framed(body))
 
     def is_all_read(self) -> bool:
         """Whether the other side has read all that was written here."""
@@ -182,9 +152,8 @@ class PipeMail:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    async def receive(self, timeout: float | None, text: str, *, bare: bool = False) -> tuple[Any, str] | None:
-        """The next message, if that is its text, or ``bare`` and it carries nothing but a text; any other stays in the
-        pipe.
+    async def receive(self, timeout: float | None, is_ours: Callable[[bytes], bool]) -> tuple[Any, str] | None:
+        """The next message, if one of us has sent it, or it is short and its pickle looks like ours; any other stays.
 
         Returns:
             The message; None where there is none within ``timeout`` seconds, or another one comes first.
@@ -192,34 +161,34 @@ class PipeMail:
         Raises:
             PeerLost: the other side is gone.
         """
-        if not await self.wait(timeout) or not self._is_ours(text, bare):
+        if not await self.wait(timeout):
             return None
-        message: tuple[Any, str]
-        if self._is_whole():
-            message = self._pipe.recv()
-        else:  # which waits in the middle of it for the rest
-            message = await self._aside.do(self._pipe.recv, nbytes=sys.maxsize)
+        there = self._peek(_LENGTH.size + _LOOKED_AT_BYTES)
+        length = _LENGTH.unpack_from(there.ljust(_LENGTH.size))[0]
+        body = there[_LENGTH.size :] if length >= 0 else there[_LONG_LENGTH.size :]
+        if body.startswith(_NOTICE_MARK):
+            return None
+        if not body.startswith(_MARK) and not (0 <= length <= len(body) and is_ours(body[:length])):
+            return None
+        # In a thread, because it may wait in the middle for the rest.
+        message: tuple[Any, str] = await finish_in_thread(asyncio.wrap_future(self._reader.call(self._pipe.recv)))
         return message
 
-    def take_notice(self, model_id: str) -> tuple[Notice | None, list[Notice]]:
-        """Takes all notices that come next out of the pipe.
-
-        Returns:
-            The last one of a model, and those of others, which are kept for them.
+    def take_notice(self, model_id: str) -> Notice | None:
+        """Takes all notices that come next out of the pipe; gives the last one of a model, and keeps those of others.
 
         Raises:
             PeerLost: the other side is gone, and has left none.
         """
-        notices = self._shared.notices
-        with self._shared.taking:
+        with self._taking:
             try:
                 while self._peek(_LENGTH.size + len(_NOTICE_MARK))[_LENGTH.size :] == _NOTICE_MARK:
                     (name, notice), _ = self._pipe.recv()
-                    notices[name] = notice
+                    self.notices[name] = notice
             except PeerLost:
-                if model_id not in notices:
+                if model_id not in self.notices:
                     raise
-            return notices.pop(model_id, None), list(notices.values())
+            return self.notices.pop(model_id, None)
 
     def take(self, message: tuple[Any, str]) -> bool:
         """Takes exactly this one, as ``Connection.send`` writes it, if it comes next.
@@ -227,10 +196,11 @@ class PipeMail:
         Raises:
             PeerLost: the other side is gone.
         """
-        body = pickle.dumps(message)
-        is_next = self._peek(_LENGTH.size + len(body)) == _LENGTH.pack(len(body)) + body
-        if is_next:
-            self._pipe.recv()
+        whole = _framed(pickle.dumps(message))
+        with self._taking:
+            is_next = self._peek(len(whole)) == whole
+            if is_next:
+                self._pipe.recv()
         return is_next
 
     def check(self) -> None:
@@ -238,15 +208,28 @@ class PipeMail:
         Raises:
             PeerLost: nobody has the other end any more, whatever is left to be read.
         """
-        hung_up = select.poll()
-        hung_up.register(self._pipe.fileno(), 0)
-        if hung_up.poll(0):
+        if self._polls(0):
             raise PeerLost("its end of the pipe is closed")
 
     async def wait(self, timeout: float | None) -> bool:
         """Whether something is there to be read within ``timeout`` seconds, or the other side is gone."""
-        end = None if timeout is None else time.monotonic() + timeout
-        return await _readable(self._pipe.fileno(), end)
+        changed = asyncio.Event()
+
+        def look() -> bool:
+            changed.set()
+            return True
+
+        stop = self.watch(look)
+        try:
+            async with asyncio.timeout(timeout):
+                while not self._polls(select.POLLIN):
+                    changed.clear()
+                    await changed.wait()
+        except TimeoutError:
+            return False
+        finally:
+            stop()
+        return True
 
     def watch(self, look: Callable[[], bool]) -> Callable[[], None]:
         """Has it called, on the loop that runs here, whenever something comes, or there is room again, until it says
@@ -267,23 +250,11 @@ class PipeMail:
         loop.add_reader(changes.fileno(), changed)
         return stop
 
-    def _is_ours(self, text: str, bare: bool) -> bool:
-        whole = self._peek(_LENGTH.size + _LOOKED_AT_BYTES)
-        if len(whole) < _LENGTH.size + len(_NOTICE_MARK):
-            return False
-        (length,) = _LENGTH.unpack_from(whole)
-        body = whole[_LENGTH.size :][: max(0, length)]
-        if body.startswith(_MARK):
-            return not body.startswith(_NOTICE_MARK)
-        is_bare = bare and body[11:12] == b"N"
-        return len(body) == length and (is_bare or body.endswith(text.encode() + _ENDING))
-
-    def _is_whole(self) -> bool:
-        """Whether the next message has come to its end; of long ones that is not asked."""
-        there = self._peek(_LENGTH.size + _LOOKED_AT_BYTES)
-        (length,) = _LENGTH.unpack_from(there)
-        is_whole: bool = 0 <= length <= len(there) - _LENGTH.size
-        return is_whole
+    def _polls(self, event: int) -> bool:
+        """Whether it is so now, or the other side is gone."""
+        now = select.poll()
+        now.register(self._pipe.fileno(), event)
+        return bool(now.poll(0))
 
     def _peek(self, size: int) -> bytes:
         with socket.socket(fileno=os.dup(self._pipe.fileno())) as sock:
@@ -292,34 +263,30 @@ class PipeMail:
             except BlockingIOError:
                 return b""
             except OSError as error:
-                raise PeerLost(f"the other end of the pipe is gone: {error.strerror}") from error
+                raise _gone(error) from error
         if not head:
             raise PeerLost("the other end of the pipe is closed")
         return head
 
 
-async def _readable(fd: int, end: float | None) -> bool:
-    """Whether it has become so before ``end``."""
-    waiting = select.poll()
-    waiting.register(fd, select.POLLIN)
-    if waiting.poll(0):
-        return True
-    remaining = None if end is None else end - time.monotonic()
-    if remaining is not None and remaining <= 0:
-        return False
-    loop = asyncio.get_running_loop()
-    changed = loop.create_future()
-    own = os.dup(fd)  # the loop watches a file once
-    loop.add_reader(own, lambda: None if changed.done() else changed.set_result(None))
-    try:
-        async with asyncio.timeout(remaining):
-            await changed
-    except TimeoutError:
-        return False
-    finally:
-        loop.remove_reader(own)
-        os.close(own)
-    return True
+def is_update(body: bytes) -> bool:
+    """Whether a loop of a user's may have sent weights, as TorchRL does."""
+    return body.endswith(UPDATE.encode() + b"\x94\x86\x94.")
 
 
-os.register_at_fork(after_in_child=_Shared.forget)
+def is_answer(body: bytes) -> bool:
+    """Whether one may have sent an answer: ``(None, "updated")``, or another text."""
+    return body[11:12] == b"N"
+
+
+def _framed(body: bytes) -> bytes:
+    """As ``Connection`` does, but the mark leaves with the length: where that has come, it is seen whose it is."""
+    size = len(body)
+    return (_LENGTH.pack(size) if size < 1 << 31 else _LONG_LENGTH.pack(-1, size)) + body
+
+
+def _gone(error: OSError) -> PeerLost:
+    return PeerLost(f"the other end of the pipe is gone: {error.strerror or error}")
+
+
+os.register_at_fork(after_in_child=PipeMail.forget)

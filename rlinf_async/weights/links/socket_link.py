@@ -18,17 +18,16 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from rlinf_async._client.loop_thread import LoopThread
 from rlinf_async._core import frames, process
 from rlinf_async._transports.lazy_thread import LazyThread
-from rlinf_async._wire.local_socket import check_peer
+from rlinf_async._wire import local_socket
 from rlinf_async._wire.unix import Connection
-from rlinf_async.errors import AuthError, ConfigError, PeerLost, TransferFailed
-from rlinf_async.weights.links.link import Link, Words
+from rlinf_async.errors import AuthError, ConfigError, PeerLost, RLinfAsyncError, TransferFailed
+from rlinf_async.weights.links.weight_link import Link, Words
 
 logger = logging.getLogger(__name__)
 
@@ -68,8 +67,10 @@ class Notice:
 
     def name_other(self, model_id: str) -> None:
         """Tells the sender that a receiver of another id has met this, for the error of its deadline."""
-        with contextlib.suppress(OSError, PeerLost, ConfigError), _connect(self) as sock:
-            sock.send(frames.pack([frames.HELLO, 0, _JOIN, frames.pack([model_id, OWN])]))
+        with contextlib.suppress(OSError, RLinfAsyncError):
+            sock, _ = _connect(self)
+            with sock:
+                sock.send(frames.pack([frames.HELLO, 0, _JOIN, frames.pack([model_id, OWN])]))
 
 
 class SocketLink(Link):
@@ -89,21 +90,19 @@ class SocketLink(Link):
         self.name = name
         self.mode: str | None = None
         self._address = b""
-        self._joining = threading.Lock()
-        self._end_here: _End | None = None
+        self._sockets: _Sockets | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
+        self._whole_words = threading.Lock()
+        """Held while a word leaves: nothing comes between its parts."""
 
     @classmethod
     def invite(cls, name: str, label: str | None = None) -> SocketLink:
         """The sender's end; it is ``opened`` when a receiver has joined."""
         link = cls(name, label)
         link._address = b"\0rlinf-weights-" + secrets.token_hex(16).encode()
-        listener = _new_socket()
-        listener.bind(link._address)
-        listener.listen(16)
-        listener.setblocking(False)
-        end = link._begin()
-        end.call(partial(end.listen, listener))
+        sockets = link._begin()
+        sockets.listener = local_socket.listen(link._address)
+        sockets.hub.call(sockets.listen)
         return link
 
     def notice(self, version: int) -> Notice:
@@ -118,312 +117,273 @@ class SocketLink(Link):
             ConfigError: the sender's network is another one than this process's.
             AuthError: the sender is another user's.
         """
-        # Not under _order, which the hub's loop takes where a word comes or the link ends: it is waited for here, and
-        # would never come to what it is waited for.
-        with self._joining:
+        is_read = threading.Event()
+        # Two threads that join at once make one connection: a second one would be refused by the sender, and end the
+        # link.  tests/weights/links/test_socket_link.py::test_threads_that_join_at_once_make_one_connection
+        with self._order:
             if self.error is not None:
                 raise self._told()
-            if self._end_here is None:
-                sock = _connect(notice)
-                try:
-                    pid = check_peer(sock)
-                except AuthError:
-                    sock.close()
-                    raise
+            if self._sockets is None:
+                found = _connect(notice)
                 self._address = notice.address
-                end = self._begin()
-                end.take(end.connect(sock, pid), pid)
-                end.wait_open()  # a process that ends after this has joined, and its end is seen
+                self._begin().join(*found, is_read.set)
             elif notice.address != self._address:
                 raise PeerLost(f"{notice} is of another sender than {self.label}, which this link has joined")
+            else:
+                is_read.set()
             if self.mode not in (mode, LOOP):
                 self.mode = mode
-                self._joined().say([self.name, mode], _JOIN)
+                self._say([self.name, mode], _JOIN)
+        is_read.wait()  # all that is said from here on leaves at once, even if this process ends
 
     @property
     def is_joined(self) -> bool:
-        return self._end_here is not None and self._end_here.connection is not None
+        return self.mode is not None
 
-    def give_up(self, error: Exception) -> None:
-        """Nobody will join it, for that reason."""
-        self._end(error)
-        self._close()
-
-    def _begin(self) -> _End:
-        self._end_here = end = _Hub.add(self)
-        self._finalizer = weakref.finalize(self, end.call, end.close)
+    def _begin(self) -> _Sockets:
+        self._sockets = sockets = _Hub.add(self)
+        self._finalizer = weakref.finalize(self, sockets.hub.call, sockets.close)
         self._finalizer.atexit = False
-        return end
-
-    def _joined(self) -> _End:
-        if self._end_here is None or self._end_here.connection is None:
-            raise TransferFailed(f"{self.label} has not joined the link")
-        return self._end_here
+        return sockets
 
     def _send(self, words: Words) -> None:
-        self._joined().say(words)
+        if not self.is_joined:
+            raise TransferFailed(f"{self.label} has not joined the link")
+        self._say(words, _WORDS)
+
+    def _say(self, words: Words, kind: int) -> None:
+        connection = None if self._sockets is None else self._sockets.connection
+        assert connection is not None
+        if connection.queued_bytes > MAX_WAITING_BYTES and kind == _WORDS:
+            mib = MAX_WAITING_BYTES >> 20
+            raise TransferFailed(f"{self.label} does not read what it is sent: {mib} MiB wait for it")
+        data = frames.pack(words)
+        with self._whole_words:
+            for start in range(0, len(data), _PART_BYTES):
+                is_last = start + _PART_BYTES >= len(data)
+                part = data[start : start + _PART_BYTES]
+                connection.send([frames.HELLO, 0, kind if is_last else _MORE, part])
 
     def _close(self) -> None:
         if self._finalizer is not None and self._finalizer.alive:
             if self.is_joined:
-                self._joined().say([], _BYE)
+                self._say([], _BYE)
             self._finalizer()
 
 
-class _Hub:
+class _Hub(LoopThread):
     """The loop of this process's private sockets, in a thread that is there while there are links.
 
     Attributes:
-        ends: the sockets of each link; it holds no link itself, so that one that is dropped is found.
+        sockets: of each link; no link itself, so that one that is dropped is found.
     """
 
-    _current: ClassVar[_Hub | None] = None
-    _lock: ClassVar[threading.Lock] = threading.Lock()
-    _inherited: ClassVar[list[_Hub]] = []
+    current: ClassVar[_Hub | None] = None
+    lock: ClassVar[threading.Lock] = threading.Lock()
+    inherited: ClassVar[list[_Hub]] = []
     """Of the processes that this one was forked from: a loop that has been running cannot be freed."""
 
     def __init__(self) -> None:
+        super().__init__("rlinf-weights")
         self.pid = process.pid
-        self.thread = LoopThread("rlinf-weights")
-        self.ends: set[_End] = set()
+        self.sockets: set[_Sockets] = set()
+
+    def call(self, callback: Callable[[], object]) -> None:
+        """From any thread, and in a garbage collection: it takes no lock.  Does nothing in a forked process."""
+        if self.pid == process.pid:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, because all is closed
+                super().call(callback)
 
     @classmethod
-    def add(cls, link: SocketLink) -> _End:
-        with cls._lock:
-            if cls._current is None:
-                cls._current = cls()
-            end = _End(cls._current, link)
-            cls._current.ends.add(end)
-            return end
+    def add(cls, link: SocketLink) -> _Sockets:
+        with cls.lock:
+            cls.current = hub = cls.current or cls()
+            sockets = _Sockets(hub, link)
+            hub.sockets.add(sockets)
+            return sockets
 
-    def remove(self, end: _End) -> None:
+    def remove(self, sockets: _Sockets) -> None:
         """On the loop."""
-        with self._lock:
-            self.ends.discard(end)
-            if self.ends or _Hub._current is not self:
+        with self.lock:
+            self.sockets.discard(sockets)
+            if self.sockets or _Hub.current is not self:
                 return
-            _Hub._current = None
-        LazyThread("rlinf-weights end").submit(self.thread.stop)  # which waits for the thread that this is
+            _Hub.current = None
+        LazyThread("rlinf-weights end").submit(self.stop)  # which waits for the thread that this is
 
     @classmethod
     def forget(cls) -> None:
         """In a forked process.  Listeners are not told: their locks may be held by threads that are not there."""
-        cls._lock = threading.Lock()
-        hub, cls._current = cls._current, None
+        cls.lock = threading.Lock()
+        hub, cls.current = cls.current, None
         if hub is not None:
-            cls._inherited.append(hub)
-            for end in hub.ends:
-                end.forget()
+            cls.inherited.append(hub)
+            for sockets in hub.sockets:
+                sockets.forget()
 
 
-class _End:
-    """The sockets of one link, which it knows weakly.  All but ``call`` and ``say`` is for the hub's loop.
+class _Sockets:
+    """The sockets of one link, which they know weakly.  All but ``join`` is for the hub's loop.
 
     Attributes:
-        connection: to the other end; None until that has joined.
+        connection: to the other end, or to one that has connected and has not said yet which model it is for.
     """
 
     def __init__(self, hub: _Hub, link: SocketLink) -> None:
+        self.hub = hub
+        self.listener: socket.socket | None = None
         self.connection: Connection | None = None
-        self._hub = hub
-        self._loop = hub.thread.loop
         self._link = weakref.ref(link)
-        self._listener: socket.socket | None = None
-        self._connections: set[Connection] = set()
-        """Those too that have not said yet whom they are for."""
-        self._parts: list[bytes] = []
-        self._whole_words = threading.Lock()
-        """Held while a word leaves: nothing comes between its parts."""
-        self._pid = 0
         self._process: int | None = None
         """Descriptor of the other process."""
-        self._is_open = threading.Event()
-        self._has_exited = self._is_left = self._is_closed = False
-
-    def call(self, callback: Callable[[], object]) -> None:
-        """From any thread, and in a garbage collection: it takes no lock.  Nothing in a forked process."""
-        if self._hub.pid == process.pid:
-            with contextlib.suppress(RuntimeError):  # the loop has ended, because this is closed
-                self._hub.thread.call(callback)
-
-    def wait_open(self) -> None:
-        """Until it is read, or closed: from then on words leave at once, in the thread that says them."""
-        self._is_open.wait()
-
-    def say(self, words: Words, kind: int = _WORDS) -> None:
-        """From any thread.
-
-        Raises:
-            TransferFailed: the other side does not read.
-        """
-        connection, data = self.connection, frames.pack(words)
-        assert connection is not None
-        if connection.queued_bytes > MAX_WAITING_BYTES and kind == _WORDS:
-            raise TransferFailed(
-                f"process {self._pid} does not read what it is sent: {MAX_WAITING_BYTES >> 20} MiB wait for it"
-            )
-        with self._whole_words:
-            for start in range(0, len(data), _PART_BYTES):
-                part = data[start : start + _PART_BYTES]
-                is_last = start + _PART_BYTES >= len(data)
-                connection.send([frames.HELLO, 0, kind if is_last else _MORE, part])
+        self._parts: list[bytes] = []
 
     # -- the beginning ----------------------------------------------------------------------------------------------
 
-    def listen(self, listener: socket.socket) -> None:
-        self._listener = listener
-        self._loop.add_reader(listener.fileno(), self._accept)
+    def listen(self) -> None:
+        """One connection at a time: it is the one, or it ends."""
+        if self.listener is not None:
+            self.hub.loop.add_reader(self.listener.fileno(), self._accept)
 
     def _accept(self) -> None:
-        assert self._listener is not None
+        assert self.listener is not None
         with contextlib.suppress(BlockingIOError):
-            sock, _ = self._listener.accept()
+            sock, _ = self.listener.accept()
             try:
-                self.connect(sock, check_peer(sock))
+                self._connect(sock, local_socket.check_peer(sock)).open()
+                self.hub.loop.remove_reader(self.listener.fileno())
             except AuthError as error:
                 sock.close()
                 logger.warning("a connection to %r was refused: %s", self._link(), error)
 
-    def connect(self, sock: socket.socket, pid: int) -> Connection:
-        """From any thread."""
-        connection: Connection
+    def join(self, sock: socket.socket, pid: int, then: Callable[[], None]) -> None:
+        """From any thread; calls back when the connection is read, and both ends are there."""
+        connection = self._connect(sock, pid)
 
-        def hear(frame: list[Any], fds: list[int]) -> None:
-            self._hear(connection, pid, frame)
+        def begin() -> None:
+            connection.open()
+            self._meet(pid)
+            then()
 
-        connection = Connection(sock, self._loop, on_frame=hear, on_closed=lambda why: self._ended(connection, why))
-        self._connections.add(connection)
-        self.call(connection.open)
+        self.hub.call(begin)
+
+    def _connect(self, sock: socket.socket, pid: int) -> Connection:
+        self.connection = connection = Connection(
+            sock,
+            self.hub.loop,
+            on_frame=lambda frame, fds: self._hear(pid, *frame[2:]),
+            on_closed=lambda reason: self._ended(f"is gone: its socket has ended ({reason})"),
+        )
         return connection
 
-    def take(self, connection: Connection, pid: int) -> None:
-        """Both ends have met; from any thread."""
-        self.connection, self._pid = connection, pid
-        self.call(self._watch)
+    def _meet(self, pid: int) -> None:
+        """Both ends are there, and the other process is watched from here on."""
         link = self._link()
         if link is not None:
             link.is_here = pid == process.pid
             link.label = link._role if link.is_here else f"{link._role} (pid {pid})"
             link.opened._settle()
-
-    def _watch(self) -> None:
-        self._is_open.set()
-        self._stop_listening()
-        if self._pid != process.pid and not self._is_closed:
+        if pid != process.pid:
             try:
-                self._process = os.pidfd_open(self._pid)
+                self._process = os.pidfd_open(pid)
             except ProcessLookupError:
                 self._exited()
             except OSError:
                 pass  # of a pid namespace that is not seen from here: the socket's end has to do
             else:
-                self._loop.add_reader(self._process, self._exited)
+                self.hub.loop.add_reader(self._process, self._exited)
 
-    def _stop_listening(self) -> None:
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            self._loop.remove_reader(listener.fileno())
-            listener.close()
-
-    def _hear(self, connection: Connection, pid: int, frame: list[Any]) -> None:
-        *_, kind, part = frame
+    def _hear(self, pid: int, kind: int, part: bytes) -> None:
         link = self._link()
-        if kind == _JOIN and link is not None:
+        if link is None:
+            return  # and it will be closed in a moment
+        if kind == _JOIN:
             name, mode = frames.unpack(part)
             if name != link.name:
                 link.label = f"{link._role}, which has a receiver of '{name}' and none of '{link.name}'"
-            elif self.connection in (None, connection) and link.error is None:
-                link.mode = mode
-                if self.connection is None:
-                    self.take(connection, pid)
-            else:
-                connection.close()
+                return
+            link.mode = mode
+            if self.listener is not None:
+                self._close_listener()
+                self._meet(pid)
         elif kind == _BYE:
-            self._is_left = True
-        elif connection is self.connection:
+            self._lose("has closed its end of the link")
+        else:
             self._parts.append(part)
             if kind == _WORDS:
                 words = frames.unpack(b"".join(self._parts))
                 self._parts.clear()
-                if link is not None:
-                    link._arrive(words)
+                link._arrive(words)
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def _exited(self) -> None:
         """The other process is no more: all that it has said is here."""
-        self._has_exited = True
         if self.connection is not None:
             self.connection.drain()
-        self._lose("")
+        self._lose(f"is gone: its process has ended{_exit_status(self._process)}")
 
-    def _ended(self, connection: Connection, reason: str) -> None:
-        """A socket has.  Of a process that dies, this is heard first."""
-        self._connections.discard(connection)
-        if connection is not self.connection:
-            return
-        if self._is_left or self._process is None:
-            self._lose(reason)
-        else:
-            self._loop.call_later(_EXIT_STATUS_S, self._lose, reason)
+    def _ended(self, why: str) -> None:
+        if self.listener is not None:  # it was not the one
+            self.connection = None
+            self.listen()
+        elif self._process is None:
+            self._lose(why)
+        else:  # of a process that dies this is heard first
+            self.hub.loop.call_later(_EXIT_STATUS_S, self._lose, why)
 
-    def _lose(self, reason: str) -> None:
-        if self._is_closed:
-            return
-        why = f"is gone: its socket has ended ({reason})"
-        if self._is_left:
-            why = "has closed its end of the link"
-        elif self._has_exited:
-            why = f"is gone: its process has ended{_exit_status(self._process)}"
-        self.close()
+    def _lose(self, why: str) -> None:
         link = self._link()
         if link is not None:
             link._end(PeerLost(f"{link.label} {why}"))
+        self.close()
 
     def close(self) -> None:
         """Idempotent."""
-        if self._is_closed:
+        if self not in self.hub.sockets:
             return
-        self._is_closed = True
-        self._is_open.set()
-        self._stop_listening()
-        for connection in self._connections:
-            connection.close()
-        if self._process is not None:
-            self._loop.remove_reader(self._process)
-            os.close(self._process)
-        self._hub.remove(self)
+        self._close_listener()
+        if self.connection is not None:
+            self.connection.close()
+        handle, self._process = self._process, None
+        if handle is not None:
+            self.hub.loop.remove_reader(handle)
+            os.close(handle)
+        self.hub.remove(self)
+
+    def _close_listener(self) -> None:
+        listener, self.listener = self.listener, None
+        if listener is not None:
+            self.hub.loop.remove_reader(listener.fileno())
+            listener.close()
 
     def forget(self) -> None:
         """In a forked process."""
-        if self._listener is not None:
-            self._listener.close()
-        for connection in self._connections:
-            connection.forget()
+        if self.listener is not None:
+            self.listener.close()
+        if self.connection is not None:
+            self.connection.forget()
         if self._process is not None:
             os.close(self._process)
         link = self._link()
         if link is not None:
-            link._order, link._joining = threading.RLock(), threading.Lock()  # another thread may have held them
-            link._end_here = link._finalizer = None
-            link.error = link.error or process.forked(f"the link to {link.label}", self._hub.pid)
+            link._order = threading.RLock()  # another thread may have held it
+            link._sockets = link._finalizer = None
+            link.error = link.error or process.forked(f"the link to {link.label}", self.hub.pid)
 
 
-def _new_socket() -> socket.socket:
-    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+def _connect(notice: Notice) -> tuple[socket.socket, int]:
+    """A socket to the sender, and its pid.
 
-
-def _connect(notice: Notice) -> socket.socket:
-    """
     Raises:
         PeerLost: nobody listens there any more.
         ConfigError: that cannot be reached from here.
+        AuthError: it is another user's.
     """
-    sock = _new_socket()
     try:
-        sock.connect(notice.address)
+        sock = local_socket.connect(notice.address)
+        return sock, local_socket.check_peer(sock)
     except OSError as error:
-        sock.close()
         if notice.namespace != _network():
             raise ConfigError(
                 f"weights of '{notice.model_id}' wait at a socket of another network namespace, which cannot be "
@@ -431,7 +391,6 @@ def _connect(notice: Notice) -> socket.socket:
             ) from error
         why = f"has closed its end, or another receiver has joined it ({error.strerror})"
         raise PeerLost(f"the sender of version {notice.version} of '{notice.model_id}' {why}") from error
-    return sock
 
 
 def _network() -> int:

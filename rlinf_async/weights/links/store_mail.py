@@ -1,48 +1,61 @@
-"""Numbered messages between a sender and one receiver by a torch store, and tensors by a process group of their own.
+"""Numbered messages from a sender to one receiver: heads in a torch store, tensors and answers by a process group.
 
-    NODE_<rank>_in/<n>     sender → receiver   the head of message n; its tensor follows by the group
-    NODE_<rank>_count      sender → receiver   n of the last message
-    NODE_<rank>_here/<g>   receiver → sender   it takes part in the making of group g
-    NODE_<rank>_there/<g>  sender → receiver   so does the sender, or it no longer does
-    NODE_<rank>_out/<n>    receiver → sender   the answer to it
+    NODE_<rank>_in/<n>           sender → receiver   the head of message n; its tensor follows by the group
+    NODE_<rank>_count            sender → receiver   n of the last message
+    NODE_<rank>_at/<g>/0/<side>  both                where group g reaches that side, 0 being the sender; or "closed"
 
-Nothing is overwritten by a second message, and an answer is found by its number.  All methods block, and be it
-for a store that has stopped: each side calls them in a thread of its own, ``interrupt`` and ``wake`` in another one.
+Nothing is overwritten by a second message.  All methods block, and be it for a store that has stopped: each side calls
+them in a thread of its own, and ``interrupt`` in another one.
 
-Gloo lets nobody go who waits in the middle of a tensor, whatever becomes of its connection, but those at once who wait
-for what has not begun.  So nobody waits for the tensor itself: the receiver waits for a byte that follows it, and the
-sender for one that comes back.
+Gloo lets no thread go that waits in the middle of a tensor, whatever becomes of its connection, but at once those that
+wait for what has not begun.  So no thread waits for a tensor itself: the receiver waits for a byte that follows it, and
+the sender for the length of the answer, which ends as soon as the receiver's process does, whatever that was doing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import logging
+import re
 import threading
+import time
 import uuid
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # torch does not list it
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # torch does not list them
 
-from rlinf_async._core import frames
+from rlinf_async._core import failures, frames
 from rlinf_async._transports.tcp_connections import Connection, is_named_in
 from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded, PeerLost, TransferFailed
 
-CLOSED: Final = b"closed"
+logger = logging.getLogger(__name__)
+
+_CLOSED: Final = b"closed"
+"""In the place of what is waited for: it will not come."""
 _VOID: Final = b"void"
 """The head of a message that its sender has given up."""
 
-_CONNECTING: Final = 10.0
-"""Seconds at most in which a group is made once both sides are there; nothing can interrupt that."""
+_MAX_CONNECT_S: Final = 10.0
+"""In which the two sides connect once each knows where the other is; nothing can interrupt that."""
+_MAX_WAIT_S: Final = 3600.0
+"""For one request to the store; what is waited for longer is asked for again."""
 
-_TENSOR, _MARK, _RECEIPT = 0, 1, 2
-"""Tags: of what is sent, of the byte that follows it, and of the one that comes back."""
+_TENSOR, _MARK, _LENGTH, _ANSWER = range(4)
+"""Tags: of what is sent, of the byte that follows it, and of the two parts of the answer."""
+_DONE, _FAILED, _UNTAKEN = b"+", b"-", b"!"
+"""The first byte of an answer.  Behind it: a message of the receiver's own; why it could not apply the weights; why it
+could not even take them, so that they are still on their way."""
+
+_BREAKS: Final = (RuntimeError, PeerLost, DeadlineExceeded, ClosedError)
+"""Errors after which nothing more comes by a connection; Gloo's and the store's are RuntimeErrors."""
 
 
 class StoreMail:
-    """One side of it.
+    """One side of it, for one thread.
 
     Args:
         store: any store of torch.distributed that can be cloned; all receivers may share it.
@@ -56,344 +69,298 @@ class StoreMail:
             raise ConfigError(f"backend= is 'gloo' or 'nccl'; got {backend!r}")
         self._shared = store
         self._own: Any = None
-        self._beside: Any = None
-        """What ``interrupt`` speaks by, once there is something to interrupt."""
         self._name = f"NODE_{rank}"
-        self._me = 0 if is_sender else 1
-        self._backend = backend
-        self._group: Any = None
-        self._connection: Connection | None = None
-        self._lock = threading.Lock()
-        """Over what ``interrupt`` looks at from another thread."""
-        self._speaking = threading.Lock()
-        self._name_of_this = uuid.uuid4().hex[:12]
+        self._side = 0 if is_sender else 1
+        self._device = "cuda" if backend == "nccl" else "cpu"
+        self._id = uuid.uuid4().hex[:12]
         """Another sender may have used this store before, and what it has left would lead nowhere."""
-        self._groups = 0
-        self._generation = ""
         self._number = 0
-        self._sent: dict[int, _Sent] = {}
-        self._receipt: _Sent | None = None
-        self._is_declined = False
-        """Whether the message that is to be answered has not even been begun to be received."""
+        self._generation = ""
+        """Of the group that there is, or that was there last."""
+        self._group: Any = None
+        self._carrier: Any = None
+        """The group of the tensors: the same one, or NCCL's."""
+        self._held: Sequence[Any] = ()
+        """What Gloo may still read or write."""
+        self._end = 0.0
+        """By which the sender of what was received last has to have its answer."""
+        self._lock = threading.Lock()
+        """Over what ``interrupt`` looks at, from another thread."""
+        self._stop = threading.Event()
+        self._awaited = ""
+        self._connection: Connection | None = None
 
     @property
     def _store(self) -> Any:
-        """This side's own client: one serves one caller at a time.  It is made in the thread, as that may take torch
-        seconds.
+        """A client of its own: one serves one caller at a time.  It is made in the thread, since torch looks up the
+        name of each address that it connects to, and an answer that is lost costs the resolver's five seconds.
         """
         if self._own is None:
             self._own = self._shared.clone()
-            self._beside = self._shared.clone()
         return self._own
 
-    # -- the sender ---------------------------------------------------------------------------------------------
-
-    def send(
-        self, head: dict[str, Any], tensor: torch.Tensor, timeout: float, wait: bool, given_up: threading.Event
-    ) -> int:
-        """Sends a message; returns its number.  The tensor must not change until it is answered.
+    def send(self, head: dict[str, Any], tensor: torch.Tensor, timeout: float, stop: threading.Event) -> bytes:
+        """Sends a message; returns what the receiver has answered.
 
         Args:
-            given_up: set before ``interrupt`` is called.
+            stop: set before ``interrupt`` is called.
 
         Raises:
-            DeadlineExceeded: the receiver does not take it.
+            DeadlineExceeded: there is no answer; whatever the receiver does with the message, the next one takes
+                another connection.
             PeerLost: the connection broke.
             ClosedError: it was given up.
+            RemoteError: the receiver could not take or apply it; says why.
         """
+        self._begin(stop)
+        end = time.monotonic() + timeout
         if not self._number:
-            self._go_on_from_the_last()
-        with self._lock:
-            if self._group is None:
-                self._groups += 1
-                self._generation = f"{self._name_of_this}-{self._groups}"
-            self._number += 1
-            number = self._number
-        if given_up.is_set():
-            self._avoid(number)
-            raise ClosedError(f"message {number} to {self._name} was given up")
-        whose = {"sender": self._name_of_this, "generation": self._generation}
-        facts = {**head, **whose, "nbytes": tensor.numel()}
-        self._store.set(self._key("in", number), frames.pack(facts))
-        self._store.set(f"{self._name}_count", str(number))
+            self._number = self._last()
+            if self._number and self._store.check([self._key("in")]):
+                self._withdraw()
+        self._number += 1
+        if self._group is None:
+            self._generation = f"{self._id}-{self._number}"
+        facts = {"sender": self._id, "generation": self._generation, "nbytes": tensor.numel(), "timeout": timeout}
         try:
-            group = self._connect(timeout, given_up)
-            self._sent[number] = sent = self._send(group, tensor)
-            if wait:
-                sent.until.wait(timedelta(seconds=timeout))
-        except (RuntimeError, PeerLost, DeadlineExceeded, ClosedError) as error:
+            self._check()
+            self._store.set(self._key("in"), frames.pack({**head, **facts}))
+            self._store.set(f"{self._name}_count", str(self._number))
+            self._connect(end)
+            answer = self._ship(tensor, end)
+        except _BREAKS as error:
             self.part()
-            if not given_up.is_set() and self._is_answered(number):
-                return number  # why it was not taken, says the answer
-            self._avoid(number)
+            with contextlib.suppress(RuntimeError):  # of a store that is gone
+                self._withdraw()
+                self._store.set(f"{self._key('at', self._generation)}/0/0", _CLOSED)
             raise self._translated(error, timeout) from None
-        return number
-
-    def _is_answered(self, number: int) -> bool:
-        with contextlib.suppress(RuntimeError):  # of a store that is gone
-            return bool(self._store.check([self._key("out", number)]))
-        return False
-
-    def _send(self, group: Any, tensor: torch.Tensor) -> _Sent:
-        if self._backend == "nccl":
-            moved = tensor.to("cuda")
-            return _Sent(group.send([moved], 1, _TENSOR), [moved])
-        mark, receipt = _byte(), _byte()
-        until = group.recv([receipt], 1, _RECEIPT)
-        works = group.send([tensor], 1, _TENSOR), group.send([mark], 1, _MARK)
-        return _Sent(until, [tensor, mark, receipt, works])
-
-    def _go_on_from_the_last(self) -> None:
-        last = self._last()
-        if last and self._store.check([self._key("in", last)]):
-            self._avoid(last)
-        with self._lock:
-            self._number = last
-
-    def _avoid(self, number: int) -> None:
-        """The receiver, if it has not seen that message, is not to take it."""
-        self._store.set(self._key("in", number), _VOID)
-        self._store.set(f"{self._name}_count", str(number))
-
-    def withdraw(self) -> None:
-        """After ``interrupt``, when nobody waits for the last message any more: the receiver is not to take it."""
-        self.part()
-        if self._number:
-            self._avoid(self._number)
-
-    def wait_answer(self, number: int, timeout: float) -> bytes:
-        """
-        Raises:
-            DeadlineExceeded: there is none; whatever the receiver does with the message, the next one takes another
-                connection.
-        """
-        key = self._key("out", number)
-        answer = self._wait(key, timeout)
-        self._sent.pop(number, None)
-        if answer is None or answer == CLOSED:
+        if answer.startswith(_UNTAKEN):
             self.part()
-            self._avoid(number)
-            if answer is None:
-                raise DeadlineExceeded(f"{self._name} has not answered message {number} within {timeout:g} s")
-            raise ClosedError(f"nobody waits for the answer to message {number} of {self._name}")
-        self._store.delete_key(key)
-        return answer
+        if not answer.startswith(_DONE):
+            # Nothing of it is unpickled: anything may write to the store, and so be the other side.
+            raise failures.rebuild(dataclasses.replace(failures.unpack(answer[1:]), pickled=None))
+        return answer[1:]
 
-    # -- the receiver -------------------------------------------------------------------------------------------
+    def _ship(self, tensor: torch.Tensor, end: float) -> bytes:
+        tensor, mark, length = tensor.to(self._device), _byte(), torch.zeros(1, dtype=torch.int64)
+        answered = self._group.recv([length], 1, _LENGTH)
+        sending = self._carrier.send([tensor], 1, _TENSOR), self._group.send([mark], 1, _MARK)
+        self._held = [tensor, mark, length, answered, sending]
+        answered.wait(_until(end))
+        answer = torch.empty(int(length), dtype=torch.uint8)
+        self._group.recv([answer], 1, _ANSWER).wait(_until(end))
+        self._held = ()
+        return answer.numpy().tobytes()
 
-    def next_head(self) -> dict[str, Any] | None:
-        """Waits for a message, as long as it takes; None once ``wake`` was called."""
-        if not self._number:
-            self._number = self._first()
-        found = None
-        while found is None:
-            key = self._key("in", self._number)
-            found = self._wait(key, 3600.0)
-            if found is None:
-                continue  # what comes from now on is not to be lost
-            self._store.delete_key(key)  # CLOSED too: the next receiver of this rank begins here
-            if found == CLOSED:
-                return None
-            for what in ("in", "out"):  # which nobody may have asked for
-                self._store.delete_key(self._key(what, self._number - 1))
-            if found == _VOID:
-                self._number += 1
-                found = None
-        head: dict[str, Any] = frames.unpack(found)
-        return head
+    def _withdraw(self) -> None:
+        """The receiver is not to take that message."""
+        self._store.set(self._key("in"), _VOID)
+        self._store.set(f"{self._name}_count", str(self._number))
 
-    def receive(self, head: dict[str, Any], timeout: float, given_up: threading.Event) -> torch.Tensor:
-        """The tensor of the message whose head was received last.
+    def receive(self, stop: threading.Event) -> tuple[dict[str, Any], torch.Tensor]:
+        """Waits for a message, as long as it takes; if one breaks off, for the next.
 
         Args:
-            given_up: set before ``interrupt`` is called.
+            stop: set before ``interrupt`` is called.
 
         Raises:
-            DeadlineExceeded, PeerLost: it does not come; the message may be answered all the same.
+            PeerLost: the store is gone.
             ClosedError: it was given up.
-            Exception: there is no memory for it; the message has to be answered.
+            Exception: there is no memory for it; its sender hears the same.
         """
-        if head["generation"] != self._generation:
-            self.part()
-            with self._lock:
+        self._begin(stop)
+        while True:
+            head, failure = self._next_head(), None
+            if head["generation"] != self._generation:
+                self.part()
                 self._generation = head["generation"]
-        device = "cuda" if self._backend == "nccl" else "cpu"
-        try:
-            tensor = torch.empty(head["nbytes"], dtype=torch.uint8, device=device)
-        except Exception:
-            self._is_declined = True
-            raise
-        try:
-            self._fill(self._connect(timeout, given_up), tensor, timedelta(seconds=timeout))
-        except (RuntimeError, PeerLost, DeadlineExceeded, ClosedError) as error:
-            self.part()
-            if isinstance(error, ClosedError) and not given_up.is_set():
-                raise PeerLost(f"its sender has given up: {error}") from None
-            raise self._translated(error, timeout) from None
-        return tensor
+            try:
+                tensor = torch.empty(head["nbytes"], dtype=torch.uint8, device=self._device)
+            except Exception as error:
+                failure = error
+            self._end = time.monotonic() + head["timeout"]
+            try:
+                self._connect(min(self._end, time.monotonic() + _MAX_CONNECT_S))
+                if failure is None:
+                    self._fill(self._group, tensor, _until(self._end))
+                    return head, tensor
+                self.answer(failure, _UNTAKEN)
+            except _BREAKS as error:
+                self.part()
+                reason = self._translated(error, head["timeout"])
+                if stop.is_set():
+                    raise reason from None
+                logger.warning("version %d of '%s' has not come: %s", head["version"], head["model_id"], reason)
+            if failure is not None:
+                raise failure
+
+    def _next_head(self) -> dict[str, Any]:
+        if not self._number:
+            self._number = self._last()  # if that was not taken, a receiver that is started again begins with it
+            if self._number and self._store.check([self._key("in")]):
+                self._number -= 1
+        self._number += 1
+        while True:
+            found = self._wait(self._key("in"), time.monotonic() + _MAX_WAIT_S)
+            if found is None:
+                continue
+            for number in (self._number, self._number - 1):  # that one may have been withdrawn when it had been taken
+                self._store.delete_key(self._key("in", number))
+            if found == _VOID:
+                self._number += 1
+            elif found != _CLOSED:
+                head: dict[str, Any] = frames.unpack(found)
+                return head
 
     def _fill(self, group: Any, tensor: torch.Tensor, timeout: timedelta) -> None:
-        work = group.recv([tensor], 0, _TENSOR)
-        if self._backend == "gloo":
-            group.recv([_byte()], 0, _MARK).wait(timeout)
+        work = self._carrier.recv([tensor], 0, _TENSOR)
+        group.recv([_byte()], 0, _MARK).wait(timeout)
         work.wait(timeout)
-        if self._backend == "gloo":
-            receipt = _byte()
-            self._receipt = _Sent(group.send([receipt], 0, _RECEIPT), [receipt])
 
-    def answer(self, text: bytes) -> None:
-        self._store.set(self._key("out", self._number), text)
-        self._number += 1
-        if self._is_declined:  # its sender waits for the connection yet, and not for the answer
-            self._is_declined = False
-            if self._group is None:
-                self._store.set(self._key("here", self._generation), CLOSED)
-            self.part()
+    def answer(self, answer: bytes | BaseException, failed: bytes = _FAILED) -> None:
+        """Answers what was received last: that it has been applied, or why it could not be."""
+        answer = failed + failures.pack_error(answer) if isinstance(answer, BaseException) else _DONE + answer
+        if self._group is not None:
+            try:
+                # Each is waited for: the connection may be ended right after this.
+                self._group.send([torch.tensor([len(answer)])], 0, _LENGTH).wait(_until(self._end))
+                text = torch.frombuffer(bytearray(answer), dtype=torch.uint8)
+                self._group.send([text], 0, _ANSWER).wait(_until(self._end))
+            except RuntimeError:  # the sender waits no longer
+                self.part()
 
-    def _first(self) -> int:
-        """A receiver that is started again begins with what has not been taken."""
-        last = self._last()
-        return last if last and self._store.check([self._key("in", last)]) else last + 1
+    def interrupt(self, stop: threading.Event) -> None:
+        """Ends the call that was given ``stop``, if it goes on; waits for the store, should it not answer."""
+        with self._lock:
+            if self._stop is not stop:
+                return
+            connection, self._connection = self._connection, None
+            awaited = self._awaited
+        if connection is not None:
+            connection.end()
+        if awaited:
+            with contextlib.suppress(RuntimeError):  # of a store that is gone, for which no thread waits
+                self._shared.clone().compare_set(awaited, "", _CLOSED.decode())
 
-    # -- both ---------------------------------------------------------------------------------------------------
+    def part(self) -> None:
+        """Ends the connection; the next message takes another one."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+        groups = {self._group, self._carrier} - {None}
+        self._group, self._carrier, self._held = None, None, ()
+        if connection is not None:
+            connection.end()
+        for group in groups:
+            group.abort()
+
+    def _begin(self, stop: threading.Event) -> None:
+        if self._stop.is_set():
+            self.part()  # the last call may have been over when it was interrupted, and its connection been ended
+        with self._lock:
+            self._stop = stop
+
+    def _check(self) -> None:
+        if self._stop.is_set():
+            raise ClosedError(f"message {self._number} to {self._name} was given up")
+
+    def _connect(self, end: float) -> None:
+        if self._group is None:
+            from torch.distributed import ProcessGroupGloo
+
+            store = _Meeting(self, self._key("at", self._generation), end)
+            limit = min(_until(end), timedelta(seconds=_MAX_CONNECT_S))
+            # Gloo gives a connection five times as long; the other side may just have left.
+            self._group = self._carrier = ProcessGroupGloo(store, self._side, 2, limit / 5)
+            connection = _find_connection(store, self._side)
+            with self._lock:
+                self._connection = connection
+            if self._device == "cuda":
+                self._carrier = _make_nccl(PrefixStore(self._generation, self._store), self._side, limit)
+        self._check()  # it may have been given up before there was a connection to end
 
     def _last(self) -> int:
         count = f"{self._name}_count"
         return int(self._store.get(count)) if self._store.check([count]) else 0
 
-    def wake(self) -> None:
-        """Has ``next_head`` return; from another thread."""
-        other = self._shared.clone()
-        other.set(self._key("in", self._number or self._first()), CLOSED)
+    def _key(self, what: str, which: int | str | None = None) -> str:
+        return f"{self._name}_{what}/{self._number if which is None else which}"
 
-    def interrupt(self) -> None:
-        """What the other thread waits for, it waits for no longer; the next message takes another connection."""
-        self.tell(self.cut())
-
-    def cut(self) -> list[str]:
-        """The first half of ``interrupt``, which asks nothing of the store; returns what to ``tell`` it."""
-        with self._lock:
-            connection, self._connection = self._connection, None
-            keys = [self._key("here" if self._me == 0 else "there", self._generation)]
-            if self._me == 0:
-                keys.append(self._key("out", self._number))
-        if connection is not None:
-            connection.end()
-        return keys
-
-    def tell(self, keys: list[str]) -> None:
-        """The other half: it waits for the store, for however long that does not answer."""
-        if self._beside is None:
-            return  # nobody waits for the store
-        with self._speaking, contextlib.suppress(RuntimeError):  # of a store that is gone, which nobody waits for
-            for key in keys:
-                if not self._beside.check([key]):
-                    self._beside.set(key, CLOSED)
-
-    def part(self) -> None:
-        """Ends the connection; the next message takes another one."""
-        with self._lock:
-            group, self._group = self._group, None
-            connection, self._connection = self._connection, None
-        self._sent.clear()
-        self._receipt = None
-        if connection is not None:
-            connection.end()
-        if group is not None:
-            group.abort()
-
-    def _connect(self, timeout: float, given_up: threading.Event) -> Any:
-        if self._group is None:
-            self._meet(timeout)
-            store = PrefixStore(f"{self._name}/{self._generation}", self._store)
-            group = _make(self._backend, store, self._me, timedelta(seconds=min(timeout, _CONNECTING)))
-            connection = _find_connection(store, self._me) if self._backend == "gloo" else None
-            with self._lock:
-                self._group, self._connection = group, connection
-        if given_up.is_set():  # before there was a connection to end
-            raise ClosedError(f"message {self._number} of {self._name} was given up")
-        return self._group
-
-    def _meet(self, timeout: float) -> None:
-        """Both sides are about to make a group, or neither is: nothing can interrupt the making."""
-        here, there = (self._key(what, self._generation) for what in ("here", "there"))
-        if self._me == 0:
-            try:
-                self._expect(here, timeout, f"{self._name} has not taken message {self._number}")
-            except (DeadlineExceeded, ClosedError):
-                self._store.set(there, CLOSED)
-                raise
-            self._store.set(there, b"yes")
-        else:
-            self._store.set(here, b"yes")
-            patience = min(timeout, _CONNECTING)
-            self._expect(there, patience, f"the sender of message {self._number} to {self._name} has not come back")
-
-    def _expect(self, key: str, timeout: float, complaint: str) -> None:
-        found = self._wait(key, timeout)
-        if found is None:
-            raise DeadlineExceeded(f"{complaint} within {timeout:g} s")
-        self._store.delete_key(key)
-        if found == CLOSED:
-            raise ClosedError(f"message {self._number} to {self._name} was given up")
-
-    def _wait(self, key: str, timeout: float) -> bytes | None:
+    def _wait(self, key: str, end: float) -> bytes | None:
+        """The value of a key once it is there; None when the time is over."""
         from torch.distributed import DistNetworkError, DistStoreError
 
+        store = self._store
+        with self._lock:  # which ``interrupt`` has before this, or after it, and finds the key
+            self._check()
+            self._awaited = key
         try:
-            self._store.wait([key], timedelta(seconds=timeout))
-            found: bytes = self._store.get(key)
+            store.wait([key], _until(end))
+            found: bytes = store.get(key)
         except DistStoreError:
             return None
         except DistNetworkError as error:
             raise PeerLost(f"the store of {self._name} is gone: {str(error).splitlines()[0]}") from None
+        finally:
+            with self._lock:
+                self._awaited = ""
         return found
 
-    def _key(self, what: str, number: int | str) -> str:
-        return f"{self._name}_{what}/{number}"
-
     def _translated(self, error: Exception, timeout: float) -> Exception:
-        if isinstance(error, (PeerLost, DeadlineExceeded, ClosedError)):
+        if self._stop.is_set():
+            return ClosedError(f"message {self._number} to {self._name} was given up")
+        if isinstance(error, (PeerLost, DeadlineExceeded)):
             return error
-        text = str(error).splitlines()[0]
+        text = re.sub(r"\[[^\]]*\.(cc|h):\d+\] ", "", str(error).splitlines()[0]).partition(" This is typically")[0]
         if "timeout" in text.lower() or "timed out" in text.lower():
-            return DeadlineExceeded(f"{self._name} was not reached by {self._backend} within {timeout:g} s: {text}")
-        return PeerLost(f"{self._name} was lost by {self._backend}: {text}")
+            return DeadlineExceeded(f"{self._name} has not taken or answered it within {timeout:g} s: {text}")
+        return PeerLost(f"{self._name} was lost: {text}")
 
 
-class _Sent(NamedTuple):
-    """What has been sent and may not be there yet.
+class _Meeting(Store):
+    """The keys by which Gloo's two ends find each other, in the job's store; ``interrupt`` ends a wait for them."""
 
-    Attributes:
-        until: who waits for it waits for this.
-        held: what Gloo uses until then.
-    """
+    def __init__(self, mail: StoreMail, prefix: str, end: float) -> None:
+        super().__init__()
+        self._mail, self._prefix, self._end = mail, prefix, end
 
-    until: Any
-    held: Sequence[Any]
+    def set(self, key: str, value: bytes | str) -> None:
+        self._mail._store.set(f"{self._prefix}/{key}", value)
+
+    def get(self, key: str) -> bytes:
+        message = f"message {self._mail._number} to {self._mail._name}"
+        found = self._mail._wait(f"{self._prefix}/{key}", self._end)
+        if found is None:
+            raise DeadlineExceeded(f"{message} was not taken in time, or its sender has ended")
+        if found == _CLOSED:
+            raise PeerLost(f"its sender has given up: {message}")
+        return found
+
+    def wait(self, keys: Sequence[str], timeout: Any = None) -> None:
+        for key in keys:
+            self.get(key)
 
 
 def _byte() -> torch.Tensor:
     return torch.zeros(1, dtype=torch.uint8)
 
 
-def _make(backend: str, store: Any, rank: int, timeout: timedelta) -> Any:
-    if backend == "nccl":
-        from torch.distributed import ProcessGroupNCCL
-
-        options = ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        return ProcessGroupNCCL(store, rank, 2, options)
-    from torch.distributed import ProcessGroupGloo
-
-    return ProcessGroupGloo(store, rank, 2, timeout)
+def _until(end: float) -> timedelta:
+    return timedelta(seconds=max(0.001, end - time.monotonic()))
 
 
-def _find_connection(store: Any, me: int) -> Connection | None:
+def _make_nccl(store: Any, side: int, timeout: timedelta) -> Any:
+    from torch.distributed import ProcessGroupNCCL
+
+    options = ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return ProcessGroupNCCL(store, side, 2, options)
+
+
+def _find_connection(store: _Meeting, side: int) -> Connection | None:
     """Gloo's, so that it can be ended; None if it cannot be told from others."""
-    own, peers = (bytes(store.get(f"0/{rank}")) for rank in (me, 1 - me))
+    own, others = (store.get(f"0/{each}") for each in (side, 1 - side))
     try:
-        made_here = Connection.find(lambda near, far: is_named_in(peers, far))
+        made_here = Connection.find(lambda near, far: is_named_in(others, far))
         return made_here or Connection.find(lambda near, far: is_named_in(own, near))
     except TransferFailed:
         return None

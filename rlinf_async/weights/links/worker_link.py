@@ -5,21 +5,64 @@ from __future__ import annotations
 import contextlib
 import functools
 import secrets
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
+from rlinf_async._core import process
 from rlinf_async._core.frames import node_of
+from rlinf_async._messaging.landing import give_up
 from rlinf_async._worker.context import require_client, require_exchange
 from rlinf_async.errors import ClosedError
-from rlinf_async.weights.links.link import Link, Words
+from rlinf_async.weights.links.weight_link import Link, Words
 from rlinf_async.work import Work
+
+_NAMES_LINE: Final = "names of weights"
+"""On which two workers tell each other the names of their links."""
+
+_names: dict[tuple[str, int], set[str]] = {}
+"""Names of the links that other workers have, or have had, to this one; for errors."""
+
+
+class _End:
+    """One end of a link, without the link: what has begun there, and what the other worker is told.
+
+    Attributes:
+        ids: this end's, and the other one's once it has been heard.
+        works: that have begun and not ended, in their order.
+    """
+
+    def __init__(self, group: str, rank: int, name: str) -> None:
+        self.member = (group, rank)
+        self.line = f"weights {name}"
+        self.exchange = require_exchange()
+        self.ids: list[bytes | None] = [secrets.token_bytes(8), None]
+        self.works: dict[Work[Any], None] = {}
+        self.pid = process.pid
+        self._loop = require_client().loop
+
+    def say(self, words: Words | None) -> None:
+        self.exchange.send((*self.ids, words), *self.member, None, None, None, self.line)
+
+    def leave(self) -> None:
+        """Says good-bye, and gives up what has begun."""
+        with contextlib.suppress(Exception):
+            self.say(None)
+        give_up(list(self.works))
+
+    def drop(self) -> None:
+        """The link is collected: leaves on the client's loop, because here all sorts of locks may be held."""
+        if self.pid == process.pid:
+            with contextlib.suppress(RuntimeError):  # the run is over
+                self._loop.call_soon_threadsafe(self.leave)
 
 
 class WorkerLink(Link):
     """Ends with the framework's word, ``WorkerDied`` for one, when the other worker ends.
 
     Every word says which link it comes from, and which one of the other side it is for, once that is known: what was
-    meant for one that is closed is not heard by the next of that name.
+    meant for one that is closed is not heard by the next of that name.  What waits for the other worker knows the link
+    weakly, so that one that is dropped leaves.
 
     Args:
         group, rank: the other worker's.
@@ -30,20 +73,32 @@ class WorkerLink(Link):
     """
 
     def __init__(self, group: str, rank: int, name: str) -> None:
+        self._name = name
+        self._here = here = _End(group, rank, name)
         super().__init__(f"rank {rank} of group '{group}'")
-        self._member = (group, rank)
         self.address = [group, rank]
-        self._name = f"weights {name}"
-        self._exchange = require_exchange()
-        self._receiving: Work[Any] | None = None
-        self._is_closed = False
-        self._mine = secrets.token_bytes(8)
-        self._other: bytes | None = None
-        """The link at the other end, once it has been heard."""
-        self._bulk: set[Work[Any]] = set()
-        locating = self._exchange.locate(*self._member, None)
-        locating._follow(lambda: self._located(locating))
-        self._listen()
+        self._finalizer = weakref.finalize(self, here.drop)
+        self._finalizer.atexit = False
+        self._begin(here.exchange.send(name, group, rank, None, None, None, _NAMES_LINE))
+        self._begin(here.exchange.locate(group, rank, None), WorkerLink._located)
+        self._listen(_NAMES_LINE, WorkerLink._note_name)
+        self._listen(here.line, WorkerLink._take)
+
+    @property
+    def mismatch(self) -> str:
+        """The names of the other side's links to this worker, in words, if none of them is this one's."""
+        names = _names.get(self._here.member, set()).copy()
+        if not names or self._name in names:
+            return ""
+        return f", which has weights of {', '.join(map(repr, sorted(names)))} and none of '{self._name}'"
+
+    @property
+    def label(self) -> str:
+        return self._label + self.mismatch
+
+    @label.setter
+    def label(self, label: str) -> None:
+        self._label = label
 
     def _located(self, locating: Work[tuple[str, int]]) -> None:
         try:
@@ -56,16 +111,13 @@ class WorkerLink(Link):
         self.opened._settle()
 
     def _send(self, words: Words) -> None:
-        self._post(words)
-
-    def _post(self, words: Words | None) -> None:
-        self._exchange.send((self._mine, self._other, words), *self._member, None, None, None, self._name)
+        self._here.say(words)
 
     def send_tensor(self, tensor: Any, line: int, receiver: Any = None) -> Work[None]:
-        return self._keep(self._exchange.send_tensor(tensor, *self._bulk_line(line, receiver)))
+        return self._begin(self._here.exchange.send_tensor(tensor, *self._bulk_line(line, receiver)))
 
     def receive_tensor(self, tensor: Any, line: int, sender: Any = None) -> Work[None]:
-        return self._keep(self._exchange.recv_tensor(tensor, *self._bulk_line(line, sender), at_once=True))
+        return self._begin(self._here.exchange.recv_tensor(tensor, *self._bulk_line(line, sender), at_once=True))
 
     def later(self, seconds: float, callback: Callable[[], None]) -> None:
         """Calls back after so many seconds."""
@@ -73,53 +125,73 @@ class WorkerLink(Link):
 
     def _bulk_line(self, line: int, third: Any) -> tuple[Any, ...]:
         """With whom, and by which name; to a third one the name of this link means nothing."""
-        group, rank = third or self._member
-        return group, rank, None, None, f"weights on line {line}" if third else f"{self._name} memory {line}"
+        group, rank = third or self._here.member
+        return group, rank, None, None, f"weights on line {line}" if third else f"{self._here.line} memory {line}"
 
-    def _keep(self, work: Work[None]) -> Work[None]:
-        self._bulk.add(work)
-        work._follow(lambda: self._bulk.discard(work))
+    def _begin(self, work: Work[Any], then: Callable[[WorkerLink, Work[Any]], object] | None = None) -> Work[Any]:
+        self._here.works[work] = None
+        work._follow(functools.partial(_ended, weakref.ref(self), self._here.works, work, then))
         return work
 
-    def _listen(self) -> None:
-        """Waits for the next word; those that are here already are heard at once."""
+    def _listen(self, line: str, take: Callable[[WorkerLink, Work[Any]], bool]) -> None:
+        """Waits for the next message on a line; those that are here already are taken at once."""
         while self.error is None:
-            work = self._exchange.recv(*self._member, None, None, self._name)
+            work = self._here.exchange.recv(*self._here.member, None, None, line)
             if not work.done():
-                self._receiving = work
-                work._follow(functools.partial(self._heard, work))
+                self._begin(work, functools.partial(_go_on, line, take))
+                if self.error is not None:  # closed meanwhile, by a thread that has not seen this
+                    work._lose_interest()
                 return
-            if not self._take(work):
+            if not take(self, work):
                 return
 
-    def _heard(self, work: Work[Any]) -> None:
-        if self._take(work):
-            self._listen()
+    def _note_name(self, work: Work[Any]) -> bool:
+        try:
+            _names.setdefault(self._here.member, set()).add(work._result())
+        except Exception:
+            return False  # the other line hears of it too
+        return True
 
     def _take(self, work: Work[Any]) -> bool:
         try:
             source, target, words = work._result()
         except Exception as error:
+            _names.pop(self._here.member, None)
             self._end(error)
             return False
-        if target not in (None, self._mine):
+        mine, other = self._here.ids
+        if target not in (None, mine):
             return True
         if words is None:
-            if target is None and source != self._other:  # it had heard of nobody, and nobody here has heard of it
+            if target is None and source != other:  # it had heard of nobody, and nobody here has heard of it
                 return True
             self._end(ClosedError(f"{self.label} has closed its end of the link"))
             return False
-        self._other = source
+        self._here.ids[1] = source
         self._arrive(words)
         return True
 
+    def _end(self, error: Exception) -> None:
+        if self._here.pid == process.pid:  # in a forked one, a thread that is not there may have had the lock
+            super()._end(error)
+
     def _close(self) -> None:
-        if self._is_closed:
-            return
-        self._is_closed = True
-        with contextlib.suppress(Exception):
-            self._post(None)
-        receiving, self._receiving = self._receiving, None
-        for work in (receiving, *list(self._bulk)):
-            if work is not None and not work.done():
-                work._lose_interest()
+        if self._finalizer.detach() is not None:
+            self._here.leave()
+
+
+def _go_on(line: str, take: Callable[[WorkerLink, Work[Any]], bool], link: WorkerLink, work: Work[Any]) -> None:
+    if take(link, work):
+        link._listen(line, take)
+
+
+def _ended(
+    link: weakref.ref[WorkerLink],
+    works: dict[Work[Any], None],
+    work: Work[Any],
+    then: Callable[[WorkerLink, Work[Any]], object] | None,
+) -> None:
+    works.pop(work, None)
+    there = link()
+    if there is not None and then is not None:
+        then(there, work)

@@ -21,7 +21,7 @@ class DeviceLeaves:
     """Leaves of one slot on a GPU: allocated once and exported once.
 
     Attributes:
-        memory, views: all of it, and the leaves in the order of the manifest.
+        memory, views: all of it, and the leaves.
         name: how others open it, as plain data: the GPU's uuid and a ``Handle``.
 
     Raises:
@@ -37,8 +37,7 @@ class DeviceLeaves:
         except BaseException:
             gpus.free(self.memory)
             raise
-        views = manifest.views(self.memory)
-        self.views = [views[leaf.path] for leaf in manifest.leaves]
+        self.views = manifest.views(self.memory)
 
     def free(self) -> None:
         try:
@@ -47,8 +46,12 @@ class DeviceLeaves:
             logger.info("memory of weights on %s could not be freed: %s", self.device, error)
 
 
-class Retired:
-    """Device leaves without a writer, which other processes may still have open.
+_retired: Final[list[tuple[int, DeviceLeaves]]] = []
+_retiring: Final = threading.Lock()
+
+
+def retire(fd: int, leaves: DeviceLeaves) -> None:
+    """Frees device leaves without a writer as soon as no other process has them open.
 
     CUDA does not say what becomes of memory that is freed while another process has it open, so it is kept until no
     process has: the kernel says whether, also of those that were killed.  Nothing says when, but for a thread that does
@@ -56,37 +59,26 @@ class Retired:
     retired here, and what is left then goes with the process.  Receivers let go when they hear that their sender is
     gone.  (A lease on the slot's file, as the pool of messages takes, would wait for mappings too, and a model of the
     CPU may stand in one for long.)
+
+    Args:
+        fd: of ``SlotWriter.leave_gpu``; closed when they are freed.
     """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: list[tuple[int, DeviceLeaves]] = []
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def add(self, fd: int, leaves: DeviceLeaves) -> None:
-        """
-        Args:
-            fd: of ``SlotWriter.leave_gpu``; closed when they are freed.
-        """
-        with self._lock:
-            self._kept.append((fd, leaves))
-        self.sweep()
-
-    def sweep(self) -> None:
-        """Frees those that no process has open."""
-        if not self._kept:
-            return
-        with self._lock:
-            kept, self._kept = self._kept, []
-            for fd, leaves in kept:
-                if lock(fd, fcntl.F_WRLCK, OPENED_BYTE):
-                    leaves.free()
-                    os.close(fd)
-                else:
-                    self._kept.append((fd, leaves))
+    with _retiring:
+        _retired.append((fd, leaves))
+    free_retired()
 
 
-RETIRED: Final = Retired()
-"""Of this process."""
+def free_retired() -> int:
+    """Frees retired leaves that no process has open; returns the number of others."""
+    if _retired:
+        with _retiring:
+            _retired[:] = [(fd, leaves) for fd, leaves in _retired if not _is_freed(fd, leaves)]
+    return len(_retired)
+
+
+def _is_freed(fd: int, leaves: DeviceLeaves) -> bool:
+    if not lock(fd, fcntl.F_WRLCK, OPENED_BYTE):
+        return False
+    leaves.free()
+    os.close(fd)
+    return True

@@ -104,10 +104,6 @@ class Registrar:
         self._ways = [True, False] if read_only else [False]
         """Whether to register for reading only, that which is tried next first."""
 
-    @property
-    def is_refused(self) -> bool:
-        return not self._ways
-
     def register(self, memory: Any, device: torch.device) -> Callable[[], object] | None:
         """In a thread: it takes a while.
 
@@ -120,7 +116,7 @@ class Registrar:
                 self._register(memory, device, read_only=self._ways[0])
             except Exception as error:
                 del self._ways[0]
-                if self.is_refused:
+                if not self._ways:
                     logger.warning("weights are copied from and to %s at less than full speed: %s", device, error)
             else:
                 end = weakref.finalize(memory, self._end, ctypes.addressof(memory), device)
@@ -135,12 +131,11 @@ class Registrar:
             logger.info("memory of weights could not be taken back from CUDA: %s", error)
 
     def _register(self, memory: Any, device: torch.device, *, read_only: bool) -> None:
-        place = ctypes.addressof(memory), len(memory), device
-        if read_only or not self._is_protected:
-            self._gpus.register(*place, read_only=read_only)
-            return
-        protect(memory, writable=True)
+        unprotects = self._is_protected and not read_only
+        if unprotects:
+            protect(memory, writable=True)
         try:
-            self._gpus.register(*place, read_only=False)
+            self._gpus.register(ctypes.addressof(memory), len(memory), device, read_only=read_only)
         finally:
-            protect(memory, writable=False)
+            if unprotects:
+                protect(memory, writable=False)

@@ -9,9 +9,8 @@ import torch
 
 from rlinf_async.errors import ClosedError, TransferFailed
 from rlinf_async.weights.memory.gpus import Gpus
-from rlinf_async.weights.memory.slot import MemoryName
-from rlinf_async.weights.memory.slot_layout import IN_SLOT, ON_GPU, SlotHeader, SlotLayout
-from rlinf_async.weights.memory.slot_reader import SlotReader, Views
+from rlinf_async.weights.memory.slot import IN_SLOT, ON_GPU, MemoryName, SlotHeader, SlotLayout, Views
+from rlinf_async.weights.memory.slot_reader import SlotReader
 from rlinf_async.weights.model.manifest import Manifest
 
 logger = logging.getLogger(__name__)
@@ -73,52 +72,39 @@ class Leases:
         self.device = device
         self.gpu = "" if device is None or self._is_refused else self._gpus.uuid(device)
 
-    def may_map(self, name: MemoryName) -> bool:
-        """Whether to ``map`` it, in a thread, before it is taken."""
+    def is_new(self, name: MemoryName) -> bool:
+        """Whether to ``prepare`` it, in a thread, before it is taken."""
         known = self._known.get(name.inode)
-        return known is None or (known.views is None and bool(known.header.places & IN_SLOT))
+        if known is None or self._may_open(known, name):
+            return True
+        return not known.is_mapped and bool(known.header.places & IN_SLOT)
 
-    def map(self, name: MemoryName) -> None:
-        """Maps a slot, its leaves only if they are in it, and unmaps those that the sender has left.
+    def _may_open(self, reader: SlotReader, name: MemoryName) -> bool:
+        is_here = name.on_gpu is not None and name.on_gpu[0] == self.gpu != ""
+        return is_here and reader.views_on_gpu is None
+
+    def prepare(self, name: MemoryName) -> None:
+        """Maps a slot, its leaves only if they are in it, or opens them on the GPU; unmaps what the sender has left.
+
+        What cannot be opened once is not tried again.
 
         Raises:
             TransferFailed: as ``take``.
         """
         reader = self._find(name)
         if reader.header.places & IN_SLOT:
-            self._views(reader)
-
-    def _views(self, reader: SlotReader) -> Views:
-        assert self.manifest is not None
-        if reader.views is None:
-            reader.views = self.manifest.views(reader.leaves)
-        return reader.views
-
-    def may_open(self, name: MemoryName) -> bool:
-        """Whether to ``open`` it, in a thread, before it is taken."""
-        known = self._known.get(name.inode)
-        is_open = known is not None and known.views_on_gpu is not None
-        return bool(self.gpu) and name.on_gpu is not None and name.on_gpu[0] == self.gpu and not is_open
-
-    def open(self, name: MemoryName) -> None:
-        """Opens what a slot has on the GPU; what cannot be opened once is not tried again.
-
-        Raises:
-            TransferFailed: as ``take``.
-        """
-        reader = self._find(name)
-        assert self.manifest is not None
-        assert self.device is not None
+            _ = reader.views
+        if not self._may_open(reader, name):
+            return
         assert name.on_gpu is not None
+        assert self.device is not None
         try:
-            memory = reader.open(self._gpus, name.on_gpu, self.device)
+            reader.open(self._gpus, name.on_gpu, self.device)
         except Exception as error:
             self.gpu, self._is_refused = "", True
             logger.warning(
                 "the memory of the sender's GPU cannot be opened; its weights come by way of the CPU: %s", error
             )
-        else:
-            reader.views_on_gpu = None if memory is None else self.manifest.views(memory)
 
     def take(self, name: MemoryName) -> Leased | None:
         """Leases a slot.
@@ -140,7 +126,7 @@ class Leases:
         if header.places & ON_GPU and reader.views_on_gpu is not None:
             return Leased(reader, reader.views_on_gpu, header, is_on_gpu=True)
         if header.places & IN_SLOT:
-            return Leased(reader, self._views(reader), header)
+            return Leased(reader, reader.views, header)
         self.release(reader)
         return Leased(reader, None, header)
 
@@ -149,7 +135,7 @@ class Leases:
             raise ClosedError("the receiver of the weights is closed")
         if self.manifest is None:
             raise TransferFailed("a version was published before it was said what comes")
-        reader = self._known.pop(name.inode, None) or SlotReader(name, self._layout)
+        reader = self._known.pop(name.inode, None) or SlotReader(name, self.manifest, self._layout)
         self._known[name.inode] = reader
         for inode in list(self._known)[: -self._most]:
             if self._known[inode] is not self._kept:
@@ -173,14 +159,16 @@ class Leases:
 
     def shed(self) -> None:
         """Gives all of them back that are not kept: nothing more comes into them.  In a thread, as ``close``."""
-        for inode in [inode for inode, reader in self._known.items() if reader is not self._kept]:
-            self._known.pop(inode).close()
+        kept, known = self._kept, self._known
+        self._known = {} if kept is None else {kept.name.inode: kept}
+        for reader in known.values():
+            if reader is not kept:
+                reader.close()
 
     def forget(self) -> None:
         """Gives all of them back, because no tensor stands in them any more; of much memory in a thread."""
-        known, self._known, self._kept = self._known, {}, None
-        for reader in known.values():
-            reader.close()
+        self._kept = None
+        self.shed()
 
     def close(self) -> None:
         """Gives all of them back for good; of much memory in a thread.  Idempotent."""

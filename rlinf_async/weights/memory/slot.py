@@ -1,4 +1,4 @@
-"""Shared memory of one slot (memfd) and its writer: one process writes, others read, the kernel frees it with the last.
+"""Shared memory of one slot (memfd): its layout, its locks and its writer.
 
 A slot is sealed anonymous memory, found by others under ``/proc``.  Its readers hold a *lease*, a read lock of the
 kernel's on it (an open-file-description lock); its writer holds a write lock.  So no version is overwritten
@@ -22,9 +22,8 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-import zlib
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 
@@ -32,7 +31,10 @@ from rlinf_async._core.mapping import map_memory
 from rlinf_async._core.segment import allocate_segment, reserve_segment, seal_segment
 from rlinf_async._transports.shared_memory import available
 from rlinf_async.weights.memory.gpus import Registrar
-from rlinf_async.weights.memory.slot_layout import HEADER_BYTES, IN_SLOT, ON_GPU, SlotHeader, SlotLayout
+from rlinf_async.weights.model.manifest import Manifest
+from rlinf_async.weights.model.param_tree import Path
+
+Views: TypeAlias = dict[Path, torch.Tensor]
 
 LEASE_BYTE: Final = 0
 """Locked by readers and the writer of the slot."""
@@ -40,9 +42,101 @@ LEASE_BYTE: Final = 0
 OPENED_BYTE: Final = 1
 """Locked by readers that have the leaves on a GPU open, leased or not."""
 
+IN_SLOT: Final = 1
+ON_GPU: Final = 2
+"""Where the leaves of a version are: in the slot itself, in the memory of a GPU that goes with it, or in both."""
+
+HEADER_BYTES: Final = 4096
+"""Room for the header; the extra begins on a page of its own."""
+
+_LEAVES_ALIGNMENT_BYTES: Final = 2 << 20
+_MIN_HEAD_BYTES: Final = 64 << 10
+_MAGIC: Final = b"RLAslab3"
+_HEADER: Final = struct.Struct("<8s32sQQQIB")
+
+
+class SlotHeader(NamedTuple):
+    """Header of a slot.
+
+    Attributes:
+        digest: of the manifest; a shorter one than 32 bytes ends with zeros.
+        sequence: grows by one when writing begins and when it ends.
+        version: of the weights.
+        extra: bytes of what the model has beside its tensors.
+        checksum: CRC-32 of the leaves and the extra; 0 where none was asked for.
+        places: of the leaves, ``IN_SLOT`` and ``ON_GPU``; where they are in the slot, it has memory for them.
+    """
+
+    digest: bytes
+    sequence: int = 0
+    version: int = 0
+    extra: int = 0
+    checksum: int = 0
+    places: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the slot holds a version, and no writer is, or has died, at work."""
+        return self.sequence > 0 and self.sequence % 2 == 0
+
+    def pack(self) -> bytes:
+        return _HEADER.pack(_MAGIC, *self)
+
+    @classmethod
+    def unpack(cls, memory: bytes | bytearray | memoryview) -> SlotHeader:
+        """
+        Raises:
+            ValueError: this is no slot.
+        """
+        magic, *facts = _HEADER.unpack_from(memory)
+        if magic != _MAGIC:
+            raise ValueError(f"memory that begins with {magic!r} is no slot of weights")
+        return cls(*facts)
+
+
+class SlotLayout(NamedTuple):
+    """Layout of a slot in bytes.
+
+    Attributes:
+        leaves: of the packed leaves.
+        extra: at first; it may grow to four times as much.
+    """
+
+    leaves: int
+    extra: int = 0
+
+    @property
+    def head(self) -> int:
+        return max(_MIN_HEAD_BYTES, _round_up(HEADER_BYTES + 4 * self.extra, HEADER_BYTES))
+
+    @property
+    def extra_room(self) -> int:
+        return self.head - HEADER_BYTES
+
+    @property
+    def leaves_offset(self) -> int:
+        return _round_up(self.head, _LEAVES_ALIGNMENT_BYTES)
+
+    @property
+    def size(self) -> int:
+        """Of the whole slot, of which there is memory for the head only at first."""
+        return self.leaves_offset + _round_up(self.leaves, _LEAVES_ALIGNMENT_BYTES)
+
+    def check_room(self, label: str, slots: int = 1) -> None:
+        """
+        Raises:
+            MemoryError: this machine, or this container, has less memory left than so many slots take.
+        """
+        if slots * self.size > (left := available()):
+            count = "one slot" if slots == 1 else f"{slots} slots"
+            raise MemoryError(
+                f"weights of '{label}' take {count} of {self.size / (1 << 20):.0f} MiB, and "
+                f"{left / (1 << 20):.0f} MiB of memory are available: take fewer slots="
+            )
+
 
 class MemoryName(NamedTuple):
-    """Where a slot is found by other processes of this machine, as plain data.
+    """Name by which other processes of this machine find a slot, as plain data.
 
     Attributes:
         path: of the writer's descriptor.
@@ -59,13 +153,15 @@ class MemoryName(NamedTuple):
 class Slot:
     """A slot in this process: its head is mapped from the beginning, its leaves when they are first asked for."""
 
-    def __init__(self, fd: int, layout: SlotLayout, *, writable: bool) -> None:
+    def __init__(self, fd: int, manifest: Manifest, layout: SlotLayout, *, writable: bool) -> None:
         self._fd = fd
+        self._manifest = manifest
         self._layout = layout
         self._writable = writable
         self._head = memoryview(map_memory(fd, layout.head, writable=writable)).cast("B")
         self._memory: Any = None
         self._leaves: torch.Tensor | None = None
+        self._views: Views | None = None
         self._unregister: Callable[[], object] | None = None
 
     @property
@@ -85,6 +181,13 @@ class Slot:
             return torch.empty(0, dtype=torch.uint8)
         self._memory = map_memory(self._fd, self.nbytes, self._layout.leaves_offset, writable=self._writable)
         return torch.frombuffer(self._memory, dtype=torch.uint8)
+
+    @property
+    def views(self) -> Views:
+        """The leaves as tensors, in the order of the manifest."""
+        if self._views is None:
+            self._views = self._manifest.views(self.leaves)
+        return self._views
 
     def register(self, registrar: Registrar, device: torch.device) -> None:
         """A GPU copies from it, or to it, at full speed from now on."""
@@ -108,40 +211,46 @@ class Slot:
             os.close(fd)
             if self._unregister is not None:
                 self._unregister()  # here, and not wherever the last tensor is let go of
-            self._head, self._memory, self._leaves = memoryview(b""), None, torch.empty(0, dtype=torch.uint8)
+            self._head, self._memory, self._views = memoryview(b""), None, None
+            self._leaves = torch.empty(0, dtype=torch.uint8)
 
 
 class SlotWriter(Slot):
-    """One slot, as its owner has it.
+    """A slot, as its owner has it.
 
     The memory of its leaves is taken by the first that asks for ``leaves``, all at once: packing meets no page fault.
+
+    Attributes:
+        held: by leaf, the version in which the value that is there was new; None while that is not known.
+        name_on_gpu: where its leaves can be packed to besides, once there is such a place: see ``MemoryName``.
 
     Raises, there too:
         MemoryError, OSError: there is no memory, or no file descriptor, for it.
     """
 
-    def __init__(self, layout: SlotLayout, digest: bytes, label: str = "weights") -> None:
+    def __init__(self, manifest: Manifest, layout: SlotLayout, label: str = "weights") -> None:
         self._label = label
-        self._header = SlotHeader(digest)
+        self._header = SlotHeader(manifest.digest)
+        self._uses: list[None] = []  # one for each ``hold``: to append and to pop takes no lock
+        self.held: list[int] | None = None
+        self.name_on_gpu: list[Any] | None = None
         fd = allocate_segment(layout.head, f"rlinf-{label}"[:200])
         try:
             os.ftruncate(fd, layout.size)
             seal_segment(fd)
-            super().__init__(fd, layout, writable=True)
+            super().__init__(fd, manifest, layout, writable=True)
         except BaseException:
             os.close(fd)
             raise
         self._set()
         self._name = MemoryName(f"/proc/{os.getpid()}/fd/{fd}", os.fstat(fd).st_ino, layout.size)
-        self.name_on_gpu: list[Any] | None = None
-        """Of where its leaves can be packed to besides, once there is such a place: see ``MemoryName``."""
 
     def __repr__(self) -> str:
         state = "whole" if self._header.is_whole else "not whole"
         return f"<SlotWriter version {self.version} [{self._layout.size >> 20} MiB, {state}]>"
 
     def _map(self) -> torch.Tensor:
-        check_room(self._label, self._layout)
+        self._layout.check_room(self._label)
         reserve_segment(self._fd, self._layout.leaves_offset, self.nbytes)
         return super()._map()
 
@@ -171,6 +280,17 @@ class SlotWriter(Slot):
     def checksum(self) -> int:
         return self._header.checksum
 
+    def hold(self) -> None:
+        """It is being sent from: no other version comes into it until ``let_go``."""
+        self._uses.append(None)
+
+    def let_go(self) -> None:
+        self._uses.pop()
+
+    @property
+    def is_held(self) -> bool:
+        return bool(self._uses)
+
     def claim(self) -> bool:
         """Keeps readers out until ``give_back``.  False while it is leased."""
         return lock(self._fd, fcntl.F_WRLCK)
@@ -180,6 +300,7 @@ class SlotWriter(Slot):
 
     def begin(self) -> None:
         """What is in the slot is no version from now on.  It has been claimed."""
+        self.held = None
         self._set(sequence=self._header.sequence | 1)
 
     def finish(self, version: int, extra: bytes = b"", checksum: int = 0, places: int = IN_SLOT) -> None:
@@ -220,25 +341,6 @@ class SlotWriter(Slot):
         return os.dup(self._fd)
 
 
-def check_room(label: str, layout: SlotLayout, slots: int = 1) -> None:
-    """
-    Raises:
-        MemoryError: this machine, or this container, has less memory left than so many slots take.
-    """
-    if slots * layout.size > (left := available()):
-        count = "one slot" if slots == 1 else f"{slots} slots"
-        raise MemoryError(
-            f"weights of '{label}' take {count} of {layout.size / (1 << 20):.0f} MiB, and "
-            f"{left / (1 << 20):.0f} MiB of memory are available: take fewer slots="
-        )
-
-
-def checksum_of(leaves: torch.Tensor, extra: bytes) -> int:
-    """Never 0, which says that there is none."""
-    array: Any = leaves.numpy()
-    return zlib.crc32(extra, zlib.crc32(array)) or 1
-
-
 def lock(fd: int, kind: int, byte: int = LEASE_BYTE) -> bool:
     """Takes or gives back a lock on a slot, without waiting.  False if another one is in the way.
 
@@ -249,3 +351,7 @@ def lock(fd: int, kind: int, byte: int = LEASE_BYTE) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _round_up(nbytes: int, to: int) -> int:
+    return -(-nbytes // to) * to

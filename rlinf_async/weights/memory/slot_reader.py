@@ -7,20 +7,31 @@ import functools
 import logging
 import os
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from rlinf_async._transports.device_memory import Handle
 from rlinf_async.errors import TransferFailed
 from rlinf_async.weights.memory.gpus import Gpus
-from rlinf_async.weights.memory.slot import OPENED_BYTE, MemoryName, Slot, checksum_of, lock
-from rlinf_async.weights.memory.slot_layout import ON_GPU, SlotHeader, SlotLayout
-from rlinf_async.weights.model.param_tree import Path
+from rlinf_async.weights.memory.slot import (
+    ON_GPU,
+    OPENED_BYTE,
+    MemoryName,
+    Slot,
+    SlotHeader,
+    SlotLayout,
+    Views,
+    lock,
+)
+from rlinf_async.weights.model.digests import checksum_of
+from rlinf_async.weights.model.manifest import Manifest
 
 logger = logging.getLogger(__name__)
 
-Views: TypeAlias = dict[Path, torch.Tensor]
+
+class MemoryGone(TransferFailed):
+    """Memory of another process that cannot be opened (any more)."""
 
 
 class SlotReader(Slot):
@@ -28,22 +39,25 @@ class SlotReader(Slot):
 
     Its leaves are to be looked at under a lease only, and asked for once the header says that they are in the slot.
 
+    Attributes:
+        views_on_gpu: the leaves on a GPU, once they are open.
+
     Raises:
-        TransferFailed: it cannot be opened here: its owner is gone, or lives on another machine, in another PID
-            namespace or under another user.
+        MemoryGone: it cannot be opened here: its owner is gone, or lives on another machine, in another PID namespace
+            or under another user.
     """
 
-    def __init__(self, name: MemoryName, layout: SlotLayout) -> None:
+    def __init__(self, name: MemoryName, manifest: Manifest, layout: SlotLayout) -> None:
         self.name = name
         try:
             fd = os.open(name.path, os.O_RDWR | os.O_CLOEXEC)  # so that ``Registrar`` may unprotect it
         except OSError as error:
-            raise TransferFailed(f"the sender's memory {name.path} cannot be opened: {error.strerror}") from error
+            raise MemoryGone(f"the sender's memory {name.path} cannot be opened: {error.strerror}") from error
         try:
             status = os.fstat(fd)
             if (status.st_ino, status.st_size) != (name.inode, name.size) or name.size != layout.size:
-                raise TransferFailed(f"{name.path} is not the memory that its sender has announced")
-            super().__init__(fd, layout, writable=False)
+                raise MemoryGone(f"{name.path} is not the memory that its sender has announced")
+            super().__init__(fd, manifest, layout, writable=False)
         except BaseException:
             os.close(fd)
             raise
@@ -51,8 +65,6 @@ class SlotReader(Slot):
         """A descriptor of its own, whose lock it is and goes with it: to close it gives the lease back here, and not in
         a process that was forked meanwhile and looks at the same memory."""
         self._shut: Callable[[], None] | None = None
-        self.views: Views | None = None
-        """Its leaves, once they are mapped; ``views_on_gpu`` those on a GPU, once they are open."""
         self.views_on_gpu: Views | None = None
 
     def __repr__(self) -> str:
@@ -62,6 +74,11 @@ class SlotReader(Slot):
     def header(self) -> SlotHeader:
         """What is true of it as long as it is leased, and may change at any time otherwise."""
         return SlotHeader.unpack(self._head)
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether its leaves are."""
+        return self._views is not None
 
     def lease(self) -> SlotHeader | None:
         """Keeps the writer out until ``release``.
@@ -98,11 +115,10 @@ class SlotReader(Slot):
                 f"version {header.version} was written with checksum {header.checksum:#010x} and reads as {found:#010x}"
             )
 
-    def open(self, gpus: Gpus, on_gpu: list[Any], device: torch.device) -> torch.Tensor | None:
-        """Opens the leaves that are on a GPU, until ``close``.  They too are to be looked at under a lease only.
+    def open(self, gpus: Gpus, on_gpu: list[Any], device: torch.device) -> None:
+        """Opens the leaves that are on a GPU, if there are any yet, until ``close``.
 
-        Returns:
-            Them, as bytes; None where there are none any more.
+        They too are to be looked at under a lease only.
 
         Raises:
             Exception: they cannot be opened here.
@@ -114,24 +130,21 @@ class SlotReader(Slot):
                 f"{handle.nbytes} bytes on {device} are not the memory that their sender has announced"
             )
         if not lock(self._fd, fcntl.F_RDLCK, OPENED_BYTE):
-            return None
+            return
         # Their owner takes them out of the header before it asks for that lock: either that is seen here, or they stay.
-        memory = None
         try:
             if self.header.places & ON_GPU:
                 memory = gpus.open(handle, device)
+                self._shut = functools.partial(gpus.shut, handle, device)
+                self.views_on_gpu = self._manifest.views(memory)
         finally:
-            if memory is None:
+            if self._shut is None:
                 lock(self._fd, fcntl.F_UNLCK, OPENED_BYTE)
-        if memory is None:
-            return None
-        self._shut = functools.partial(gpus.shut, handle, device)
-        return memory
 
     def close(self) -> None:
         """As of a slot; gives the lease back, and closes the memory of a GPU: no tensor may stand in that any more."""
         self.release()
-        self.views = self.views_on_gpu = None
+        self.views_on_gpu = None
         shut, self._shut = self._shut, None
         if shut is not None:
             try:

@@ -1,43 +1,69 @@
-"""Copying many tensors: large ones by the C library, small ones by one call of torch's for all, or by two at once."""
+"""Copies of many tensors: large ones as memory, by threads that do not wait for each other; small ones by one call."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeAlias
 
 import torch
+from torch.autograd.graph import increment_version
 
-from rlinf_async.weights.model.moves import Moves, moves_among, share, wrote
+_MOVE: Final = ctypes.CDLL(None).memmove  # lets other threads run meanwhile
+_MOVE.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+_MOVE.restype = None
 
-_NBYTES: Final = operator.attrgetter("nbytes")
-
-_UNDIVIDED: Final = 32768
-"""Elements up to which torch copies a tensor by one thread; it divides a larger one among those that it has."""
-
-STEP: Final = 16 << 20
-"""Bytes between two words of how far it is."""
-
-_LITTLE: Final = 1 << 20
-"""Bytes up to which it takes longer to find out what is best."""
-
-_WORTH: Final = 32 << 20
-"""Bytes for which more than one thread pays."""
-
-_MOST_THREADS: Final = 16
-"""Memory feeds no more."""
-
+DENSE: Final = frozenset(
+    dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype) and not dtype.is_complex and not str(dtype).startswith("torch.q")
+)
+"""Of these equal values are equal bytes, but for the sign of what is lazily negated."""
 
 INTEGERS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """What elements of so many bytes are moved as, bit for bit."""
 
-Copy: TypeAlias = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
+_TYPES: Final = frozenset({torch.Tensor, torch.nn.Parameter})
+"""Others may mean something else than their memory."""
+
+_STRIDED: Final = frozenset({torch.strided})
+_IS_CPU: Final = operator.attrgetter("is_cpu")
+_IS_NESTED: Final = operator.attrgetter("is_nested")
+_LAYOUT: Final = operator.attrgetter("layout")
+_DTYPE: Final = operator.attrgetter("dtype")
+_SHAPE: Final = operator.attrgetter("shape")
+_NBYTES: Final = operator.attrgetter("nbytes")
+
+_MAX_UNDIVIDED: Final = 32768
+"""Elements up to which torch copies a tensor by one thread; it divides a larger one among those that it has."""
+
+_LITTLE_BYTES: Final = 1 << 20
+"""Up to so much, it takes longer to find out what is best."""
+
+_SHARED_BYTES: Final = 32 << 20
+"""From so much on, more than one thread pays."""
+
+_MAX_THREADS: Final = 16
+"""Memory feeds no more."""
+
+_PIECE_BYTES: Final = 16 << 20
+"""What a thread moves at a time."""
+
+STEP_BYTES: Final = 16 << 20
+"""Between two words of ``copy_in_order`` on how far it is."""
+
+Tensors: TypeAlias = Sequence[torch.Tensor]
+
+Copy: TypeAlias = Callable[[Tensors, Tensors], None]
 """What copies each of the second to its place in the first, as ``copy_tensors``."""
 
 
-def copy_tensors(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+def copy_tensors(targets: Tensors, sources: Tensors) -> None:
     """Copies each source to its target, whose dtype and device it takes on; done when it returns.
 
     By two threads or more where there is much of it, even if torch has only one: all others wait for the weights, and
@@ -47,54 +73,121 @@ def copy_tensors(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor
         Exception: torch cannot copy one of them; some have been copied then.
     """
     nbytes = sum(map(_NBYTES, targets))
-    if nbytes < _LITTLE:
+    if nbytes < _LITTLE_BYTES:
         _copy(targets, sources)
         return
-    large = [index for index, count in enumerate(map(torch.Tensor.numel, targets)) if count > _UNDIVIDED]
-    if not large:
-        _copy_by_two(targets, sources, nbytes)
-        return
-    moved = moves_among(targets, sources, large)
-    _move(*_some(targets, sources, moved))
+    large = [index for index, count in enumerate(map(torch.Tensor.numel, targets)) if count > _MAX_UNDIVIDED]
+    moved = movable(targets, sources, large)
+    move(*_some(targets, sources, moved))
     divided = _without(large, moved) if torch.get_num_threads() > 1 else []
-    undivided = _some(targets, sources, _without(range(len(targets)), [*moved, *divided]))
-    _copy_by_two(*undivided, sum(map(_NBYTES, undivided[0])))
+    others = [*moved, *divided]
+    undivided = _some(targets, sources, _without(range(len(targets)), others))
+    threads = min(2, threads_for(nbytes - sum(targets[index].nbytes for index in others)))
+    part = -(-len(undivided[0]) // threads) or 1
+    parts = [[tensors[at : at + part] for tensors in undivided] for at in range(0, len(undivided[0]), part)]
+    share(threads, [functools.partial(_copy, *each) for each in parts])
     _copy(*_some(targets, sources, divided))
 
 
-def _move(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Torch's threads wait for each other after every tensor, long for one that others keep from running; these not."""
-    moves = Moves.of(targets, sources)
+def _copy(targets: Tensors, sources: Tensors) -> None:
+    """One call for all of them: ten thousand small ones cost little more than a large one."""
+    if targets:
+        with torch.no_grad():  # each thread says so for itself
+            torch._foreach_copy_(list(targets), list(sources))
+
+
+def move(targets: Tensors, sources: Tensors, threads: int = 0) -> None:
+    """Copies memory as it is.
+
+    Torch's threads wait for each other after every tensor, long for one that others keep from running; these do not.
+
+    Args:
+        targets, sources: found by ``movable``.
+        threads: 0: as many as pay.
+    """
+    pieces = [
+        (target.data_ptr() + at, source.data_ptr() + at, min(_PIECE_BYTES, target.nbytes - at))
+        for target, source in zip(targets, sources, strict=True)
+        for at in range(0, target.nbytes, _PIECE_BYTES)
+    ]
     try:
-        moves.move(_threads(moves.nbytes))
+        moves = [functools.partial(_MOVE, *piece) for piece in pieces]
+        share(threads or threads_for(sum(map(_NBYTES, targets))), moves)
     finally:
-        wrote(targets)
+        increment_version(targets)  # what autograd keeps of them for a backward is not theirs any more
 
 
-def _copy_by_two(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], nbytes: int) -> None:
-    """What torch copies by one thread."""
-    threads = min(2, _threads(nbytes))
-    part = -(-len(targets) // threads)
-    starts = range(0, len(targets), part or 1)
-    share(threads, [functools.partial(_copy, targets[at : at + part], sources[at : at + part]) for at in starts])
+def movable(targets: Tensors, sources: Tensors, among: Sequence[int]) -> Sequence[int]:
+    """The pairs, among these, that are copied by moving memory and nothing else."""
+
+    def are_moves(indices: Sequence[int]) -> bool:
+        ours, theirs = [targets[index] for index in indices], [sources[index] for index in indices]
+        return are_alike(ours, theirs) and are_contiguous(ours) and are_contiguous(theirs)
+
+    return among if are_moves(among) else [index for index in among if are_moves([index])]
 
 
-def _threads(nbytes: int) -> int:
-    """That share so many bytes."""
-    there = min(len(os.sched_getaffinity(0)), max(2, torch.get_num_threads()), _MOST_THREADS)
-    return there if nbytes >= _WORTH else 1
+def are_alike(targets: Tensors, sources: Tensors) -> bool:
+    """Whether all of them are dense tensors on the CPU, and those of each pair of one dtype and shape."""
+    return (
+        all(map(_are_plain, (targets, sources)))
+        and all(map(operator.is_, map(_DTYPE, targets), map(_DTYPE, sources)))
+        and all(map(operator.eq, map(_SHAPE, targets), map(_SHAPE, sources)))
+    )
 
 
-def _can_be_cut(target: torch.Tensor, source: torch.Tensor) -> bool:
-    return target.is_contiguous() and source.is_contiguous() and target.shape == source.shape
+def are_contiguous(tensors: Tensors) -> bool:
+    return all(map(torch.Tensor.is_contiguous, tensors))
+
+
+def _are_plain(tensors: Tensors) -> bool:
+    return (
+        _TYPES.issuperset(map(type, tensors))
+        and all(map(_IS_CPU, tensors))
+        and _STRIDED.issuperset(map(_LAYOUT, tensors))
+        and DENSE.issuperset(map(_DTYPE, tensors))
+        and not any(map(_IS_NESTED, tensors))
+        and not any(map(torch.Tensor.is_neg, tensors))
+    )
+
+
+def share(threads: int, calls: Iterable[Callable[[], object]]) -> None:
+    """Makes all calls, each thread the next one as soon as it is free: one that others keep from running does less.
+
+    Raises:
+        Exception: the first that a call raises, when all threads have ended.
+    """
+    left = iter(list(calls))
+
+    def work() -> None:
+        for call in left:
+            call()
+
+    if threads <= 1:
+        work()
+        return
+    with ThreadPoolExecutor(threads - 1, thread_name_prefix="some of the weights") as helpers:
+        helping = []
+        with contextlib.suppress(RuntimeError):  # no thread can be started, at the end of an interpreter for one
+            for _ in range(threads - 1):
+                helping.append(helpers.submit(work))
+        work()
+        for each in helping:
+            each.result()
+
+
+def threads_for(nbytes: int) -> int:
+    """Threads that share the work on so many bytes."""
+    there = min(len(os.sched_getaffinity(0)), max(2, torch.get_num_threads()), _MAX_THREADS)
+    return there if nbytes >= _SHARED_BYTES else 1
 
 
 def copy_in_order(
-    targets: Sequence[torch.Tensor],
-    sources: Sequence[torch.Tensor],
+    targets: Tensors,
+    sources: Tensors,
     ends: Sequence[int],
     copied: Callable[[int], None],
-    step: int = STEP,
+    step: int = STEP_BYTES,
     copy: Copy = copy_tensors,
 ) -> None:
     """The same from the first to the last, saying how far it is.
@@ -107,7 +200,7 @@ def copy_in_order(
     """
     first, before = 0, 0
     for index, (target, source, end) in enumerate(zip(targets, sources, ends, strict=True)):
-        if target.nbytes > step and _can_be_cut(target, source):
+        if target.nbytes > step and are_contiguous((target, source)) and target.shape == source.shape:
             copy(targets[first:index], sources[first:index])
             flat, values, part = target.view(-1), source.detach().view(-1), max(1, step // target.itemsize)
             for start in range(0, len(flat), part):
@@ -123,9 +216,7 @@ def copy_in_order(
     copy(targets[first:], sources[first:])
 
 
-def as_integers(
-    targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def as_integers(targets: Tensors, sources: Tensors) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """The same memory, seen as integers where both of a pair have one dtype and are on a GPU: for a copy bit by bit.
 
     There torch copies many tensors by way of the dtype that it computes in, which makes every NaN the same one, and
@@ -146,21 +237,12 @@ def _can_be_integers(target: torch.Tensor, source: torch.Tensor) -> bool:
     return not (target.is_complex() or target.is_neg() or source.is_neg())
 
 
-def _some(
-    targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], which: Sequence[int]
-) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+def _some(targets: Tensors, sources: Tensors, which: Sequence[int]) -> tuple[Tensors, Tensors]:
     if len(which) == len(targets):
         return targets, sources
     return [targets[index] for index in which], [sources[index] for index in which]
 
 
-def _without(all_of_them: Sequence[int], those: Sequence[int]) -> Sequence[int]:
-    gone = set(those)
+def _without(all_of_them: Sequence[int], some: Sequence[int]) -> Sequence[int]:
+    gone = set(some)
     return [index for index in all_of_them if index not in gone] if gone else all_of_them
-
-
-def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """One call for all of them: ten thousand small ones cost little more than a large one."""
-    if targets:
-        with torch.no_grad():  # each thread says so for itself
-            torch._foreach_copy_(list(targets), list(sources))

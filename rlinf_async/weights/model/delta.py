@@ -1,4 +1,4 @@
-"""What has changed from one version of packed weights to the next, byte for byte, in the fewest bytes.
+"""Binary difference of two versions of packed weights, byte for byte, in the fewest bytes.
 
 Both regions are as the manifest lays them out.  They are compared as integers, in *pieces*: a leaf, a part of a large
 leaf, or neighbouring small leaves of one element size.  Each piece takes the smallest of these forms:
@@ -18,7 +18,7 @@ import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import msgpack
 import numpy
@@ -71,7 +71,7 @@ class Delta:
         """
         try:
             digest, size, table = msgpack.unpackb(self.head)
-            entries = list(_ENTRY.iter_unpack(table))
+            entries: list[Any] = list(_ENTRY.iter_unpack(table))
             if not isinstance(size, int) or size < 1 or size % ALIGNMENT:
                 raise ValueError(f"its pieces have {size!r} bytes")
         except Exception as error:
@@ -81,14 +81,18 @@ class Delta:
                 f"the delta is of weights with manifest {digest.hex()[:8]}, and these have {manifest.digest.hex()[:8]}"
             )
         pieces = list(_pieces(manifest, size))
-        if len(entries) != len(pieces) or _sizes(pieces, entries) != self.body.numel():
+        is_whole = len(entries) == len(pieces) and all(
+            form <= _DENSE and changed <= piece.count for piece, (form, changed, _) in zip(pieces, entries, strict=True)
+        )
+        sizes = [piece.nbytes(*entry) for piece, entry in zip(pieces, entries, strict=True)] if is_whole else []
+        if not is_whole or sum(sizes) != self.body.numel():
             raise WeightMismatch(f"the delta is damaged: {len(entries)} entries, {self.body.numel()} bytes")
-        work = list(_sections(pieces, entries, self.body))
-        for piece, (form, changed, gaps), section in work:
-            _check(piece, form, changed, gaps, section)
-        for piece, (form, changed, gaps), section in work:
+        work = [each for each in zip(pieces, entries, torch.split(self.body, sizes), strict=True) if each[2].numel()]
+        for piece, entry, section in work:
+            _check(piece, section, *entry)
+        for piece, entry, section in work:
             with piece.edit(region) as octets:
-                _write(octets.view(piece.dtype), form, changed, gaps, section)
+                _write(octets.view(piece.dtype), section, *entry)
 
 
 @dataclass(frozen=True)
@@ -144,26 +148,20 @@ def encode(
         A delta; its head and its body are the same bytes whatever the device, where the pieces are of one size.  Where
         they are not, both turn the base into the same new version.  It has its own memory.
     """
-    found = _encode_within(math.inf, manifest, base, new, piece, snapshot)
+    found = encode_within(math.inf, manifest, base, new, piece, snapshot)
     assert found is not None
     return found
 
 
 def encode_within(
-    most: float, manifest: Manifest, base: torch.Tensor, new: torch.Tensor, piece: int = PIECE
-) -> Delta | None:
-    """The same; None as soon as it is known to take more than so many bytes, for which no memory is taken then."""
-    return _encode_within(most, manifest, base, new, piece, None)
-
-
-def _encode_within(
     most: float,
     manifest: Manifest,
     base: torch.Tensor | None,
     new: torch.Tensor | LeafMemory,
-    piece: int,
-    snapshot: torch.Tensor | None,
+    piece: int = PIECE,
+    snapshot: torch.Tensor | None = None,
 ) -> Delta | None:
+    """The same; None as soon as it is known to take more than so many bytes, for which no memory is taken then."""
     table, sections, nbytes = bytearray(), [], 0
     for part in _pieces(manifest, piece):
         after = part.of(new)
@@ -227,24 +225,7 @@ def _encode(piece: _Piece, before: torch.Tensor, after: torch.Tensor) -> tuple[i
     return _BITMAP, changed, 0, [_to_bits(different), after.index_select(0, positions)]
 
 
-def _sizes(pieces: list[_Piece], entries: list[tuple[int, int, int]]) -> int:
-    if any(form > _DENSE or changed > piece.count for piece, (form, changed, _) in zip(pieces, entries, strict=True)):
-        return -1
-    return sum(piece.nbytes(*entry) for piece, entry in zip(pieces, entries, strict=True))
-
-
-def _sections(
-    pieces: list[_Piece], entries: list[tuple[int, int, int]], body: torch.Tensor
-) -> Iterator[tuple[_Piece, tuple[int, int, int], torch.Tensor]]:
-    begin = 0
-    for piece, entry in zip(pieces, entries, strict=True):
-        end = begin + piece.nbytes(*entry)
-        if end > begin:
-            yield piece, entry, body[begin:end]
-        begin = end
-
-
-def _check(piece: _Piece, form: int, changed: int, gaps: int, section: torch.Tensor) -> None:
+def _check(piece: _Piece, section: torch.Tensor, form: int, changed: int, gaps: int) -> None:
     """That it changes as many elements as it says, all of them within the piece."""
     if form == _GAPS:
         skipped = section[: 2 * gaps].view(torch.int16).to(torch.int32) & _ESCAPE
@@ -259,7 +240,7 @@ def _check(piece: _Piece, form: int, changed: int, gaps: int, section: torch.Ten
         raise WeightMismatch(f"the delta is damaged: bytes {piece.begin} to {piece.end} do not hold what it says")
 
 
-def _write(target: torch.Tensor, form: int, changed: int, gaps: int, section: torch.Tensor) -> None:
+def _write(target: torch.Tensor, section: torch.Tensor, form: int, changed: int, gaps: int) -> None:
     count, dtype = target.numel(), target.dtype
     if form == _DENSE:
         target.copy_(section[: target.nbytes].view(dtype))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import starmap
@@ -12,12 +13,11 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from rlinf_async.errors import WeightMismatch
-from rlinf_async.weights.model.copying import as_integers
-from rlinf_async.weights.model.manifest import Manifest, dtype_of
-from rlinf_async.weights.model.moves import are_alike, are_contiguous
+from rlinf_async.weights.model.copying import are_alike, are_contiguous, as_integers
+from rlinf_async.weights.model.manifest import Manifest, dtype_name, dtype_of
 from rlinf_async.weights.model.overlap import overlaps
 from rlinf_async.weights.model.param_tree import EXTRA_STATE, ParamTree, Path, local_part, memory_of, name_of
-from rlinf_async.weights.model.places import Place, Places, Value
+from rlinf_async.weights.model.places import Part, Place, Places, Value
 
 _NAMED: Final = 5  # problems that an error names
 _LISTED: Final = 20  # keys that it lists of each side
@@ -28,10 +28,9 @@ class Fit:
     """Tensors of a destination, and the leaves of weights that they get; as a whole, or an error.
 
     Args:
-        leaves: the tensors of the weights, or others of their shapes and dtypes.
-        names: by path, which leaf it is.
         maps: tensors are to stand in the leaves, instead of being overwritten.
         strict_dtype: nothing is cast.
+        mapped: tensors that stand in leaves now, and will have memory of their own, each by itself, before a copy.
 
     Attributes:
         targets: tensors that are written, each once.
@@ -39,6 +38,7 @@ class Fit:
         ties: pairs of these that are one tensor in the destination and several in the weights.
         maps: they can stand in the leaves.
         why_copied: the reason where they were to, and cannot.
+        kinds: by leaf, the dtype in which it could be mapped; None where it could not, whatever its dtype.
         is_inference: some were made under ``torch.inference_mode()``.
 
     Raises:
@@ -48,12 +48,13 @@ class Fit:
     def __init__(
         self,
         destination: Any,
-        leaves: Sequence[torch.Tensor],
-        names: Mapping[Path, int],
+        weights: ParamTree | Manifest,
         *,
         maps: bool = False,
         strict_dtype: bool = False,
+        mapped: Sequence[torch.Tensor] = (),
     ) -> None:
+        leaves, names = _leaves_of(weights)
         try:
             places = Places.of(destination)
         except WeightMismatch as error:
@@ -64,6 +65,7 @@ class Fit:
         parts: list[torch.Tensor] = []
         problems = list(self._match(places, leaves, names, parts))
         self.why_copied = _why_copied(self._pairs, parts) if maps else ""
+        self.kinds = _kinds(self._pairs, parts) if maps else None
         self.maps = maps and not self.why_copied
         tensors = [place.tensor for place, _ in self._pairs]
         is_simple = are_alike(tensors, parts) and are_contiguous(tensors)
@@ -72,26 +74,13 @@ class Fit:
             judged = (_problem(*pair, maps=self.maps, strict=strict_dtype) for pair in zip(tensors, parts, strict=True))
             problems += [f"{place} {why}" for (place, _), why in zip(self._pairs, judged, strict=True) if why]
         others = [place for path, found in places.tensors.items() if path not in names for place in found]
-        problems = problems or self._choose(tensors, others, is_simple)
+        problems = problems or self._choose(tensors, others, is_simple, set(map(id, mapped)))
         if problems:
             raise _mismatch(problems, {*self._paths, *self._values}, names)
         self.is_inference = any(map(torch.Tensor.is_inference, self.targets))
         self._held = [*places.holders, *((place.owner, place.key, place.tensor) for place, _ in self._pairs)]
         self._forms = [(attribute, list(map(attribute, self.targets))) for attribute in _FORM]
         del self._pairs
-
-    @classmethod
-    def of(cls, destination: Any, weights: ParamTree | Manifest, **options: bool) -> Fit:
-        """Of a tree's tensors, or of those that a manifest describes."""
-        if isinstance(weights, ParamTree):
-            paths, leaves = list(weights.tensors), list(weights.tensors.values())
-        else:
-            paths = [leaf.path for leaf in weights.leaves]
-            kinds = {leaf.transport_dtype for leaf in weights.leaves}
-            ones = {kind: torch.empty((), dtype=dtype_of(kind)) for kind in kinds}  # of any shape, without memory
-            leaves = [ones[leaf.transport_dtype].expand(leaf.shape) for leaf in weights.leaves]
-        index = {path: number for number, path in enumerate(paths)}
-        return cls(destination, leaves, index | {path: index[of] for path, of in weights.aliases.items()}, **options)
 
     def _match(
         self, places: Places, leaves: Sequence[torch.Tensor], names: Mapping[Path, int], parts: list[torch.Tensor]
@@ -117,12 +106,19 @@ class Fit:
             else:
                 yield f"{name_of(path)!r} {places.refused.get(path, 'is not in the destination')}"
 
-    def _choose(self, tensors: Sequence[torch.Tensor], others: Sequence[Place], is_simple: bool) -> list[str]:
+    def _choose(
+        self, tensors: Sequence[torch.Tensor], others: Sequence[Place], is_simple: bool, mapped: Collection[int]
+    ) -> list[str]:
         """Finds the tensors to be written, each once, and where from; problems with the memory that they share.
 
         Args:
             others: places without a leaf; one in the memory of a place with a leaf gets the same.
+            mapped: ids of tensors that share memory only because they are mapped.
         """
+
+        def memory(place: Place) -> Any:
+            return id(place.tensor) if id(place.tensor) in mapped else memory_of(place.tensor)
+
         self.ties: list[tuple[tuple[Place, int], tuple[Place, int]]] = []
         others = [place for place in others if _without_values(place.tensor, "") is None]
         everything = (*tensors, *(place.tensor for place in others))
@@ -132,10 +128,10 @@ class Fit:
             by_memory = dict(enumerate(self._pairs))  # none is tied to another
         else:
             for pair in self._pairs:
-                first = by_memory.setdefault(memory_of(pair[0].tensor), pair)
+                first = by_memory.setdefault(memory(pair[0]), pair)
                 if (first[0].parts, first[1]) != (pair[0].parts, pair[1]):
                     self.ties.append((first, pair))
-            tied = [(place, by_memory.get(memory_of(place.tensor))) for place in others]
+            tied = [(place, by_memory.get(memory(place))) for place in others]
             self._pairs += [(place._replace(parts=of[0].parts), of[1]) for place, of in tied if of is not None]
             others = [place for place, of in tied if of is None]
         chosen = by_memory
@@ -147,13 +143,13 @@ class Fit:
         self._indices = [index for _, index in self.chosen]
         self._members = [(number, place) for number, (place, _) in enumerate(self.chosen) if place.parts]
         self.targets = [place.tensor for place, _ in self.chosen]
-        apart = [place for place, _ in by_memory.values()]
+        apart = [place for place, _ in by_memory.values() if id(place.tensor) not in mapped]
+        others = [place for place in others if id(place.tensor) not in mapped]
         both = [*apart, *others]
         return [
             f"{_both(both[one], both[other])} share a part of their memory in the destination: give each memory of "
             "its own"
-            for one, other in overlaps([place.tensor for place in both])
-            if min(one, other) < len(apart)
+            for one, other in overlaps([place.tensor for place in apart], [place.tensor for place in others])
         ]
 
     @functools.cached_property
@@ -208,10 +204,27 @@ class Fit:
             found[number] = place.of(found[number])
         return found
 
+    def held(self) -> list[tuple[int, Sequence[Part], torch.Tensor]]:
+        """What was written: leaves, the parts of them, and the tensors that hold these now."""
+        places = [*self.chosen, *(tied for _, tied in self.ties)]
+        replaced = [(index, (), value.get()) for value, index in self._replaced]
+        return [*((index, place.parts, place.tensor) for place, index in places), *replaced]
+
     def replacements(self, leaves: Sequence[torch.Tensor], extra: Mapping[Path, Any]) -> list[tuple[Value, Any]]:
         """Of values in the destination, what takes their place; tensors as copies."""
         given = [(self._values[path], value) for path, value in extra.items() if path in self._values]
         return given + [(value, leaves[index].detach().clone()) for value, index in self._replaced]
+
+
+def _leaves_of(weights: ParamTree | Manifest) -> tuple[list[torch.Tensor], Mapping[Path, int]]:
+    """The leaves, those of a manifest without memory; and which of them each path is."""
+    if isinstance(weights, ParamTree):
+        index = {path: number for number, path in enumerate(weights.tensors)}
+        names = index | {path: index[owner] for path, owner in weights.aliases.items()}
+        return list(weights.tensors.values()), names
+    kinds = {leaf.transport_dtype for leaf in weights.leaves}
+    ones = {kind: torch.empty((), dtype=dtype_of(kind)) for kind in kinds}
+    return [ones[leaf.transport_dtype].expand(leaf.shape) for leaf in weights.leaves], weights.indices
 
 
 def _both(one: Place, other: Place) -> str:
@@ -231,6 +244,18 @@ def _why_copied(pairs: Sequence[tuple[Place, int]], parts: Sequence[torch.Tensor
             return f"{place} was made under torch.inference_mode()"
     devices = {place.tensor.device for place, _ in pairs}
     return f"the tensors are on several devices, {', '.join(sorted(map(str, devices)))}" if len(devices) > 1 else ""
+
+
+def _kinds(pairs: Sequence[tuple[Place, int]], parts: Sequence[torch.Tensor]) -> dict[int, str] | None:
+    """By leaf, the dtype in which it could be mapped, its own or another; None where that is not what is missing."""
+    found: dict[int, str] = {}
+    for (place, index), part in zip(pairs, parts, strict=True):
+        mine, theirs = place.tensor.dtype, part.dtype
+        if mine is not theirs and not (mine.is_floating_point and theirs.is_floating_point):
+            return None
+        if found.setdefault(index, dtype_name(mine)) != dtype_name(mine):  # of two that have one leaf
+            return None
+    return None if _why_copied(pairs, [place.tensor for place, _ in pairs]) else found
 
 
 def _without_values(tensor: torch.Tensor, where: str) -> str | None:
@@ -279,12 +304,15 @@ def _can_copy(there: torch.dtype, here: torch.dtype, to: str = "cpu", of: str = 
 
 
 def _differ(target: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two values for one tensor are different ones there, bit by bit."""
+    """Whether two values for one tensor are different ones there, bit by bit but for NaNs that a cast makes."""
     if memory_of(one) == memory_of(other):
         return False
     both = [local_part(part) for part in (one, other)]
     where = both[0].device if both[0].device == both[1].device else target.device
-    return not torch.equal(*(as_bytes(part.detach().to(where, target.dtype)) for part in both))
+    if torch.equal(*(as_bytes(part.detach().to(where, target.dtype)) for part in both)):
+        return False
+    is_cast = any(part.dtype is not target.dtype for part in both)
+    return not is_cast or not torch.equal(*(with_one_nan(part, target.dtype) for part in both))
 
 
 def are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -297,6 +325,16 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Its bytes in row-major order, one dimension; a view where it is contiguous."""
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)  # a single element may have any stride
+
+
+def with_one_nan(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Bytes of a tensor that is cast: which NaN a cast makes depends on the processor, so all of them are one."""
+    tensor = tensor.detach().cpu().to(dtype)
+    values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    bits = as_bytes(values).view(-1, values.itemsize).clone()
+    if values.is_floating_point():
+        bits[values.to(torch.float32).isnan().flatten()] = as_bytes(torch.tensor(math.nan).to(values.dtype))
+    return bits
 
 
 def _still_has(owner: Any, keys: list[Any], items: list[Any]) -> bool:

@@ -12,20 +12,17 @@ waiting for as long as torch's process group lets them, and what it calls next i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from rlinf_async.weights.model.gather_calls import Call, Calls, Header, announce, await_headers, received
+from rlinf_async.weights.model.gather_calls import GATHERING_RANK, Call, Header, announce, await_headers, received
 from rlinf_async.weights.model.param_tree import ParamTree, Path
 
-BUCKET: Final = 64 << 20
-
-_calls: Final = Calls()
-"""Of whoever counts none of its own."""
+BUCKET_BYTES: Final = 64 << 20
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
@@ -33,56 +30,41 @@ def is_sharded(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, "to_local") and hasattr(tensor, "placements")
 
 
-def gathers_here(dst: int = 0) -> bool:
+def gathers_here() -> bool:
     """Whether this rank is the one that gets whole tensors."""
-    return not dist.is_initialized() or dist.get_rank() == dst
+    return not dist.is_initialized() or dist.get_rank() == GATHERING_RANK
 
 
 def gather_buckets(
-    tree: ParamTree,
-    dst: int = 0,
-    bucket_size: int = BUCKET,
-    group: dist.ProcessGroup | None = None,
-    call: Call | None = None,
+    tree: ParamTree, call: Call, bucket_size: int = BUCKET_BYTES, views: Mapping[Path, torch.Tensor] | None = None
 ) -> Iterator[dict[Path, torch.Tensor]]:
-    """The tensors of a tree in its order, whole.  Collective: every rank iterates to the end.
+    """The tensors of a tree in its order, whole, on rank 0.  Collective: every rank iterates to the end.
 
     Args:
         tree: on every rank the same paths; DTensors, which may have different meshes, or plain tensors.
-        dst: the global rank that gets them.
-        bucket_size: bytes after which a bucket ends; tensors are not divided.
-        group: the ranks that take part, and what they send through; by default all, through the default group.
         call: that gathers; one may gather several trees, on every rank the same.
+        bucket_size: bytes after which a bucket ends; tensors are not divided.
+        views: where tensors may go, if they are of their dtype and device.
 
     Yields:
-        ``{path: tensor}``: whole ones of DTensors on ``dst`` only, new; plain ones on every rank, the tree's own.
+        ``{path: tensor}``: whole ones of DTensors on rank 0 only, new; plain ones on every rank, the tree's own.
 
     Raises:
-        TransferFailed: on ``dst``: another rank is not in this call, or has other weights.
+        TransferFailed: on rank 0: another rank is not in this call, or has other weights.
     """
-    call = _calls.next() if call is None else call
     for bucket in _buckets(tree.tensors, bucket_size):
-        yield _gather(bucket, dst, group, {}, call)
+        yield _gather(bucket, views or {}, call)
 
 
-def gather_into(
-    views: Mapping[Path, torch.Tensor],
-    tree: ParamTree,
-    dst: int = 0,
-    bucket_size: int = BUCKET,
-    group: dist.ProcessGroup | None = None,
-    call: Call | None = None,
-) -> None:
-    """Packs the tensors of a tree, whole, on one rank: shards go straight to their places where no dtype is cast.
+def gather_into(views: Mapping[Path, torch.Tensor], tree: ParamTree, call: Call) -> None:
+    """Packs the tensors of a tree, whole, on rank 0: shards go straight to their places where no dtype is cast.
 
     Collective, as ``gather_buckets``, and raises the same.
 
     Args:
-        views: on ``dst`` where each goes, cast to its dtype (``Manifest.views``); elsewhere empty.
+        views: on rank 0 where each goes, cast to its dtype (``Manifest.views``); elsewhere empty.
     """
-    call = _calls.next() if call is None else call
-    for bucket in _buckets(tree.tensors, bucket_size):
-        whole = _gather(bucket, dst, group, views, call)
+    for whole in gather_buckets(tree, call, views=views):
         for path in whole.keys() & views.keys():
             if whole[path] is not views[path]:
                 views[path].copy_(whole[path])
@@ -93,7 +75,7 @@ def _buckets(tensors: Mapping[Path, torch.Tensor], size: int) -> Iterator[dict[P
     filled = 0
     for path, tensor in tensors.items():
         bucket[path] = tensor
-        filled += tensor.numel() * tensor.element_size()
+        filled += tensor.nbytes
         if filled >= size:
             yield bucket
             bucket, filled = {}, 0
@@ -101,8 +83,7 @@ def _buckets(tensors: Mapping[Path, torch.Tensor], size: int) -> Iterator[dict[P
         yield bucket
 
 
-@dataclass(frozen=True)
-class _Shard:
+class _Shard(NamedTuple):
     """A rectangular part of a tensor that one rank sends."""
 
     path: Path
@@ -116,87 +97,79 @@ class _Shard:
         return whole
 
 
-def _gather(
-    bucket: Mapping[Path, Any],
-    dst: int,
-    group: dist.ProcessGroup | None,
-    places: Mapping[Path, torch.Tensor],
-    call: Call,
-) -> dict[Path, torch.Tensor]:
+def _gather(bucket: Mapping[Path, Any], views: Mapping[Path, torch.Tensor], call: Call) -> dict[Path, torch.Tensor]:
     """One bucket; what fits into its place is there at once."""
     whole: dict[Path, torch.Tensor] = {}
     by_rank: dict[int, list[_Shard]] = {}
     together: list[Path] = []
-    me = dist.get_rank() if dist.is_initialized() else dst
+    gathers = gathers_here()
     for path, tensor in bucket.items():
         if not is_sharded(tensor):
             whole[path] = tensor.detach()
-        elif (found := _shards(path, tensor, dst)) is None:
+        elif (found := _shards(path, tensor)) is None:
             together.append(path)
         else:
             for shard in found:
                 by_rank.setdefault(shard.rank, []).append(shard)
-            if me == dst:
-                device, place = tensor.to_local().device, places.get(path)
+            if gathers:
+                device, place = tensor.to_local().device, views.get(path)
                 if place is None or (place.dtype, place.device) != (tensor.dtype, device):
                     place = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
                 whole[path] = place
     if not by_rank and not together:
         return whole
-    headers = _headers(bucket, by_rank, together, dst, call)
-    if me == dst:
-        await_headers(headers, group)
-    elif me in headers and not announce(headers[me][0], dst, group, headers[me][1]):
+    me, headers = dist.get_rank(), _headers(bucket, by_rank, together, call)
+    if gathers:
+        await_headers(headers)
+    elif me in headers and not announce(*headers[me]):
         return whole  # the call is over there
     for path in together:
         full = bucket[path].detach().full_tensor()
-        if me == dst:
+        if gathers:
             whole[path] = full
-    if me != dst:
-        if me in by_rank:
-            dist.send(torch.cat([_local(bucket[shard.path]) for shard in by_rank[me]]), dst, group)
+    own = torch.cat([_local(bucket[shard.path]) for shard in by_rank[me]]) if me in by_rank else None
+    if not gathers:
+        if own is not None:
+            dist.send(own, GATHERING_RANK)
         return whole
-    arriving: list[tuple[int, torch.Tensor, Any]] = []
+    arriving: list[tuple[int, torch.Tensor, Any]] = [] if own is None else [(me, own, None)]
     for rank, theirs in by_rank.items():
-        if rank == me:
-            arriving.append((rank, torch.cat([_local(bucket[shard.path]) for shard in theirs]), None))
-            continue
-        flat = torch.empty(_nbytes(theirs, bucket), dtype=torch.uint8, device=whole[theirs[0].path].device)
-        arriving.append((rank, flat, dist.irecv(flat, rank, group)))
+        if rank != me:
+            flat = torch.empty(_nbytes(theirs, bucket), dtype=torch.uint8, device=whole[theirs[0].path].device)
+            arriving.append((rank, flat, dist.irecv(flat, rank)))
     for rank, flat, work in arriving:
         if work is not None:
             work.wait()
-            received(rank, group, flat.device)
+            received(rank, flat.device)
         _put(by_rank[rank], flat, whole)
     return whole
 
 
 def _headers(
-    bucket: Mapping[Path, Any], by_rank: Mapping[int, list[_Shard]], together: Iterable[Path], dst: int, call: Call
+    bucket: Mapping[Path, Any], by_rank: Mapping[int, list[_Shard]], together: Iterable[Path], call: Call
 ) -> dict[int, tuple[Header, torch.device]]:
     """What each rank announces to the one that gathers, and where from."""
     devices = {rank: bucket[shards[0].path].to_local().device for rank, shards in by_rank.items()}
     for path in together:
         for rank in bucket[path].device_mesh.mesh.view(-1).tolist():
             devices.setdefault(rank, bucket[path].to_local().device)
-    awaits = bool(together)
-    plain = call.header(0, awaits=awaits)
+    plain = call.header(awaits=bool(together))
     return {
-        rank: (replace(plain, nbytes=_nbytes(by_rank.get(rank, ()), bucket)), device)
+        rank: (plain._replace(nbytes=_nbytes(by_rank.get(rank, ()), bucket)), device)
         for rank, device in sorted(devices.items())
-        if rank != dst
+        if rank != GATHERING_RANK
     }
 
 
 def _nbytes(shards: Iterable[_Shard], bucket: Mapping[Path, Any]) -> int:
-    return sum(_numel(shard.shape) * bucket[shard.path].element_size() for shard in shards)
+    return sum(math.prod(shard.shape) * bucket[shard.path].element_size() for shard in shards)
 
 
 def _put(shards: Iterable[_Shard], flat: torch.Tensor, whole: Mapping[Path, torch.Tensor]) -> None:
     begin = 0
     for shard in shards:
         target = shard.of(whole[shard.path])
-        end = begin + _numel(shard.shape) * target.element_size()
+        end = begin + target.nbytes
         # A copy, because a part of the message need not begin at a multiple of the element's size.
         target.copy_(flat[begin:end].clone().view(target.dtype).view(shard.shape))
         begin = end
@@ -207,26 +180,17 @@ def _local(tensor: Any) -> torch.Tensor:
     return local.contiguous().view(-1).view(torch.uint8)
 
 
-def _numel(shape: Iterable[int]) -> int:
-    product = 1
-    for length in shape:
-        product *= length
-    return product
-
-
-def _shards(path: Path, tensor: Any, dst: int) -> list[_Shard] | None:
+def _shards(path: Path, tensor: Any) -> list[_Shard] | None:
     """Who sends which part; of replicas one sends, the receiver itself if it has one.  None: too involved for this."""
-    mesh, placements = tensor.device_mesh, tensor.placements
+    mesh, placements = tensor.device_mesh.mesh, tensor.placements
     if any(type(placement).__name__ not in ("Shard", "Replicate") for placement in placements):
         return None  # partial sums, and the strided shards of tensor parallelism under FSDP
-    at_dst = _coordinate(mesh.mesh, dst)
-    if at_dst is None:
-        at_dst = [0] * len(placements)
+    receiver = (mesh == GATHERING_RANK).nonzero()
+    replica = receiver[0].tolist() if len(receiver) else [0] * len(placements)
     found = []
-    for position in torch.cartesian_prod(*(torch.arange(size) for size in mesh.mesh.shape)).view(-1, len(placements)):
-        where = position.tolist()
+    for position in torch.cartesian_prod(*map(torch.arange, mesh.shape)).view(-1, len(placements)):
         begin, shape = [0] * tensor.dim(), list(tensor.shape)
-        for placement, index, chosen, count in zip(placements, where, at_dst, mesh.mesh.shape, strict=True):
+        for placement, index, chosen, count in zip(placements, position.tolist(), replica, mesh.shape, strict=True):
             if placement.is_replicate():
                 if index != chosen:
                     break
@@ -236,11 +200,6 @@ def _shards(path: Path, tensor: Any, dst: int) -> list[_Shard] | None:
             start = min(index * chunk, shape[dim])
             begin[dim], shape[dim] = begin[dim] + start, min(chunk, shape[dim] - start)
         else:
-            if _numel(shape):
-                found.append(_Shard(path, int(mesh.mesh[tuple(where)]), tuple(begin), tuple(shape)))
+            if math.prod(shape):
+                found.append(_Shard(path, int(mesh[tuple(position)]), tuple(begin), tuple(shape)))
     return found
-
-
-def _coordinate(mesh: torch.Tensor, rank: int) -> list[int] | None:
-    places = (mesh == rank).nonzero()
-    return places[0].tolist() if len(places) else None

@@ -1,8 +1,8 @@
-"""Which call of which sender shards belong to: what a rank begins every message of shards with.
+"""Calls that shards belong to: the header of every message of shards, and what becomes of one of a call that is over.
 
 Shards pair by the order in which they are sent, so that a call that one rank alone was refused, or has failed in, would
 leave them out of step for ever.  Each rank therefore counts the calls of each sender, also those that are refused, and
-whoever gathers throws away what belongs to calls that are over there.
+the rank that gathers throws away what belongs to calls that are over there.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from rlinf_async.errors import TransferFailed
+
+GATHERING_RANK: Final = 0
 
 _lock: Final = threading.Lock()
 _senders: Final[list[weakref.ref[Calls]]] = []
@@ -61,13 +62,12 @@ class Call:
         """The sender's weights are; to be told before this rank could refuse the call by itself."""
         _ = self._calls.place
 
-    def header(self, nbytes: int, *, awaits: bool) -> Header:
+    def header(self, *, awaits: bool) -> Header:
         """Of the next bucket."""
-        return Header(self._calls.place, self.number, next(self._buckets), nbytes, int(awaits))
+        return Header(self._calls.place, self.number, next(self._buckets), 0, int(awaits))
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(NamedTuple):
     """What goes before the shards of one rank in one bucket.
 
     Attributes:
@@ -99,8 +99,7 @@ class Header:
         """
         if found == self:
             return
-        where = (found.sender, found.call, found.bucket)
-        if where == (self.sender, self.call, self.bucket):
+        if found[:3] == self[:3]:
             raise TransferFailed(
                 f"rank {rank} has {found.nbytes} bytes of shards where rank {dist.get_rank()} expects {self.nbytes}: "
                 "every rank sends the same weights; nothing was sent to anyone"
@@ -112,21 +111,21 @@ class Header:
         )
 
 
-_waiting: Final[weakref.WeakKeyDictionary[Any, dict[tuple[int, str], Header]]] = weakref.WeakKeyDictionary()
-"""By group, rank and kind of device: headers that have come, and whose shards have not been received."""
+_arrived: Final[weakref.WeakKeyDictionary[Any, dict[tuple[int, str], Header]]] = weakref.WeakKeyDictionary()
+"""By group, rank and kind of device: headers whose shards have not been received."""
 
 
-def announce(header: Header, dst: int, group: dist.ProcessGroup | None, device: torch.device) -> bool:
+def announce(header: Header, device: torch.device) -> bool:
     """Tells the rank that gathers what comes next; False: the shards are not to be sent."""
-    dist.send(_flat(header, device), dst, group)
+    dist.send(torch.tensor(header, device=device), GATHERING_RANK)
     if not header.awaits:
         return True
     answer = torch.empty(1, dtype=torch.int64, device=device)
-    dist.recv(answer, dst, group)
+    dist.recv(answer, GATHERING_RANK)
     return bool(answer.item())
 
 
-def await_headers(expected: dict[int, tuple[Header, torch.device]], group: dist.ProcessGroup | None) -> None:
+def await_headers(expected: dict[int, tuple[Header, torch.device]]) -> None:
     """Returns when each of these ranks is in this call and at this bucket, and what it sends next are its shards.
 
     Raises:
@@ -134,42 +133,40 @@ def await_headers(expected: dict[int, tuple[Header, torch.device]], group: dist.
             belongs to.
     """
     for rank, (header, device) in expected.items():
-        while header.is_over(found := _header_of(rank, group, device)):
-            _drop(found, rank, group, device)
+        while header.is_over(found := _header_of(rank, device)):
+            _drop(found, rank, device)
         header.check(found, rank)
     for rank, (header, device) in expected.items():
         if header.awaits:
-            dist.send(torch.ones(1, dtype=torch.int64, device=device), rank, group)
-            _waiting_in(group)[rank, device.type] = replace(header, awaits=0)
+            _answer(rank, device, goes_on=True)
+            _headers()[rank, device.type] = header._replace(awaits=0)
 
 
-def received(rank: int, group: dist.ProcessGroup | None, device: torch.device) -> None:
+def received(rank: int, device: torch.device) -> None:
     """Its shards have come."""
-    _waiting_in(group).pop((rank, device.type), None)
+    _headers().pop((rank, device.type), None)
 
 
-def _header_of(rank: int, group: dist.ProcessGroup | None, device: torch.device) -> Header:
-    waiting = _waiting_in(group)
-    key = (rank, device.type)
-    if key not in waiting:
-        flat = _flat(Header(0, 0, 0, 0, 0), device)
-        dist.recv(flat, rank, group)
-        waiting[key] = Header(*flat.tolist())
-    return waiting[key]
+def _header_of(rank: int, device: torch.device) -> Header:
+    key, headers = (rank, device.type), _headers()
+    if key not in headers:
+        flat = torch.empty(len(Header._fields), dtype=torch.int64, device=device)
+        dist.recv(flat, rank)
+        headers[key] = Header(*flat.tolist())
+    return headers[key]
 
 
-def _drop(header: Header, rank: int, group: dist.ProcessGroup | None, device: torch.device) -> None:
+def _drop(header: Header, rank: int, device: torch.device) -> None:
     if header.awaits:
-        dist.send(torch.zeros(1, dtype=torch.int64, device=device), rank, group)
+        _answer(rank, device, goes_on=False)
     elif header.nbytes:
-        dist.recv(torch.empty(header.nbytes, dtype=torch.uint8, device=device), rank, group)
-    received(rank, group, device)
+        dist.recv(torch.empty(header.nbytes, dtype=torch.uint8, device=device), rank)
+    received(rank, device)
 
 
-def _flat(header: Header, device: torch.device) -> torch.Tensor:
-    numbers = [header.sender, header.call, header.bucket, header.nbytes, header.awaits]
-    return torch.tensor(numbers, dtype=torch.int64, device=device)
+def _answer(rank: int, device: torch.device, *, goes_on: bool) -> None:
+    dist.send(torch.tensor([int(goes_on)], device=device), rank)
 
 
-def _waiting_in(group: dist.ProcessGroup | None) -> dict[tuple[int, str], Header]:
-    return _waiting.setdefault(dist.group.WORLD if group is None else group, {})
+def _headers() -> dict[tuple[int, str], Header]:
+    return _arrived.setdefault(dist.group.WORLD, {})

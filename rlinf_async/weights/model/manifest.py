@@ -1,9 +1,9 @@
-"""How the tensors of a model lie in one stretch of memory, so that both sides need to agree only once."""
+"""Layout of a model's tensors in one stretch of memory, on which both sides agree once."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -13,7 +13,7 @@ import msgpack
 import torch
 
 from rlinf_async.errors import WeightMismatch
-from rlinf_async.weights.model.param_tree import ParamTree, Path, name_of
+from rlinf_async.weights.model.param_tree import ParamTree, Path, name_of, paths_named
 
 TransportDtype: TypeAlias = torch.dtype | str | Callable[[str, torch.dtype], torch.dtype | str | None] | None
 
@@ -88,10 +88,15 @@ class Manifest:
         return f"<Manifest of {len(self.leaves)} leaves, {self.nbytes} bytes, {self.digest.hex()[:8]}>"
 
     @cached_property
+    def indices(self) -> Mapping[Path, int]:
+        """The index of every leaf by its path; of tied ones under each of theirs."""
+        found = {leaf.path: index for index, leaf in enumerate(self.leaves)}
+        return found | {path: found[owner] for path, owner in self.aliases.items()}
+
+    @cached_property
     def by_path(self) -> Mapping[Path, Leaf]:
         """Every leaf by its path; tied ones under each of theirs."""
-        found = {leaf.path: leaf for leaf in self.leaves}
-        return found | {path: found[owner] for path, owner in self.aliases.items()}
+        return {path: self.leaves[index] for path, index in self.indices.items()}
 
     def to_bytes(self) -> bytes:
         """A form for other processes, the same for equal manifests."""
@@ -108,7 +113,7 @@ class Manifest:
             if number != _FORMAT:
                 raise ValueError(f"its format is {number!r}, and this side knows {_FORMAT}")
             manifest = _laid_out([_checked(*row) for row in rows], {tuple(path): tuple(to) for path, to in aliases})
-            manifest.by_path  # noqa: B018  (a tie to a leaf that is not there is a KeyError)
+            manifest.indices  # noqa: B018  (a tie to a leaf that is not there is a KeyError)
         except Exception as error:
             raise WeightMismatch(f"what arrived is no manifest of weights: {error!r}") from error
         return manifest
@@ -118,6 +123,16 @@ class Manifest:
         if indices is None:
             return self.nbytes
         return sum(-(-self.leaves[index].nbytes // ALIGNMENT) * ALIGNMENT for index in indices)
+
+    def select(self, keys: Collection[Any] | None) -> list[int] | None:
+        """The indices of the leaves that ``keys=`` names; a tied tensor has several names.  None: all.
+
+        Raises:
+            KeyError: a key names nothing.
+        """
+        if keys is None:
+            return None
+        return sorted({self.indices[path] for path in paths_named(keys, self.indices)})
 
     def check(self, other: Manifest) -> None:
         """Compares this side's manifest with the other side's.
@@ -164,8 +179,8 @@ class Manifest:
         views = {}
         for leaf in self.leaves:
             flat = typed[leaf.transport_dtype]
-            begin = flat.storage_offset() + leaf.offset // flat.element_size()
-            views[leaf.path] = flat.as_strided(leaf.shape, _row_major(leaf.shape), begin)
+            begin = flat.storage_offset() + leaf.offset // flat.itemsize
+            views[leaf.path] = flat.as_strided(leaf.shape, _row_major(leaf.shape), begin)  # the quickest way
         return views
 
 

@@ -33,15 +33,22 @@ def meeting_in_memory(tensors: Sequence[torch.Tensor]) -> Iterator[list[int]]:
             yield group
 
 
-def overlaps(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, int]]:
-    """Pairs of tensors that share elements, by their numbers; of each group that meets the first."""
-    for met in meeting_in_memory(tensors):
-        pair = _first_overlap([local_part(tensors[number]) for number in met])
+def overlaps(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor] = ()) -> Iterator[tuple[int, int]]:
+    """Pairs that share elements, by their numbers; of each group that meets the first.
+
+    Args:
+        others: go on counting; they may share elements with each other.
+    """
+    everything = (*tensors, *others)
+    for met in map(sorted, meeting_in_memory(everything)):
+        count = sum(number < len(tensors) for number in met)
+        pair = _first_overlap([local_part(everything[number]) for number in met], count)
         if pair is not None:
             yield met[pair[0]], met[pair[1]]
 
 
-def _first_overlap(tensors: Sequence[torch.Tensor]) -> tuple[int, int] | None:
+def _first_overlap(tensors: Sequence[torch.Tensor], count: int) -> tuple[int, int] | None:
+    """The first pair, one of which is among the first so many."""
     unit, low = math.gcd(*(tensor.itemsize for tensor in tensors)), min(tensor.data_ptr() for tensor in tensors)
     high = max(tensor.data_ptr() + _stretch(tensor) for tensor in tensors)
     marks = torch.zeros((high - low) // unit, dtype=torch.int32)  # of each element, which tensor has it
@@ -53,7 +60,8 @@ def _first_overlap(tensors: Sequence[torch.Tensor]) -> tuple[int, int] | None:
             own = marks.as_strided((*shape, units), (*steps, 1), (tensor.data_ptr() - low) // unit)
             if first := int(own.max()):
                 return first - 1, number
-            own.fill_(number + 1)
+            if number < count:
+                own.fill_(number + 1)
     return None
 
 

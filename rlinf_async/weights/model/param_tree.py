@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy
@@ -65,7 +66,11 @@ class ParamTree:
         if isinstance(source, ParamTree):
             found = dict(source.items()) | source.extra
         else:
-            found = dict(_unique(_walk(source)))
+            found = {}
+            for path, value in _walk(source):
+                if path in found:
+                    raise WeightMismatch(f"{name_of(path)!r} is there twice, once dotted and once nested")
+                found[path] = value
             _refuse_forks(found)
         if select == "trainable":
             found = {path: value for path, value in found.items() if not _is_frozen(value)}
@@ -116,13 +121,7 @@ class ParamTree:
 
     def to_nested(self) -> dict[str, Any]:
         """The same as dicts in dicts."""
-        nested: dict[str, Any] = {}
-        for path, value in self._everything():
-            node = nested
-            for part in path[:-1]:
-                node = node.setdefault(part, {})
-            node[path[-1]] = value
-        return nested
+        return _nested(self._everything())
 
     def to_tensordict(self) -> Any:
         """The same as a TensorDict without batch dimensions, which shares the tensors.
@@ -132,16 +131,21 @@ class ParamTree:
         """
         from tensordict import NonTensorData, TensorDict
 
-        nested = self.to_nested()
-        for path, value in self.extra.items():
-            node = nested
-            for part in path[:-1]:
-                node = node[part]
-            node[path[-1]] = NonTensorData(value)
-        return TensorDict(nested, batch_size=[])
+        extra = ((path, NonTensorData(value)) for path, value in self.extra.items())
+        return TensorDict(_nested(sorted([*self.items(), *extra], key=operator.itemgetter(0))), batch_size=[])
 
     def _everything(self) -> list[tuple[Path, Any]]:
-        return sorted([*self.items(), *self.extra.items()], key=lambda item: item[0])
+        return sorted([*self.items(), *self.extra.items()], key=operator.itemgetter(0))
+
+
+def _nested(items: Iterable[tuple[Path, Any]]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for path, value in items:
+        node = nested
+        for part in path[:-1]:
+            node = node.setdefault(part, {})
+        node[path[-1]] = value
+    return nested
 
 
 def name_of(path: Path) -> str:
@@ -165,6 +169,22 @@ def key_path(key: Any, above: Path = ()) -> Path:
     if not isinstance(key, tuple) or not key or not all(isinstance(part, str) for part in key):
         raise WeightMismatch(f"keys of weights are strings; got {key!r}{f' in {name_of(above)!r}' if above else ''}")
     return (*above, *path_of(".".join(key)))
+
+
+def paths_named(keys: Collection[Any], paths: Collection[Path]) -> set[Path]:
+    """Of some paths, the ones that ``keys=`` names by paths, or names with dots; a prefix names all below it.
+
+    Raises:
+        KeyError: a key names nothing.
+    """
+    found: set[Path] = set()
+    for key in keys:
+        wanted = path_of(key) if isinstance(key, str) else tuple(key)
+        below = {wanted} if wanted in paths else {path for path in paths if path[: len(wanted)] == wanted}
+        if not below:
+            raise KeyError(f"keys= names {name_of(wanted)!r}, which the weights do not have")
+        found |= below
+    return found
 
 
 def is_tensordict(value: Any) -> bool:
@@ -214,15 +234,6 @@ def _unwrapped(value: Any) -> Any:
     """What a TensorDict has as NonTensorData."""
     library = sys.modules.get("tensordict")
     return value.data if library is not None and library.is_non_tensor(value) else value
-
-
-def _unique(found: Iterator[tuple[Path, Any]]) -> Iterator[tuple[Path, Any]]:
-    seen: set[Path] = set()
-    for path, value in found:
-        if path in seen:
-            raise WeightMismatch(f"{name_of(path)!r} is there twice, once dotted and once nested")
-        seen.add(path)
-        yield path, value
 
 
 def _refuse_forks(found: Mapping[Path, Any]) -> None:

@@ -130,7 +130,7 @@ class Source:
         targets: Sequence[torch.Tensor],
         tensors: Sequence[torch.Tensor],
         given: Sequence[int] | None,
-        call: Call | None = None,
+        call: Call | None,
     ) -> None:
         """Puts sharded tensors whole to where they go on the rank that gathers; on the others there are no targets.
 
@@ -141,9 +141,10 @@ class Source:
         """
         leaves = self.manifest.leaves
         paths = [leaf.path for leaf in (leaves if given is None else [leaves[index] for index in given])]
+        assert call is not None
         with torch.no_grad():
             tree = ParamTree(dict(zip(paths, tensors, strict=True)))
-            gather_into(dict(zip(paths, targets, strict=False)), tree, call=call)
+            gather_into(dict(zip(paths, targets, strict=False)), tree, call)
 
 
 def _first(tree: ParamTree) -> str:

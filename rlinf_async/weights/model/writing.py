@@ -134,7 +134,7 @@ def _why_elsewhere(update: Update) -> str:
     return "" if devices[0] == devices[1] else "the weights have arrived on another device"
 
 
-def _fitted(destination: Any, weights: Any, **options: bool) -> tuple[Fit, ParamTree]:
+def _fitted(destination: Any, weights: Any, **options: Any) -> tuple[Fit, ParamTree]:
     if not isinstance(weights, (Mapping, ParamTree)) and not is_tensordict(weights):
         raise ValueError(f"Unsupported weights type: {type(weights)}. Expected dict or TensorDictBase.")
     if not isinstance(destination, (nn.Module, Mapping)) and not is_tensordict(destination):
@@ -143,7 +143,7 @@ def _fitted(destination: Any, weights: Any, **options: bool) -> tuple[Fit, Param
         tree = ParamTree.of(weights)
     except KeyError as error:
         raise WeightMismatch(f"Error updating destination: {error.args[0]}") from None
-    fit = Fit.of(destination, tree, **options)
+    fit = Fit(destination, tree, **options)
     fit.check(list(tree.tensors.values()), tree.extra)
     return fit, tree
 

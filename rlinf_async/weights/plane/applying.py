@@ -1,4 +1,4 @@
-"""Application of a leased version to its destination: judged, checked, and written while nobody reads."""
+"""Application of versions to a receiver's destination: agreed on with the sender, judged, written between readers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlinf_async.errors import ClosedError
+from rlinf_async.errors import ClosedError, TransferFailed
 from rlinf_async.weights.memory.gpus import Gpus, Registrar
 from rlinf_async.weights.memory.leases import Leased, Leases
 from rlinf_async.weights.memory.slot import MemoryName
+from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.param_tree import Path
 from rlinf_async.weights.model.source import unpack_extra
 from rlinf_async.weights.plane.destination import Destination
@@ -23,50 +24,78 @@ logger = logging.getLogger(__name__)
 
 
 class Applying:
-    """
+    """One model's destination, the sender's slots that it is written from, and the version that it has.
+
     Args:
         maps: the destination comes to stand in what is leased.
-        verifies: checksums are checked.
+        verify: ``"crc"``: checksums are checked; ``"sha256"``: what the destination holds is hashed.
         patience: seconds that readers have to leave.
 
     Attributes:
         extra: what the sender's model has beside its tensors, as of the version that was applied last.
+        digests: of what the destination holds, after that version, packed forms; None where nothing was hashed.
     """
 
     def __init__(
-        self,
-        destination: Destination,
-        reception: Reception,
-        gate: ReadingGate,
-        leases: Leases,
-        aside: Aside,
-        gpus: Gpus,
-        *,
-        maps: bool,
-        verifies: bool,
-        patience: float,
+        self, destination: Destination, model_id: str, gpus: Gpus, *, maps: bool, verify: str, patience: float
     ) -> None:
-        self._destination = destination
-        self._reception = reception
-        self._gate = gate
-        self._leases = leases
-        self._aside = aside
+        self.destination = destination
+        self.reception = Reception()
+        self.gate = ReadingGate(self._look)
+        self.leases = Leases(gpus)
+        self.extra: Mapping[Path, Any] = {}
+        self.digests: tuple[int, bytes, bytes] | None = None
+        self._model_id = model_id
+        self._aside = Aside(f"weights of {model_id}")
         self._registrar = Registrar(gpus, read_only=True)
         self._maps = maps
-        self._verifies = verifies
+        self._verify = verify
         self._patience = patience
+        self._offer: tuple[bytes, int, int] | None = None
         self._writing = threading.Lock()
         """Held by who writes what is leased: the leases are given back before that or after it."""
         self._is_closed = False
-        self.extra: Mapping[Path, Any] = {}
+
+    def _look(self) -> int:
+        if not self.reception.is_whole:
+            raise TransferFailed(f"the weights of '{self._model_id}' are torn: the last update broke off half way")
+        return self.reception.version
+
+    async def agree(self, offer: tuple[bytes, int, int] | None = None) -> None:
+        """Judges what the destination is by now.
+
+        Args:
+            offer: what the sender says that comes: the manifest, the bytes beside it, and the slots; by default what it
+                has said last.
+
+        Raises:
+            WeightMismatch, Exception: it does not fit, or there is nothing that it could go to.
+        """
+        self._offer = self._offer if offer is None else offer
+        if self._offer is None:
+            return
+        packed, extra, slots = self._offer
+        has_moved = self.destination.has_moved()
+        manifest = Manifest.from_bytes(packed)
+        mapped = self.leases.keeps_one  # which is copied, if it is left
+        await self._aside.do(self.destination.check, manifest, nbytes=None if mapped else 0)
+        device = None if self._verify != "off" else self.destination.device
+        if has_moved:
+            self.reception.moved()
+            if device != self.leases.device:
+                await self._aside.do(self.leases.forget, nbytes=None)
+        self.leases.expect(manifest, extra, slots, device)
+
+    @property
+    def readable(self) -> tuple[str, dict[int, str] | None]:
+        """The GPU on which leaves can be read; by leaf, the dtypes in which they could be mapped."""
+        return self.leases.gpu, self.destination.wish
 
     async def lease(self, name: MemoryName) -> Leased | None:
         """What is in a slot, which is mapped first if it was not; see ``Leases.take``."""
-        if self._leases.may_map(name):
-            await self._aside.do(self._leases.map, name, nbytes=name.size)
-        if self._leases.may_open(name):
-            await self._aside.do(self._leases.open, name, nbytes=None)
-        return self._leases.take(name)
+        if self.leases.is_new(name):
+            await self._aside.do(self.leases.prepare, name, nbytes=name.size if name.on_gpu is None else None)
+        return self.leases.take(name)
 
     async def apply(self, leased: Leased) -> float:
         """Applies what is leased, unless it was applied before.
@@ -78,56 +107,56 @@ class Applying:
             ClosedError: it was closed meanwhile.
             Exception: it could not be applied.
         """
+        destination = self.destination
         nbytes = leased.reader.nbytes
         version = leased.header.version
-        if self._is_here(version):
+        if self.reception.judge(version) is not Verdict.APPLY:
             return 0.0
-        if self._verifies:
+        if self._verify == "crc":
             await self._aside.do(leased.reader.check, leased.header, nbytes=nbytes)
         extra = unpack_extra(leased.reader.extra(leased.header))
         assert leased.views is not None
-        await self._aside.do(self._destination.compare, leased.views, extra, nbytes=nbytes)
-        if self._destination.places and not leased.is_on_gpu and not leased.reader.is_registered:
+        await self._aside.do(destination.compare, leased.views, extra, nbytes=nbytes)
+        if destination.places and not leased.is_on_gpu and not leased.reader.is_registered:
             await self._aside.do(self._register, leased, nbytes=None)  # which takes a while: readers go on meanwhile
-        cost = 0 if self._maps and not self._destination.is_copied else nbytes  # memory of its own is freed
-        on_gpu = leased.is_on_gpu or bool(self._destination.places)
-        async with self._gate.writing(self._patience):
-            if self._is_here(version):  # by another way, meanwhile
+        is_mapped = self._maps and not destination.is_copied and self._verify != "sha256"
+        cost = 0 if is_mapped else nbytes  # memory of its own is freed
+        on_gpu = leased.is_on_gpu or bool(destination.places)
+        async with self.gate.writing(self._patience):
+            if self.reception.judge(version) is not Verdict.APPLY:  # it has come by another way, meanwhile
                 return 0.0
             begun = time.monotonic()
             await self._aside.do(self._write, leased, extra, nbytes=None if on_gpu else cost)
             return time.monotonic() - begun
 
-    async def overwrite(self, write: Callable[[], Any], version: int | None) -> bool:
-        """Has weights written that have come another way, while nobody reads.
-
-        Args:
-            version: that they are; None: that they have none.  It stays then, for the sender counts; before there is a
-                sender, it is the next one.
-
-        Returns:
-            False if that version, or a later one, was applied before: nothing is written.
-
-        Raises:
-            DeadlineExceeded: readers have not left in time.
-            Exception: what ``write`` raises.
-        """
-        reception = self._reception
-        async with self._gate.writing(self._patience):
-            if version is None:
-                version = reception.version + (self._leases.manifest is None)
-            elif self._is_here(version):
+    async def overwrite(self, write: Callable[[], Any], version: int | None, sender: Any) -> bool:
+        """Has weights written that have come past the slots, while nobody reads; see ``Subscriber.accept``."""
+        if not self._is_new(version, sender):
+            return False
+        async with self.gate.writing(self._patience):
+            if not self._is_new(version, sender):
                 return False
-            if self._leases.keeps_one:  # what is mapped cannot be written to
-                await self._aside.do(self._destination.detach, nbytes=None)
-                self._leases.keep(None)
+            if self.leases.keeps_one:  # what is mapped cannot be written to
+                await self._aside.do(self.destination.detach, nbytes=None)
+                self.leases.keep(None)
+            self.digests = None  # no sender knows what it should hold
             write()
-            reception.overwritten(version)
+            if version is None:
+                version = self.reception.version + (self.leases.manifest is None)
+            self.reception.overwritten(version, sender)
         return True
 
-    def _is_here(self, version: int) -> bool:
-        """It, or a later one: to be asked in the gate, by whoever writes then."""
-        return version < self._reception.version or self._reception.judge(version) is Verdict.DUPLICATE
+    def _is_new(self, version: int | None, sender: Any) -> bool:
+        if self._is_closed:
+            raise ClosedError(f"the receiver of '{self._model_id}' is closed")
+        verdict = Verdict.APPLY if version is None else self.reception.judge(version, sender)
+        if verdict is Verdict.STALE:
+            here = self.reception.version
+            raise ValueError(
+                f"version {version} of '{self._model_id}' is not after version {here}, which the model has: a sender "
+                f"that begins anew goes on from there with send(version={here + 1})"
+            )
+        return verdict is Verdict.APPLY
 
     async def move_out(self) -> None:
         """The sender is gone, and its memory is let go of, but for what tensors stand in.
@@ -135,49 +164,60 @@ class Applying:
         Sooner or later its GPU's memory is gone: tensors that stand there get some of their own.  Readers who stay too
         long keep them from it, and so does that memory, if it is gone already.
         """
-        destination = self._destination
-        if destination.device is None or destination.is_copied:
-            if self._leases.has_unkept:
-                await self._aside.do(self._leases.shed, nbytes=None)
+        if self.destination.device is None or self.destination.is_copied:
+            if self.leases.has_unkept:
+                await self._aside.do(self.leases.shed, nbytes=None)
             return
         try:
-            async with self._gate.writing(self._patience):
+            async with self.gate.writing(self._patience):
                 await self._aside.do(self._detach, nbytes=None)
         except Exception as error:
             logger.warning("weights stay in the memory of a sender that is gone: %s", error)
 
     def _detach(self) -> None:
-        self._leases.shed()
-        self._destination.detach()
-        self._leases.keep(None)
-        self._leases.shed()
+        self.destination.detach()
+        self.leases.forget()
 
-    def close(self) -> None:
-        """Tensors that are mapped get memory of their own, and the slots are given back; in a thread.
+    async def close(self) -> None:
+        """Tensors that are mapped get memory of their own, and the slots are given back.  Idempotent.
 
-        What is being written is written to the end, and what waits for its turn is not written.  Idempotent.
+        What is being written is written to the end, and what waits for its turn is not written.
         """
+        try:
+            await self._aside.do(self._give_back, nbytes=0 if self.leases.manifest is None else None)
+        finally:
+            self._aside.close()
+
+    def _give_back(self) -> None:
         with self._writing:
             self._is_closed = True
-        if self._leases.keeps_one:
-            self._destination.detach()
-        self._leases.close()
+        give_back(self.destination, self.leases)
 
     def _register(self, leased: Leased) -> None:
-        leased.reader.register(self._registrar, min(self._destination.places, key=str))
+        leased.reader.register(self._registrar, min(self.destination.places, key=str))
 
     def _write(self, leased: Leased, extra: Mapping[Path, Any]) -> None:
         with self._writing:
             if self._is_closed:  # and what was leased may be written by its sender
-                raise ClosedError("the receiver of the weights is closed")
+                raise ClosedError(f"the receiver of '{self._model_id}' is closed")
             assert leased.views is not None
+            self.digests = None
             try:
-                self._destination.write(leased.views, extra)
+                self.destination.write(leased.views, extra)
             except BaseException:
-                if not self._destination.is_whole:
-                    self._reception.torn()
+                if not self.destination.is_whole:
+                    self.reception.torn()
                 raise
-            self._reception.applied(leased.header.version)
+            self.reception.applied(leased.header.version)
             self.extra = extra
             if self._maps:
-                self._leases.keep(None if self._destination.is_copied else leased.reader)
+                self.leases.keep(None if self.destination.is_copied else leased.reader)
+            if self._verify == "sha256":  # while nobody reads: forward passes may write buffers
+                self.digests = (leased.header.version, *self.destination.digests(leased.views))
+
+
+def give_back(destination: Destination | None, leases: Leases) -> None:
+    """Gives slots back for good; tensors that are mapped get memory of their own."""
+    if destination is not None and leases.keeps_one:
+        destination.detach()
+    leases.close()

@@ -12,6 +12,7 @@ from torch import nn
 from rlinf_async.weights.memory.cuda import CUDA
 from rlinf_async.weights.memory.gpus import Gpus
 from rlinf_async.weights.model.copying import copy_tensors
+from rlinf_async.weights.model.digests import digests_of
 from rlinf_async.weights.model.fit import Fit
 from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.param_tree import Path
@@ -22,6 +23,8 @@ logger = logging.getLogger(__name__)
 Views = Mapping[Path, torch.Tensor]
 
 _NOTHING: Final = object()
+
+_ELSEWHERE: Final = "the sender has them elsewhere"
 
 
 class Destination:
@@ -35,6 +38,7 @@ class Destination:
     Attributes:
         places: the GPUs that some of it is on, once it is checked.
         device: the GPU that all of it is on.
+        wish: by leaf, the dtypes, other than the sender's, in which all could be mapped; None where they could not.
         is_whole: no write has broken off half way since one has ended.
     """
 
@@ -44,18 +48,23 @@ class Destination:
         self._gpus = gpus
         self.places: set[torch.device] = set()
         self.device: torch.device | None = None
+        self.wish: dict[int, str] | None = None
         self.is_whole = True
         self._holder: Any = _NOTHING
         """What is written to; at first nothing that could be found."""
         self._found: Any = None
         self._manifest: Manifest | None = None
         self._fit: Fit | None = None
-        self._is_mapped = self._is_told = False
+        self._mapped: Sequence[torch.Tensor] = ()
+        """Tensors that stand in the sender's memory, of the destination or replaced in it since."""
+        self._is_told = False
+        self._is_first = True
+        """Nothing has been written yet of what the sender has said last that comes."""
 
     @property
     def is_copied(self) -> bool:
         """Whether its tensors are in memory of their own, though they were to be mapped."""
-        return self._fit is not None and not self._is_mapped
+        return self._fit is not None and not self._mapped
 
     def has_moved(self) -> bool:
         """Whether it is another object by now than the one that was checked; takes microseconds.
@@ -73,10 +82,13 @@ class Destination:
             WeightMismatch: it does not.
         """
         found = self._found
-        fit = None if _is_function(found) else Fit.of(found, manifest, **self._options)
+        fit = None if _is_function(found) else Fit(found, manifest, mapped=self._mapped, **self._options)
         if found is not self._holder:
             self.detach()  # what others may have of it is not overwritten with the slot that it stands in
+        self._is_first = self._manifest is not manifest
         self._holder, self._fit, self._manifest = found, fit, manifest
+        kinds, leaves = None if fit is None else fit.kinds, manifest.leaves
+        self.wish = kinds and {index: kind for index, kind in kinds.items() if kind != leaves[index].dtype}
         targets = [] if fit is None else fit.targets
         self.places, self.device = self._gpus.places(targets), self._gpus.only_place(targets)
 
@@ -116,14 +128,18 @@ class Destination:
         self.is_whole = False
         is_far = self._fit.maps and self._gpus.only_place(sources) != self.device
         if self._fit.maps and not is_far:
+            if self._mapped is not targets:
+                self._let_go(targets, lambda data: data)
             if self.device is not None:
                 self._gpus.settle(self.device)  # what readers have begun looks at the memory before
             stand_in(targets, sources)
-            self._is_mapped = True
+            self._mapped = targets
         else:
-            if why := self._fit.why_copied or ("the sender has them elsewhere" if is_far else ""):
+            # The sender may pack the next version in the dtypes that were wished for.
+            if (why := self._fit.why_copied or _ELSEWHERE * is_far) and not (self._is_first and self.wish):
                 self._tell(why)
-            self._let_go(torch.empty_like)
+            self._is_first = False
+            self._let_go(targets, torch.empty_like)
             if self._fit.is_inference:
                 copy_in_turn(targets, sources)
             elif self.places or is_far:
@@ -132,28 +148,43 @@ class Destination:
                 copy_tensors(targets, sources)
         self.is_whole = True
 
+    def digests(self, views: Views) -> tuple[bytes, bytes]:
+        """Of what was written, as the tensors have it now; a function has what it was given."""
+        assert self._manifest is not None
+        views_held = ((index, (), view) for index, view in enumerate(views.values()))
+        return digests_of(self._manifest, views_held if self._fit is None else self._fit.held())
+
     def _tell(self, why: str) -> None:
         if not self._is_told:
             self._is_told = True
             logger.warning("weights are copied to %s and not mapped: %s", self.device or "the CPU", why)
 
-    def _let_go(self, room: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Gives tensors that are mapped memory of their own."""
-        if self._is_mapped and self._fit is not None:
-            for target in self._fit.targets:
-                target.data = room(target.data)
-            self._is_mapped = False
+    def _let_go(
+        self,
+        written: Sequence[torch.Tensor] = (),
+        room: Callable[[torch.Tensor], torch.Tensor] = torch.clone,
+    ) -> None:
+        """Gives mapped tensors memory of their own, with what they show.
+
+        Args:
+            written: tensors that show something else next.
+            room: gives memory for one of them.
+        """
+        next_ones = set(map(id, written))
+        for tensor in self._mapped:
+            tensor.data = (room if id(tensor) in next_ones else torch.clone)(tensor.data)
+        self._mapped = ()
 
     def detach(self) -> None:
         """Gives mapped tensors memory of their own, with what they show: that of the last version is going away."""
-        was_mapped = self._is_mapped
-        self._let_go(torch.clone)
+        was_mapped = bool(self._mapped)
+        self._let_go()
         if was_mapped and self.device is not None:
             self._gpus.settle(self.device)
 
     def forget(self) -> None:
         """Nothing is written any more: it keeps nobody's tensors alive."""
-        self._find, self._found, self._holder, self._fit = lambda: None, None, None, None
+        self._find, self._found, self._holder, self._fit, self._mapped = lambda: None, None, None, None, ()
 
 
 def _is_function(wanted: Any) -> bool:

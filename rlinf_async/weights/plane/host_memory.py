@@ -12,10 +12,11 @@ import torch
 from rlinf_async._messaging.landing import Host
 from rlinf_async._transports.lazy_thread import LazyThread
 from rlinf_async.errors import ClosedError, TransferFailed
-from rlinf_async.weights.links.link import Link
+from rlinf_async.weights.links.weight_link import Link
 from rlinf_async.weights.memory.store import Store
 from rlinf_async.weights.model.delta import Delta
 from rlinf_async.weights.model.manifest import Manifest
+from rlinf_async.weights.waiting.dropped import on_drop
 from rlinf_async.work import Work
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ class HostMemory:
 
     def __init__(self, link: Link, manifest: bytes, extra: int, slots: int, line: int, label: str) -> None:
         self._store: Store | None = None
+        self._keep: Callable[[], object] = lambda: None
+        """Prevents that the store is given back a second time, when this is dropped."""
         self._thread = LazyThread(f"weights for this machine, {label}")
         self._thread.submit(functools.partial(self._make, manifest, slots, extra, label))
         self.host = Host(link, line, self._make_room, self._thread.submit)
@@ -45,6 +48,8 @@ class HostMemory:
             self._store = Store(Manifest.from_bytes(manifest), *facts)
         except Exception as error:
             logger.warning("no memory for the weights of this machine: %s", error)
+        else:
+            self._keep = on_drop(self, "", self._store.close)
 
     def _make_room(self, version: int, nbytes: int, base: int, head: bytes) -> _SlotRoom:
         if self._store is None:
@@ -62,6 +67,7 @@ class HostMemory:
         store, self._store = self._store, None
         if store is not None:
             store.close()
+        self._keep()
         closed._settle()
 
 
@@ -75,8 +81,8 @@ class _SlotRoom:
     def __init__(self, store: Store, nbytes: int, base: int, head: bytes) -> None:
         self._store = store
         self._slot = store.take()
-        self._writer = store.writer(self._slot)
         self._change = (base, head)
+        self.memory: Any = None
         try:
             self.memory = torch.empty(nbytes, dtype=torch.uint8) if head else store.receive(self._slot)
         except BaseException:
@@ -84,8 +90,8 @@ class _SlotRoom:
             raise
 
     def hold(self) -> Callable[[], None]:
-        self._store.hold(self._writer)
-        return functools.partial(self._store.let_go, self._writer)
+        self._slot.hold()
+        return self._slot.let_go
 
     def finish(self, version: int, extra: bytes, checksum: int) -> list[Any]:
         base, head = self._change
@@ -97,4 +103,5 @@ class _SlotRoom:
         return list(self._store.received(self._slot, version, extra, checksum).name)
 
     def abandon(self) -> None:
-        self._store.abandon(self._slot)
+        self._slot.hold()  # it may still be written to, and is replaced when its turn comes
+        self.memory = None  # who waits for what does not come any more may be there for a while

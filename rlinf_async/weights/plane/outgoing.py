@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rlinf_async._messaging.state.relay_plan import Job
 from rlinf_async.weights.memory.slot import SlotWriter
 from rlinf_async.weights.memory.store import Store
 
 
 class Outgoing(Job):
-    """No slot is used again while it is sent from.
+    """No slot is used again while it is sent from; if it is replaced meanwhile, its memory stays.
 
     Args:
         seconds: that its receivers have for it.
@@ -19,11 +17,8 @@ class Outgoing(Job):
     def __init__(self, version: int, store: Store, writer: SlotWriter, seconds: float = 0.0) -> None:
         super().__init__(version, writer.nbytes, seconds)
         self.writer = writer
+        self.body = None
         self._store = store
-
-    @property
-    def body(self) -> Any:
-        return self.writer.leaves
 
     @property
     def is_current(self) -> bool:  # type: ignore[override]
@@ -35,7 +30,9 @@ class Outgoing(Job):
         return self
 
     def hold(self) -> None:
-        self._store.hold(self.writer)
+        if self.body is None:  # the slot may be closed later; and there may be no memory for its leaves
+            self.body = self.writer.leaves
+        self.writer.hold()
 
     def release(self) -> None:
-        self._store.let_go(self.writer)
+        self.writer.let_go()

@@ -2,44 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable
+from typing import Any
 
 from rlinf_async.errors import TransferFailed
-from rlinf_async.weights.links.link import Link, Words
-
-if TYPE_CHECKING:
-    from rlinf_async.weights.plane.outlets import Outlets
+from rlinf_async.weights.links.weight_link import Link, Words
 
 
 class Outlet:
     """One receiver, as its sender knows it; hears its link.
 
+    Args:
+        heard: called with this and each word.
+        ended: called with this and why nothing more comes.
+
     Attributes:
         is_greeted: it was told what comes.
         is_ready: it has said that it fits.
         gpu: the uuid of the GPU on which it reads leaves; empty if none.
+        wish: pairs of a leaf and the dtype, other than the sender's, in which it could map it; none where it copies.
         refusal: why it does not, as far as is known.
         is_behind: it has refused, and gets the latest version when it does not any more.
         is_asked: somebody waits for it to say whether it still does.
+        lost: memory on its machine that it was told of, and cannot open.
+        verifying: the version whose digests it has sent last; they are being compared, or have been.
     """
 
-    def __init__(self, name: Hashable, link: Link, outlets: Outlets) -> None:
+    def __init__(
+        self,
+        name: Hashable,
+        link: Link,
+        heard: Callable[[Outlet, Words], None],
+        ended: Callable[[Outlet, Exception], None],
+    ) -> None:
         self.name = name
         self.link = link
         self.is_greeted = False
         self.is_ready = False
         self.gpu = ""
+        self.wish: frozenset[tuple[int, str]] = frozenset()
         self.refusal: Exception | None = None
         self.is_behind = False
         self.is_asked = False
-        self._outlets = outlets
+        self.verifying = 0
+        self.lost: Any = None
+        self._heard = heard
+        self._ended = ended
 
     def hear(self, words: Words) -> None:
-        self._outlets.hear(self, words)
+        self._heard(self, words)
 
     def hear_end(self, error: Exception) -> None:
-        self._outlets.hear_end(self, error)
+        self._ended(self, error)
 
     def say(self, *words: Any) -> None:
         """Says it.  If the link has ended, whoever hears it hears that.
@@ -52,4 +66,4 @@ class Outlet:
         except TransferFailed:
             raise
         except Exception as error:
-            self._outlets.hear_end(self, error)
+            self._ended(self, error)

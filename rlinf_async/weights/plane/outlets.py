@@ -2,7 +2,7 @@
 
 add ──► opened ──► HELLO ──► READY          a late one hears of the latest version in the HELLO
 publish ──► PUBLISH to those on this machine; to the others once it has landed on theirs ──► ACK
-HELLO ──► REFUSE          later versions fail at once, and each asks again:  PUBLISH of nothing ──► READY, or REFUSE
+HELLO ──► REFUSE          each later version asks again:  PUBLISH of nothing ──► READY ──► PUBLISH, or REFUSE
 """
 
 from __future__ import annotations
@@ -10,22 +10,25 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from rlinf_async._core.failures import unpack_error
 from rlinf_async._messaging.relay import Relay
 from rlinf_async._messaging.state.chain import CHAIN_FROM_BYTES
 from rlinf_async._messaging.state.relay_plan import FROM_HOSTS, Patch
 from rlinf_async.errors import ClosedError, TransferFailed
-from rlinf_async.weights.links.link import Link, Words
+from rlinf_async.weights.links.weight_link import Link, Words
 from rlinf_async.weights.memory.slot import SlotWriter
 from rlinf_async.weights.memory.store import Store
 from rlinf_async.weights.model.delta import Delta
 from rlinf_async.weights.plane.outgoing import Outgoing
 from rlinf_async.weights.plane.outlet import Outlet
 from rlinf_async.weights.state import words as say
-from rlinf_async.weights.state.report import Ack
+from rlinf_async.weights.state.sync_report import Ack
 from rlinf_async.weights.state.versions import Ledger
+
+REFUSAL_GRACE_S: Final = 1.0
+"""For which a version waits for what a receiver that has refused before says of it."""
 
 
 class Outlets:
@@ -36,6 +39,7 @@ class Outlets:
         changed: called when something has changed at all.
         fill: called when somebody needs the latest version where it is not yet: in its slot; then ``filled``.
         chain_from: bytes from which on other machines pass a version on to each other.
+        verify: called with a receiver that has applied a version, and the digests that it gives; then ``verified``.
 
     Attributes:
         seconds: that receivers have for the version under way.
@@ -48,6 +52,7 @@ class Outlets:
         changed: Callable[[], None],
         fill: Callable[[], None],
         chain_from: int = CHAIN_FROM_BYTES,
+        verify: Callable[[Outlet, Ack, Any], None] | None = None,
     ) -> None:
         self.ledger = Ledger()
         self.seconds = 60.0
@@ -55,11 +60,16 @@ class Outlets:
         self._complete = complete
         self._changed = changed
         self._fill = fill
+        self._verify = verify
         self._lacking: list[Outlet] = []
         """Those that wait for that, or for the end of the packing."""
         self._lock = threading.RLock()
         """Held while words are said too: they leave in the order in which they were decided on."""
         self._outlets: dict[Hashable, Outlet] = {}
+        self._newcomers: list[Outlet] = []
+        """Those that have come since it is known whom the version that is being packed is for."""
+        self._behind: list[tuple[int, set[Outlet], Callable[[], None]]] = []
+        """By the first version of another layout, receivers that may yet open memory of the one before."""
         self._store: Store | None = None
         self._relay = Relay(self, self._lock, chain_from)
         self._plan = self._relay.plan
@@ -96,6 +106,16 @@ class Outlets:
         with self._lock:
             return self.ledger.pending.get(version, [])
 
+    def meant(self, names: Sequence[Hashable] | None) -> list[Hashable]:
+        """The receivers that the next version is for; who comes from now on gets it too, and is not waited for.
+
+        Raises:
+            ValueError: there is none of that name.
+        """
+        with self._lock:
+            self._newcomers.clear()
+            return self.check(names)
+
     def check(self, names: Sequence[Hashable] | None) -> list[Hashable]:
         """The receivers that are meant.
 
@@ -115,9 +135,10 @@ class Outlets:
     def add(self, name: Hashable, link: Link) -> None:
         if name in self._outlets:
             self.remove(name)
-        outlet = Outlet(name, link, self)
+        outlet = Outlet(name, link, self.hear, self.hear_end)
         with self._lock:
             self._outlets[name] = outlet
+            self._newcomers.append(outlet)
             self.ledger.add(name)
         link.listen(outlet)
         link.opened._follow(lambda: self._greet([outlet]))
@@ -126,6 +147,7 @@ class Outlets:
         self.check([name])
         with self._lock:
             outlet = self._outlets.pop(name)
+            self._passes(outlet)
             complete = self.ledger.remove(name, self._removed(name, self.ledger.version))
             self._relay.act(self._plan.leave, outlet)
         outlet.link.close()
@@ -183,15 +205,18 @@ class Outlets:
 
     def ask_again(self) -> None:
         """Asks those who have refused what comes whether it fits by now."""
+        complete: list[int] = []
         with self._lock:
             for outlet in list(self._outlets.values()):
                 if outlet.is_behind and outlet.link.error is None:
                     outlet.is_asked = True
-                    self._ask(outlet, self.ledger.version)
+                    complete += self._tell(outlet, self.ledger.version, None, None)
+        self._finish(complete)
 
     def close(self) -> None:
         with self._lock:
             outlets, self._outlets = list(self._outlets.values()), {}
+            self._newcomers.clear()
             self._relay.act(self._plan.close)
         for outlet in outlets:
             outlet.link.close()
@@ -217,7 +242,7 @@ class Outlets:
                 if self._outlets.get(outlet.name) is not outlet:
                     continue
                 if error is not None:
-                    complete += self._failed(outlet, latest.version, error)
+                    complete += self._failed(outlet.name, latest.version, error)
                 else:
                     complete += self._show(outlet, store, latest)
         self._finish(complete)
@@ -225,6 +250,42 @@ class Outlets:
             self.greet(store)
 
     # -- publishing ---------------------------------------------------------------------------------------------
+
+    @property
+    def wish(self) -> dict[int, str] | None:
+        """By leaf, the dtypes, other than the sender's, in which all map it; None: somebody has not said yet."""
+        with self._lock:
+            outlets = [outlet for outlet in self._outlets.values() if outlet.refusal is None]
+            if not all(outlet.is_ready for outlet in outlets):
+                return None
+            wishes = {outlet.wish for outlet in outlets}
+        return dict(wishes.pop()) if len(wishes) == 1 else {}
+
+    def lay_anew(self, version: int, left: Callable[[], None]) -> None:
+        """Another store takes the place of this one: everybody is told once more what comes, with what is published.
+
+        Args:
+            version: that is published next, in the other one.
+            left: called once nobody is about to open what this one has.
+        """
+        with self._lock:
+            self._store = None
+            self._lacking.clear()
+            there = {each for each in self._outlets.values() if each.is_greeted and each.link.error is None}
+            self._behind.append((version, there, left))
+            self._passes(None, version)
+            for outlet in self._outlets.values():
+                outlet.is_greeted = outlet.is_ready = False
+            self._relay.act(self._plan.dissolve)
+
+    def _passes(self, outlet: Outlet | None, version: int | None = None) -> None:
+        """A receiver has come to that version, or has ended (None), and looks at nothing older from now on."""
+        for published, outlets, left in self._behind.copy():
+            if outlet is not None and (version is None or version >= published):
+                outlets.discard(outlet)
+            if not outlets:
+                self._behind.remove((published, outlets, left))
+                left()
 
     def begin(self, version: int, names: Sequence[Hashable], store: Store, writer: SlotWriter) -> bool:
         """A version is being packed; whether anybody on another machine gets it as it is, from ``packed`` on."""
@@ -246,34 +307,52 @@ class Outlets:
         if self._store is not None:
             self.greet(self._store)  # who came when all was packed has not been told yet
 
-    def publish(self, version: int, names: Sequence[Hashable], store: Store, writer: SlotWriter) -> list[Outlet]:
-        """Tells them of a version that is packed; returns those on other machines, to which it has to be brought."""
+    def publish(
+        self,
+        version: int,
+        names: Sequence[Hashable],
+        store: Store | None = None,
+        writer: SlotWriter | None = None,
+        called: Sequence[Hashable] = (),
+    ) -> list[Outlet]:
+        """Tells them of a version that is packed; returns those on other machines, to which it has to be brought.
+
+        Args:
+            writer: of its slot; None where it is none of this process's.
+            called: receivers without a link, to which it goes as a message; ``answered`` says what becomes of it there.
+        """
+        far: list[Outlet] = []
         with self._lock:
             there = [self._outlets[name] for name in names if name in self._outlets]
+            late = [each for each in self._newcomers if each.is_greeted and self._outlets.get(each.name) is each]
             gone = {name: self._removed(name, version) for name in names if name not in self._outlets}
+            for name in called:
+                if name not in self.ledger.targets:
+                    self.ledger.add(name)
             # Who is greeted with this version may answer at once: not before it is known that an answer is due.
-            complete = [version] if self.ledger.begin(version, names, gone) else []
-            self.greet(store)
-            far = []
+            complete = [version] if self.ledger.begin(version, (*names, *called), gone) else []
+            if store is None or writer is None:
+                there = []
+            else:
+                self.greet(store)
             for outlet in there:
+                assert writer is not None
                 error = outlet.refusal or outlet.link.error
-                if error is not None:
-                    complete += self._failed(outlet, version, error)
-                    self._ask(outlet, version)
+                if outlet.is_behind and outlet.link.error is None:  # READY brings it this version; or ``fail_refused``
+                    complete += self._tell(outlet, version, None, None)
+                elif error is not None:
+                    complete += self._failed(outlet.name, version, error)
                 elif not outlet.is_greeted:
                     pass  # it hears of it with the greeting
                 elif outlet.link.node is not None:
                     far.append(outlet)
                 else:
                     complete += self._tell(outlet, version, list(writer.name), time.monotonic())
+            for outlet in late:  # with the version before
+                if outlet not in there and store is not None and writer is not None:
+                    self._show(outlet, store, writer)
         self._finish(complete)
         return far
-
-    def pass_over(self, version: int) -> None:
-        """It is published elsewhere."""
-        with self._lock:
-            self.ledger.begin(version, ())
-            self.ledger.finish(version)
 
     def bring(
         self,
@@ -292,16 +371,11 @@ class Outlets:
             job.patch = None if delta is None else Patch(delta[0], delta[1].head, delta[1].body)
             self._relay.act(self._plan.publish, job.publish(), there)
 
-    def _ask(self, outlet: Outlet, version: int) -> None:
-        """Whether what it has refused fits by now."""
-        if outlet.is_behind and outlet.link.error is None:
-            self._tell(outlet, version, None, None)
-
     def _tell(self, outlet: Outlet, version: int, memory: Any, moment: float | None) -> list[int]:
         try:
             outlet.say(say.PUBLISH, version, memory, moment)
         except TransferFailed as error:
-            return self._failed(outlet, version, error)
+            return self._failed(outlet.name, version, error)
         return []
 
     def end(self, outlets: Iterable[Outlet], version: int, memory: Any, error: Exception | None) -> None:
@@ -310,7 +384,7 @@ class Outlets:
         with self._lock:
             for outlet in outlets:
                 if error is not None:
-                    complete += self._failed(outlet, version, error)
+                    complete += self._failed(outlet.name, version, error)
                 elif outlet.is_greeted:
                     complete += self._tell(outlet, version, memory, None)
         self._finish(complete)
@@ -323,12 +397,15 @@ class Outlets:
         with self._lock:
             if self._outlets.get(outlet.name) is not outlet:
                 return
+            if self._behind and what in (say.READY, say.ACK, say.REFUSE):
+                self._passes(outlet, None if what == say.REFUSE else facts[0])
             if what == say.READY:
                 outlet.is_ready, outlet.is_asked, outlet.gpu = True, False, facts[1]
+                outlet.wish = frozenset(map(tuple, facts[2] or ()))
                 if outlet.is_behind and outlet.link.error is None:
                     complete = self._catch_up(outlet)
             elif what == say.LACK:
-                outlet.gpu = ""
+                outlet.gpu, outlet.lost = "", facts[1]
                 self._lacking.append(outlet)
                 self._fill()
             elif what == say.REFUSE:
@@ -358,7 +435,11 @@ class Outlets:
     def _show(self, outlet: Outlet, store: Store, latest: SlotWriter) -> list[int]:
         if outlet.link.node is None:
             return self._tell(outlet, latest.version, list(latest.name), None)
-        self._relay.act(self._plan.catch_up, outlet, self._outgoing(store))
+        lost, outlet.lost = outlet.lost, None
+        if lost is None:
+            self._relay.act(self._plan.catch_up, outlet, self._outgoing(store))
+        else:
+            self._relay.act(self._plan.lost, outlet, lost, self._outgoing(store))
         return []
 
     def _outgoing(self, store: Store) -> Outgoing | None:
@@ -370,6 +451,7 @@ class Outlets:
             if self._outlets.get(outlet.name) is not outlet:
                 return
             outlet.is_ready = outlet.is_asked = False
+            self._passes(outlet)
             if outlet.refusal is None:
                 outlet.refusal = error
             complete = self._gone(outlet, error)
@@ -377,31 +459,58 @@ class Outlets:
         self._finish(complete)
         self._changed()
 
-    def _acked(
-        self, outlet: Outlet, version: int, failure: bytes | None, t_recv: float, t_apply: float, t_pause: float
-    ) -> list[int]:
+    def _acked(self, outlet: Outlet, version: int, failure: bytes | None, *facts: Any) -> list[int]:
         if failure is not None:
-            return self._failed(outlet, version, unpack_error(failure))
-        ack = Ack("applied", version, None, t_recv, t_apply, t_pause)
-        return [version] if self.ledger.answer(outlet.name, version, ack) else []
+            return self._failed(outlet.name, version, unpack_error(failure))
+        *seconds, digests = facts
+        ack = Ack("applied", version, None, *seconds)
+        if self._verify is not None:
+            outlet.verifying = version
+            self._verify(outlet, ack, digests)
+            return []
+        return self._answered(outlet.name, ack)
 
-    def _failed(self, outlet: Outlet, version: int, error: Exception) -> list[int]:
-        trouble = f"{type(error).__name__}: {error}"
-        ack = Ack("failed", version, error)
-        return [version] if self.ledger.answer(outlet.name, version, ack, trouble) else []
+    def verified(self, outlet: Outlet, ack: Ack) -> None:
+        """What a receiver holds has been compared with what was sent."""
+        with self._lock:
+            complete = self._answered(outlet.name, ack) if self._outlets.get(outlet.name) is outlet else []
+        self._finish(complete)
+        self._changed()
+
+    def _failed(self, name: Hashable, version: int, error: Exception) -> list[int]:
+        return self._answered(name, Ack("failed", version, error))
+
+    def _answered(self, name: Hashable, ack: Ack) -> list[int]:
+        trouble = None if ack.error is None else f"{type(ack.error).__name__}: {ack.error}"
+        return [ack.version] if self.ledger.answer(name, ack.version, ack, trouble) else []
 
     def _gone(self, outlet: Outlet, error: Exception) -> list[int]:
+        if outlet.verifying == self.ledger.version:  # it has answered; what it says is being compared
+            return []
         ack = Ack("failed", self.ledger.version, error)
         return self.ledger.gone(outlet.name, ack, f"{type(error).__name__}: {error}")
+
+    def answered(self, name: Hashable, version: int, error: Exception | None) -> None:
+        """What has become of a message."""
+        with self._lock:
+            complete = self._answered(name, Ack("applied" if error is None else "failed", version, error))
+        self._finish(complete)
 
     def fail(self, name: Hashable, version: int, error: Exception) -> None:
         """Its time is over."""
         with self._lock:
-            outlet = self._outlets.get(name)
-            complete = []
-            if outlet is not None:
-                complete = self._failed(outlet, version, error)
+            complete = self._failed(name, version, error)
+            if (outlet := self._outlets.get(name)) is not None:
                 self._relay.act(self._plan.doubt, outlet)
+        self._finish(complete)
+
+    def fail_refused(self, version: int) -> None:
+        """Receivers that have refused before, and have not answered, do not take that version either."""
+        with self._lock:
+            refusals, complete = self.refusals, []
+            for name in self.waiting_for(version):
+                if name in refusals:
+                    complete += self._failed(name, version, refusals[name])
         self._finish(complete)
 
     def forget(self, version: int) -> None:

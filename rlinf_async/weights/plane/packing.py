@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +16,7 @@ from rlinf_async.weights.model.gather_calls import Call
 from rlinf_async.weights.model.param_tree import ParamTree
 from rlinf_async.weights.model.source import Source
 from rlinf_async.weights.plane.comparing import Comparing
+from rlinf_async.weights.plane.verifying import Verifying
 
 
 class Readers(Protocol):
@@ -35,7 +36,11 @@ class Packing:
         tree: the first of them.
         store: has the slots; None where another rank has.
         comparing: what goes to other machines.
-        with_checksum: over everything.
+        verify: as of ``Publisher``.
+        wish: by leaf, the dtypes, other than the sender's, in which it is packed, because all receivers map them.
+
+    Attributes:
+        verifying: of what receivers hold, if that is wanted.
     """
 
     def __init__(
@@ -47,20 +52,23 @@ class Packing:
         comparing: Comparing,
         gpus: Gpus,
         *,
-        with_checksum: bool,
+        verify: str,
+        wish: Mapping[int, str] | None = None,
     ) -> None:
-        self._taker = taker
-        self._store = store
+        self.taker = taker
+        self.store = store
         self._readers = readers
         self._comparing = comparing
         self._gpus = gpus
-        self._with_checksum = with_checksum
+        self._with_checksum = verify == "crc"
+        self.verifying = Verifying(store) if store is not None and verify == "sha256" else None
+        self.wish = wish or {}
         self._places = gpus.places(tree.tensors.values())
 
     @property
     def nbytes(self) -> int | None:
         """That ``pack`` copies; None where it waits for a GPU, or for other ranks."""
-        return None if self._taker.is_sharded or self._places else self._taker.manifest.nbytes
+        return None if self.taker.is_sharded or self._places else self.taker.manifest.nbytes
 
     def marks(self) -> Marks:
         """In the thread that has made the weights: how far their GPUs have come there."""
@@ -82,21 +90,21 @@ class Packing:
             names: of the readers.
             call: by which other ranks know that they are in the same one.
         """
-        if self._taker.is_sharded and self._places:
+        if self.taker.is_sharded and self._places:
             self._gpus.follow(marks)  # shards are put together, and sent, in the streams of this thread
-        tensors, extra = self._taker.take(source, given)
-        store = self._store
+        tensors, extra = self.taker.take(source, given)
+        store = self.store
         if store is None:
-            self._taker.gather((), tensors, given, call)
+            self.taker.gather((), tensors, given, call)
             for device in self._places:
                 self._gpus.settle(device)  # what is sent has been enqueued only, and the source may change from here on
             return None
         slot = store.take()
         how: dict[str, Any] = {"extra": extra, "with_checksum": self._with_checksum}
-        if self._taker.is_sharded:
+        if self.taker.is_sharded:
             for device in self._places:
                 store.register(slot, device)
-            how["copy"] = functools.partial(self._taker.gather, given=given, call=call)
+            how["copy"] = functools.partial(self.taker.gather, given=given, call=call)
         else:
             places = self._gpus.places(tensors)
             at_once = given is None and self._leaves_at_once(version, names, store, slot)
@@ -109,7 +117,7 @@ class Packing:
     def _from_gpu(
         self,
         store: Store,
-        slot: int,
+        slot: SlotWriter,
         version: int,
         tensors: Sequence[torch.Tensor],
         device: torch.device,
@@ -129,13 +137,13 @@ class Packing:
         store.register(slot, device)
         return {"copy": self._in_order(version, self._ends, copy) if at_once else copy}
 
-    def _leaves_at_once(self, version: int, names: Sequence[Hashable], store: Store, slot: int) -> bool:
+    def _leaves_at_once(self, version: int, names: Sequence[Hashable], store: Store, slot: SlotWriter) -> bool:
         """Whether it goes to other machines while it is packed; what has changed is known only afterwards."""
-        return not self._comparing.is_due(version) and self._readers.begin(version, names, store, store.writer(slot))
+        return not self._comparing.is_due(version) and self._readers.begin(version, names, store, slot)
 
     @property
     def _ends(self) -> list[int]:
-        return [leaf.offset + leaf.nbytes for leaf in self._taker.manifest.leaves]
+        return [leaf.offset + leaf.nbytes for leaf in self.taker.manifest.leaves]
 
     def _in_order(self, version: int, ends: Sequence[int], copy: Copy) -> Copy:
         packed: Callable[[int], None] = functools.partial(self._readers.packed, version)

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import logging
 import time
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 from rlinf_async._core import process
 from rlinf_async._messaging.state.chain import CHAIN_FROM_BYTES
 from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded
-from rlinf_async.weights.links.link import Link
+from rlinf_async.weights.links.weight_link import Link
 from rlinf_async.weights.memory.cuda import CUDA
 from rlinf_async.weights.memory.gpus import Gpus
 from rlinf_async.weights.memory.slot import SlotWriter
-from rlinf_async.weights.memory.store import Store, select_leaves
+from rlinf_async.weights.memory.store import Store
 from rlinf_async.weights.model.gather import gathers_here
 from rlinf_async.weights.model.gather_calls import Call, Calls
-from rlinf_async.weights.model.param_tree import ParamTree
+from rlinf_async.weights.model.manifest import Manifest
+from rlinf_async.weights.model.param_tree import ParamTree, name_of
+from rlinf_async.weights.model.partial import chosen
 from rlinf_async.weights.model.source import Source, pack_extra
 from rlinf_async.weights.plane.comparing import Comparing
+from rlinf_async.weights.plane.delivery import Delivery, Parcel
 from rlinf_async.weights.plane.outlet import Outlet
-from rlinf_async.weights.plane.outlets import Outlets
+from rlinf_async.weights.plane.outlets import REFUSAL_GRACE_S, Outlets
 from rlinf_async.weights.plane.packing import Packing
 from rlinf_async.weights.plane.sync_handle import SyncHandle
-from rlinf_async.weights.state.arguments import keys_of
-from rlinf_async.weights.state.report import Ack, SyncReport
+from rlinf_async.weights.state.send_arguments import keys_of
+from rlinf_async.weights.state.sync_report import Ack, SyncReport
 from rlinf_async.weights.waiting.aside import Aside
 from rlinf_async.weights.waiting.changes import Changes
 from rlinf_async.weights.waiting.dropped import on_drop
@@ -67,7 +72,8 @@ class Publisher:
             that is never larger than the leaf; ``"auto"``: the same, unless that is nearly everything.
         transport_dtype: what floating-point tensors travel as: a dtype, or a function of (name, dtype).
         ack_timeout: seconds that receivers have.
-        verify: ``"crc"``: with a checksum, which the receivers check.
+        verify: ``"crc"``: with a checksum, which the receivers check.  ``"sha256"``: what each tensor of a receiver
+            holds once a version is applied is compared with what was packed.
         select: ``"all"``, ``"trainable"``, or a function of (name, tensor).
         chain_from: bytes from which on receivers' machines pass a version on to each other.
         gpus: in the place of CUDA's.
@@ -96,19 +102,21 @@ class Publisher:
         self._ack_timeout = ack_timeout
         self._comparing = Comparing(delta, model_id)
         self._gpus = gpus
-        self._with_checksum = verify == "crc"
+        self._verify = verify
         self._select = select
         self._changes = Changes()
-        self._outlets = Outlets(model_id, self._complete, self._changes.notify, self._fill, chain_from)
-        self._store: Store | None = None
-        self._taker: Source | None = None
+        verifies = self._verify_aside if verify == "sha256" else None
+        self._outlets = Outlets(model_id, self._complete, self._changes.notify, self._fill, chain_from, verifies)
+        self._may_lay_anew = apply == "map" and transport_dtype is None and delta == "off"
         self._packing: Packing | None = None
-        self._aside = Aside(f"weights of {model_id}")
+        self.aside = Aside(f"weights of {model_id}")
         self._handle: SyncHandle | None = None
         self._facts: tuple[float, float] = (0.0, 0.0)
         """Of the version under way: when it was begun, seconds until it was staged."""
+        self._stores: list[Store] = []
+        """That which is packed into, and before it those that somebody may be about to open."""
         self._keep: Callable[[], object] = lambda: None
-        """Prevents that the store is given back a second time, when this is dropped."""
+        """Prevents that they are given back a second time, when this is dropped."""
         self._is_packing = False
         self._is_closed = False
         self._calls = Calls()
@@ -120,6 +128,15 @@ class Publisher:
     def version(self) -> int:
         """That was published last; 0 before the first."""
         return self._outlets.ledger.version
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """What the receivers were told that comes; None before it is known."""
+        return None if self._packing is None else self._packing.taker.manifest
+
+    @property
+    def _store(self) -> Store | None:
+        return None if self._packing is None else self._packing.store
 
     @property
     def worker_ids(self) -> list[Hashable]:
@@ -145,11 +162,12 @@ class Publisher:
         """
         self._outlets.remove(worker_id)
 
-    async def connect(self, timeout: float | None = 60.0, weights: Any = None) -> None:
+    async def connect(self, timeout: float | None = 60.0, weights: Any = None, *, source: Any = None) -> None:
         """Waits until every receiver is there and has found that the weights fit; who has refused them looks again.
 
         Args:
             weights: what they start with; by default they keep what they have.
+            source: in the place of the constructor's.
 
         Raises:
             DeadlineExceeded: somebody has not come within ``timeout`` seconds; names who.
@@ -159,11 +177,11 @@ class Publisher:
         """
         call = self._calls.next()
         self._check_open()
-        if self._taker is None:
-            source = weights if weights is not None else self._source
+        if self._packing is None:
+            source = next((each for each in (weights, source, self._source) if each is not None), None)
             if source is None:
                 raise ValueError(f"connect() has to tell the receivers of '{self._model_id}' what comes: give a source")
-            await self._make_store(source)
+            self._adopt(await self._lay_out(source, self._transport_dtype))
         deadline = None if timeout is None else time.monotonic() + timeout
         if self._store is None:
             self._refuse_receivers()
@@ -171,13 +189,13 @@ class Publisher:
             self._outlets.greet(self._store)
         self._outlets.ask_again()
         await self._changes.wait_until(lambda: not self._outlets.unready or self._outlets.is_refused, timeout)
+        self._check_open()  # it may have been closed meanwhile
         for worker_id, error in self._outlets.refusals.items():
             error.add_note(f"receiver {worker_id!r} of '{self._model_id}' does not take the weights")
             raise error
         if missing := self._outlets.unready:
-            raise DeadlineExceeded(
-                f"receivers {', '.join(map(repr, missing))} of '{self._model_id}' did not connect within {timeout:g} s"
-            )
+            who = ", ".join(f"{name!r} ({self._outlets.label(name)})" for name in missing)
+            raise DeadlineExceeded(f"receivers {who} of '{self._model_id}' did not connect within {timeout:g} s")
         if weights is not None:
             remaining = self._ack_timeout if deadline is None else max(0.0, deadline - time.monotonic())
             await (await self.publish(weights, timeout=remaining, call=call))
@@ -193,6 +211,7 @@ class Publisher:
         keys: Collection[Any] | None = None,
         timeout: float | None = None,
         call: Call | None = None,
+        deliveries: Sequence[Delivery] | None = None,
     ) -> SyncHandle:
         """Packs a version and publishes it; returns when the source may change.
 
@@ -204,9 +223,10 @@ class Publisher:
                 the version before.
             timeout: seconds that the receivers have; by default ``ack_timeout``.
             call: what it is a part of, where somebody else counts; every rank of sharded weights counts alike.
+            deliveries: by which it goes to further receivers as a message; without ``worker_ids`` nothing is packed.
 
         Returns:
-            To be awaited until all have applied it.
+            To be awaited until all have applied it; where there are deliveries, after ``collect``.
 
         Raises:
             RuntimeError: another version is under way.
@@ -217,40 +237,74 @@ class Publisher:
             TransferFailed: the weights are sharded, and another rank is not in this call.  Nothing was sent to anyone.
         """
         call = self._calls.next() if call is None else call  # before anything that this rank alone may refuse
-        if self._taker is not None and self._taker.is_sharded and not (self._store is None and self.worker_ids):
+        packing = self._packing
+        if packing is not None and packing.taker.is_sharded and not (packing.store is None and self.worker_ids):
             call.found_sharded()
         self._check_open()
         self._refuse_second()
         begun = time.monotonic()
-        names = self._outlets.check(worker_ids)
+        names = self._outlets.meant(worker_ids)
         number = self._outlets.ledger.check(version)
         if source is None:
             source = self._source
-        if source is None:
+        is_packed = bool(names) or deliveries is None
+        if source is None and is_packed:
             raise ValueError(f"there is nothing to publish for '{self._model_id}': give a source")
         self._outlets.seconds = seconds = self._ack_timeout if timeout is None else timeout
+        parcels = deliveries or ()
+        laid, writer, packed = None, None, 0
         self._is_packing = True
         try:
-            writer, packed = await self._stage(source, number, keys, names, call)
+            if is_packed:
+                laid = await self._lay_anew(source, keys, names)
+                writer, packed = await self._stage(laid, source, number, keys, names, call)
+            if parcels:
+                await self._deliver(parcels, Parcel(self._model_id, number, chosen(source, keys), seconds))
             self._check_open()  # it may have been closed meanwhile
+            if laid is not None:
+                self._lay_over(laid, number)
+                laid = None
             self._facts = (begun, time.monotonic() - begun)
-            self._handle = handle = SyncHandle(number, seconds, self._expire, self._outlets.forget)
-            if writer is None:  # another rank publishes it
-                self._outlets.pass_over(number)
-                handle.finish(self._report(handle, {}))
-                return handle
-            assert self._store is not None
+            self._handle = handle = SyncHandle(number, seconds, self._expire, self._outlets.forget, parcels)
             handle.nbytes = packed
-            far = self._outlets.publish(number, names, self._store, writer)
-            if far:
+            called = [name for delivery in parcels for name in delivery.names]
+            far = self._outlets.publish(number, names, self._store, writer, called)
+            if self._outlets.refusals:
+                asyncio.get_running_loop().call_later(REFUSAL_GRACE_S, self._outlets.fail_refused, number)
+            if far and writer is not None and self._store is not None:
                 near = packed if len(far) < len(names) else 0
-                self._aside.start(self._bring, handle, far, self._store, writer, near, nbytes=writer.leaves.nbytes)
+                self.aside.start(self._bring, handle, far, self._store, writer, near, nbytes=writer.leaves.nbytes)
+            if self._packing is not None and self._packing.verifying is not None:
+                self.aside.start(self._packing.verifying.begin, number, nbytes=None)
             return handle
         except BaseException:  # also where whoever waited was cancelled, and all is packed
+            if laid is not None and laid.store is not None:
+                laid.store.close()
             self._take_back(number)
+            if number > self.version and any(delivery.has_begun for delivery in parcels):
+                self._outlets.publish(number, ())  # a number that a receiver has heard is never another version's
+            for delivery in parcels:
+                delivery.give_up()
             raise
         finally:
             self._is_packing = False
+
+    async def _deliver(self, deliveries: Sequence[Delivery], parcel: Parcel) -> None:
+        for error in await asyncio.gather(*(each.stage(parcel) for each in deliveries), return_exceptions=True):
+            if error is not None:
+                raise error
+
+    async def collect(self, handle: SyncHandle) -> None:
+        """Waits for the answers to what went as messages; the errors are those of ``SyncHandle.collect``."""
+        await handle.collect(self._outlets.answered)
+
+    def waiting_for(self, handle: SyncHandle) -> list[Hashable]:
+        """Receivers that have not answered."""
+        return self._outlets.waiting_for(handle.version)
+
+    def next_version(self, version: int | None) -> int:
+        """The number that a version gets; the errors are those of ``publish``."""
+        return self._outlets.ledger.check(version)
 
     def _take_back(self, version: int) -> None:
         """What is not published after all is in the store no more, and nobody waits for it."""
@@ -261,13 +315,18 @@ class Publisher:
         self._outlets.abandon(version)
 
     async def catch_up(self, worker_ids: Sequence[Hashable], timeout: float | None) -> dict[Hashable, Ack]:
-        """What becomes of the version published last at receivers that have come since, within ``timeout`` seconds."""
+        """What becomes of the version published last at receivers that have come since, within ``timeout`` seconds.
+
+        Raises:
+            ClosedError: it was closed meanwhile.
+        """
         version = self.version
 
         def find() -> dict[Hashable, Ack | None]:
             return {name: self._outlets.ack_of(name, version) for name in worker_ids}
 
         await self._changes.wait_until(lambda: None not in find().values(), timeout)
+        self._check_open()
         return {name: ack or Ack("failed", version, self._late(name, version)) for name, ack in find().items()}
 
     def _refuse_second(self) -> None:
@@ -282,48 +341,88 @@ class Publisher:
             )
 
     async def _stage(
-        self, source: Any, version: int, keys: Collection[Any] | None, names: Sequence[Hashable], call: Call
+        self,
+        laid: Packing | None,
+        source: Any,
+        version: int,
+        keys: Collection[Any] | None,
+        names: Sequence[Hashable],
+        call: Call,
     ) -> tuple[SlotWriter | None, int]:
-        """Packs a version, of which so many bytes are new; None where that is done on another rank."""
-        if self._taker is None:
-            await self._make_store(source)
-            self._check_open()
-        taker, packing = self._taker, self._packing
-        assert taker is not None
-        assert packing is not None
-        if self._store is None:
-            self._refuse_receivers()
-        given = select_leaves(taker.manifest, keys_of(keys))
-        wanted = (source, version, given, names, packing.marks(), call)
-        writer = await self._aside.do(packing.pack, *wanted, nbytes=packing.nbytes)
-        return writer, taker.manifest.nbytes_of(given)
+        """Packs a version, of which so many bytes are new; None where that is done on another rank.
 
-    async def _make_store(self, source: Any) -> None:
-        """Says what comes, and makes room for it where it is packed."""
+        Args:
+            laid: the layout that takes the place of this one, if it is packed.
+        """
+        if self._packing is None:
+            self._adopt(await self._lay_out(source, self._transport_dtype))
+            self._check_open()
+        packing = laid or self._packing
+        assert packing is not None
+        if packing.store is None:
+            self._refuse_receivers()
+        given = packing.taker.manifest.select(keys_of(keys))
+        # Receivers on other machines have no memory yet for another layout: they get it when all is packed.
+        at_once = () if laid is not None else names
+        wanted = (source, version, given, at_once, packing.marks(), call)
+        writer = await self.aside.do(packing.pack, *wanted, nbytes=packing.nbytes)
+        return writer, packing.taker.manifest.nbytes_of(given)
+
+    async def _lay_out(self, source: Any, transport_dtype: Any, wish: Mapping[int, str] | None = None) -> Packing:
+        """Finds out what comes, and makes room for it where it is packed."""
         tree = ParamTree.of(source, self._select)
-        taker = Source(tree, self._select, self._transport_dtype)
+        taker = Source(tree, self._select, transport_dtype)
+        made: list[Store] = []
         if gathers_here() or not taker.is_sharded:
             extra = len(pack_extra(tree))
             facts = (taker.manifest, self._slots, extra, self._model_id, self._gpus)
             may_stay_on_gpu = self._gpus.only_place(list(tree.tensors.values())) is not None
-            made: list[Store] = []
 
             def make() -> None:
                 made.append(Store(*facts, reserves=not may_stay_on_gpu))
 
             try:
-                await self._aside.do(make, nbytes=taker.manifest.nbytes)
+                await self.aside.do(make, nbytes=taker.manifest.nbytes)
                 self._check_open()  # it may have been closed meanwhile
             except BaseException:  # also where whoever waited was cancelled, and the store is there
-                for store in made:
-                    store.close()
+                for each in made:
+                    each.close()
                 raise
-            (self._store,) = made
-            self._keep = on_drop(self, f"publisher of '{self._model_id}'", self._store.close)
-        self._packing = Packing(
-            taker, tree, self._store, self._outlets, self._comparing, self._gpus, with_checksum=self._with_checksum
-        )
-        self._taker = taker
+        store = made[0] if made else None
+        return Packing(taker, tree, store, self._outlets, self._comparing, self._gpus, verify=self._verify, wish=wish)
+
+    def _adopt(self, packing: Packing) -> None:
+        self._packing = packing
+        if packing.store is not None:
+            if not self._stores:
+                release = functools.partial(_close_all, self._stores)
+                self._keep = on_drop(self, f"publisher of '{self._model_id}'", release)
+            self._stores.append(packing.store)
+
+    async def _lay_anew(self, source: Any, keys: Any, names: Sequence[Hashable]) -> Packing | None:
+        """A layout in the dtype that all receivers map, or else in the sender's own, where it is another than this."""
+        packing = self._packing
+        if packing is None or not self._may_lay_anew or keys is not None or set(names) != set(self.worker_ids):
+            return None
+        wish = self._outlets.wish
+        if wish is None or wish == packing.wish or packing.taker.is_sharded:
+            return None
+        packing.taker.take(source, None)  # which refuses other weights than the receivers were told of
+        leaves = enumerate(packing.taker.manifest.leaves)
+        dtypes = {name_of(leaf.path): wish.get(index, leaf.dtype) for index, leaf in leaves}
+        return await self._lay_out(source, lambda name, _: dtypes[name], wish)
+
+    def _lay_over(self, packing: Packing, version: int) -> None:
+        """Has a layout take the place of this one, whose memory stays until nobody is about to open it."""
+        before = self._store
+        assert before is not None
+        self._adopt(packing)
+        self._outlets.lay_anew(version, functools.partial(self.aside.start, self._forget, before, nbytes=None))
+
+    def _forget(self, store: Store) -> None:
+        if store in self._stores:
+            self._stores.remove(store)
+            store.close()
 
     def _refuse_receivers(self) -> None:
         if self.worker_ids:
@@ -339,7 +438,7 @@ class Publisher:
 
     def _fill(self) -> None:
         """Somebody needs in its slot what is on a GPU only; packing goes on afterwards.  From any thread."""
-        self._aside.start(self._fill_now, nbytes=None)
+        self.aside.start(self._fill_now, nbytes=None)
 
     def _fill_now(self) -> None:
         store, failure = self._store, None
@@ -353,11 +452,25 @@ class Publisher:
             failure = error
         self._outlets.filled(store, failure)
 
+    def _verify_aside(self, outlet: Outlet, ack: Ack, digests: Any) -> None:
+        """A receiver has applied a version; it has it once what it holds has been compared.  From any thread."""
+        self.aside.start(self._verify_now, outlet, ack, digests, nbytes=None)
+
+    def _verify_now(self, outlet: Outlet, ack: Ack, digests: Any) -> None:
+        packing = self._packing
+        if packing is not None and packing.verifying is not None and not self._is_closed:
+            self._outlets.verified(outlet, packing.verifying.judge(outlet.name, ack, digests))
+
     # -- what becomes of it -------------------------------------------------------------------------------------
 
     def _expire(self, version: int) -> None:
+        self._outlets.fail_refused(version)
         for name in self._outlets.waiting_for(version):
             self._outlets.fail(name, version, self._late(name, version))
+        handle = self._handle
+        if handle is not None and handle.version == version:
+            for delivery in handle.deliveries:
+                delivery.give_up()
 
     def _late(self, name: Hashable, version: int) -> DeadlineExceeded:
         label = self._outlets.label(name)
@@ -374,7 +487,8 @@ class Publisher:
 
     def _report(self, handle: SyncHandle, answers: Any) -> SyncReport:
         begun, staged = self._facts
-        return SyncReport(handle.version, dict(answers), handle.nbytes, staged, time.monotonic() - begun)
+        nbytes = max((handle.nbytes, *(delivery.nbytes for delivery in handle.deliveries)))
+        return SyncReport(handle.version, dict(answers), nbytes, staged, time.monotonic() - begun)
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -392,27 +506,32 @@ class Publisher:
         self._is_closed = True
         handle, self._handle = self._handle, None
         if handle is not None and not handle.done() and self._pid == process.pid:
-            self._outlets.forget(handle.version)
-            handle._settle(error=ClosedError(f"the publisher of '{self._model_id}' is closed"))
+            handle.give_up(ClosedError(f"the publisher of '{self._model_id}' is closed"))
         try:
-            await self._aside.wait()
+            await self.aside.wait()
         finally:
             await self._let_go()
 
     async def _let_go(self) -> None:
-        store, self._store = self._store, None
+        # Packing has gigabytes, for which a cycle would have to be found.
+        store, self._packing, self._source = self._store, None, None
         try:
             if self._pid == process.pid:  # in a forked one, a thread that is not there may have had their lock
                 self._outlets.close()
+                self._changes.notify()  # whoever waits for receivers hears that it is closed
             if store is not None:  # nothing is packed there, or sent from there, any more
-                await self._aside.do(store.close, nbytes=store.layout.size)
+                await self.aside.do(_close_all, self._stores, nbytes=store.layout.size)
         finally:
-            self._aside.close()
+            self.aside.close()
             self._keep()
-            self._source = self._taker = self._packing = None  # gigabytes, for which a cycle would have to be found
 
     async def __aenter__(self) -> Publisher:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
+
+
+def _close_all(stores: list[Store]) -> None:
+    while stores:
+        stores.pop().close()

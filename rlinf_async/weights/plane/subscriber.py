@@ -1,4 +1,4 @@
-"""``Subscriber``: the receiver's side of the shared-memory plane."""
+"""``Subscriber``: a receiver's versions, which a link, a call, a store or a user's transport brings."""
 
 from __future__ import annotations
 
@@ -7,39 +7,41 @@ import contextlib
 import functools
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from rlinf_async._core import process
+from rlinf_async._core.failures import pack_error
 from rlinf_async._messaging.state.relay_plan import TO_HOSTS
 from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost, TransferFailed
-from rlinf_async.weights.links.link import Link, Words
+from rlinf_async.weights.links.weight_link import Link, Words
 from rlinf_async.weights.memory.cuda import CUDA
 from rlinf_async.weights.memory.gpus import Gpus
-from rlinf_async.weights.memory.leases import Leases
 from rlinf_async.weights.memory.slot import MemoryName
+from rlinf_async.weights.memory.slot_reader import MemoryGone
 from rlinf_async.weights.model.param_tree import Path
-from rlinf_async.weights.plane.agreement import Agreement
-from rlinf_async.weights.plane.answers import Answers
-from rlinf_async.weights.plane.applying import Applying
+from rlinf_async.weights.plane.applying import Applying, give_back
 from rlinf_async.weights.plane.destination import Destination
 from rlinf_async.weights.plane.host_memory import HostMemory
 from rlinf_async.weights.state import words as say
-from rlinf_async.weights.state.news import News
-from rlinf_async.weights.state.versions import Reception
-from rlinf_async.weights.waiting.aside import Aside
-from rlinf_async.weights.waiting.background import Background
 from rlinf_async.weights.waiting.changes import Changes
 from rlinf_async.weights.waiting.dropped import on_drop
-from rlinf_async.weights.waiting.gate import Reading, ReadingGate
+from rlinf_async.weights.waiting.gate import Reading
 
 logger = logging.getLogger(__name__)
 
+_TRIES: Final = 3
+"""Times that one version is asked for: each time another host may have ended."""
+
+_LOOK_AGAIN_S: Final = 0.5
+"""Seconds after which ``close`` looks whether another thread's loop has stopped, of which nobody hears."""
+
 
 class Subscriber:
-    """Receives one model's weights at its end of a link, in whole versions only.
+    """Receives one model's weights, in whole versions only: at its end of a link, or as they are handed to it.
 
-    Somebody has to ``receive``, again and again, or to ``serve`` once::
+    At a link, somebody has to ``receive``, again and again, or to ``serve`` once::
 
         async with Subscriber(link, model) as subscriber:
             await subscriber.connect()
@@ -51,22 +53,27 @@ class Subscriber:
     any thread.
 
     Args:
+        link: to the sender; None where ``accept`` alone brings weights.
         destination: a module, nested dicts of tensors, or a TensorDict, whose tensors get the weights; or a function
             that is called with ``{path: tensor}`` and must not keep them; None: the weights are only looked at.
         apply: ``"copy"``: the tensors are overwritten.  ``"map"``: they come to stand in the sender's memory, and to
             write to them then is a fault that ends the process; on a GPU it is none, and other receivers see it.
         policy: ``"latest"``: versions that are late are skipped.  ``"all"``: those that the sender has given up, when
             their time was over or nobody waited, may be: it uses their memory again.
-        verify: ``"crc"``: checksums are checked, where the sender makes them.
+        verify: ``"crc"``: checksums are checked, where the sender makes them.  ``"sha256"``: the sender hears digests
+            of what the destination holds.
         ack_timeout: seconds that readers have to leave when a version is to be applied.
         find: gives the destination, which may be another one from version to version, or raises why there is none.
         strict_dtype: weights in another dtype than the destination's are refused, and not cast.
         gpus: in the place of CUDA's.
+
+    Attributes:
+        gate: between readers and what applies a version.
     """
 
     def __init__(
         self,
-        link: Link,
+        link: Link | None,
         destination: Any = None,
         *,
         model_id: str = "policy",
@@ -79,41 +86,37 @@ class Subscriber:
         gpus: Gpus = CUDA,
     ) -> None:
         self.link = link
-        self._pid = process.pid
+        self._pid: int | None = None
+        """Of the process that listens to the link."""
         self._model_id = model_id
         self._skips = policy == "latest"
         self._maps = apply == "map"
-        self._destination = Destination(
-            find or (lambda: destination), maps=self._maps, strict_dtype=strict_dtype, gpus=gpus
-        )
-        self._reception = Reception()
-        self._gate = ReadingGate(self._look)
-        self._changes = Changes()
-        self._news = News(skips=self._skips)
-        self._end: Exception | None = None
-        self._leases = Leases(gpus)
-        self._host: HostMemory | None = None
-        self._aside = Aside(f"weights of {model_id}")
-        self._answers = Answers(link, f"the subscriber of '{model_id}'")
-        self._agreement = Agreement(
-            self._destination, self._leases, self._reception, self._aside, self._answers, verifies=verify == "crc"
-        )
         self._applying = Applying(
-            self._destination,
-            self._reception,
-            self._gate,
-            self._leases,
-            self._aside,
+            Destination(find or (lambda: destination), maps=apply == "map", strict_dtype=strict_dtype, gpus=gpus),
+            model_id,
             gpus,
             maps=apply == "map",
-            verifies=verify == "crc",
+            verify=verify,
             patience=ack_timeout,
         )
+        self._reception, self.gate = self._applying.reception, self._applying.gate
+        self._changes = Changes()
+        self._news: deque[Words] = deque()
+        """What is heard and not acted on yet."""
+        self._owed: list[int] = []
+        """Versions that were heard of and not acknowledged."""
+        self._end: Exception | None = None
+        self._host: HostMemory | None = None
         self._keep: Callable[[], object] | None = None
         """Prevents that what is leased is given back a second time, when this is dropped."""
+        self._serving: asyncio.Task[None] | None = None
+        self._is_refused = False
+        """What the sender has said last does not fit, and it knows."""
+        self._lacked: list[int] = []
+        """The version that was asked for last, as often as it was."""
+        self._said: Any = None
+        """What the sender was told last of where leaves can be read, and in which dtypes they could be mapped."""
         self._is_taking = False
-        self._is_listening = False
-        self._server = Background(self._changes)
         self._is_closed = False
         self._has_ended = False
 
@@ -152,12 +155,7 @@ class Subscriber:
             TransferFailed: on entering: the last update broke off half way, and no whole version has come since.
         """
         self._check_process()
-        return self._gate.reading(timeout)
-
-    def _look(self) -> int:
-        if not self._reception.is_whole:
-            raise TransferFailed(f"the weights of '{self._model_id}' are torn: the last update broke off half way")
-        return self.version
+        return self.gate.reading(timeout)
 
     async def wait_version(self, version: int, timeout: float | None = None) -> None:
         """Waits until this version, or a later one, is applied; receives meanwhile, unless it serves.
@@ -173,26 +171,32 @@ class Subscriber:
         await self._wait(lambda: self.staleness <= max_lag, timeout, f"a version at most {max_lag} behind")
 
     async def _wait(self, condition: Callable[[], bool], timeout: float | None, what: str) -> None:
+        if not await self._until(condition, timeout):
+            raise DeadlineExceeded(
+                f"{what} of '{self._model_id}' has not come within {timeout:g} s: it is at version {self.version}, and "
+                f"{self.published} is published"
+            )
+
+    async def _until(self, condition: Callable[[], bool], timeout: float | None) -> bool:
+        """Receives, unless it serves, until the condition has come true; whether it has, within ``timeout`` seconds."""
         self._check_process()
         deadline = None if timeout is None else time.monotonic() + timeout
         while not condition():
-            remaining = None if deadline is None else deadline - time.monotonic()
-            if remaining is not None and remaining <= 0:
-                raise DeadlineExceeded(
-                    f"{what} of '{self._model_id}' has not come within {timeout:g} s: it is at version {self.version}, "
-                    f"and {self.published} is published"
-                )
-            if self._server.is_running:
-                await self._changes.wait_until(lambda: condition() or not self._server.is_running, remaining)
+            remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if self._serving is not None:
+                await self._changes.wait_until(lambda: condition() or self._serving is None, remaining)
             else:
                 self._check_open()
                 self._listen()
                 await self._receive(remaining, condition)
+            if remaining == 0:
+                return condition()
+        return True
 
     @property
     def has_met(self) -> bool:
         """Whether the sender has said what comes, and it fits."""
-        return self._leases.manifest is not None
+        return self._applying.leases.manifest is not None
 
     # -- receiving ----------------------------------------------------------------------------------------------
 
@@ -201,12 +205,13 @@ class Subscriber:
         what, *facts = words
         if what == say.PUBLISH:
             self._reception.heard(facts[0])
-        elif what in TO_HOSTS and self._host is not None:
-            self._host.host.hear(what, *facts)
+        elif what in TO_HOSTS:
+            if self._host is not None:  # or it is the host no more, which the sender may not have known
+                self._host.host.hear(what, *facts)
             return
         if what in (say.HELLO, say.HOST):
             self._host_begins(facts)
-        self._news.add(words)
+        self._news.append(words)
         self._changes.notify()
 
     def hear_end(self, error: Exception) -> None:
@@ -221,7 +226,7 @@ class Subscriber:
             self._host.close()
             self._host = None
         manifest, extra, slots, _, _, *lines = facts
-        if lines:
+        if lines and self.link is not None:
             self._host = HostMemory(self.link, manifest, extra, slots, lines[0], self._model_id)
 
     async def connect(self, timeout: float | None = 60.0) -> None:
@@ -233,14 +238,10 @@ class Subscriber:
             PeerLost: it is gone.
         """
         self._check_open()
-        self._listen()
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not self.has_met or self._agreement.is_refused:
-            remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not await self._changes.wait_until(lambda: bool(self._news or self._end), remaining):
-                sender = f"the sender of '{self._model_id}' ({self.link.label})"
-                raise DeadlineExceeded(f"{sender} did not connect within {timeout:g} s")
-            await self._receive(0.0)
+        if not await self._until(lambda: self.has_met and not self._is_refused, timeout):
+            assert self.link is not None
+            sender = f"the sender of '{self._model_id}' ({self.link.label})"
+            raise DeadlineExceeded(f"{sender} did not connect within {timeout:g} s")
 
     async def receive(self, timeout: float | None = 0.001) -> bool:
         """Applies what has been published, if there is something.
@@ -256,42 +257,47 @@ class Subscriber:
             PeerLost: the sender is gone, and there is nothing left to apply.
             ForkedProcessError: the process that it belongs to has forked this one.
         """
-        self._check_open()
-        self._listen()
-        return await self._receive(timeout)
+        before = self.version
+        return await self._until(lambda: self.version > before, timeout)
 
     def _listen(self) -> None:
-        if not self._is_listening:
-            self._is_listening = True
+        if self._pid is None and self.link is not None:
+            self._pid = process.pid
             self.link.listen(self)
 
-    async def _receive(self, timeout: float | None, enough: Callable[[], bool] = lambda: False) -> bool:
-        """Once; ``enough`` ends the wait too: somebody else may receive what is waited for."""
+    async def _receive(self, timeout: float | None, enough: Callable[[], bool] = lambda: False) -> None:
+        """Acts on what is heard; ``enough`` ends the wait too: somebody else may receive what is waited for."""
 
         def is_there() -> bool:
             return enough() or (not self._is_taking and bool(self._news or self._end or self._is_closed))
 
         if not await self._changes.wait_until(is_there, timeout) or enough():
-            return False
+            return
         if not self._news:
             self._check_open()
             assert self._end is not None
             await self._applying.move_out()
             raise self._end.with_traceback(None)
-        before = self.version
         self._is_taking = True
         try:
             while self._news:
-                words = self._news.next()
+                words = self._next()
                 try:
                     await self._act(words)
                 except asyncio.CancelledError:
-                    self._news.put_back(words)
+                    self._news.extendleft(reversed(words))  # for who receives next
                     raise
         finally:
             self._is_taking = False
             self._changes.notify()
-        return self.version > before
+
+    def _next(self) -> list[Words]:
+        """One word; or several published versions, of which only the last counts."""
+        news = self._news
+        words = [news.popleft()]
+        while self._skips and words[0][0] == say.PUBLISH and news and news[0][0] == say.PUBLISH:
+            words.append(news.popleft())
+        return words
 
     async def _act(self, words: list[Words]) -> None:
         what, *facts = words[-1]
@@ -299,8 +305,8 @@ class Subscriber:
             _, memory, sent = facts
             if memory is not None:
                 await self._apply([each[1] for each in words], memory, sent)
-            elif self._agreement.is_refused:
-                await self._agreement.renew()
+            elif self._is_refused:
+                await self._agree()
         elif what in (say.HELLO, say.HOST):
             await self._meet(*facts[:5])
         else:
@@ -308,57 +314,129 @@ class Subscriber:
 
     async def _meet(self, manifest: bytes, extra: int, slots: int, memory: Any, version: int) -> None:
         """The sender says what comes."""
+        applying = self._applying
         if self._keep is None:  # of two ends in one process, the sender's warns
-            what = "" if self.link.is_here else f"subscriber of '{self._model_id}'"
-            destination = self._destination if self._maps else None
-            self._keep = on_drop(self, what, functools.partial(_give_back, destination, self._leases))
-        await self._agreement.meet(manifest, extra, slots)
+            what = "" if self.link is None or self.link.is_here else f"subscriber of '{self._model_id}'"
+            destination = applying.destination if self._maps else None
+            self._keep = on_drop(self, what, functools.partial(give_back, destination, applying.leases))
+        await self._agree((manifest, extra, slots))
         try:
             if version:
                 self._reception.heard(version)
                 await self._apply([version], memory, None)
         finally:  # one version that cannot be applied is no reason to have none of the next
-            self._answers.ready(self.version, self._leases.gpu)
+            self._say_ready()
+
+    async def _agree(self, offer: tuple[bytes, int, int] | None = None) -> None:
+        """Answers whether what comes fits: when the sender says it, and when that has changed since.
+
+        What was refused is looked at again with each version that the sender speaks of: the model may have been mended.
+
+        Raises:
+            WeightMismatch, Exception: it does not fit, or there is nothing that it could go to.
+        """
+        applying, was_refused = self._applying, self._is_refused
+        if offer is None and not was_refused and not applying.destination.has_moved():
+            return
+        try:
+            await applying.agree(offer)
+        except Exception as error:
+            if offer is not None or was_refused:
+                self._is_refused = True
+                self._say(say.REFUSE, pack_error(error))
+            raise
+        self._is_refused = False
+        if offer is None and (was_refused or applying.readable != self._said):
+            self._say_ready()
 
     async def _apply(self, versions: list[int], memory: Any, sent: float | None) -> None:
-        """Applies what is in that memory, and answers for all of these versions."""
+        """Applies what is in that memory, and acknowledges these versions, or leaves that to the next one."""
         received = time.monotonic()
+        applying = self._applying
+        self._owed += versions
         try:
-            await self._agreement.renew()
-            leased = await self._applying.lease(MemoryName(*memory))
-            if leased is not None and leased.views is None:
-                self._answers.pass_over(versions)
-                self._answers.lack(leased.header.version)
+            await self._agree()
+            try:
+                leased = await applying.lease(MemoryName(*memory))
+            except MemoryGone:
+                if not self._lacks(versions[-1], memory):
+                    raise
                 return
             if leased is None:  # it is being written again: that version comes next
-                self._answers.pass_over(versions)
+                return
+            if leased.views is None:
+                self._say(say.LACK, leased.header.version, None)
                 return
             try:
                 if not self._skips and leased.header.version > versions[-1] and self._news:
-                    self._answers.pass_over(versions)  # others come before that one
-                    return
-                pause = await self._applying.apply(leased)
-                self._changes.notify()  # the next one may have to wait for readers
+                    return  # others come before that one
+                pause = await applying.apply(leased)
             finally:
-                self._leases.release(leased.reader)
+                applying.leases.release(leased.reader)
+            self._changes.notify()  # the next one may have to wait for readers
         except Exception as error:
-            self._answers.acknowledge(versions, error)
+            self._acknowledge(pack_error(error))
             self._check_open()  # its memory is gone then, and all sorts of things go wrong
             raise
+        if self._said is not None and applying.readable != self._said:  # before the next version is laid out
+            self._say_ready()
         late = 0.0 if sent is None else received - sent
-        self._answers.acknowledge(versions, late=late, apply=time.monotonic() - received, pause=pause)
+        self._acknowledge(None, late, time.monotonic() - received, pause, applying.digests)
 
-    async def overwrite(self, write: Callable[[], Any], version: int | None) -> bool:
-        """Has weights written that have come another way; see ``Applying.overwrite``."""
+    def _lacks(self, version: int, memory: Any) -> bool:
+        """Asks for a version whose memory is gone, with its owner perhaps; False if that was in vain already."""
+        self._lacked = [*(each for each in self._lacked if each == version), version]
+        if len(self._lacked) > _TRIES or self._end is not None:
+            return False
+        self._say(say.LACK, version, memory)
+        return True
+
+    def _acknowledge(
+        self, failure: Any, late: float = 0.0, apply: float = 0.0, pause: float = 0.0, digests: Any = None
+    ) -> None:
+        owed, self._owed = dict.fromkeys(self._owed), []
+        for version in owed:
+            self._say(say.ACK, version, failure, late, apply, pause, digests)
+
+    def _say_ready(self) -> None:
+        self._said = gpu, wish = self._applying.readable
+        self._say(say.READY, self.version, gpu, None if wish is None else list(wish.items()))
+
+    def _say(self, *words: Any) -> None:
+        assert self.link is not None
+        try:
+            self.link.send(list(words))
+        except (PeerLost, ClosedError, TransferFailed) as error:
+            logger.info("%r could not answer: %s", self, error)
+
+    async def accept(self, write: Callable[[], Any], version: int | None = None, sender: Any = None) -> bool:
+        """Has weights written that a call, a store or a user's transport has brought, while nobody reads.
+
+        Args:
+            version: that they are; None: that they have none.  It stays then, if a sender at the link counts; else it
+                is the next one.
+            sender: whose version it is, where that is told.
+
+        Returns:
+            Whether they were new: the version that is here already is not written again.
+
+        Raises:
+            ValueError: a later version is here, or one of another sender with that number; nothing was written.
+            DeadlineExceeded: readers have not left in time; likewise.
+            Exception: what ``write`` raises.
+        """
         self._check_process()
-        is_new = await self._applying.overwrite(write, version)
+        is_new = await self._applying.overwrite(write, version, sender)
         self._changes.notify()
         return is_new
 
     # -- life ---------------------------------------------------------------------------------------------------
 
-    def serve(self) -> asyncio.Task[None]:
+    def serve(self, within: contextlib.AbstractContextManager[object] | None = None) -> asyncio.Task[None]:
         """Receives in the background of the loop that runs here, until ``close``.
+
+        Args:
+            within: is entered meanwhile.
 
         What cannot be applied is told to the sender and logged here; when the sender is gone, the task ends with that.
 
@@ -366,21 +444,30 @@ class Subscriber:
             RuntimeError: it serves already, or no loop runs here.
         """
         self._check_open()
-        if self._server.is_running:
+        if self._serving is not None:
             raise RuntimeError(f"{self!r} serves already")
-        return self._server.start(self._serve, f"weights of {self._model_id}")
+        serving = asyncio.get_running_loop().create_task(self._serve(within), name=f"weights of {self._model_id}")
+        self._listen()
+        self._serving = serving
+        serving.add_done_callback(self._has_served)
+        return serving
 
-    async def _serve(self) -> None:
-        while True:
-            try:
-                await self.receive(None)
-            except (PeerLost, ClosedError) as error:
-                if self._end is None and not self._is_closed:
-                    raise
-                logger.info("%r: nothing more will come: %s", self, error)
-                return
-            except Exception:
-                logger.exception("an update of '%s' could not be applied", self._model_id)
+    def _has_served(self, _: asyncio.Task[None]) -> None:
+        self._serving = None
+        self._changes.notify()
+
+    async def _serve(self, within: contextlib.AbstractContextManager[object] | None) -> None:
+        with within or contextlib.nullcontext():
+            while True:
+                try:
+                    await self._receive(None)
+                except (PeerLost, ClosedError) as error:
+                    if self._end is None and not self._is_closed:
+                        raise
+                    logger.info("%r: nothing more will come: %s", self, error)
+                    return
+                except Exception:
+                    logger.exception("an update of '%s' could not be applied", self._model_id)
 
     def _check_open(self) -> None:
         self._check_process()
@@ -389,7 +476,7 @@ class Subscriber:
 
     def _check_process(self) -> None:
         """A forked one has no thread that reads the link, and another one may have been in the gate."""
-        if self._pid != process.pid:
+        if self._pid not in (None, process.pid):
             raise process.forked(f"the receiver of '{self._model_id}'", self._pid)
 
     async def close(self) -> None:
@@ -402,11 +489,25 @@ class Subscriber:
         self._is_closed = True
         async with contextlib.AsyncExitStack() as then:  # what is named last comes first
             then.callback(self._ended)
-            then.callback(self._aside.close)
-            then.push_async_callback(self._aside.do, self._applying.close, nbytes=None)  # behind what is copied
+            then.push_async_callback(self._applying.close)  # behind what is copied
             then.push_async_callback(self._end_host)
-            then.callback(self.link.close)
-            await self._server.end()
+            if self.link is not None:
+                then.callback(self.link.close)
+            await self._end_serving()
+
+    async def _end_serving(self) -> None:
+        """Cancels the task, and waits for its end, unless its loop does not run: that would be for ever."""
+        serving = self._serving
+        if serving is None or self._pid != process.pid:
+            return
+        loop = serving.get_loop()
+        if loop is asyncio.get_running_loop():
+            serving.cancel()
+        else:
+            with contextlib.suppress(RuntimeError):  # it is closed
+                loop.call_soon_threadsafe(serving.cancel)
+        while loop.is_running() and not await self._changes.wait_until(serving.done, _LOOK_AGAIN_S):
+            pass
 
     async def _end_host(self) -> None:
         if self._host is not None:
@@ -415,7 +516,7 @@ class Subscriber:
     def _ended(self) -> None:
         if self._keep is not None:
             self._keep()
-        self._destination.forget()
+        self._applying.destination.forget()
         self._has_ended = True
         self._changes.notify()
 
@@ -424,10 +525,3 @@ class Subscriber:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
-
-
-def _give_back(destination: Destination | None, leases: Leases) -> None:
-    """What a subscriber has that is dropped: tensors that are mapped get memory of their own."""
-    if destination is not None and leases.keeps_one:
-        destination.detach()
-    leases.close()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Hashable, Sequence
 
 from rlinf_async.errors import ClosedError
-from rlinf_async.weights.state.report import SyncReport
+from rlinf_async.weights.plane.delivery import Delivery
+from rlinf_async.weights.state.sync_report import SyncReport
 from rlinf_async.work import Work
 
 
@@ -20,17 +22,24 @@ class SyncHandle(Work[SyncReport]):
         version: of the weights.
         report: who has it; None until all have answered.
         nbytes: the largest part of it that goes to a receiver.
+        deliveries: those of its receivers that get it as a message.
     """
 
     def __init__(
-        self, version: int, timeout: float, expire: Callable[[int], None], forget: Callable[[int], None]
+        self,
+        version: int,
+        timeout: float,
+        expire: Callable[[int], None],
+        forget: Callable[[int], None],
+        deliveries: Sequence[Delivery] = (),
     ) -> None:
         super().__init__()
         self.version = version
         self.nbytes = 0
+        self.deliveries = deliveries
         self.report: SyncReport | None = None
         self._limit(timeout)
-        self._give_up = expire
+        self._at_deadline = expire
         self._forget = forget
 
     def __repr__(self) -> str:
@@ -41,12 +50,36 @@ class SyncHandle(Work[SyncReport]):
 
     def _expire(self) -> None:
         """The deadline is over: whoever has not answered has failed."""
-        self._give_up(self.version)
+        self._at_deadline(self.version)
 
     def cancel(self) -> None:
         """Nobody waits for it any more; the next version may be published."""
+        self.give_up(ClosedError(f"nobody waited for {self._describe()} any more"))
+
+    def give_up(self, error: Exception) -> None:
+        """Ends it with an error, and with it what is under way."""
         self._forget(self.version)
-        self._settle(error=ClosedError(f"nobody waited for {self._describe()} any more"))
+        if self._settle(error=error):
+            for delivery in self.deliveries:
+                delivery.give_up()
+
+    async def collect(self, answered: Callable[[Hashable, int, Exception | None], None]) -> None:
+        """Waits for the ends of its deliveries; if that is cancelled, it may be called again.
+
+        Raises:
+            WrongAcknowledgement: a receiver has said something else; it may be called again.
+        """
+
+        async def follow(delivery: Delivery) -> None:
+            for name, error in (await delivery.end()).items():
+                answered(name, self.version, error)
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for delivery in self.deliveries:
+                    tasks.create_task(follow(delivery))
+        except BaseExceptionGroup as group:  # a receiver that has failed is an answer: this is one nobody expected
+            raise group.exceptions[0] from None
 
     def finish(self, report: SyncReport) -> None:
         """All have answered."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import Any, ClassVar, Final
 
 from rlinf_async.errors import DeadlineExceeded
@@ -14,7 +13,8 @@ from rlinf_async.weights.transports.distributed import DistributedTransport
 
 logger = logging.getLogger(__name__)
 
-_LONG: Final = 3600.0  # seconds at a time, where there is no deadline
+_MAX_WAIT_S: Final = 3600.0
+"""For one wait, where there is no deadline."""
 
 
 class _DistributedReceiver(WeightReceiver):
@@ -27,21 +27,15 @@ class _DistributedReceiver(WeightReceiver):
         return self._bridge.run(self._connect(timeout), "the sender")
 
     async def _connect(self, timeout: float | None) -> None:
-        end = None if timeout is None else time.monotonic() + timeout
-        while not self.version:
-            self._check_open()  # at every turn: it may be closed meanwhile
-            remaining = _LONG if end is None else end - time.monotonic()
-            # Nothing has come also where a transfer has failed, which its sender may have more luck with the next time.
-            if not await self._receive(max(0.0, remaining)) and remaining <= 0:
+        while not self.version and not await self._receive(_MAX_WAIT_S if timeout is None else timeout):
+            self._check_open()  # it may have been closed meanwhile
+            if timeout is not None:
                 raise DeadlineExceeded(f"the sender of '{self._model_id}' has sent nothing within {timeout:g} s")
 
-    async def _take(self, weights: Any, version: int | None) -> bool:
-        if self._scheme.options.apply != "map":
-            return await super()._take(weights, version)
-        model = self._resolve_model_ref()
-        return await self._state.overwrite(lambda: self._adopt(model, weights), version)
-
     def _adopt(self, model: Any, weights: Any) -> None:
+        if self._scheme.options.apply != "map":
+            super()._adopt(model, weights)
+            return
         why = adopt(model, weights, strict_dtype=self._scheme.options.strict_dtype)
         if why and not self._is_told:
             self._is_told = True
@@ -54,7 +48,7 @@ class DistributedWeightSyncScheme(WeightSyncScheme):
 
     Args:
         backend: ``"gloo"`` or ``"nccl"``.
-        sync: whether a send waits until the bytes are sent, before it waits for the workers.
+        sync: for callers of TorchRL's: a send waits for the workers, which have the bytes by then.
         options: ``ack_timeout``; ``transport_dtype``; ``strict_dtype``; ``apply``: with ``"map"`` a worker's tensors
             stand in the memory in which the weights have arrived.  What has to do with memory that several share is
             refused.

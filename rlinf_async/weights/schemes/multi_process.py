@@ -4,36 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlinf_async.weights.schemes.options import NOTHING_TRAVELS
 from rlinf_async.weights.schemes.scheme import WeightSyncScheme, from_either, model_of, register_weight_sync_backend
+from rlinf_async.weights.schemes.sync_options import NOTHING_TRAVELS
 from rlinf_async.weights.transports.mp import MPTransport
 
 
-@register_weight_sync_backend("multiprocessing")
-@register_weight_sync_backend("process")
-class MultiProcessWeightSyncScheme(WeightSyncScheme):
-    """Synchronises processes of this machine that each have a ``multiprocessing.Pipe`` to the trainer.
-
-    The weights are copied once into shared memory that belongs to the sender alone, and read there by every worker.
-    The pipe carries ``((model_id, notice), "update_weights")``: once, to a worker that calls ``receive``, ``connect``
-    or ``serve``; for every version to one whose own loop reads the pipe and calls ``apply_weights(notice)``.  All else
-    is said over a private socket, and whatever else is sent over the pipe stays in it.
-
-    Example:
-        scheme = MultiProcessWeightSyncScheme()                      # in the trainer
-        scheme.init_on_sender("policy", pipes=[parent_end, ...], source_model=model)
-        scheme.get_sender().send()
-
-        scheme.init_on_worker("policy", pipe=child_end, model=model)      # in a worker
-        scheme.get_receiver().receive(timeout=1.0)
-
-    Raises:
-        ConfigError: an option would do nothing here.
-    """
+class PipeScheme(WeightSyncScheme):
+    """Base of the schemes for processes that each have a pipe to the trainer."""
 
     publishes = True
 
-    def __init__(self, strategy: Any = "state_dict", **options: Any) -> None:
+    def __init__(self, strategy: Any, **options: Any) -> None:
         super().__init__(strategy, **options)
         self.options.refuse("delta", owner=type(self).__name__, why=NOTHING_TRAVELS)
 
@@ -56,17 +37,51 @@ class MultiProcessWeightSyncScheme(WeightSyncScheme):
     def init_on_worker(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
         """
         Args:
+            kwargs: ``pipe``; without it a loop of the worker's own hands its notices to ``apply_weights``.  ``model``.
+        """
+        receiver = self.create_receiver()
+        pipe = from_either(context, kwargs, "pipe")
+        if pipe is not None:
+            receiver._transport = MPTransport(pipe, timeout=self.options.ack_timeout)
+        self._become_receiver(receiver, model_id, context, model_of(context, kwargs, model_id))
+
+
+@register_weight_sync_backend("multiprocessing")
+@register_weight_sync_backend("process")
+class MultiProcessWeightSyncScheme(PipeScheme):
+    """Synchronises processes of this machine that each have a ``multiprocessing.Pipe`` to the trainer.
+
+    The weights are copied once into shared memory that belongs to the sender alone, and read there by every worker.
+    The pipe carries ``((model_id, notice), "update_weights")``: once, to a worker that calls ``receive``, ``connect``
+    or ``serve``; for every version to one whose own loop reads the pipe and calls ``apply_weights(notice)``.  All else
+    is said over a private socket, and whatever else is sent over the pipe stays in it.
+
+    Example:
+        scheme = MultiProcessWeightSyncScheme()                      # in the trainer
+        scheme.init_on_sender("policy", pipes=[parent_end, ...], source_model=model)
+        scheme.get_sender().send()
+
+        scheme.init_on_worker("policy", pipe=child_end, model=model)      # in a worker
+        scheme.get_receiver().receive(timeout=1.0)
+
+    Raises:
+        ConfigError: an option would do nothing here.
+    """
+
+    def __init__(self, strategy: Any = "state_dict", **options: Any) -> None:
+        super().__init__(strategy, **options)
+
+    def init_on_worker(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
+        """
+        Args:
             kwargs: ``pipe``; ``model``.
 
         Raises:
             ValueError: there is no pipe.
         """
-        pipe = from_either(context, kwargs, "pipe")
-        if pipe is None:
+        if from_either(context, kwargs, "pipe") is None:
             raise ValueError("pipe must be provided via context or kwargs")
-        receiver = self.create_receiver()
-        receiver._register_worker_transport(pipe)
-        self._become_receiver(receiver, model_id, context, model_of(context, kwargs, model_id))
+        super().init_on_worker(model_id, context, **kwargs)
 
     def create_transport(self, pipe_or_context: Any) -> MPTransport:
         """

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-import time
 from collections.abc import Sequence
 from typing import Any
 
+from rlinf_async.weights.plane.sync_handle import SyncHandle
 from rlinf_async.weights.schemes.receiver import WeightReceiver
 from rlinf_async.weights.schemes.scheme import WeightSyncScheme, register_weight_sync_backend
-from rlinf_async.weights.schemes.sender import WeightSender
-from rlinf_async.weights.schemes.staged import Staged
-from rlinf_async.weights.schemes.strategy import WeightStrategy
-from rlinf_async.weights.schemes.updates import Update
-from rlinf_async.weights.schemes.ways import Way
+from rlinf_async.weights.schemes.sender import Wanted, WeightSender
+from rlinf_async.weights.schemes.weight_strategy import WeightStrategy
+from rlinf_async.weights.state.sync_report import SyncReport
 from rlinf_async.weights.transports.transport import TransportBackend
 from rlinf_async.weights.waiting.bridge import at_once
 
@@ -72,12 +69,14 @@ class _SendsNothing(WeightSender):
     def _targets(self, worker_ids: int | Sequence[int] | None) -> dict[int, TransportBackend]:
         return {}
 
-    async def _stage(self, update: Update, ways: list[Way]) -> Staged:
-        return Staged(dataclasses.replace(update, version=0), ways, time.perf_counter())
+    async def _publish(self, wanted: Wanted) -> SyncHandle:
+        handle = SyncHandle(0, wanted.timeout, lambda _: None, lambda _: None)
+        handle.finish(SyncReport(0))
+        return handle
 
 
 class _KeepsItsOwn(WeightReceiver):
     """A receiver that nothing reaches."""
 
-    async def _apply(self, weights: Any, version: int | None = None) -> bool:
+    async def _take(self, *weights: Any, **how: Any) -> bool:
         return True

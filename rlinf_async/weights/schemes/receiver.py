@@ -9,24 +9,21 @@ import logging
 import time
 import weakref
 from asyncio import _get_running_loop as running_loop
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Final
 
+from rlinf_async._core import process
 from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded, PeerLost
 from rlinf_async.weights.links.socket_link import LOOP, Notice, SocketLink
 from rlinf_async.weights.model.resolve import _resolve_model
 from rlinf_async.weights.plane.subscriber import Subscriber
-from rlinf_async.weights.schemes.applied import Applied
+from rlinf_async.weights.schemes.configuration import Configuration
 from rlinf_async.weights.schemes.held import held
-from rlinf_async.weights.schemes.strategy import _get_strategy
+from rlinf_async.weights.schemes.weight_strategy import _get_strategy
 from rlinf_async.weights.transports.calls import finish, nothing
-from rlinf_async.weights.transports.link_transport import LinkTransport
-from rlinf_async.weights.transports.transport import TransportBackend
+from rlinf_async.weights.transports.transport import LinkTransport, TransportBackend
 from rlinf_async.weights.waiting.bridge import Bridge
 from rlinf_async.weights.waiting.gate import Reading
-
-if TYPE_CHECKING:
-    from rlinf_async.weights.schemes.scheme import WeightSyncScheme
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +40,10 @@ _ENDS: Final = (OSError, EOFError, ClosedError, PeerLost, ConfigError)
 """Errors after which nothing more will come."""
 
 
+Write = Callable[[Any, Any], None]
+"""Of a model, and the weights that it gets."""
+
+
 class WeightReceiver:
     """Receives one model's weights in one worker; made by a scheme's ``init_on_worker``.
 
@@ -57,7 +58,7 @@ class WeightReceiver:
             samples = rollout(model)
     """
 
-    def __init__(self, scheme: WeightSyncScheme) -> None:
+    def __init__(self, scheme: Configuration) -> None:
         self._scheme = scheme
         self._context_ref: Callable[[], Any] | None = None
         self._transport: TransportBackend | None = None
@@ -72,10 +73,9 @@ class WeightReceiver:
     def _forget(self) -> None:
         """What belongs to this process."""
         self._is_closed = False
-        self._state = Applied(self._scheme.options.ack_timeout)
         self._heard = 0
-        self._sender: Any = None
-        """Whose version the model has, where the transport tells."""
+        self._pid: int | None = None
+        """Of the process to which weights have come as a message."""
         self._subscriber: Subscriber | None = None
         self._bridge = Bridge()
 
@@ -129,24 +129,16 @@ class WeightReceiver:
             Exception: they do not fit.  As of all of these the sender gets the same error; the model is as it was.
         """
         self._check_open()
-        if self._transport is None:
-            return self._bridge.run(_no(), "no weights")
         return self._bridge.run(self._receive(timeout), f"weights of '{self._model_id}'")
 
     async def _receive(self, timeout: float, *, in_background: bool = False) -> bool:
         transport = self._transport
-        assert transport is not None
+        if transport is None:
+            return False
         if isinstance(transport, LinkTransport):
-            end = time.monotonic() + timeout
-            transport.open_link(self._name)
-            if await transport.leads_to_link(timeout):
-                subscriber = self._subscribe(transport)
-                if await subscriber.receive(max(0.0, end - time.monotonic())):
-                    return True
-                while (remaining := end - time.monotonic()) > 0:  # it has heard something else
-                    if await subscriber.receive(remaining):
-                        return True
-            timeout = 0.0  # something past the link, perhaps
+            subscriber = self._standing  # which opens the link
+            with self._watching():
+                return await subscriber.receive(timeout)
         coming = transport.receive_weights(timeout=timeout)
         if in_background and not inspect.isawaitable(coming):
             error = ConfigError(
@@ -160,26 +152,36 @@ class WeightReceiver:
         if found is None:
             return False
         self._heard += 1
-        model_id, weights = found
+        self._pid = process.pid
         version, sender = getattr(transport, "version", None), getattr(transport, "sender", None)
-        self._state.hear(version)
+        model_id, weights = found
+        return await self._take(model_id, weights, version, sender, write=self._adopt)
+
+    async def _take(
+        self, model_id: str | None, weights: Any, version: int | None, sender: Any = None, *, write: Write
+    ) -> bool:
+        """Applies weights, and has their sender hear what becomes of them; whether they were new."""
         try:
             if self._model_id not in (None, model_id):
                 raise ValueError(f"weights of '{model_id}' have come to the receiver of '{self._model_id}'")
-            is_new = (version is None or version > self.version) and await self._take(weights, version)
-            if is_new:
-                self._sender = sender
-            elif version != self.version or self._sender not in (None, sender):
-                raise self._stale(version)
+            is_new = await self._standing.accept(lambda: write(self._resolve_model_ref(), weights), version, sender)
         except Exception as error:
             await self._answer("send_error", error)
             raise
         await self._answer("send_ack", "updated")
         return is_new
 
+    def _write(self, model: Any, weights: Any) -> None:
+        self._strategy.apply_weights(model, weights)
+
+    def _adopt(self, model: Any, weights: Any) -> None:
+        """As ``_write``, of weights in memory that nobody else uses."""
+        self._write(model, weights)
+
     async def _answer(self, how: str, what: Any) -> None:
+        """To a sender that has no link; others wait for no message."""
         answer = getattr(self._transport, how, None)
-        if answer is not None:
+        if answer is not None and not (self._subscriber is not None and self._subscriber.has_met):
             await finish(answer(what), None, f"the answer to {self._transport!r}")
 
     def apply_weights(self, weights: Any, version: int | None = None) -> Any:
@@ -204,14 +206,7 @@ class WeightReceiver:
         if isinstance(weights, Notice):
             await self._apply_noticed(weights)
             return
-        try:
-            self._state.hear(version)
-            if not await self._apply(weights, version) and version != self.version:
-                raise self._stale(version)
-        except Exception as error:
-            await self._answer_call("send_error", error)
-            raise
-        await self._answer_call("send_ack", "updated")
+        await self._take(self._model_id, weights, version, write=self._write)
 
     async def _apply_noticed(self, notice: Notice) -> None:
         """Applies what waits at the sender's socket, and has the link acknowledge it."""
@@ -221,7 +216,9 @@ class WeightReceiver:
                 f"a notice of weights of '{notice.model_id}' has come to the receiver of '{self._name}': a model has "
                 "one id on both sides, and a loop that has several hands each its own"
             )
-        subscriber = self._subscribe(self._transport)
+        subscriber = self._standing
+        if subscriber.link is None:
+            subscriber.link = SocketLink(self._name)
         link = subscriber.link
         if not isinstance(link, SocketLink):
             raise ValueError(f"{self!r} receives by {self._transport!r}, and takes no notices")
@@ -234,62 +231,35 @@ class WeightReceiver:
         else:
             await subscriber.wait_version(notice.version, self._scheme.options.ack_timeout)
 
-    def _stale(self, version: int | None) -> ValueError:
-        return ValueError(
-            f"version {version} of '{self._model_id}' is not after version {self.version}, which the model has: a "
-            f"sender that begins anew goes on from there with send(version={self.version + 1})"
-        )
-
-    async def _answer_call(self, how: str, what: Any) -> None:
-        if self._subscriber is None or not self._subscriber.has_met:  # a sender with a link waits for no message
-            await self._answer(how, what)
-
-    async def _take(self, weights: Any, version: int | None) -> bool:
-        """Applies what the transport has brought, in memory that nobody else uses; whether it was new."""
-        return await self._apply(weights, version)
-
-    async def _apply(self, weights: Any, version: int | None = None) -> bool:
-        """Whether they were new."""
-        model = self._resolve_model_ref()
-        standing = self._state if self._subscriber is None else self._subscriber
-        return await standing.overwrite(lambda: self._strategy.apply_weights(model, weights), version)
-
     @property
     def _name(self) -> str:
         return self._model_id or "policy"
 
-    def _subscribe(self, transport: TransportBackend | None) -> Subscriber:
-        """From now on what comes over the link is applied to the model that is registered by then."""
+    @property
+    def _standing(self) -> Subscriber:
+        """What knows the model's version; each one is applied to the model that is registered by then."""
+        self._check_open()
         if self._subscriber is None:
-            self._check_open()  # it may have been closed meanwhile
-            name, find = self._name, weakref.WeakMethod(self._resolve_model_ref)
+            transport, find = self._transport, weakref.WeakMethod(self._resolve_model_ref)
             self._subscriber = Subscriber(
-                transport.open_link(name) if isinstance(transport, LinkTransport) else SocketLink(name),
+                transport.open_link(self._name) if isinstance(transport, LinkTransport) else None,
                 find=lambda: find()(),  # type: ignore[misc]  # a subscriber that is dropped must not keep its receiver
-                model_id=name,
+                model_id=self._name,
                 **self._scheme.options.for_subscriber(),
             )
         return self._subscriber
-
-    @property
-    def _standing(self) -> Subscriber | Applied:
-        """What knows the model's version."""
-        self._check_open()
-        if isinstance(self._transport, LinkTransport) and self._model_ref is not None:
-            return self._subscribe(self._transport)
-        return self._state
 
     # -- versions -----------------------------------------------------------------------------------------------
 
     @property
     def version(self) -> int:
         """Of the model's weights; 0 before the first update."""
-        return self._state.version if self._subscriber is None else self._subscriber.version
+        return 0 if self._subscriber is None else self._subscriber.version
 
     @property
     def published(self) -> int:
         """The newest version that this worker has heard of."""
-        return self._state.published if self._subscriber is None else self._subscriber.published
+        return 0 if self._subscriber is None else self._subscriber.published
 
     @property
     def staleness(self) -> int:
@@ -326,7 +296,7 @@ class WeightReceiver:
         return self._wait(self._standing.wait_fresh(max_lag, timeout), "fresh weights")
 
     def _wait(self, waiting: Coroutine[Any, Any, None], what: str) -> Any:
-        only_waits = isinstance(self._standing, Applied)  # a subscriber receives meanwhile
+        only_waits = self._standing.link is None  # else it receives meanwhile
         return self._bridge.wait(waiting, what) if only_waits else self._bridge.run(self._watched(waiting), what)
 
     # -- life ---------------------------------------------------------------------------------------------------
@@ -343,14 +313,18 @@ class WeightReceiver:
         """
         self._check_open()
         if isinstance(self._transport, LinkTransport):
-            return self._bridge.run(self._watched(_begin(self._subscribe(self._transport), timeout)), "the sender")
+            return self._bridge.run(self._watched(_begin(self._standing, timeout)), "the sender")
         return self._bridge.run(nothing(), "a connection")
 
     async def _watched(self, waiting: Coroutine[Any, Any, None]) -> None:
-        """Waits, and meanwhile for the sender, if it is not met yet."""
-        transport = self._transport
-        with transport.watching() if isinstance(transport, LinkTransport) else contextlib.nullcontext():
+        with self._watching():
             await waiting
+
+    @contextlib.contextmanager
+    def _watching(self) -> Iterator[None]:
+        """To be entered around each wait for the sender, which may not be met yet; it keeps this one alive."""
+        with self._transport.watching() if isinstance(self._transport, LinkTransport) else contextlib.nullcontext():
+            yield
 
     def serve(self) -> asyncio.Task[None]:
         """Receives in the background of the loop that runs here, until the task is cancelled.
@@ -363,18 +337,9 @@ class WeightReceiver:
             RuntimeError: no loop runs here.
         """
         self._check_open()
-        loop = asyncio.get_running_loop()
         if isinstance(self._transport, LinkTransport):
-            serving = self._subscribe(self._transport).serve()
-            watching = contextlib.ExitStack()
-            watching.enter_context(self._transport.watching())
-
-            def ended(_: asyncio.Task[None], kept: WeightReceiver = self) -> None:  # its subscriber knows it weakly
-                watching.close()
-
-            serving.add_done_callback(ended)
-            return serving
-        return loop.create_task(self._serve(), name=f"weights of '{self._model_id}'")
+            return self._standing.serve(self._watching())
+        return asyncio.get_running_loop().create_task(self._serve(), name=f"weights of '{self._model_id}'")
 
     async def _serve(self) -> None:
         in_vain = 0
@@ -402,6 +367,8 @@ class WeightReceiver:
             timeout = _PATIENCE
 
     def _check_open(self) -> None:
+        if self._pid not in (None, process.pid):
+            raise process.forked(f"the receiver of '{self._model_id}'", self._pid)
         if self._is_closed:
             raise ClosedError(f"the receiver of '{self._model_id}' is closed: init_on_worker() makes a new one")
 
@@ -414,14 +381,14 @@ class WeightReceiver:
         if self._subscriber is not None and running_loop() is None:
             # Another thread may be waiting for weights, with the loop that this one is to use.
             self._subscriber.hear_end(ClosedError(f"{self!r} is closed"))
-        ends, self._subscriber, self._transport = (self._subscriber, self._transport), None, None
+        ends, self._transport = (self._subscriber, self._transport), None
         work = self._bridge.run(_close(*ends), f"the closing of {self!r}", abandonable=False)
         self._bridge.release()
         return work
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the context."""
-        own = ("_bridge", "_state", "_heard", "_subscriber", "_is_closed")
+        own = ("_bridge", "_heard", "_pid", "_subscriber", "_is_closed")
         return {name: value for name, value in self.__dict__.items() if name not in own} | {"_context_ref": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -433,10 +400,6 @@ async def _begin(subscriber: Subscriber, timeout: float | None) -> None:
     begun = time.monotonic()
     await subscriber.connect(timeout)
     await subscriber.wait_version(1, None if timeout is None else max(0.0, timeout - (time.monotonic() - begun)))
-
-
-async def _no() -> bool:
-    return False
 
 
 async def _close(*ends: Any) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rlinf_async.weights.schemes.configuration import Configuration
 from rlinf_async.weights.transports.calls import finish
 from rlinf_async.weights.transports.transport import TransportBackend
-
-if TYPE_CHECKING:
-    from rlinf_async.weights.schemes.scheme import WeightSyncScheme
 
 
 class Roster:
@@ -21,7 +19,7 @@ class Roster:
 
     _transports: dict[int, TransportBackend]
 
-    def __init__(self, scheme: WeightSyncScheme) -> None:
+    def __init__(self, scheme: Configuration) -> None:
         self._scheme = scheme
         self._transports = {}
         self._transport = None
@@ -45,12 +43,15 @@ class Roster:
 
     def _register_worker(self, worker_idx: int, pipe_or_context: Any) -> None:
         if worker_idx not in self._transports:
-            self._transports[worker_idx] = self._scheme.create_transport(pipe_or_context)
+            self._transports[worker_idx] = self._way_to(pipe_or_context)
+
+    def _way_to(self, pipe_or_context: Any) -> TransportBackend:
+        return self._scheme.create_transport(pipe_or_context)
 
     def _replaced(self, worker_id: int, pipe_or_context: Any) -> TransportBackend:
         """Another way to a worker takes the place of the one that is returned."""
         old = self._targets(worker_id)[worker_id]
-        self._transports[worker_id] = self._scheme.create_transport(pipe_or_context)
+        self._transports[worker_id] = self._way_to(pipe_or_context)
         return old
 
     def _iterate_transports(self, worker_ids: int | Sequence[int] | None = None) -> Iterator[TransportBackend]:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import abc
 import importlib
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, TypeVar
-
-from torch import nn
+from typing import Any, Literal, TypeVar
 
 from rlinf_async.errors import ConfigError
-from rlinf_async.weights.model.resolve import _resolve_model
-from rlinf_async.weights.schemes.options import SyncOptions
+from rlinf_async.weights.schemes.configuration import Configuration
 from rlinf_async.weights.schemes.receiver import WeightReceiver
 from rlinf_async.weights.schemes.sender import WeightSender
-from rlinf_async.weights.schemes.strategy import WeightStrategy, _get_strategy
-from rlinf_async.weights.transports.transport import TransportBackend
+from rlinf_async.weights.schemes.weight_strategy import _get_strategy
 from rlinf_async.weights.waiting.bridge import Bridge
 from rlinf_async.work import Work
 
@@ -30,14 +25,14 @@ _BACKENDS: dict[str, str | type[WeightSyncScheme]] = {
     "multiprocessing": "multi_process",
     "worker": "worker_scheme",
     "ray": "worker_scheme",
-    "module_transform": "module_transform",
-    "rpc": "rpc",
+    "module_transform": "called",
+    "rpc": "called",
     "distributed": "distributed_scheme",
 }
 """By name: the scheme, or the module of this package that registers it."""
 
 
-class WeightSyncScheme(metaclass=abc.ABCMeta):
+class WeightSyncScheme(Configuration):
     """How to synchronise one model: a configuration, which can be pickled, and in each process one end of it.
 
     ``init_on_sender`` and ``init_on_worker`` say who the others are and do nothing else; the two sides meet in
@@ -55,15 +50,8 @@ class WeightSyncScheme(metaclass=abc.ABCMeta):
         ValueError: there is no such strategy.
     """
 
-    needs_weights: ClassVar[bool] = True
-    """Whether to send nothing is a mistake."""
-
-    publishes: ClassVar[bool] = False
-    """Whether the weights are packed once, for all workers."""
-
     def __init__(self, strategy: Literal["state_dict", "tensordict"] = "state_dict", **options: Any) -> None:
-        self.strategy: str = _get_strategy(strategy).extract_as
-        self.options = SyncOptions.of(options, type(self).__name__)
+        super().__init__(strategy, options)
         self._sender: WeightSender | None = None
         self._receiver: WeightReceiver | None = None
         self._initialized_on_sender = False
@@ -219,46 +207,11 @@ class WeightSyncScheme(metaclass=abc.ABCMeta):
 
     # -- what schemes differ in ---------------------------------------------------------------------------------
 
-    @abc.abstractmethod
-    def create_transport(self, pipe_or_context: Any) -> TransportBackend:
-        """The way to one worker, or from the sender; what is needed for it, each scheme says."""
-
     def create_sender(self) -> WeightSender:
         return WeightSender(self)
 
     def create_receiver(self) -> WeightReceiver:
         return WeightReceiver(self)
-
-    def prepare_weights(self, weights: Any, model_id: str, strategy: WeightStrategy, context: Any = None) -> Any:
-        """What ``send(weights)`` sends.
-
-        Args:
-            weights: a module, of which the weights are extracted; the path of one in the context; None for the model
-                ``model_id`` of the context; or weights, which stay as they are.
-
-        Returns:
-            The weights; None where none were given and the context has none.
-
-        Raises:
-            ValueError: a path, and no context.
-        """
-        if weights is None:
-            return None if context is None else self._weights_of(context, model_id, strategy)
-        if isinstance(weights, nn.Module):
-            return strategy.extract_weights(weights)
-        if isinstance(weights, str):
-            if context is None:
-                raise ValueError(f"Cannot resolve string reference '{weights}' without context")
-            return strategy.extract_weights(_resolve_model(context, weights))
-        return weights
-
-    def _weights_of(self, context: Any, model_id: str, strategy: WeightStrategy) -> Any:
-        try:
-            return strategy.extract_weights(_resolve_model(context, model_id))
-        except (AttributeError, KeyError):
-            pass
-        fallback = getattr(context, "_fallback_policy", None) if model_id == "policy" else None
-        return None if fallback is None else strategy.extract_weights(fallback)
 
 
 def register_weight_sync_backend(name: str) -> Callable[[S], S]:

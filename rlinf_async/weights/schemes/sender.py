@@ -3,35 +3,54 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import time
-from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+import contextlib
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from rlinf_async.errors import ClosedError
+from torch import nn
+
+from rlinf_async.errors import ClosedError, DeadlineExceeded, WeightMismatch
 from rlinf_async.weights.model.gather import gathers_here
 from rlinf_async.weights.model.gather_calls import Call, Calls
+from rlinf_async.weights.model.param_tree import ParamTree
+from rlinf_async.weights.model.partial import chosen, completed, fitted
+from rlinf_async.weights.plane.delivery import Delivery
+from rlinf_async.weights.plane.publisher import Publisher
+from rlinf_async.weights.plane.sync_handle import SyncHandle
+from rlinf_async.weights.schemes.configuration import Configuration
 from rlinf_async.weights.schemes.held import held
-from rlinf_async.weights.schemes.publishing import Publishing
 from rlinf_async.weights.schemes.roster import Roster, close_all
-from rlinf_async.weights.schemes.sharded import Gathering, are_sharded, only_helps
-from rlinf_async.weights.schemes.staged import Staged, give_up
-from rlinf_async.weights.schemes.strategy import _get_strategy
-from rlinf_async.weights.schemes.updates import Update
-from rlinf_async.weights.schemes.ways import OneWay, Way, ways_to
-from rlinf_async.weights.state.arguments import check_seconds, keys_of, number_of
-from rlinf_async.weights.state.report import SyncReport
+from rlinf_async.weights.schemes.sharded import are_sharded, gather_whole, only_helps
+from rlinf_async.weights.schemes.weight_strategy import _get_strategy
+from rlinf_async.weights.state.send_arguments import check_seconds, keys_of
+from rlinf_async.weights.state.sync_report import SyncReport
 from rlinf_async.weights.transports.calls import finish
-from rlinf_async.weights.transports.link_transport import LinkTransport
-from rlinf_async.weights.transports.transport import TransportBackend
+from rlinf_async.weights.transports.deliveries import deliveries_to
+from rlinf_async.weights.transports.transport import LinkTransport, TransportBackend
 from rlinf_async.weights.waiting.bridge import Bridge, begin_after
 from rlinf_async.work import Work
 
-if TYPE_CHECKING:
-    from rlinf_async.weights.schemes.scheme import WeightSyncScheme
-
-_PENDING = "while an async send is pending. Call wait_async() first."
 _NOT_PENDING = "No async send is pending. Call send_async() first."
+
+
+class Wanted(NamedTuple):
+    """What one send sends, and to whom.
+
+    Attributes:
+        links: to workers that read it where it is published, by their ids.
+        deliveries: to the others; None where there can be none.
+        version: of the weights; None for the next.
+        keys: which of the weights; None: all.
+        call: of the sender, by which the ranks of sharded weights know that they are in the same one.
+    """
+
+    weights: Any
+    links: Mapping[int, LinkTransport]
+    deliveries: Sequence[Delivery] | None
+    version: int | None
+    keys: Any
+    timeout: float
+    call: Call
 
 
 class WeightSender(Roster):
@@ -50,12 +69,11 @@ class WeightSender(Roster):
         report = await sender.wait_async()
     """
 
-    def __init__(self, scheme: WeightSyncScheme) -> None:
+    def __init__(self, scheme: Configuration) -> None:
         super().__init__(scheme)
         self._strategy = _get_strategy(scheme.strategy)  # type: ignore[arg-type]  # it checks it
         self._context_ref: Callable[[], Any] | None = None
         self._source_model: Any = None
-        self._version = 0
         self._gave_up = False
         """Whether the last send was, so that nobody knows who has it."""
         self._forget()
@@ -63,20 +81,25 @@ class WeightSender(Roster):
     def _forget(self) -> None:
         """What belongs to this process."""
         self._is_closed = False
-        self._pending_async = False
-        self._pending: Staged | None = None
+        self._pending: SyncHandle | None = None
         self._current: Any = None
-        self._publishing = Publishing(self._scheme)
-        self._bridge, self._gathering, self._calls = Bridge(), Gathering(self._model_id), Calls()
+        self._made: Publisher | None = None
+        self._bridge, self._calls = Bridge(), Calls()
+
+    @property
+    def _publisher(self) -> Publisher:
+        if self._made is None:
+            self._made = Publisher(model_id=self._model_id, **self._scheme.options.for_publisher())
+        return self._made
 
     def __repr__(self) -> str:
-        state = "pending" if self._pending_async else "idle"
-        return f"<{type(self).__name__} of '{self._model_id}' version {self._version} to {self.worker_ids} [{state}]>"
+        state = "idle" if self._pending is None else "pending"
+        return f"<{type(self).__name__} of '{self._model_id}' version {self.version} to {self.worker_ids} [{state}]>"
 
     @property
     def version(self) -> int:
         """Of the weights that were sent last; 0 before the first."""
-        return self._version
+        return 0 if self._made is None else self._made.version
 
     def _set_context(self, context: Any, model_id: str | None = None) -> None:
         self._context_ref = held(context)
@@ -118,13 +141,22 @@ class WeightSender(Roster):
         return self._send_as(self._calls.next(), weights, worker_ids, version, keys, timeout)
 
     def _send_as(self, *wanted: Any) -> Any:
-        if self._pending_async:
-            raise RuntimeError(f"Cannot call send() {_PENDING}")
-        self._refuse_second("send")
+        return self._begin("send() while an async send", self._send, wanted)
+
+    def _begin(self, what: str, send: Callable[[Wanted], Coroutine[Any, Any, Any]], wanted: tuple[Any, ...]) -> Any:
+        if self._pending is not None:
+            raise RuntimeError(f"Cannot call {what} is pending. Call wait_async() first.")
+        self._check_open()
+        current = self._current
+        if current is not None and not current.done() and not current._cancelled:
+            raise RuntimeError(f"Cannot call {what.partition(' ')[0]} while another one is under way: await it first")
         if not self._is_complete:
-            return self._start(lambda: self._once_complete(self._send, wanted), "a send")
-        update, ways = self._prepare(*wanted)
-        return self._start(lambda: self._send(update, ways), "a send")
+            return self._start(lambda: self._once_complete(send, wanted), "a send")
+        prepared = self._prepare(*wanted)
+        for transport in self._targets(wanted[2]).values() if prepared.deliveries and send == self._send_async else ():
+            if not isinstance(transport, LinkTransport) and not hasattr(transport, "send_weights_async"):
+                raise RuntimeError(f"transport of type {type(transport)} does not support async send.")
+        return self._start(lambda: send(prepared), "a send")
 
     def send_async(
         self,
@@ -146,19 +178,7 @@ class WeightSender(Roster):
             The version; in a coroutine a ``Work`` of it.
         """
         wanted = (self._calls.next(), weights, worker_ids, version, keys, timeout)
-        if self._pending_async:
-            raise RuntimeError(
-                "Cannot call send_async() again while a previous send is pending. Call wait_async() first."
-            )
-        self._refuse_second("send_async")
-        if not self._is_complete:
-            return self._start(lambda: self._once_complete(self._send_async, wanted), "an async send")
-        update, ways = self._prepare(*wanted)
-        for way in ways:
-            if not way.can_stage:
-                transport = way.transport if isinstance(way, OneWay) else way
-                raise RuntimeError(f"transport of type {type(transport)} does not support async send.")
-        return self._start(lambda: self._send_async(update, ways), "an async send")
+        return self._begin("send_async() again while a previous send", self._send_async, wanted)
 
     def wait_async(self, timeout: float | None = None) -> Any:
         """Waits until the workers have applied what ``send_async`` has sent.
@@ -175,7 +195,7 @@ class WeightSender(Roster):
                 pending, and may be waited for again.
         """
         self._check_open()
-        if not self._pending_async:
+        if self._pending is None:
             raise RuntimeError(_NOT_PENDING)
         check_seconds(timeout)
         return self._bridge.run(self._wait_async(self._pending, timeout), f"an async send of '{self._model_id}'")
@@ -188,12 +208,6 @@ class WeightSender(Roster):
         if self._is_closed:
             raise ClosedError(f"the sender of '{self._model_id}' is closed: init_on_sender() makes a new one")
 
-    def _refuse_second(self, name: str) -> None:
-        self._check_open()
-        current = self._current
-        if current is not None and not current.done() and not current._cancelled:
-            raise RuntimeError(f"Cannot call {name}() while another one is under way: await that one first")
-
     def _prepare(
         self,
         call: Call,
@@ -202,10 +216,11 @@ class WeightSender(Roster):
         version: int | None,
         keys: Any,
         timeout: float | None,
-    ) -> tuple[Update, list[Way]]:
+    ) -> Wanted:
         self._check_open()  # it may have been closed while its workers were looked for
         check_seconds(timeout)
-        number = 0 if version is None else self._next(number_of(version))
+        if version is not None:
+            version = self._publisher.next_version(version)
         prepared = self._weights(weights)
         shares = self._scheme.needs_weights and are_sharded(prepared)
         if shares:
@@ -219,10 +234,10 @@ class WeightSender(Roster):
             )
         if timeout is None:
             timeout = self._scheme.options.ack_timeout
-        update = Update(self._model_id, prepared, number, keys_of(keys), timeout, call)
-        if helps and self._publishes:
-            return update, [self._publishing.way(self._model_id, {}, self._model_weights)]
-        return update, self._ways(targets)
+        links = {each: transport for each, transport in targets.items() if isinstance(transport, LinkTransport)}
+        others: dict[Hashable, Any] = {each: targets[each] for each in targets if each not in links}
+        deliveries = None if helps and self._publishes else deliveries_to(others)
+        return Wanted(prepared, links, deliveries, version, keys_of(keys), timeout, call)
 
     def _weights(self, weights: Any) -> Any:
         context = self._context_ref() if self._context_ref is not None else None
@@ -238,12 +253,6 @@ class WeightSender(Roster):
         except (IndexError, TypeError, ValueError):  # a context with something else there
             return None
 
-    def _ways(self, targets: dict[int, TransportBackend]) -> list[Way]:
-        linked = {each: transport for each, transport in targets.items() if isinstance(transport, LinkTransport)}
-        others = {each: transport for each, transport in targets.items() if each not in linked}
-        ways = ways_to(others)
-        return [self._publishing.way(self._model_id, linked, self._model_weights), *ways] if linked else ways
-
     def _start(self, begin: Callable[[], Coroutine[Any, Any, Any]], what: str) -> Any:
         previous, self._current = self._current, None
         work = self._bridge.run(begin_after(previous, begin), f"{what} of '{self._model_id}'")
@@ -258,68 +267,91 @@ class WeightSender(Roster):
     async def _once_complete(self, send: Callable[..., Coroutine[Any, Any, Any]], wanted: tuple[Any, ...]) -> Any:
         timeout = wanted[-1]
         await self._find_workers(self._scheme.options.ack_timeout if timeout is None else timeout)
-        return await send(*self._prepare(*wanted))
+        return await send(self._prepare(*wanted))
 
-    def _next(self, version: int | None) -> int:
-        """The number of what is sent next."""
-        if version is None:
-            return number_of(self._version + 1)
-        if version <= self._version:
-            raise ValueError(f"version {version} is not after version {self._version}, which was sent last")
-        return version
-
-    async def _stage(self, update: Update, ways: list[Way]) -> Staged:
-        # Only here is it known what became of the send before this one, if that was cancelled.
-        update = dataclasses.replace(update, version=self._next(update.version or None))
-        since = time.perf_counter()
-        if not self._publishes and are_sharded(update.weights):
-            update = await self._gathering.whole(update)
-        staged = Staged(update, ways, since)
+    async def _publish(self, wanted: Wanted) -> SyncHandle:
+        """Sends; returns when the weights may change."""
+        weights, links, deliveries, version, keys, timeout, call = wanted
+        publisher = self._linked(links)
+        select: Any = self._scheme.options.select
+        facts: dict[str, Any] = {"version": version, "timeout": timeout, "call": call, "deliveries": deliveries}
+        if not self._publishes and are_sharded(weights):
+            weights, keys = await publisher.aside.do(gather_whole, chosen(weights, keys), call, nbytes=None), None
+        if publisher.manifest is None and (links or deliveries is None):
+            weights, keys = completed(weights, keys, self._model_weights(), self._model_id, select), None
         try:
-            found = await asyncio.gather(*(way.stage(update) for way in ways), return_exceptions=True)
-        finally:  # also where whoever waits was cancelled: a number that a worker has heard is never another version's
-            if not ways or any(way.has_begun for way in ways):
-                self._version = update.version
-        for error in found:
-            if error is not None:
-                raise error
-        staged.t_stage = time.perf_counter() - staged.since
+            handle = await publisher.publish(weights, list(links), keys=keys, **facts)
+        except WeightMismatch:
+            if publisher.manifest is None or keys is not None or isinstance(weights, nn.Module) or not links:
+                raise
+            weights, keys = fitted(ParamTree.of(weights, select), publisher.manifest)
+            handle = await publisher.publish(weights, list(links), keys=keys, **facts)
+        for transport in links.values():
+            transport.announce(handle.version)
         self._gave_up = False
-        return staged
+        return handle
 
-    async def _send(self, update: Update, ways: list[Way]) -> SyncReport:
+    def _linked(self, links: Mapping[int, LinkTransport]) -> Publisher:
+        """The publisher, with these among its receivers."""
+        publisher = self._publisher
+        for worker_id, transport in links.items():
+            if worker_id not in publisher.worker_ids:
+                publisher.add(worker_id, transport.invite(self._model_id))
+        return publisher
+
+    async def _report(self, handle: SyncHandle) -> SyncReport:
+        """Waits for the workers; if that is cancelled, it may be called again."""
+        with contextlib.ExitStack() as stack:
+            for transport in self._transports.values():
+                if isinstance(transport, LinkTransport):
+                    stack.enter_context(transport.watching())
+            if handle.deliveries:
+                await self._publisher.collect(handle)
+            return await handle.async_wait()
+
+    async def _send(self, wanted: Wanted) -> SyncReport:
+        handle = None
         try:
-            staged = await self._stage(update, ways)
-            report = await staged.report()
+            handle = await self._publish(wanted)
+            return await self._report(handle)
         except BaseException:
-            self._give_up(ways)
+            self._give_up(handle)
             raise
-        report.raise_failures()
-        return report
 
-    async def _send_async(self, update: Update, ways: list[Way]) -> int:
+    async def _send_async(self, wanted: Wanted) -> int:
         try:
-            self._pending = staged = await self._stage(update, ways)
+            self._pending = handle = await self._publish(wanted)
         except BaseException:
-            self._give_up(ways)
+            self._give_up(None)
             raise
-        self._pending_async = True
-        return staged.update.version
+        return handle.version
 
-    def _give_up(self, ways: list[Way]) -> None:
-        self._gave_up = True
-        give_up(ways)
+    def _give_up(self, handle: SyncHandle | None) -> None:
+        if handle is None or not handle.done():
+            self._gave_up = True
+        if handle is not None:
+            handle.cancel()
 
-    async def _wait_async(self, pending: Staged | None, timeout: float | None) -> SyncReport:
-        if pending is None or pending is not self._pending:  # since it was called, something has happened
-            if pending is not None and pending.missing:  # and nobody has waited for it to the end
+    async def _wait_async(self, pending: SyncHandle, timeout: float | None) -> SyncReport:
+        if pending is not self._pending:  # since it was called, something has happened
+            if pending.report is None:  # and nobody has waited for it to the end
                 raise ClosedError(f"the sender of '{self._model_id}' is closed")
             raise RuntimeError(_NOT_PENDING)
-        report = await pending.report_within(timeout)
-        if self._pending is pending:
-            self._pending, self._pending_async = None, False
-        report.raise_failures()
-        return report
+        deadline = asyncio.timeout(timeout)
+        try:
+            async with deadline:
+                return await self._report(pending)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            missing = ", ".join(map(str, self._publisher.waiting_for(pending)))
+            raise DeadlineExceeded(
+                f"version {pending.version} of '{self._model_id}' was not applied within {timeout:g} s by workers "
+                f"{missing}; it is still pending"
+            ) from None
+        finally:
+            if pending.done() and self._pending is pending:
+                self._pending = None
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -343,7 +375,7 @@ class WeightSender(Roster):
         current = self._current
         if current is not None and not current.done() and current._cancelled:
             return self._start(lambda: self._connect_after_all(call, weights, timeout), "a connection")
-        is_first = not self._version or (self._gave_up and not self._publishes)
+        is_first = not self.version or (self._gave_up and not self._publishes)
         if weights is not None or (is_first and self._weights(None) is not None):
             return self._send_as(call, weights, None, None, None, timeout)
         return self._bridge.run(self._connect(timeout), f"the workers of '{self._model_id}'")
@@ -365,9 +397,13 @@ class WeightSender(Roster):
         return self._bridge.run(self._replace(worker_id, old, new), f"worker {worker_id} of '{self._model_id}'")
 
     async def _replace(self, worker_id: int, old: TransportBackend, new: TransportBackend) -> None:
-        self._publishing.leave(worker_id)
+        was_linked = self._made is not None and worker_id in self._made.worker_ids
+        if was_linked:
+            self._publisher.remove(worker_id)
         await close_all([old])
-        self._publishing.meet(self._model_id, worker_id, new)
+        if was_linked and isinstance(new, LinkTransport):
+            self._linked({worker_id: new})
+            new.announce(self.version)
 
     async def _connect_after_all(self, call: Call, weights: Any, timeout: float | None) -> None:
         """Once it is known what has become of a send that was cancelled."""
@@ -379,16 +415,21 @@ class WeightSender(Roster):
             return
         await self._find_workers(timeout)
         targets = self._targets(None)
-        linked = {each: transport for each, transport in targets.items() if isinstance(transport, LinkTransport)}
-        if linked:
+        links = {each: transport for each, transport in targets.items() if isinstance(transport, LinkTransport)}
+        if links:
             source = self._weights(None)
             if source is None:
                 raise ValueError(f"connect() has to tell the workers what '{self._model_id}' is: give weights=")
-            await self._publishing.connect(self._model_id, linked, source, timeout)
-        for transport in self._transports.values():
-            connect = getattr(transport, "connect", None)
+            publisher = self._linked(links)
+            with contextlib.ExitStack() as stack:
+                for transport in links.values():
+                    transport.announce(publisher.version)
+                    stack.enter_context(transport.watching())
+                await publisher.connect(timeout, source=source)
+        for each in self._transports.values():
+            connect = getattr(each, "connect", None)
             if connect is not None:
-                await finish(connect(timeout=timeout), timeout, f"the connection to {transport!r}")
+                await finish(connect(timeout=timeout), timeout, f"the connection to {each!r}")
 
     def close(self) -> Any:
         """Gives up what is pending and closes all transports; in a coroutine a ``Work``.
@@ -396,23 +437,23 @@ class WeightSender(Roster):
         Later sends raise ``ClosedError``.
         """
         self._is_closed = True
-        pending, self._pending, self._pending_async = self._pending, None, False
+        pending, self._pending = self._pending, None
         if pending is not None:
-            pending.give_up()
+            pending.cancel()
         work = self._bridge.run(self._close(), f"the closing of {self!r}")
         self._bridge.release()
         return work
 
     async def _close(self) -> None:
-        await self._gathering.close()
-        await self._publishing.close()
+        if self._made is not None:
+            await self._made.close()
         await close_all([*self._transports.values(), *([self._transport] if self._transport else [])])
 
     # -- pickling -----------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the context, and without what is pending."""
-        own = ("_bridge", "_gathering", "_calls", "_publishing", "_current", "_pending", "_pending_async", "_is_closed")
+        own = ("_bridge", "_calls", "_made", "_current", "_pending", "_is_closed")
         state = {name: value for name, value in self.__dict__.items() if name not in own}
         return {**state, "_context_ref": None}
 

@@ -6,7 +6,6 @@ whole copy, in the CPU's memory.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,8 +15,6 @@ import torch.distributed as dist
 from rlinf_async.weights.model.gather import gather_buckets, gathers_here, is_sharded
 from rlinf_async.weights.model.gather_calls import Call
 from rlinf_async.weights.model.param_tree import ParamTree, Path, is_tensordict
-from rlinf_async.weights.schemes.updates import Update, chosen
-from rlinf_async.weights.waiting.aside import Aside
 
 
 def are_sharded(weights: Any) -> bool:
@@ -40,37 +37,19 @@ def only_helps(weights: Any) -> bool:
     return are_sharded(weights) and not gathers_here()
 
 
-class Gathering:
-    """Makes them whole.  Its thread is there once there was something to gather.
+def gather_whole(weights: Any, call: Call | None) -> Any:
+    """Whole weights in the CPU's memory; None on ranks that only help.
 
-    Args:
-        model_id: as errors call it.
+    Collective; a rank that does not take part keeps the others waiting for as long as torch's process group lets them.
+
+    Raises:
+        TransferFailed: another rank is not in this call.
     """
-
-    def __init__(self, model_id: str) -> None:
-        self._aside = Aside(f"gathering of {model_id}")
-
-    async def whole(self, update: Update) -> Update:
-        """The same with whole weights, of which the ranks that only help get none.
-
-        Collective; a rank that does not take part keeps the others waiting for as long as torch's process group lets
-        them.
-
-        Raises:
-            TransferFailed: another rank is not in this call.
-        """
-        weights = await self._aside.do(_gather, chosen(update), update.call, nbytes=None)
-        return dataclasses.replace(update, weights=weights, keys=None)
-
-    async def close(self) -> None:
-        await self._aside.end()
-
-
-def _gather(weights: Any, call: Call | None) -> Any:
+    assert call is not None
     tree = ParamTree.of(weights)
     found: dict[Path, torch.Tensor] = {}
     with torch.no_grad():
-        for bucket in gather_buckets(tree, call=call):
+        for bucket in gather_buckets(tree, call):
             found.update((path, tensor.cpu() if is_sharded(tree[path]) else tensor) for path, tensor in bucket.items())
     if not gathers_here():
         return None

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from rlinf_async._worker.context import require_exchange
-from rlinf_async.weights.links.link import Link
+from rlinf_async.weights.links.weight_link import Link
 from rlinf_async.weights.links.worker_link import WorkerLink
-from rlinf_async.weights.schemes.handle_scheme import HandleScheme
+from rlinf_async.weights.schemes.called import CallingScheme
 from rlinf_async.weights.schemes.scheme import WeightSyncScheme, model_of, register_weight_sync_backend
 from rlinf_async.weights.schemes.sender import WeightSender
-from rlinf_async.weights.transports.link_transport import LinkTransport
-from rlinf_async.weights.transports.worker import WorkerTransport
+from rlinf_async.weights.transports.call_transports import WorkerTransport
+from rlinf_async.weights.transports.transport import LinkTransport
 from rlinf_async.weights.waiting.bridge import at_once
 
 
@@ -87,7 +87,7 @@ class _GroupSender(WeightSender):
 
 @register_weight_sync_backend("ray")
 @register_weight_sync_backend("worker")
-class WorkerWeightSyncScheme(HandleScheme):
+class WorkerWeightSyncScheme(CallingScheme):
     """Synchronises workers of this framework with one of their number, the trainer (TorchRL's RayWeightSyncScheme).
 
     Example:

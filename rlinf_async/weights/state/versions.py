@@ -1,4 +1,4 @@
-"""Which version a receiver takes, and who has which: plain state."""
+"""Versions of weights, as a receiver judges them and a sender counts who has which: plain state."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from enum import Enum, auto
 from types import MappingProxyType
 from typing import Any
 
-from rlinf_async.weights.state.arguments import number_of
+from rlinf_async.weights.state.send_arguments import number_of
 
 
 class Verdict(Enum):
-    """What a receiver does with a version that it hears of."""
+    """Judgement of weights that have come to a receiver."""
 
     APPLY = auto()
     DUPLICATE = auto()
-    """It has this one or a later one: acknowledged, and nothing is written."""
-    NEED_FULL = auto()
-    """A patch on a version that is not here: the sender has to send everything."""
+    """They are here: acknowledged, and not written."""
+    STALE = auto()
+    """Later ones are here, or another sender's with that number: not written."""
 
 
 class Reception:
@@ -26,6 +26,7 @@ class Reception:
 
     Attributes:
         version: that is applied; 0 before the first.
+        sender: of it, where that is told.
         published: the latest that the receiver has heard of.
         is_whole: False after a write that has failed half way, until a full version is applied.
         is_there: False once the weights are to go somewhere else, until a full version is applied there.
@@ -33,6 +34,7 @@ class Reception:
 
     def __init__(self) -> None:
         self.version = 0
+        self.sender: Any = None
         self.published = 0
         self.is_whole = True
         self.is_there = True
@@ -46,19 +48,21 @@ class Reception:
         """There is such a version."""
         self.published = max(self.published, version)
 
-    def judge(self, version: int, base: int | None = None) -> Verdict:
-        """
-        Args:
-            base: the version that a patch is made for; None for one that has everything.
+    def judge(self, version: int, sender: Any = None) -> Verdict:
+        """Judges whole weights by their number, whatever has brought them.
+
+        a later version than what is here                          APPLY
+        the same one, which is torn, or not where it is to be      APPLY
+        the same one                                               DUPLICATE
+        the same number of another sender, where both are told     STALE
+        an earlier version                                         STALE
         """
         self.heard(version)
-        if not self.is_whole:
-            return Verdict.APPLY if base is None else Verdict.NEED_FULL
-        if version < self.version or (version == self.version and self.is_there):
-            return Verdict.DUPLICATE
-        if base is not None and not (base == self.version and self.is_there):
-            return Verdict.NEED_FULL
-        return Verdict.APPLY
+        if version > self.version:
+            return Verdict.APPLY
+        if version < self.version or not (sender is None or self.sender in (None, sender)):
+            return Verdict.STALE
+        return Verdict.DUPLICATE if self.is_whole and self.is_there else Verdict.APPLY
 
     def applied(self, version: int) -> None:
         """
@@ -68,7 +72,7 @@ class Reception:
         self.overwritten(version)
         self.is_whole = self.is_there = True
 
-    def overwritten(self, version: int) -> None:
+    def overwritten(self, version: int, sender: Any = None) -> None:
         """It is applied, as far as it has come: what was missing may be missing yet.
 
         Raises:
@@ -76,7 +80,7 @@ class Reception:
         """
         if version < self.version:
             raise ValueError(f"version {version} cannot follow version {self.version}")
-        self.version = version
+        self.version, self.sender = version, sender
         self.heard(version)
 
     def moved(self) -> None:

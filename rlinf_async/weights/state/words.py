@@ -9,11 +9,15 @@
                                                            WHOLE are its extra and its checksum
     receiver -> sender
       JOIN                                                 it follows a publication, and is to be its receiver
-      READY    version, gpu                                what was announced fits; this version is applied; the uuid
-                                                           of the GPU on which leaves can be read, or nothing
+      READY    version, gpu, wish                          what was announced fits; this version is applied; the uuid
+                                                           of the GPU on which leaves can be read, or nothing; pairs of
+                                                           a leaf's index and the dtype, other than the sender's, in
+                                                           which it could be mapped; None where nothing could be
       REFUSE   failure                                     it does not; later versions only ask again
-      ACK      version, failure, t_recv, t_apply, t_pause  what has become of a version
-      LACK     version                                     its leaves are on a GPU only, and cannot be read there
+      ACK      version, failure, t_recv, t_apply,          what has become of a version; what the model holds: its
+               t_pause, digests                            version, forms and digests, or None
+      LACK     version, memory                             its leaves cannot be read: they are on a GPU only; or this
+                                                           memory cannot be opened, and who has it is gone, perhaps
       ROOM, LANDED, STUCK                                  what becomes of it there
 
 A *memory* is a ``MemoryName``, or None; a *failure* is packed, or None; a *moment* is one of the machine's monotonic

@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 
 import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
 
 from rlinf_async.errors import DeadlineExceeded
 from rlinf_async.group import WorkerGroup
@@ -222,7 +224,10 @@ def copied(weights: Any) -> Any:
             return same
         if isinstance(value, Mapping):
             return {key: copy_of(part) for key, part in value.items()}
-        return copy.deepcopy(value)
+        # Torch's own copy of a parameter refuses sparse ones, and knows nothing of ties to other tensors.
+        found = value.parameters() if isinstance(value, nn.Module) else ()
+        memo = {id(each): nn.Parameter(clone(each), each.requires_grad) for each in found if not is_lazy(each)}
+        return copy.deepcopy(value, memo)
 
     return copy_of(weights)
 

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_async.errors import DeadlineExceeded, PeerLost, RemoteError, RLinfAsyncError, WrongAcknowledgement
-from rlinf_async.weights.links.pipe_mail import PipeMail
+from rlinf_async.weights.links.pipe_mail import UPDATE, PipeMail, is_answer, is_update
 from rlinf_async.weights.links.socket_link import OWN, Notice, SocketLink
-from rlinf_async.weights.transports.calls import detached, nothing
-from rlinf_async.weights.transports.link_transport import LinkTransport
-from rlinf_async.weights.waiting.bridge import Bridge
+from rlinf_async.weights.transports.calls import detached
+from rlinf_async.weights.transports.transport import LinkTransport
+from rlinf_async.weights.waiting.bridge import Bridge, at_once
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 logger = logging.getLogger(__name__)
 
-_UPDATE: Final = "update_weights"
 _REGISTER: Final = "register_shared_weights"
 _FAILED: Final = "failed"
 
@@ -30,33 +29,36 @@ class MPTransport(LinkTransport):
     The sender says ``((model_id, weights), "update_weights")``, the receiver ``(None, "updated")``, or
     ``(facts, "failed")`` where it could not apply them; a loop of the user's own may read and write these messages by
     ``pipe.recv()`` and ``pipe.send()``.  Weights are copied into the message: what becomes of them afterwards is not
-    seen by the receiver.  Within a ``MultiProcessWeightSyncScheme`` both ends go over to shared memory.
+    seen by the receiver.  Within a scheme both ends go over to shared memory, and notices take the place of weights.
 
     Args:
         pipe_connection: one end of a pipe that goes both ways.
         timeout: seconds for which the other side may keep a message, or an acknowledgement, waiting.
+        registered: models whose receivers are told of a registration first.
 
     Raises:
         ConfigError: the pipe goes one way only.
     """
 
-    def __init__(self, pipe_connection: Connection[Any, Any], timeout: float = 10.0) -> None:
+    def __init__(
+        self, pipe_connection: Connection[Any, Any], timeout: float = 10.0, registered: Collection[str] = ()
+    ) -> None:
         self.timeout = timeout
         self.pipe = pipe_connection
-        self._mail = PipeMail(pipe_connection)
+        self._mail = PipeMail.of(pipe_connection)
         self._bridge = Bridge()
-        self.registers = False
+        self._registered = registered
         self._link: SocketLink | None = None
         self._invites = False
         self._posts: list[tuple[Notice, str]] = []
         """Notices that are to be written yet."""
         self._has_posted = self._awaits_answer = False
-        self._others: list[Notice] = []
-        """Of other models, that nobody here has asked for."""
         self._named: set[bytes] = set()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {'closed' if self.pipe.closed else f'pipe {self.pipe.fileno()}'}>"
+
+    # -- weights as messages ------------------------------------------------------------------------------------
 
     def send_weights(self, model_id: str, weights: Any) -> Any:
         """Sends a copy, and waits until the receiver has applied it.
@@ -67,18 +69,16 @@ class MPTransport(LinkTransport):
             WrongAcknowledgement: it says something else.
             RemoteError: it could not apply them; says why.
         """
-        return self._bridge.run(self._send_and_wait(model_id, weights), f"the sending to {self!r}")
 
-    async def _send_and_wait(self, model_id: str, weights: Any) -> None:
-        await self._send(model_id, weights)
-        await self._check("updated")
+        async def send() -> None:
+            await self._send((model_id, detached(weights)), UPDATE)
+            await self._check("updated")
+
+        return self._bridge.run(send(), f"the sending to {self!r}")
 
     def send_weights_async(self, model_id: str, weights: Any) -> Any:
         """Sends a copy; ``wait_ack`` waits for the receiver."""
-        return self._bridge.run(self._send(model_id, weights), f"the sending to {self!r}")
-
-    async def _send(self, model_id: str, weights: Any) -> None:
-        await self._mail.send(((model_id, detached(weights)), _UPDATE), self.timeout)
+        return self._bridge.run(self._send((model_id, detached(weights)), UPDATE), f"the sending to {self!r}")
 
     def wait_ack(self) -> Any:
         """``check_ack()``"""
@@ -90,17 +90,16 @@ class MPTransport(LinkTransport):
         return self._bridge.run(self._receive(timeout), f"weights from {self!r}")
 
     async def _receive(self, timeout: float) -> Any:
-        message = await self._mail.receive(timeout, _UPDATE)
-        return None if message is None or message[1] != _UPDATE else message[0]
+        message = await self._mail.receive(timeout, is_update)
+        return None if message is None or message[1] != UPDATE else message[0]
 
     def send_ack(self, message: str = "updated") -> Any:
         """The receiver's word that it has applied what it has received."""
-        return self._bridge.run(self._mail.send((None, message), self.timeout), f"the answer of {self!r}")
+        return self._bridge.run(self._send(None, message), f"the answer of {self!r}")
 
     def send_error(self, error: BaseException) -> Any:
         """The receiver's word that it could not."""
-        facts = (type(error).__name__, str(error))
-        return self._bridge.run(self._mail.send((facts, _FAILED), self.timeout), f"the answer of {self!r}")
+        return self._bridge.run(self._send((type(error).__name__, str(error)), _FAILED), f"the answer of {self!r}")
 
     def check_ack(self, message: str = "updated") -> Any:
         """Waits for the receiver's word.
@@ -112,8 +111,11 @@ class MPTransport(LinkTransport):
         """
         return self._bridge.run(self._check(message), f"the answer to {self!r}")
 
+    async def _send(self, data: Any, text: str) -> None:
+        await self._mail.send((data, text), self.timeout)
+
     async def _check(self, text: str) -> None:
-        found = await self._mail.receive(self.timeout, text, bare=True)
+        found = await self._mail.receive(self.timeout, is_answer)
         if found is None:
             other = " (something else is in the pipe, which nobody reads)" if self.pipe.poll(0) else ""
             raise DeadlineExceeded(f"no acknowledgement '{text}' has come within {self.timeout:g} s{other}")
@@ -127,7 +129,7 @@ class MPTransport(LinkTransport):
     def check_connection(self) -> bool:
         return not self.pipe.closed
 
-    # -- in a scheme --------------------------------------------------------------------------------------------
+    # -- a link, and notices of it ------------------------------------------------------------------------------
 
     def invite(self, name: str) -> SocketLink:
         if self._link is None:
@@ -146,39 +148,30 @@ class MPTransport(LinkTransport):
             return
         if link.mode is None and self._has_posted and not self.pipe.closed and not self._mail.is_all_read():
             return
-        texts = [_REGISTER, _UPDATE] if self.registers and not self._has_posted else [_UPDATE]
-        self._posts = [(link.notice(version), text) for text in texts]
+        registers = link.name in self._registered and not self._has_posted
+        self._posts = [(link.notice(version), text) for text in ([_REGISTER, UPDATE] if registers else [UPDATE])]
         self._look()
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        stop = self._mail.watch(self._look) if self._look() else _nothing
+        stop = self._mail.watch(self._look) if self._look() else None
         try:
             yield
         finally:
-            stop()
+            if stop is not None:
+                stop()
             self._look()
             self._name_others()
 
-    async def leads_to_link(self, timeout: float | None) -> bool:
-        if self._look() and await self._mail.wait(timeout):
-            self._look()
-        self._name_others()
-        link = self._link
-        return link is not None and (link.is_joined or link.error is not None)
-
     def _look(self) -> bool:
-        """What is in the pipe, or was to go there; whether anything more is expected of it."""
+        """Writes what is to be written, and takes what has come; whether anything more is expected of the pipe."""
         link = self._link
         if link is None or link.error is not None:
             return False
         try:
-            if self._invites:
-                self._post(link)
-            elif not link.is_joined:
-                self._meet(link)
+            (self._post if self._invites else self._meet)(link)
         except (RLinfAsyncError, OSError) as error:  # the other side is gone, or the pipe is closed here
-            link.give_up(error)
+            link.close(error)
         return link.error is None and (bool(self._posts) or not link.is_joined)
 
     def _post(self, link: SocketLink) -> None:
@@ -191,32 +184,32 @@ class MPTransport(LinkTransport):
             self._mail.check()
 
     def _meet(self, link: SocketLink) -> None:
-        notice, others = self._mail.take_notice(link.name)
-        if notice is not None:
+        if link.is_joined:
+            return
+        if (notice := self._mail.take_notice(link.name)) is not None:
             try:
                 link.join(notice, OWN)
             except PeerLost as error:
                 logger.info("a notice is passed over: %s", error)
-        elif others:
-            self._others = others
-            names = ", ".join(f"'{other.model_id}'" for other in others)
+        elif self._mail.notices:
+            names = ", ".join(f"'{name}'" for name in self._mail.notices)
             link.label = f"the other end of the pipe, which sends weights of {names} and none of '{link.name}'"
 
     def _name_others(self) -> None:
         """Tells senders of other models, once each, for whose weights this one looks in vain."""
-        link, others = self._link, [other for other in self._others if other.address not in self._named]
-        if link is not None and not link.is_joined:
-            for other in others:
-                self._named.add(other.address)
-                other.name_other(link.name)
+        link = self._link
+        if link is not None and not self._invites and not link.is_joined:
+            for other in list(self._mail.notices.values()):
+                if other.address not in self._named:
+                    self._named.add(other.address)
+                    other.name_other(link.name)
 
     def close(self) -> Any:
         """Lets go of the pipe, which stays open; in a coroutine a ``Work``."""
         link, self._link = self._link, None
         if link is not None:
             link.close()
-        self._mail.close()
-        work = self._bridge.run(nothing(), "nothing")
+        work = at_once(f"the closing of {self!r}")
         self._bridge.release()
         return work
 
@@ -225,7 +218,3 @@ class MPTransport(LinkTransport):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["pipe"], state["timeout"])  # type: ignore[misc]
-
-
-def _nothing() -> None:
-    pass

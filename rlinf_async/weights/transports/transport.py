@@ -1,8 +1,12 @@
-"""What carries weights from a sender to one receiver."""
+"""Interface of transports: what carries weights from a sender to one receiver."""
 
 from __future__ import annotations
 
+import contextlib
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
+
+from rlinf_async.weights.links.weight_link import Link
 
 
 @runtime_checkable
@@ -38,3 +42,25 @@ class TransportBackend(Protocol):
 
     def receive_weights(self, timeout: float = 1.0) -> Any:
         """``(model_id, weights)``, or None if nothing has arrived within ``timeout`` seconds."""
+
+
+class LinkTransport:
+    """A transport whose ends share memory: a publisher and a subscriber say by its link what is there."""
+
+    def invite(self, name: str) -> Link:
+        """The sender's end for the model of that name; made when it is first asked for."""
+        return self.open_link(name)
+
+    def open_link(self, name: str) -> Link:
+        """The receiver's end, likewise."""
+        raise NotImplementedError
+
+    def announce(self, version: int) -> None:
+        """Has a receiver that has not met the sender know of a version, or one that has to be told of each."""
+
+    def watching(self) -> AbstractContextManager[None]:
+        """To be entered around each wait for the other side: what has to be read or written meanwhile is."""
+        return contextlib.nullcontext()
+
+    def check_connection(self) -> bool:
+        raise NotImplementedError

@@ -103,13 +103,12 @@ def _on(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], None]
 
 
 def _close(runner: asyncio.Runner, pid: int) -> None:
-    if pid != os.getpid():  # its tasks are the parent's
-        loop = runner.get_loop()
-        if not loop.is_running():
+    with contextlib.suppress(RuntimeError):  # it is closed already
+        # Where a loop runs nothing can be awaited by blocking; in a forked process its tasks are the parent's.
+        if pid == os.getpid() and running_loop() is None:
+            runner.close()
+        elif not (loop := runner.get_loop()).is_running():
             loop.close()
-        return
-    with contextlib.suppress(RuntimeError):  # a loop runs here, in which nothing can be awaited by blocking
-        runner.close()
 
 
 async def begin_after(previous: Any, begin: Callable[[], Coroutine[Any, Any, Any]]) -> Any:

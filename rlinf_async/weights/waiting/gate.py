@@ -32,16 +32,21 @@ class Reading:
     """One lease of the weights: ``async with`` or ``with``; gives the version that is read.
 
     A reader inside a reader's block of the same task passes at once, also while somebody waits to write.
+
+    Args:
+        first: is waited for before, and may fail.
     """
 
-    def __init__(self, gate: ReadingGate, timeout: float | None) -> None:
+    def __init__(self, gate: ReadingGate, timeout: float | None, first: Work[Any] | None = None) -> None:
         self._gate = gate
         self._timeout = timeout
+        self._first = first
         self._token: contextvars.Token[Reading | None] | None = None
-        self._outer: Reading | None = None
         self.is_open = False
 
     async def __aenter__(self) -> int:
+        if self._first is not None:
+            await self._first.async_wait(self._timeout)
         turn = self._ask()
         if turn is not None:
             try:
@@ -55,6 +60,8 @@ class Reading:
         self.__exit__()
 
     def __enter__(self) -> int:
+        if self._first is not None:
+            self._first.wait(self._timeout)
         turn = self._ask()
         if turn is not None:
             try:
@@ -69,7 +76,7 @@ class Reading:
         if self._token is not None:
             with contextlib.suppress(ValueError):  # left in another context than it was entered in
                 self._gate._here.reset(self._token)
-        self._gate._leave_reading()
+        self._gate._leave(writes=False)
 
     def _ask(self) -> _Pass | None:
         if self.is_open:
@@ -133,7 +140,7 @@ class ReadingGate:
         try:
             yield
         finally:
-            self._leave_writing()
+            self._leave(writes=True)
 
     # -- whose turn it is ---------------------------------------------------------------------------------------
 
@@ -164,19 +171,17 @@ class ReadingGate:
             waits = turn in self._waiting
             if waits:
                 self._waiting.remove(turn)
-        if not waits:
-            self._leave_writing() if turn.writes else self._leave_reading()
-        else:
+        if waits:
             self._next()
+        else:
+            self._leave(writes=turn.writes)
 
-    def _leave_reading(self) -> None:
+    def _leave(self, *, writes: bool) -> None:
         with self._lock:
-            self._readers -= 1
-        self._next()
-
-    def _leave_writing(self) -> None:
-        with self._lock:
-            self._writes = False
+            if writes:
+                self._writes = False
+            else:
+                self._readers -= 1
         self._next()
 
     def _next(self) -> None:

@@ -79,6 +79,10 @@ class Receiving:
     async def serve(self) -> None:
         self.serving = self.receiver.serve()
 
+    async def widen(self, width: int) -> None:
+        """The same model has other shapes from now on."""
+        Tied.__init__(self.model, 2.0, width)
+
     async def look(self) -> tuple[int, set[float]]:
         return self.receiver.version, shown(self.model)
 
@@ -190,8 +194,8 @@ class Ends:
 
     def overhear(self) -> Overheard | None:
         """From now on what a publisher says; None where there is none."""
-        publisher = self.sender._publishing._publisher
-        return None if publisher is None else Overheard(publisher)
+        publisher = self.sender._publisher
+        return Overheard(publisher) if publisher.worker_ids else None
 
 
 class Overheard:

@@ -51,6 +51,18 @@ async def a_model_of_other_shapes_is_refused_whole_and_the_sender_hears_why(make
 
 
 @claim()
+async def a_model_that_is_mended_has_the_next_version_and_no_failure_is_reported(make: Make) -> None:
+    async with make(Tied(5.0, width=4), model=functools.partial(Tied, 2.0)) as ends:
+        await ends.receivers.serve()
+        with pytest.raises(Exception, match="weight"):
+            await ends.sender.send()
+        await ends.receivers.widen(4)
+        report = await ends.sender.send(Tied(6.0, width=4))
+        assert {ack.status for ack in report.per_worker.values()} == {"applied"}
+        await ends.expect(report.version, 6.0)
+
+
+@claim()
 async def a_layer_that_the_workers_do_not_have_is_named_with_the_first_version(make: Make) -> None:
     source = Tied(5.0)
     source.layers.append(torch.nn.Linear(3, 3))

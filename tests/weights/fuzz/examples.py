@@ -111,9 +111,6 @@ def _chosen(options: Sequence[T], byte: int) -> T:
     return options[byte * len(options) >> 8]
 
 
-WITHOUT_SPARSE_PARAMETERS = True
-"""A call copies a module that stands in a dict by ``copy.deepcopy``, which torch refuses for them by another error."""
-
 NEEDED = 157
 """Bytes for one pair."""
 
@@ -288,7 +285,7 @@ def _is_possible(form: str, shape: Shape, dtype: torch.dtype, within: str) -> bo
         case "expanded":
             return 0 not in shape and any(size > 1 for size in shape)
         case "sparse":
-            return shape != () and not (within == "module" and WITHOUT_SPARSE_PARAMETERS)
+            return shape != ()
         case "negated":
             return dtype.is_floating_point
         case "number":

@@ -1,4 +1,4 @@
-"""What becomes of a pair by the rules, found the plain way: by torch's operations, without the code under test.
+"""Oracle of the fuzz: a pair's outcome by the rules, found by torch's operations, without the code under test.
 
 ====  =================================================================================================================
 rule  meaning
@@ -42,7 +42,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Written:
-    """What the destination shows afterwards.  Attributes: cast: names whose dtype was another at the source."""
+    """What the destination shows afterwards.  Attributes: cast: names whose values torch has computed."""
 
     values: Mapping[str, Any]
     cast: frozenset[str] = frozenset()
@@ -85,6 +85,11 @@ def judge(source: Side, destination: Side, *, maps: bool = False) -> Outcome:
     destination.places += [Place(entry.name, (), value) for entry, value in values if isinstance(value, torch.Tensor)]
     _write(targets)
     cast = {name for name, tensor in tensors.items() if getattr(places[name].value, "dtype", None) is not tensor.dtype}
+    of_cast = [addresses(place.tensor) for place, _ in targets if place.name in cast]
+    kept = [place for place in destination.places if not _has_no_values(place.tensor)]
+    cast |= {place.name for place in kept if of_cast and addresses(place.tensor) in of_cast}
+    # Negated views are computed when they are read, like casts.
+    cast |= {entry.name for entry in entries(source.holder) if getattr(entry.value, "is_neg", bool)()}
     return Written(read(destination.holder), frozenset(cast))
 
 
@@ -147,8 +152,9 @@ def _of_memory(targets: Targets, others: Sequence[Place], is_mapped: bool) -> It
             continue
         form, its_form = ((tensor.shape, tensor.dtype) for tensor in (one.tensor, other.tensor))
         rule = "" if where == elsewhere and form == its_form else "O"
-        if not rule and its_part is not None and not same(part.to(form[1]), its_part.to(form[1])):
-            rule = "T"
+        if not rule and its_part is not None:
+            is_cast = part.dtype is not form[1] or its_part.dtype is not form[1]
+            rule = "" if same(part.to(form[1]), its_part.to(form[1]), is_cast=is_cast) else "T"
         yield from ((name, rule) for name in (one.name, other.name) if rule)
 
 

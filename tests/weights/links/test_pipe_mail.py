@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -16,15 +17,13 @@ from typing import Any
 import pytest
 
 from rlinf_async.errors import ConfigError, DeadlineExceeded, PeerLost
-from rlinf_async.weights.links.pipe_mail import _Shared
+from rlinf_async.weights.links.pipe_mail import UPDATE, is_answer, is_update
 from tests._support.weight_parts import Notice, PipeMail
 
 Pipes = tuple[Any, Any]
 
 LONG = b"x" * 3_000_000
 """Many times what a pipe takes."""
-
-UPDATE = "update_weights"
 
 
 def notice(version: int, model_id: str = "policy") -> Notice:
@@ -39,42 +38,44 @@ def pipes() -> Iterator[Pipes]:
 
 
 def test_a_notice_is_an_ordinary_message_to_whoever_reads_the_pipe(pipes: Pipes) -> None:
-    assert PipeMail(pipes[0]).post(notice(7), UPDATE)
+    assert PipeMail.of(pipes[0]).post(notice(7), UPDATE)
     (model_id, found), text = pipes[1].recv()
     assert (model_id, found, text) == ("policy", notice(7), UPDATE)
 
 
 @pytest.mark.parametrize("stranger", [(None, "continue"), ({"reward": 1.0}, "rollout"), b"bytes", "x" * 100_000])
 async def test_a_message_of_others_stays_wherever_it_is_and_is_waited_behind(pipes: Pipes, stranger: Any) -> None:
-    sending, receiving = map(PipeMail, pipes)
+    sending, receiving = map(PipeMail.of, pipes)
     assert sending.post(notice(1), UPDATE)
     writing = threading.Thread(target=pipes[0].send, args=(stranger,))
     writing.start()
-    while (found := receiving.take_notice("policy")) == (None, []):
+    while (found := receiving.take_notice("policy")) is None:
         await asyncio.sleep(0)
-    assert found == (notice(1), [])
+    assert found == notice(1)
     assert await receiving.wait(10)
     for _ in range(3):
-        assert receiving.take_notice("policy") == (None, [])
-        assert await receiving.receive(0.01, UPDATE) is None
+        assert receiving.take_notice("policy") is None
+        assert await receiving.receive(0.01, is_update) is None
         assert not receiving.take((None, "registered"))
     assert pipes[1].recv() == stranger
     writing.join(10)
     assert sending.post(notice(2), UPDATE)
-    assert receiving.take_notice("policy") == (notice(2), [])
+    assert receiving.take_notice("policy") == notice(2)
 
 
 def test_notices_of_another_model_are_kept_for_it_and_the_last_of_each_counts(pipes: Pipes) -> None:
-    sending, receiving, other = PipeMail(pipes[0]), PipeMail(pipes[1]), PipeMail(pipes[1])
+    sending, receiving = map(PipeMail.of, pipes)
+    assert PipeMail.of(pipes[1]) is receiving, "all models that share the pipe have one"
     for version, model_id in ((1, "actor"), (1, "policy"), (2, "actor"), (2, "policy")):
         assert sending.post(notice(version, model_id), UPDATE)
-    assert receiving.take_notice("policy") == (notice(2), [notice(2, "actor")])
-    assert other.take_notice("actor") == (notice(2, "actor"), [])
-    assert other.take_notice("actor") == (None, [])
+    assert receiving.take_notice("policy") == notice(2)
+    assert receiving.notices == {"actor": notice(2, "actor")}
+    assert receiving.take_notice("actor") == notice(2, "actor")
+    assert receiving.take_notice("actor") is None
 
 
 def test_only_the_very_answer_that_is_waited_for_is_taken(pipes: Pipes) -> None:
-    mail = PipeMail(pipes[0])
+    mail = PipeMail.of(pipes[0])
     for message in ((None, "registered!"), (1, "registered"), (None, "registered")):
         pipes[1].send(message)
     for message in ((None, "registered!"), (1, "registered")):
@@ -85,7 +86,7 @@ def test_only_the_very_answer_that_is_waited_for_is_taken(pipes: Pipes) -> None:
 
 
 async def test_a_full_pipe_takes_no_notice_until_it_is_read(pipes: Pipes) -> None:
-    mail = PipeMail(pipes[0])
+    mail = PipeMail.of(pipes[0])
     count = 0
     while mail.post(notice(count), UPDATE):
         count += 1
@@ -102,7 +103,7 @@ async def test_a_full_pipe_takes_no_notice_until_it_is_read(pipes: Pipes) -> Non
 
 
 async def test_a_watch_is_woken_by_what_comes_and_not_by_what_lies_there(pipes: Pipes) -> None:
-    mail, looks = PipeMail(pipes[1]), 0
+    mail, looks = PipeMail.of(pipes[1]), 0
 
     def look() -> bool:
         nonlocal looks
@@ -126,14 +127,14 @@ async def test_a_watch_is_woken_by_what_comes_and_not_by_what_lies_there(pipes: 
 
 
 async def test_the_end_of_the_pipe_is_told_whatever_is_left_in_it(pipes: Pipes) -> None:
-    ours, theirs = PipeMail(pipes[0]), PipeMail(pipes[1])
+    ours, theirs = PipeMail.of(pipes[0]), PipeMail.of(pipes[1])
     assert ours.post(notice(1), UPDATE)
     pipes[1].send("something of the owner's")
     pipes[0].send("something of the owner's")
     pipes[0].close()
     with pytest.raises(PeerLost):
         theirs.check()
-    assert theirs.take_notice("policy") == (notice(1), []), "said before the end"
+    assert theirs.take_notice("policy") == notice(1), "said before the end"
     assert pipes[1].recv() == "something of the owner's"
     with pytest.raises(PeerLost):
         theirs.take_notice("policy")
@@ -146,17 +147,16 @@ async def test_the_end_of_the_pipe_is_told_whatever_is_left_in_it(pipes: Pipes) 
 async def test_a_long_message_that_is_given_up_leaves_whole_or_not_at_all_and_what_follows_stays_behind_it(
     pipes: Pipes,
 ) -> None:
-    mail = PipeMail(pipes[0])
+    mail = PipeMail.of(pipes[0])
     for _ in range(2):  # the first has begun to leave, the second has not
         with pytest.raises(DeadlineExceeded, match=r"has not read within 0\.1 s"):
             await mail.send((LONG, UPDATE), 0.1)
-    assert not mail.post(notice(1), UPDATE), "there is half a message before it"
+    assert not mail.post(notice(1), UPDATE), "there is no room"
     following = asyncio.create_task(mail.send((None, "updated"), 20))
     assert await asyncio.to_thread(pipes[1].recv) == (LONG, UPDATE)
     await following
     assert pipes[1].recv() == (None, "updated")
     assert not pipes[1].poll(0)
-    mail.close()
 
 
 def test_what_others_send_meanwhile_is_not_cut_and_cuts_nothing(pipes: Pipes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def test_what_others_send_meanwhile_is_not_cut_and_cuts_nothing(pipes: Pipes, mo
             assert goes_on.wait(10)
 
     monkeypatch.setattr(type(pipes[0]), "_send", in_two_steps)
-    mail, other = PipeMail(pipes[0]), b"A" * 100_000
+    mail, other = PipeMail.of(pipes[0]), b"A" * 100_000
     sending = threading.Thread(target=pipes[0].send, args=(other,))
     sending.start()
     assert half_written.wait(10)
@@ -182,18 +182,18 @@ def test_what_others_send_meanwhile_is_not_cut_and_cuts_nothing(pipes: Pipes, mo
 
 
 def test_a_process_that_is_forked_while_a_thread_writes_can_write(pipes: Pipes) -> None:
-    mail = PipeMail(pipes[0])
+    mail = PipeMail.of(pipes[0])
     assert mail.post(notice(1), UPDATE)
     writing = threading.Thread(target=pipes[0].send, args=(LONG,))
     writing.start()
-    while _Shared.of(pipes[0]).writing.acquire(blocking=False):
-        _Shared.of(pipes[0]).writing.release()
+    while mail._writing.acquire(blocking=False):
+        mail._writing.release()
     ours, theirs = multiprocessing.Pipe()
     child = os.fork()
     if child == 0:
         signal.alarm(10)
         ours.send("here")
-        with _Shared.of(pipes[0]).writing:
+        with mail._writing:
             os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert theirs.recv() == "here"
@@ -204,22 +204,23 @@ def test_a_process_that_is_forked_while_a_thread_writes_can_write(pipes: Pipes) 
     theirs.close()
 
 
-def test_a_notice_waits_for_what_is_half_written_although_there_is_room(pipes: Pipes) -> None:
-    mail, half_written = PipeMail(pipes[0]), object()
-    unwritten = _Shared.of(pipes[0]).unwritten
-    unwritten.add(half_written)
-    assert not mail.post(notice(1), UPDATE)
-    unwritten.discard(half_written)
-    assert mail.post(notice(1), UPDATE)
+async def test_a_notice_waits_for_what_is_to_be_written_although_there_is_room(pipes: Pipes) -> None:
+    mail = PipeMail.of(pipes[0])
+    with mail._writing:
+        sending = asyncio.create_task(mail.send((None, "updated"), 20))
+        await asyncio.sleep(0)
+        assert mail.post(notice(1), UPDATE)
+        assert not pipes[1].poll(0)
+    await sending
+    assert await asyncio.to_thread(pipes[1].recv) == (None, "updated")
+    assert (await asyncio.to_thread(pipes[1].recv))[0] == ("policy", notice(1))
 
 
 async def test_a_long_message_is_received_while_it_comes(pipes: Pipes) -> None:
-    sending, receiving = map(PipeMail, pipes)
+    sending, receiving = map(PipeMail.of, pipes)
     work = asyncio.create_task(sending.send((LONG, UPDATE), 20))
-    assert await receiving.receive(20, UPDATE) == (LONG, UPDATE)
+    assert await receiving.receive(20, is_update) == (LONG, UPDATE)
     await work
-    for mail in (sending, receiving):
-        mail.close()
 
 
 def test_a_message_that_nobody_reads_does_not_keep_a_process_from_ending() -> None:
@@ -228,7 +229,7 @@ def test_a_message_that_nobody_reads_does_not_keep_a_process_from_ending() -> No
         "from rlinf_async.weights.links.pipe_mail import PipeMail\n"
         "ours, theirs = multiprocessing.Pipe()\n"
         "async def main():\n"
-        "    await PipeMail(ours).send((bytes(3_000_000), 'update_weights'), 0.1)\n"
+        "    await PipeMail.of(ours).send((bytes(3_000_000), 'update_weights'), 0.1)\n"
         "try:\n"
         "    asyncio.run(main())\n"
         "except Exception as error:\n"
@@ -241,13 +242,22 @@ def test_a_message_that_nobody_reads_does_not_keep_a_process_from_ending() -> No
 def test_a_pipe_that_goes_one_way_is_refused() -> None:
     ours, theirs = multiprocessing.Pipe(duplex=False)
     with ours, theirs, pytest.raises(ConfigError, match="one way"):
-        PipeMail(ours)
+        PipeMail.of(ours)
 
 
-async def test_a_message_of_a_loop_of_the_users_is_taken_by_its_text(pipes: Pipes) -> None:
-    mail = PipeMail(pipes[1])
-    pipes[0].send((("policy", {"w": 1}), UPDATE))
-    assert await mail.receive(1, UPDATE) == (("policy", {"w": 1}), UPDATE)
-    pipes[0].send((None, "updated"))
-    assert await mail.receive(1, "other", bare=True) == (None, "updated")
-    assert pickle.dumps((None, "updated"))[11:12] == b"N", "by which a bare text is known"
+async def test_a_message_of_a_loop_of_the_users_is_taken_if_it_looks_as_expected(pipes: Pipes) -> None:
+    mail = PipeMail.of(pipes[1])
+    weights, answer = (("policy", {"w": 1}), UPDATE), (None, "updated")
+    for message in (weights, answer):
+        pipes[0].send(message)
+    assert await mail.receive(1, is_answer) is None
+    assert await mail.receive(1, is_update) == weights
+    assert await mail.receive(1, is_update) is None
+    assert await mail.receive(1, is_answer) == answer
+    assert not pipes[1].poll(0)
+
+
+async def test_a_message_of_a_length_that_takes_more_digits_is_known_too(pipes: Pipes) -> None:
+    body = b"\x80\x05N0N0" + pickle.dumps(("weights", UPDATE), protocol=5)[2:]
+    os.write(pipes[0].fileno(), struct.pack("!iQ", -1, len(body)) + body)  # as Connection does beyond 2 GiB
+    assert await PipeMail.of(pipes[1]).receive(1, is_update) == ("weights", UPDATE)

@@ -15,13 +15,14 @@ import time
 
 import pytest
 
+from rlinf_async._wire import local_socket
 from rlinf_async.errors import AuthError, ClosedError, ConfigError, ForkedProcessError, PeerLost, TransferFailed
 from rlinf_async.weights.links import socket_link
 from tests._support import leaks
 from tests._support.forked_children import exit_code, forked
 from tests._support.recording_listener import Ear
 from tests._support.socket_links import joining, pair
-from tests._support.weight_parts import LOOP, OWN, SocketLink, Words
+from tests._support.weight_parts import LOOP, OWN, Notice, SocketLink, Words
 
 LONG = b"x" * 9_000_000
 """More than a frame holds, and many times what a socket does."""
@@ -81,7 +82,7 @@ def test_a_side_that_never_reads_is_refused_words_once_many_wait_and_nobody_is_h
             for _ in range(100):
                 one.send(["a word", LONG])
 
-        with pytest.raises(TransferFailed, match=f"process {child} does not read what it is sent: 64 MiB wait"):
+        with pytest.raises(TransferFailed, match=rf"\(pid {child}\) does not read what it is sent: 64 MiB wait"):
             fill()
         one.close()
         assert time.monotonic() - begun < 10
@@ -120,10 +121,37 @@ def test_a_notice_of_an_end_that_is_closed_or_taken_is_refused_at_once_and_may_b
 def end_of_the_loop(link: SocketLink) -> None:
     """Waits until what was told the hub's loop is done."""
     done = threading.Event()
-    assert link._end_here is not None
-    link._end_here.call(done.set)
-    hub_has_ended = not link._end_here._hub.ends
+    assert link._sockets is not None
+    link._sockets.hub.call(done.set)
+    hub_has_ended = not link._sockets.hub.sockets
     assert done.wait(10) or hub_has_ended
+
+
+def test_threads_that_join_at_once_make_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = SocketLink.invite("policy"), SocketLink("policy")
+    notice, met = one.notice(1), socket_link._connect
+    connecting, connections = threading.Barrier(2), []
+
+    def connect(notice: Notice) -> tuple[socket.socket, int]:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            connecting.wait(0.3)  # as long as the other one might be on its way here
+        connections.append(met(notice))
+        return connections[-1]
+
+    monkeypatch.setattr(socket_link, "_connect", connect)
+    threads = [threading.Thread(target=other.join, args=(notice, mode)) for mode in (OWN, LOOP)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len(connections) == 1
+    ear = heard_by(one)
+    other.send(["a word"])
+    ear.until(lambda: ear.words == [["a word"]])
+    assert one.mode == LOOP
+    assert one.error is None
+    one.close()
+    other.close()
 
 
 def test_a_mode_is_told_and_a_loop_stays_one() -> None:
@@ -174,7 +202,7 @@ def test_another_users_process_is_refused_on_both_sides(
 
     one, other = SocketLink.invite("policy"), SocketLink("policy")
     with monkeypatch.context() as patch:
-        patch.setattr(socket_link, "check_peer", refuse)
+        patch.setattr(local_socket, "check_peer", refuse)
         with pytest.raises(AuthError):
             other.join(one.notice(0), OWN)
         end_of_the_loop(one)
@@ -203,9 +231,9 @@ def test_a_process_that_ends_is_named_within_a_second_after_its_last_word(how: s
         link = joining(theirs)
         link.send(["last word"])
         if "socket" in how:
-            assert link._end_here is not None
-            assert link._end_here.connection is not None
-            files = [link._end_here.connection.fileno(), heir[0]]
+            assert link._sockets is not None
+            assert link._sockets.connection is not None
+            files = [link._sockets.connection.fileno(), heir[0]]
             command = [sys.executable, "-c", f"import os; os.read({heir[0]}, 1)"]
             os.close(heir[1])
             subprocess.Popen(command, pass_fds=files)
@@ -239,7 +267,7 @@ def test_a_process_that_ends_is_named_within_a_second_after_its_last_word(how: s
 def test_a_sender_that_dies_while_a_receiver_joins_ends_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
     with forked(lambda: None) as dead:
         assert exit_code(dead) == 0
-    monkeypatch.setattr(socket_link, "check_peer", lambda sock: dead)
+    monkeypatch.setattr(local_socket, "check_peer", lambda sock: dead)
     one, other = SocketLink.invite("policy"), SocketLink("policy")
     ear = heard_by(other)
     with contextlib.suppress(PeerLost):  # it may be known by then
@@ -273,9 +301,9 @@ def test_a_process_that_ends_at_once_has_joined_all_the_same() -> None:
 def test_a_socket_that_ends_without_a_word_ends_the_link() -> None:
     one, other = pair()
     ear = heard_by(one)
-    assert other._end_here is not None
-    assert other._end_here.connection is not None
-    other._end_here.connection.shut()
+    assert other._sockets is not None
+    assert other._sockets.connection is not None
+    other._sockets.connection.shut()
     ear.until(lambda: ear.end is not None)
     assert "is gone: its socket has ended (end of file)" in str(ear.end)
     one.close()
@@ -288,7 +316,7 @@ def test_a_socket_that_ends_without_a_word_ends_the_link() -> None:
 def test_a_forked_process_has_links_that_have_ended_and_its_parents_go_on() -> None:
     (one, other), invited = pair(), SocketLink.invite("policy")
     one_ear, other_ear = heard_by(one), heard_by(other)
-    numbers = {end.connection.fileno() for end in (one._end_here, other._end_here) if end and end.connection}
+    numbers = {end.connection.fileno() for end in (one._sockets, other._sockets) if end and end.connection}
 
     def look() -> None:
         for link in (one, other, invited):

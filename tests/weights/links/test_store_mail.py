@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,8 +13,8 @@ import torch
 from torch.distributed import DistStoreError, TCPStore  # type: ignore[attr-defined]  # torch does not list them
 
 from rlinf_async._core import frames
-from rlinf_async.errors import ClosedError, PeerLost
-from rlinf_async.weights.links.store_mail import StoreMail
+from rlinf_async.errors import ClosedError, RemoteError
+from tests._support.weight_parts import StoreMail
 
 HEAD = {"model_id": "policy", "version": 1}
 VALUES = torch.arange(64, dtype=torch.uint8)
@@ -32,41 +32,54 @@ def both_ends() -> Iterator[tuple[StoreMail, StoreMail, Any]]:
         receiver.part()
 
 
-def sent(sender: StoreMail, given_up: threading.Event) -> int:
-    return sender.send(HEAD, VALUES, 30.0, True, given_up)
+def begin_to_send(threads: ThreadPoolExecutor, sender: StoreMail, stop: threading.Event) -> Future[bytes]:
+    return threads.submit(sender.send, HEAD, VALUES, 30.0, stop)
 
 
-def test_a_receiver_that_comes_after_its_sender_has_given_up_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlinf_async.weights.links.store_mail._CONNECTING", 600.0)
-    given_up = threading.Event()
+def receive(receiver: StoreMail) -> None:
+    head, found = receiver.receive(threading.Event())
+    assert head["version"] == 1
+    assert torch.equal(found, VALUES)
+
+
+def test_a_receiver_that_comes_after_its_sender_has_given_up_waits_for_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("rlinf_async.weights.links.store_mail._MAX_CONNECT_S", 600.0)
+    taken, goes_on, stop = threading.Event(), threading.Event(), threading.Event()
     with both_ends() as (sender, receiver, _), ThreadPoolExecutor(2) as threads:
-        sending = threads.submit(sent, sender, given_up)
-        head = receiver.next_head()
-        assert head is not None
-        given_up.set()
-        sender.interrupt()
+        connect = receiver._connect
+
+        def connect_late(end: float) -> None:
+            taken.set()
+            assert goes_on.wait(30)
+            connect(end)
+
+        monkeypatch.setattr(receiver, "_connect", connect_late)
+        sending = begin_to_send(threads, sender, stop)
+        receiving = threads.submit(receive, receiver)
+        assert taken.wait(30)
+        stop.set()
+        sender.interrupt(stop)
         with pytest.raises(ClosedError, match="message 1 to NODE_1 was given up"):
             sending.result(30)
-        with pytest.raises(PeerLost, match="its sender has given up: message 1 to NODE_1"):
-            threads.submit(receiver.receive, head, 600.0, threading.Event()).result(30)
-        receiver.answer(b"failed ")
-
-        sending = threads.submit(sent, sender, threading.Event())
-        head = receiver.next_head()
-        assert head is not None
-        assert torch.equal(receiver.receive(head, 30.0, threading.Event()), VALUES)
-        assert sending.result(30) == 2
+        goes_on.set()
+        sending = begin_to_send(threads, sender, threading.Event())
+        receiving.result(30)
+        receiver.answer(b"updated")
+        assert sending.result(30) == b"updated"
+    assert "version 1 of 'policy' has not come: its sender has given up: message 1 to NODE_1" in caplog.text
 
 
 def test_a_receiver_that_is_given_up_waits_for_no_sender(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlinf_async.weights.links.store_mail._CONNECTING", 600.0)
-    given_up = threading.Event()
-    head = {**HEAD, "generation": "of a sender that is gone", "nbytes": 64}
+    monkeypatch.setattr("rlinf_async.weights.links.store_mail._MAX_CONNECT_S", 600.0)
+    stop, facts = threading.Event(), {"generation": "gone", "nbytes": 64, "timeout": 600.0}
     with both_ends() as (_, receiver, store), ThreadPoolExecutor(1) as threads:
-        receiving = threads.submit(receiver.receive, head, 600.0, given_up)
-        store.wait(["NODE_1_here/of a sender that is gone"])
-        given_up.set()
-        receiver.interrupt()
+        store.set("NODE_1_in/1", frames.pack({**HEAD, **facts}))
+        receiving = threads.submit(receiver.receive, stop)
+        store.wait(["NODE_1_at/gone/0/1"])
+        stop.set()
+        receiver.interrupt(stop)
         with pytest.raises(ClosedError):
             receiving.result(30)
 
@@ -74,29 +87,55 @@ def test_a_receiver_that_is_given_up_waits_for_no_sender(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("is_first", [True, False])
 def test_why_a_receiver_has_no_memory_for_a_message_its_sender_hears(is_first: bool) -> None:
     """Also while it waits for a connection, and one that is there ends with it."""
+    empty = torch.empty
 
-    def fail(*args: Any, **kwargs: Any) -> Any:
+    def fail(*args: Any, **options: Any) -> Any:
+        if options.get("device") is None:
+            return empty(*args, **options)
         raise MemoryError("there is none")
 
-    def deliver(threads: ThreadPoolExecutor, answer: bytes) -> bytes:
-        sending = threads.submit(sent, sender, threading.Event())
-        head = receiver.next_head()
-        assert head is not None
-        if answer == b"updated":
-            assert torch.equal(receiver.receive(head, 30.0, threading.Event()), VALUES)
-        else:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(torch, "empty", fail)
-                with pytest.raises(MemoryError):
-                    receiver.receive(head, 30.0, threading.Event())
-        receiver.answer(answer)
-        return sender.wait_answer(sending.result(20), 20.0)
+    def deliver(threads: ThreadPoolExecutor) -> None:
+        sending = begin_to_send(threads, sender, threading.Event())
+        receive(receiver)
+        receiver.answer(b"updated")
+        assert sending.result(20) == b"updated"
 
     with both_ends() as (sender, receiver, _), ThreadPoolExecutor(1) as threads:
         if not is_first:
-            assert deliver(threads, b"updated") == b"updated"
-        assert deliver(threads, b"failed: no memory") == b"failed: no memory"
-        assert deliver(threads, b"updated") == b"updated"
+            deliver(threads)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "empty", fail)
+            sending = begin_to_send(threads, sender, threading.Event())
+            with pytest.raises(MemoryError):
+                receiver.receive(threading.Event())
+            with pytest.raises(RemoteError, match="MemoryError: there is none"):
+                sending.result(20)
+        deliver(threads)
+
+
+def test_a_receiver_that_leaves_right_after_its_answer_has_answered() -> None:
+    with both_ends() as (sender, receiver, _), ThreadPoolExecutor(1) as threads:
+        for _ in range(20):
+            sending = begin_to_send(threads, sender, threading.Event())
+            receive(receiver)
+            receiver.answer(b"updated" * 1000)
+            receiver.part()
+            assert sending.result(20) == b"updated" * 1000
+            sender.part()
+
+
+def test_a_message_that_is_given_up_when_it_has_been_answered_does_not_cost_the_next_one() -> None:
+    def take() -> None:
+        receive(receiver)
+        receiver.answer(b"updated")
+
+    with both_ends() as (sender, receiver, _):
+        for _ in range(2):
+            threading.Thread(target=take, daemon=True).start()
+            stop = threading.Event()
+            assert sender.send(HEAD, VALUES, 20.0, stop) == b"updated"
+            stop.set()
+            sender.interrupt(stop)
 
 
 class Late:
@@ -125,7 +164,7 @@ def test_a_message_that_comes_just_as_the_wait_for_it_is_over_is_not_lost() -> N
     late = Late(store, lambda: store.set("NODE_1_in/1", frames.pack(HEAD)))
     with ThreadPoolExecutor(1) as threads:
         receiver = StoreMail(late, 1, False, "gloo")
-        waiting = threads.submit(receiver.next_head)
+        waiting = threads.submit(receiver._next_head)
         try:
             assert waiting.result(10) == HEAD
         finally:

@@ -44,6 +44,20 @@ def test_what_comes_from_another_machine_comes_straight_to_its_place(launch: Lau
     rollout.end().wait(10)
 
 
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_worker_that_holds_something_else_than_was_sent_is_named(launch: Launch, node: int) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Rollout, "rollout", node)
+    begin(trainer, rollout, 1, apply="copy" if node else "map", verify="sha256")
+    assert trainer.publish(1).wait(60) == [{0: "applied"}]
+    rollout.spoil("b.c").wait(10)
+    ((found,),) = (outcome.values() for outcome in trainer.publish(2).wait(60))
+    assert found.startswith("WeightMismatch: 'b.c' of version 2 is not what was sent")
+    assert trainer.publish(3).wait(60) == [{0: "applied"}]
+    assert rollout.values().wait(60) == [(3, [3])]
+    trainer.end().wait(10)
+    rollout.end().wait(10)
+
+
 def test_what_has_left_and_is_not_published_is_seen_nowhere(launch: Launch) -> None:
     trainer, rollout = launch(Trainer, "trainer", 0), launch(Rollout, "rollout", 0, 1, 1)
     begin(trainer, rollout, 3, verify="crc")

@@ -8,15 +8,35 @@ import warnings
 
 import pytest
 import torch
+from hypothesis import given, strategies as st
 
 from rlinf_async.errors import TransferFailed
+from rlinf_async.weights import Manifest, ParamTree
 from rlinf_async.weights.memory import slot
-from rlinf_async.weights.memory.slot import MemoryName, SlotWriter, checksum_of
-from rlinf_async.weights.memory.slot_layout import ON_GPU, SlotLayout
+from rlinf_async.weights.memory.slot import (
+    HEADER_BYTES,
+    ON_GPU,
+    MemoryName,
+    SlotHeader,
+    SlotLayout,
+    SlotWriter,
+)
 from rlinf_async.weights.memory.slot_reader import SlotReader
+from rlinf_async.weights.model.digests import checksum_of
 
-LAYOUT = SlotLayout(1000)
-DIGEST = b"digest"
+EXTRA_ROOM = SlotLayout(0).extra_room
+
+
+def manifest_of(nbytes: int) -> Manifest:
+    return Manifest.of(ParamTree.of({"w": torch.empty(nbytes, dtype=torch.uint8)}))
+
+
+def slot_of(nbytes: int, label: str = "weights") -> SlotWriter:
+    return SlotWriter(manifest_of(nbytes), SlotLayout(nbytes), label)
+
+
+def reader_of(writer: SlotWriter, name: MemoryName | None = None) -> SlotReader:
+    return SlotReader(writer.name if name is None else name, writer._manifest, writer._layout)
 
 
 def write(writer: SlotWriter, version: int, extra: bytes = b"") -> None:
@@ -28,15 +48,15 @@ def write(writer: SlotWriter, version: int, extra: bytes = b"") -> None:
 
 
 def test_a_version_is_read_as_it_was_written_and_kept_from_being_overwritten_until_it_is_released() -> None:
-    writer = SlotWriter(LAYOUT, DIGEST)
-    one, other = SlotReader(writer.name, LAYOUT), SlotReader(writer.name, LAYOUT)
+    writer = slot_of(1024)
+    one, other = reader_of(writer), reader_of(writer)
     assert one.lease() is None, "nothing is in it"
     write(writer, 7, b"extra")
     header = one.lease()
     assert header is not None
-    assert (header.version, header.digest.rstrip(b"\0"), one.extra(header)) == (7, DIGEST, b"extra")
+    assert (header.version, header.digest[:16], one.extra(header)) == (7, writer._manifest.digest, b"extra")
     one.check(header)
-    assert one.leaves.tolist() == [7] * 1000
+    assert one.leaves.tolist() == [7] * 1024
     assert other.lease() is not None
     one.release()
     assert not writer.claim()
@@ -50,9 +70,9 @@ def test_a_version_is_read_as_it_was_written_and_kept_from_being_overwritten_unt
 
 @pytest.mark.parametrize("child", ["goes on", "closes"])
 def test_what_a_forked_process_looks_at_stays_and_its_parent_keeps_what_it_has(child: str) -> None:
-    writer = SlotWriter(LAYOUT, DIGEST)
+    writer = slot_of(1024)
     write(writer, 7)
-    reader = SlotReader(writer.name, LAYOUT)
+    reader = reader_of(writer)
     assert reader.lease() is not None
     (done, is_done), (end, ends) = os.pipe(), os.pipe()
     with warnings.catch_warnings():
@@ -84,9 +104,9 @@ def test_what_a_forked_process_looks_at_stays_and_its_parent_keeps_what_it_has(c
 
 
 def test_what_is_half_written_is_no_version_even_if_nobody_holds_it() -> None:
-    writer = SlotWriter(LAYOUT, DIGEST)
+    writer = slot_of(1024)
     write(writer, 1)
-    reader = SlotReader(writer.name, LAYOUT)
+    reader = reader_of(writer)
     writer.claim()
     writer.begin()
     writer.give_back()  # as if the writer had died
@@ -97,9 +117,9 @@ def test_what_is_half_written_is_no_version_even_if_nobody_holds_it() -> None:
 
 
 def test_a_changed_byte_is_found_by_its_checksum() -> None:
-    writer = SlotWriter(LAYOUT, DIGEST)
+    writer = slot_of(1024)
     write(writer, 1)
-    reader = SlotReader(writer.name, LAYOUT)
+    reader = reader_of(writer)
     header = reader.lease()
     assert header is not None
     writer.leaves[500] = 2
@@ -116,7 +136,7 @@ def taken(writer: SlotWriter) -> int:
 
 def test_the_memory_is_sealed_and_that_of_the_leaves_is_taken_as_a_whole_by_the_first_that_asks_for_them() -> None:
     layout = SlotLayout(3 << 20)
-    writer = SlotWriter(layout, DIGEST)
+    writer = slot_of(layout.leaves)
     with open(writer.name.path, "rb") as memory:
         assert fcntl.fcntl(memory, fcntl.F_GET_SEALS) == fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
         assert os.fstat(memory.fileno()).st_size == writer.name.size == 6 << 20
@@ -124,7 +144,7 @@ def test_the_memory_is_sealed_and_that_of_the_leaves_is_taken_as_a_whole_by_the_
     writer.begin()
     writer.finish(1, b"x" * layout.extra_room, places=ON_GPU)
     writer.give_back()
-    reader = SlotReader(writer.name, layout)
+    reader = reader_of(writer)
     header = reader.lease()
     assert header is not None
     assert len(reader.extra(header)) == layout.extra_room
@@ -139,7 +159,7 @@ def test_the_memory_is_sealed_and_that_of_the_leaves_is_taken_as_a_whole_by_the_
 
 def test_leaves_for_which_there_is_no_memory_are_an_error_and_none_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = SlotLayout(30 << 20)
-    writer = SlotWriter(layout, DIGEST, "large")
+    writer = slot_of(layout.leaves, "large")
     monkeypatch.setattr(slot, "available", lambda: 20 << 20)
     with pytest.raises(MemoryError, match="'large' take one slot of 32 MiB, and 20 MiB of memory are available"):
         _ = writer.leaves
@@ -150,48 +170,74 @@ def test_leaves_for_which_there_is_no_memory_are_an_error_and_none_is_taken(monk
 
 
 def test_readers_go_on_when_the_writer_has_closed_it() -> None:
-    writer = SlotWriter(LAYOUT, DIGEST)
+    writer = slot_of(1024)
     write(writer, 3)
-    reader = SlotReader(writer.name, LAYOUT)
+    reader = reader_of(writer)
     name = writer.name
     writer.close()
     assert reader.lease() is not None
-    assert reader.leaves.sum() == 3000
+    assert reader.leaves.sum() == 3 * 1024
     kept = reader.leaves
     reader.close()
-    assert kept.sum() == 3000, "a tensor keeps the memory that it stands in"
+    assert kept.sum() == 3 * 1024, "a tensor keeps the memory that it stands in"
     with pytest.raises(TransferFailed, match="cannot be opened"):
-        SlotReader(name, LAYOUT)
+        reader_of(writer, name)
     assert writer.leaves.nbytes == 0
 
 
 def test_a_descriptor_that_means_something_else_by_now_is_not_taken_for_the_slot() -> None:
-    writer = SlotWriter(LAYOUT, DIGEST)
+    writer = slot_of(1024)
     for wrong in (writer.name._replace(inode=1), writer.name._replace(size=4096)):
         with pytest.raises(TransferFailed, match="not the memory that its sender has announced"):
-            SlotReader(wrong, LAYOUT)
+            reader_of(writer, wrong)
     with pytest.raises(TransferFailed, match="not the memory"):
-        SlotReader(writer.name, SlotLayout(5 << 20))
+        SlotReader(writer.name, writer._manifest, SlotLayout(5 << 20))
     with pytest.raises(TransferFailed, match="cannot be opened"):
-        SlotReader(MemoryName("/proc/self/fd/1000000", 1, 1), LAYOUT)
+        reader_of(writer, MemoryName("/proc/self/fd/1000000", 1, 1))
     writer.close()
 
 
 def test_what_stands_beside_the_tensors_may_grow_to_what_there_is_room_for() -> None:
-    writer = SlotWriter(LAYOUT, DIGEST)
-    write(writer, 1, b"x" * LAYOUT.extra_room)
+    writer = slot_of(1024)
+    write(writer, 1, b"x" * EXTRA_ROOM)
     writer.claim()
     with pytest.raises(ValueError, match="has grown to"):
-        writer.finish(2, b"x" * (LAYOUT.extra_room + 1))
+        writer.finish(2, b"x" * (EXTRA_ROOM + 1))
     writer.close()
 
 
 def test_a_slot_without_any_leaf_is_possible() -> None:
-    layout = SlotLayout(0)
-    writer = SlotWriter(layout, DIGEST)
+    writer = slot_of(0)
     write(writer, 1)
-    reader = SlotReader(writer.name, layout)
+    reader = reader_of(writer)
     assert reader.lease() is not None
     assert torch.equal(reader.leaves, torch.empty(0, dtype=torch.uint8))
     writer.close()
     reader.close()
+
+
+@given(st.binary(min_size=1, max_size=32), *[st.integers(0, 2**64 - 1)] * 3, st.integers(0, 2**32 - 1))
+def test_a_header_comes_back_as_it_was(digest: bytes, sequence: int, version: int, extra: int, checksum: int) -> None:
+    header = SlotHeader(digest, sequence, version, extra, checksum)
+    packed = header.pack()
+    assert SlotHeader.unpack(packed) == header._replace(digest=digest.ljust(32, b"\0"))
+    assert len(packed) <= HEADER_BYTES
+
+
+def test_memory_that_is_no_slot_is_refused() -> None:
+    with pytest.raises(ValueError, match="no slot of weights"):
+        SlotHeader.unpack(bytes(HEADER_BYTES))
+
+
+def test_a_slot_is_whole_only_between_writings() -> None:
+    assert [SlotHeader(b"", sequence).is_whole for sequence in range(5)] == [False, False, True, False, True]
+
+
+@given(st.integers(0, 1 << 40), st.integers(0, 1 << 30))
+def test_nothing_in_a_slot_overlaps(leaves: int, extra: int) -> None:
+    layout = SlotLayout(leaves, extra)
+    assert layout.head == HEADER_BYTES + layout.extra_room
+    assert layout.extra_room >= max(4096, 4 * extra)
+    assert layout.leaves_offset >= layout.head
+    assert layout.leaves_offset % (2 << 20) == layout.size % (2 << 20) == 0
+    assert layout.size >= layout.leaves_offset + leaves

@@ -12,7 +12,7 @@ from rlinf_async.weights.model.leaf_memory import LeafMemory
 def a_model() -> dict[str, torch.Tensor]:
     return {
         "a": torch.arange(6.0),
-        "b": torch.arange(200, dtype=torch.int16).view(20, 10).t(),  # not contiguous
+        "b": torch.arange(200, dtype=torch.int16).view(10, 20),
         "c": torch.empty(0),
         "d": torch.tensor([True, False]),
     }

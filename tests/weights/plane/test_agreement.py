@@ -13,7 +13,7 @@ import torch
 from rlinf_async.errors import DeadlineExceeded, TransferFailed, WeightMismatch
 from rlinf_async.weights import Publisher, Subscriber
 from tests._support.fake_gpus import FakeGpus
-from tests._support.weight_parts import Leases, LocalLink
+from tests._support.weight_parts import Leases, LocalLink, words
 from tests.weights.plane.test_publisher import Net, filled, pair, shown, weights
 
 
@@ -25,6 +25,22 @@ async def late(source: Any, first: Any, destination: Any, **options: Any) -> Asy
         await (await publisher.publish(first))
         publisher.add("it", to_receiver)
         yield publisher, subscriber
+
+
+@contextlib.asynccontextmanager
+async def refused(*destinations: Any, **options: Any) -> AsyncIterator[Any]:
+    """A publisher and subscribers that serve, of which the first has refused version 1."""
+    async with contextlib.AsyncExitStack() as stack:
+        publisher = await stack.enter_async_context(Publisher(weights(0)))
+        subscribers = []
+        for number, destination in enumerate(destinations):
+            to_receiver, to_sender = LocalLink.pair()
+            subscribers.append(await stack.enter_async_context(Subscriber(to_sender, destination, **options)))
+            publisher.add(number, to_receiver)
+            subscribers[-1].serve()
+        with pytest.raises(WeightMismatch):
+            await (await publisher.publish(weights(1)))
+        yield publisher, subscribers
 
 
 async def taken(publisher: Publisher, subscriber: Subscriber, source: Any) -> Any:
@@ -78,7 +94,7 @@ async def test_memory_that_cannot_be_mapped_in_the_first_version_costs_that_one_
 
     async with late(weights(0), weights(1), destination) as (publisher, subscriber):
         with monkeypatch.context() as patched:
-            patched.setattr(Leases, "map", fail)
+            patched.setattr(Leases, "prepare", fail)
             with pytest.raises(TransferFailed, match="no more descriptors"):
                 await subscriber.connect(5)
         await taken(publisher, subscriber, weights(2))
@@ -88,7 +104,10 @@ async def test_memory_that_cannot_be_mapped_in_the_first_version_costs_that_one_
 # -- what does not fit ----------------------------------------------------------------------------------------------
 
 
-async def test_a_model_that_is_mended_gets_what_it_has_refused_and_all_that_comes() -> None:
+async def test_a_model_that_is_mended_gets_what_it_has_refused_and_all_that_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rlinf_async.weights.plane.publisher.REFUSAL_GRACE_S", 0.05)
     destination = {"a": torch.zeros(3, 5)}
     async with late(weights(0), weights(1), destination) as (publisher, subscriber):
         with pytest.raises(WeightMismatch, match=r"'b\.c'"):
@@ -107,6 +126,55 @@ async def test_a_model_that_is_mended_gets_what_it_has_refused_and_all_that_come
         assert {float(tensor.min()) for tensor in destination.values()} == {4.0}
         assert publisher.quarantined == {}
         assert (await taken(publisher, subscriber, weights(5))).per_worker["it"].status == "applied"
+
+
+@pytest.mark.parametrize("policy", ["latest", "all"])
+async def test_a_version_that_a_mended_model_takes_is_delivered(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlinf_async.weights.plane.publisher.REFUSAL_GRACE_S", 30)
+    destination, other = {"a": torch.zeros(3, 5)}, weights(0)
+    async with refused(destination, other, policy=policy) as (publisher, _):
+        async with asyncio.timeout(10):  # who answers is not waited for until the grace is over
+            for value in (2, 3):
+                with pytest.raises(WeightMismatch, match=r"'b\.c'") as raised:
+                    await (await publisher.publish(weights(value)))
+                assert [note for note in raised.value.__notes__ if "does not have version" in note] == [
+                    f"worker 0 does not have version {value}: WeightMismatch: {raised.value.args[0]}"
+                ]
+            destination["b.c"] = torch.zeros(6)
+            with pytest.raises(WeightMismatch, match="has shape"):  # the reason that it has by now
+                await (await publisher.publish(weights(4)))
+            destination["b.c"] = torch.zeros(7)
+            report = await (await publisher.publish(weights(5)))
+        assert {name: ack.status for name, ack in report.per_worker.items()} == {0: "applied", 1: "applied"}
+        assert {float(tensor.min()) for tensor in (*destination.values(), *other.values())} == {5.0}
+        assert publisher.quarantined == {}
+
+
+@pytest.mark.parametrize("timeout", [None, 0.05])
+async def test_a_receiver_that_has_refused_and_says_nothing_keeps_the_others_waiting_for_a_moment(
+    timeout: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlinf_async.weights.plane.publisher.REFUSAL_GRACE_S", 0.1 if timeout is None else 30)
+    destination, other = {"a": torch.zeros(3, 5)}, weights(0)
+    async with refused(destination, other) as (publisher, (subscriber, another)):
+        unheard: list[Any] = []
+        monkeypatch.setattr(subscriber, "hear", unheard.append)
+        async with asyncio.timeout(10):
+            with pytest.raises(WeightMismatch, match=r"'b\.c'"):
+                await (await publisher.publish(weights(2), timeout=timeout))
+        await another.wait_version(2, 10)
+        assert unheard == [[words.PUBLISH, 2, None, None]]
+        monkeypatch.undo()
+        destination["b.c"] = torch.zeros(7)
+        assert (await (await publisher.publish(weights(3)))).per_worker[0].status == "applied"
+
+
+async def test_a_receiver_that_has_refused_and_ends_is_waited_for_no_longer() -> None:
+    async with refused({"a": torch.zeros(3, 5)}, weights(0)) as (publisher, (subscriber, _)):
+        await subscriber.close()
+        async with asyncio.timeout(0.5):
+            with pytest.raises(WeightMismatch, match=r"'b\.c'"):
+                await (await publisher.publish(weights(2)))
 
 
 async def test_who_connects_again_is_asked_again() -> None:
@@ -236,12 +304,12 @@ async def test_a_worker_that_finds_the_same_again_checks_nothing_anew() -> None:
     place = Place(weights(0))
     async with found(place) as (publisher, subscriber):
         await (await publisher.publish(weights(1)))
-        destination = subscriber._destination._fit
+        destination = subscriber._applying.destination._fit
         looks = place.looks
         for value in range(2, 5):
             await (await publisher.publish(weights(value)))
         assert place.looks == looks + 3
-        assert subscriber._destination._fit is destination
+        assert subscriber._applying.destination._fit is destination
 
 
 async def test_versions_that_the_sender_has_given_up_may_be_skipped_by_who_applies_all_and_no_others() -> None:

@@ -32,18 +32,18 @@ async def test_a_version_that_has_been_overtaken_while_it_was_looked_at_is_not_w
     destination = weights(0.0, LARGE)
     async with pair(weights(0.0, LARGE), destination) as (publisher, (subscriber,)):
         await (await publisher.publish(weights(1.0, LARGE)))
-        compare, looks, goes_on = subscriber._destination.compare, threading.Event(), threading.Event()
+        compare, looks, goes_on = subscriber._applying.destination.compare, threading.Event(), threading.Event()
 
         def slow(views: Any, extra: Any) -> None:
             compare(views, extra)
             looks.set()
             goes_on.wait(20)
 
-        monkeypatch.setattr(subscriber._destination, "compare", slow)
+        monkeypatch.setattr(subscriber._applying.destination, "compare", slow)
         handle = await publisher.publish(weights(2.0, LARGE))
         try:
             assert await asyncio.to_thread(looks.wait, 20)
-            assert await subscriber.overwrite(lambda: destination["w"].fill_(7.0), 7)
+            assert await subscriber.accept(lambda: destination["w"].fill_(7.0), 7)
         finally:
             goes_on.set()
         assert (await handle).per_worker[0].status == "applied"
@@ -63,7 +63,7 @@ async def test_a_version_that_still_waits_for_readers_when_all_is_closed_does_no
         async with asyncio.timeout(20):
             async with subscriber.reading():
                 receiving = asyncio.create_task(subscriber.receive(20))
-                while not subscriber._gate._waiting:
+                while not subscriber.gate._waiting:
                     await asyncio.sleep(0)
                 await subscriber.close()
             with pytest.raises(ClosedError, match="closed"):
@@ -110,7 +110,7 @@ async def test_a_version_is_known_before_the_next_one_has_waited_for_its_readers
     async with pair(weights(0.0), destination, serves=False, policy="all") as (publisher, (subscriber,)):
         for value in (1.0, 2.0):
             (await publisher.publish(weights(value))).cancel()
-        compare, reading, compared = subscriber._destination.compare, subscriber.reading(), []
+        compare, reading, compared = subscriber._applying.destination.compare, subscriber.reading(), []
 
         def read_meanwhile(views: Any, extra: Any) -> None:
             compare(views, extra)
@@ -118,7 +118,7 @@ async def test_a_version_is_known_before_the_next_one_has_waited_for_its_readers
             if len(compared) == 2:
                 reading.__enter__()
 
-        monkeypatch.setattr(subscriber._destination, "compare", read_meanwhile)
+        monkeypatch.setattr(subscriber._applying.destination, "compare", read_meanwhile)
         subscriber.serve()
         try:
             async with asyncio.timeout(5):

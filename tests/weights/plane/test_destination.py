@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensordict import LazyStackedTensorDict, TensorDict
 from torch import nn
 
 from rlinf_async.errors import WeightMismatch
@@ -81,13 +82,16 @@ async def test_what_was_made_for_inference_is_copied_to_and_map_says_so_once(
     assert caplog.messages == ([told] if apply == "map" else [])
 
 
-@pytest.mark.parametrize("kind", ["multiprocess", "shared memory", "distributed"])
+@pytest.mark.parametrize(
+    ("kind", "options"), [("multiprocess", {"transport_dtype": torch.float32}), ("distributed", {})]
+)
 async def test_a_model_of_another_dtype_is_copied_to_and_map_says_so_once(
-    kind: str, caplog: pytest.LogCaptureFixture
+    kind: str, options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Where the sender is told what travels, or sends to each by itself; see ``test_layouts`` for the others."""
     model, source = Tied().bfloat16(), Tied(1.0)
     memory = model.head.weight.data_ptr()
-    async with both(kind, model=model, source=source, apply="map") as ends:
+    async with both(kind, model=model, source=source, apply="map", **options) as ends:
         for value in (1.0, 2.0, 3.0):
             source.fill(value)
             await ends.deliver()
@@ -184,6 +188,55 @@ async def test_a_state_that_a_module_refuses_leaves_its_last_version_whole(apply
         assert (model.a.state, model.b.state) == ("one", "one")
         await ends.deliver(Holder(3.0, "three", "three"))
         assert ends.sees == {3.0}
+
+
+def mapped(model: dict[str, Any], weights: dict[str, Any]) -> Destination:
+    """A destination that stands in these weights."""
+    destination, tree = Destination(lambda: model, maps=True), ParamTree.of(weights)
+    assert destination.has_moved()
+    destination.check(Manifest.of(tree))
+    destination.write(tree.tensors, {})
+    assert not destination.is_copied
+    return destination
+
+
+def fill(destination: Destination, weights: dict[str, Any], value: float) -> dict[tuple[str, ...], torch.Tensor]:
+    """Writes the next version, from other memory, while nobody changes what the last one stands in."""
+    views = {path: torch.full_like(tensor, value) for path, tensor in ParamTree.of(weights).tensors.items()}
+    destination.compare(views, {})
+    destination.write(views, {})
+    return views
+
+
+@pytest.mark.parametrize("other", [torch.zeros(2, dtype=torch.bfloat16), torch.zeros(2)], ids=["copied", "mapped"])
+@pytest.mark.parametrize("is_stack", [False, True])
+def test_a_replaced_tensor_leaves_nothing_in_memory_that_the_sender_writes_to_again(
+    is_stack: bool, other: torch.Tensor
+) -> None:
+    """Two tensors stand in one leaf of a source where they are tied, or a stack and a whole one."""
+    one, members = torch.ones(2, 3), [TensorDict({"v": torch.zeros(3)}) for _ in range(2)]
+    model = {"a": torch.zeros(2, 3), "b": torch.zeros(2, 3), "c": torch.zeros(2)}
+    model |= {"b": LazyStackedTensorDict(*members)} if is_stack else {}
+    weights = {"a": one, "b": {"v": one} if is_stack else one, "c": torch.ones(2)}
+    destination, replaced = mapped(model, weights), model["c"]
+    model["c"] = other.clone()
+    last = fill(destination, weights, 2.0)
+    assert destination.is_copied == (other.dtype is torch.bfloat16)
+    for leaf in (one, weights["c"], *(last.values() if destination.is_copied else ())):
+        leaf.fill_(9.0)
+    shown = [member["v"] for member in members] if is_stack else [model["b"]]
+    assert {float(value) for tensor in (model["a"], model["c"], *shown) for value in tensor.flatten()} == {2.0}
+    assert replaced.tolist() == [1, 1]
+
+
+def test_mapped_tensors_of_a_sender_that_ties_them_are_not_tied_for_one_that_does_not() -> None:
+    tied, model = torch.ones(2), {"a": torch.zeros(2), "b": torch.zeros(2)}
+    destination = mapped(model, {"a": tied, "b": tied})
+    untied = ParamTree.of({"a": torch.full((2,), 2.0), "b": torch.full((2,), 3.0)})
+    destination.check(Manifest.of(untied))
+    destination.compare(untied.tensors, {})
+    destination.write(untied.tensors, {})
+    assert {name: tensor.tolist() for name, tensor in model.items()} == {"a": [2, 2], "b": [3, 3]}
 
 
 def test_a_model_that_was_moved_off_the_gpu_stays_where_it_is(caplog: pytest.LogCaptureFixture) -> None:

@@ -49,7 +49,7 @@ def packing(
     taker = Source(tree, "all", None)
     store = Store(taker.manifest, 2, gpus=gpus)
     yield (
-        Packing(taker, tree, store, readers, Comparing("off", "it"), gpus, with_checksum=with_checksum),
+        Packing(taker, tree, store, readers, Comparing("off", "it"), gpus, verify="crc" if with_checksum else "off"),
         store,
     )
     store.close()
@@ -99,7 +99,7 @@ def test_shards_are_put_together_once_they_are_written_and_may_change_once_they_
     tree = ParamTree.of(gpus.put({"a": torch.full((3,), 1.0)}))
     taker = Sharded(gpus, tree)
     store = Store(taker.manifest, 2, gpus=gpus) if gathers_here else None
-    it = Packing(taker, tree, store, readers, Comparing("off", "it"), gpus, with_checksum=False)
+    it = Packing(taker, tree, store, readers, Comparing("off", "it"), gpus, verify="off")
     it.pack(tree, 1, None, (), it.marks())
     written = ("follow", {GPU: "mark"})
     if store is None:
@@ -114,7 +114,7 @@ def test_shards_of_the_cpu_ask_nothing_of_cuda() -> None:
     gpus: Any = NoGpus()
     taker = Sharded(FakeGpus(), tree)
     it = Packing(
-        taker, tree, None, Readers(there=False, here=True, far=False), Comparing("off", "it"), gpus, with_checksum=False
+        taker, tree, None, Readers(there=False, here=True, far=False), Comparing("off", "it"), gpus, verify="off"
     )
     assert it.pack(tree, 1, None, (), it.marks()) is None
 

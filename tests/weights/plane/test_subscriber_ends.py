@@ -31,7 +31,7 @@ def large(value: float) -> dict[str, torch.Tensor]:
 
 def has_given_all_back(subscriber: Subscriber) -> bool:
     told = isinstance(subscriber.link.error, ClosedError)
-    return told and not subscriber._server.is_running and repr(subscriber._leases) == "<Leases of 0 slots>"
+    return told and subscriber._serving is None and repr(subscriber._applying.leases) == "<Leases of 0 slots>"
 
 
 # -- cancelled ------------------------------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ def has_given_all_back(subscriber: Subscriber) -> bool:
 @contextlib.contextmanager
 def held_up(subscriber: Subscriber) -> Iterator[tuple[threading.Event, threading.Event]]:
     """Says that it looks at a version, in its thread, and goes on when it is told."""
-    compare, looks, goes_on = subscriber._destination.compare, threading.Event(), threading.Event()
+    compare, looks, goes_on = subscriber._applying.destination.compare, threading.Event(), threading.Event()
 
     def slow(views: Any, extra: Any) -> None:
         compare(views, extra)
@@ -48,7 +48,7 @@ def held_up(subscriber: Subscriber) -> Iterator[tuple[threading.Event, threading
         goes_on.wait(20)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subscriber._destination, "compare", slow)
+        patch.setattr(subscriber._applying.destination, "compare", slow)
         try:
             yield looks, goes_on
         finally:
@@ -74,7 +74,7 @@ async def test_a_close_that_is_cancelled_while_it_waits_gives_everything_back(tu
                 assert closing.cancelled()
                 if not turns:  # it had not begun
                     await subscriber.close()
-                while subscriber._server.is_running:
+                while subscriber._serving is not None:
                     await asyncio.sleep(0)
         assert has_given_all_back(subscriber)
         assert set(destination["w"].tolist()) == {1.0}
@@ -110,6 +110,22 @@ async def test_a_scheme_whose_close_is_cancelled_gives_everything_back(turns: in
             while transport._link is not None:
                 await asyncio.sleep(0)
         assert has_given_all_back(subscriber)
+
+
+async def test_a_closed_one_says_so_at_once() -> None:
+    async with pair(large(0.0), large(0.0)) as (publisher, (subscriber,)):
+        await (await publisher.publish(large(1.0)))
+        await subscriber.close()
+        for use in (
+            subscriber.connect(20),
+            subscriber.receive(20),
+            subscriber.accept(print),
+            subscriber.wait_version(2),
+        ):
+            with pytest.raises(ClosedError, match="of 'policy' is closed"):
+                await use
+        with pytest.raises(ClosedError):
+            subscriber.serve()
 
 
 # -- in another thread ----------------------------------------------------------------------------------------------

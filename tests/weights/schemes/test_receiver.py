@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from rlinf_async import MultiProcessWeightSyncScheme
-from rlinf_async.errors import ClosedError, DeadlineExceeded, RemoteError
-from tests.weights.ends import Tied, both
+from rlinf_async import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
+from rlinf_async.errors import ClosedError, DeadlineExceeded, ForkedProcessError, RemoteError
+from tests._support.forked_children import forked
+from tests.weights.ends import SCHEMES, Tied, both
 
 # -- which version --------------------------------------------------------------------------------------------------
 
@@ -86,12 +89,26 @@ async def test_a_reader_who_stays_holds_up_what_is_handed_over_until_the_deadlin
 @pytest.mark.parametrize("kind", ["multiprocess", "worker"])
 async def test_who_comes_to_read_waits_as_long_as_he_says(kind: str) -> None:
     async with both(kind) as ends:
-        async with ends.receiver._standing._gate.writing():
+        async with ends.receiver._standing.gate.writing():
             with pytest.raises(DeadlineExceeded):
                 async with ends.receiver.reading(0.01):
                     pass
         async with ends.receiver.reading(timeout=5) as version:
             assert version == 0
+
+
+@pytest.mark.parametrize("kind", ["multiprocess", "worker"])
+async def test_what_waits_for_readers_when_all_is_closed_is_not_written(kind: str) -> None:
+    async with both(kind) as ends, asyncio.timeout(40):
+        receiver = ends.receiver
+        await receiver.apply_weights(Tied(1.0).state_dict())
+        async with receiver.reading():
+            applying = receiver.apply_weights(Tied(2.0).state_dict())
+            await asyncio.sleep(0)
+            await receiver.close()
+        with pytest.raises(ClosedError):
+            await applying
+        assert (receiver.version, ends.sees) == (1, {1.0})
 
 
 def test_a_thread_that_waits_for_weights_hears_of_the_closing() -> None:
@@ -118,3 +135,60 @@ def test_a_thread_that_waits_for_weights_hears_of_the_closing() -> None:
         with pytest.raises(ClosedError, match="of 'policy' version 1> is closed"):
             second.result(20)
         sending.close()
+
+
+@pytest.mark.parametrize("kind", ["worker", "module transform", "multiprocess"])
+def test_a_thread_that_waits_for_a_version_hears_of_the_closing_and_the_version_stays(kind: str) -> None:
+    with SCHEMES[kind](Tied(), Tied(1.0)) as ends, ThreadPoolExecutor(1) as threads:
+        receiver = ends.receiver
+        receiver.apply_weights(Tied(3.0).state_dict(), 3)
+        waiting = threads.submit(receiver.wait_version, 4, 20)
+        while not receiver._subscriber._changes._next._waiters:
+            time.sleep(0)
+        receiver.close()
+        with pytest.raises(ClosedError):
+            waiting.result(20)
+        assert (receiver.version, ends.sees) == (3, {3.0})
+        for scheme in ends.schemes:
+            scheme.close()
+
+
+def test_a_receiver_without_a_pipe_has_the_version_that_it_was_handed_a_notice_of() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    sending, receiving = SharedMemWeightSyncScheme(), SharedMemWeightSyncScheme()
+    with ours, theirs, ThreadPoolExecutor(1) as threads:
+        sending.init_on_sender("policy", pipes=[ours], source_model=Tied(1.0))
+        receiving.init_on_worker("policy", model=Tied())
+        receiver = receiving.get_receiver()
+        work = threads.submit(sending.get_sender().send, timeout=20)
+        (_, notice), _ = theirs.recv()
+        receiver.apply_weights(notice)
+        assert work.result(20).version == 1
+        receiver.wait_version(1, timeout=0)
+        with receiver.reading() as version:
+            assert (version, receiver.version, receiver.staleness) == (1, 1, 0)
+        sending.close()
+        receiving.close()
+
+
+@pytest.mark.parametrize("has_met", [True, False])
+def test_a_receiver_of_a_torch_job_is_of_no_use_in_a_process_that_is_forked_once_it_has_met(has_met: bool) -> None:
+    with SCHEMES["distributed"](Tied(), Tied(1.0)) as ends:
+        if has_met:
+            ends.sender.send_async()
+            assert ends.receiver.receive(20.0)
+            ends.sender.wait_async()
+
+        def look() -> None:
+            if not has_met:
+                assert ends.receiver.apply_weights(Tied(3.0).state_dict()) is None
+                return
+            for call in (lambda: ends.receiver.receive(20.0), ends.receiver.connect, ends.receiver.reading):
+                with pytest.raises(ForkedProcessError, match="'policy' belongs to process"):
+                    call()
+            assert ends.receiver.version == 1
+
+        with forked(look) as child:
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        for scheme in ends.schemes:
+            scheme.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, strategies as st
 
@@ -10,48 +12,59 @@ from rlinf_async.weights.state.versions import Ledger, Reception, Verdict
 NUMBERS = st.integers(1, 6)
 
 
-@given(st.lists(st.tuples(NUMBERS, st.none() | st.integers(0, 6))))
-def test_whatever_arrives_in_whatever_order_a_receiver_never_goes_back(frames: list[tuple[int, int | None]]) -> None:
-    """Duplicated, reordered and lost frames: what is applied is always the latest that could be."""
+@pytest.mark.parametrize(
+    ("version", "sender", "expected"),
+    [
+        (4, "it", "APPLY"),
+        (4, "another", "APPLY"),
+        (3, "it", "DUPLICATE"),
+        (3, None, "DUPLICATE"),
+        (3, "another", "STALE"),
+        (2, "it", "STALE"),
+        (2, None, "STALE"),
+    ],
+)
+@pytest.mark.parametrize("state", ["whole", "torn", "moved"])
+def test_weights_are_judged_by_their_number_and_their_sender(
+    state: str, version: int, sender: str | None, expected: str
+) -> None:
     reception = Reception()
-    for version, base in frames:
+    reception.overwritten(3, "it")
+    if state == "torn":
+        reception.torn()
+    elif state == "moved":
+        reception.moved()
+    if state != "whole" and expected == "DUPLICATE":
+        expected = "APPLY"
+    assert reception.judge(version, sender) is Verdict[expected]
+    assert (reception.version, reception.published) == (3, max(3, version))
+
+
+def test_the_number_of_a_version_whose_sender_is_not_told_is_any_senders() -> None:
+    reception = Reception()
+    reception.applied(3)
+    assert reception.judge(3, "it") is Verdict.DUPLICATE
+
+
+@given(st.lists(NUMBERS))
+def test_whatever_arrives_in_whatever_order_a_receiver_never_goes_back(versions: list[int]) -> None:
+    """Doubled, reordered and lost versions: what is applied is always the latest that has come."""
+    reception = Reception()
+    for version in versions:
         before = reception.version
-        verdict = reception.judge(version, base)
-        assert (verdict is Verdict.DUPLICATE) == (version <= before)
+        verdict = reception.judge(version)
+        assert (verdict is Verdict.APPLY) == (version > before)
         if verdict is Verdict.APPLY:
-            assert base in (None, before)
             reception.applied(version)
-        assert reception.version >= before
-        assert reception.published >= reception.version
-        assert reception.staleness == reception.published - reception.version
-    whole = [version for version, base in frames if base is None]
-    assert reception.version >= max(whole, default=0)
+        assert reception.staleness == reception.published - reception.version >= 0
+    assert reception.version == max(versions, default=0)
 
 
-def test_a_patch_on_another_version_is_not_taken() -> None:
+@pytest.mark.parametrize("lose", [Reception.torn, Reception.moved])
+def test_what_is_torn_or_to_go_somewhere_else_takes_the_same_version_once_more(lose: Any) -> None:
     reception = Reception()
     reception.applied(3)
-    assert reception.judge(5, base=4) is Verdict.NEED_FULL
-    assert reception.judge(4, base=3) is Verdict.APPLY
-    assert reception.judge(3, base=2) is Verdict.DUPLICATE
-
-
-def test_after_a_torn_write_only_a_full_version_will_do_even_an_older_one() -> None:
-    reception = Reception()
-    reception.applied(3)
-    reception.torn()
-    assert reception.judge(4, base=3) is Verdict.NEED_FULL
-    assert reception.judge(3) is Verdict.APPLY
-    reception.applied(3)
-    assert reception.is_whole
-
-
-def test_what_is_to_go_somewhere_else_takes_the_same_version_once_more_and_none_before_it() -> None:
-    reception = Reception()
-    reception.applied(3)
-    reception.moved()
-    assert reception.judge(2) is Verdict.DUPLICATE
-    assert reception.judge(4, base=3) is Verdict.NEED_FULL
+    lose(reception)
     assert reception.judge(3) is Verdict.APPLY
     reception.applied(3)
     assert reception.judge(3) is Verdict.DUPLICATE

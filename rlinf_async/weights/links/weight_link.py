@@ -97,10 +97,10 @@ class Link:
         """The next tensor that the other side, or a third one, sends on that line goes into this one."""
         raise NotImplementedError(f"{self!r} does not lead to another machine")
 
-    def close(self) -> None:
-        """Gives it up; the other side hears that.  Idempotent."""
+    def close(self, error: Exception | None = None) -> None:
+        """Gives it up, for that reason; the other side hears that.  Idempotent."""
         if self.error is None:
-            self._end(ClosedError(f"the link to {self.label} is closed"))
+            self._end(error or ClosedError(f"the link to {self.label} is closed"))
         self._close()
 
     # -- what each kind of link does ----------------------------------------------------------------------------

@@ -16,7 +16,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "delta": ("off", "auto", "on"),
     "apply": ("copy", "map"),
     "policy": ("latest", "all"),
-    "verify": ("off", "crc"),
+    "verify": ("off", "crc", "sha256"),
     "strict_dtype": (False, True),
 }
 
@@ -44,7 +44,8 @@ class SyncOptions:
         policy: ``"latest"``: a receiver that is late may skip versions.  ``"all"``: it applies every one, but for those
             whose send has failed for it, because their time was over, or was cancelled: their memory is used again.
         ack_timeout: seconds that a receiver has to apply an update.
-        verify: ``"crc"``: checksums over everything.
+        verify: ``"crc"``: checksums over everything, which receivers check.  ``"sha256"``: receivers hash what their
+            models hold once a version is applied, and the sender compares that with what it has sent; at both ends.
         select: ``"all"``; ``"trainable"``: without parameters that require no gradient; or a function of (name,
             tensor), which gets a module's parameters themselves.
         strict_dtype: a receiver whose tensors have another dtype than the weights travel in refuses them; by default it

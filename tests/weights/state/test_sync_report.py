@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlinf_async.errors import DeadlineExceeded, PeerLost, WeightMismatch
-from rlinf_async.weights.state.report import Ack, SyncReport
+from rlinf_async.weights.state.sync_report import Ack, SyncReport
 
 
 class Peculiar(Exception):

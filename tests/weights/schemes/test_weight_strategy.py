@@ -15,7 +15,7 @@ from torch import nn
 from rlinf_async.errors import WeightMismatch
 from rlinf_async.weights import ParamTree
 from rlinf_async.weights.model.writing import plan_update
-from rlinf_async.weights.schemes.strategy import WeightStrategy, _get_strategy
+from rlinf_async.weights.schemes.weight_strategy import WeightStrategy, _get_strategy
 
 TO_TENSORDICT, TO_STATE_DICT = WeightStrategy("tensordict"), WeightStrategy("state_dict")
 

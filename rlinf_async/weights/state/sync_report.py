@@ -1,4 +1,4 @@
-"""What has become of one update: at each worker, and of the whole."""
+"""Report of one update: its acknowledgement by each worker, its bytes and seconds."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class Ack:
         error: why the worker does not have it.
         t_recv, t_apply: seconds from the sender's publishing until the worker had it, and that it took to apply it.
         t_pause: seconds for which nobody could read the worker's weights.
+        digest: with ``verify="sha256"``, SHA-256 over the digests of what the worker's tensors hold, each in its dtype.
 
     Of a worker that has failed, and where a call or torch's store brings weights, the seconds are None: nobody knows.
     """
@@ -28,6 +29,7 @@ class Ack:
     t_recv: float | None = None
     t_apply: float | None = None
     t_pause: float | None = None
+    digest: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,63 +1,35 @@
-"""What one send sends, in the forms that it goes through on its way."""
+"""Weights given in part: those that ``keys=`` names, and the others, which a model has."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import torch
 
 from rlinf_async.errors import WeightMismatch
 from rlinf_async.weights.model.gather import is_sharded
-from rlinf_async.weights.model.gather_calls import Call
 from rlinf_async.weights.model.manifest import Manifest
-from rlinf_async.weights.model.param_tree import ParamTree, Path, is_tensordict, memory_of, name_of, path_of
+from rlinf_async.weights.model.param_tree import ParamTree, Path, is_tensordict, memory_of, name_of, paths_named
 
 TELL_THE_MODEL: Final = "tell init_on_sender() of the model, by source_model= or a context that has it"
 """What to do where only some of the weights come first."""
 
 
-@dataclass(frozen=True)
-class Update:
-    """What is sent.
-
-    Attributes:
-        version: of the weights; 0 until it is known which comes next.
-        keys: which of the weights; None: all.
-        timeout: seconds that the receivers have; None: as long as it takes.
-        call: of the sender, by which the ranks of sharded weights know that they are in the same one.
-    """
-
-    model_id: str
-    weights: Any
-    version: int
-    keys: Any = None
-    timeout: float | None = None
-    call: Call | None = None
-
-
-def chosen(update: Update) -> Any:
-    """The weights of an update, in the form that they have; of them, what ``keys`` names.
+def chosen(weights: Any, keys: Collection[Any] | None) -> Any:
+    """Weights in the form that they have; of them, what ``keys`` names.
 
     Raises:
         KeyError: a key names nothing.
     """
-    if update.keys is None:
-        return update.weights
-    tree = ParamTree.of(update.weights)
+    if keys is None:
+        return weights
+    tree = ParamTree.of(weights)
     everything = dict(tree.items()) | tree.extra
-    found: set[Path] = set()
-    for key in update.keys:
-        wanted = path_of(key) if isinstance(key, str) else tuple(key)
-        below = {path for path in everything if path[: len(wanted)] == wanted}
-        if not below:
-            raise KeyError(f"keys= names {name_of(wanted)!r}, which the weights do not have")
-        found |= below
+    found = paths_named(keys, everything)
     part = ParamTree({path: tree[path] for path in found if path in tree}, None, {})
     part.extra.update({path: value for path, value in tree.extra.items() if path in found})
-    return part.to_tensordict() if is_tensordict(update.weights) else part.to_state_dict()
+    return part.to_tensordict() if is_tensordict(weights) else part.to_state_dict()
 
 
 def fitted(tree: ParamTree, manifest: Manifest) -> tuple[ParamTree, list[Path] | None]:
@@ -97,7 +69,7 @@ def _by_owner(tree: ParamTree, owners: Mapping[Path, Path]) -> dict[Path, torch.
     return tensors
 
 
-def whole(update: Update, model: Any, select: Any = "all") -> Update:
+def completed(weights: Any, keys: Collection[Any] | None, model: Any, model_id: str, select: Any = "all") -> Any:
     """A first version, of which the receivers are told what comes from then on: all of the model.
 
     Args:
@@ -105,8 +77,8 @@ def whole(update: Update, model: Any, select: Any = "all") -> Update:
         select: as of ``ParamTree.of``.
 
     Returns:
-        The update with the model's weights in the place of those that were not given; as it is where nothing lacks, or
-        where the weights are none of the model's, so that it does not say what there is.
+        The model's weights in the place of those that were not given; the weights as they are where nothing lacks, or
+        where they are none of the model's, so that it does not say what there is.
 
     Raises:
         KeyError: a key names nothing.
@@ -114,24 +86,34 @@ def whole(update: Update, model: Any, select: Any = "all") -> Update:
         WeightMismatch: the model does not have one of them, or of another shape or dtype; or tied ones have different
             values.
     """
+    part = chosen(weights, keys)
     if model is None:
-        return update if update.keys is None else _without_model(update)
-    everything, mine = ParamTree.of(model), ParamTree.of(model, select)
-    given = ParamTree.of(chosen(update), select)
+        return _all_of(part, weights, model_id)
+    everything, mine, given = ParamTree.of(model), ParamTree.of(model, select), ParamTree.of(part, select)
     news = {path: tensor for path, tensor in given.items() if path in mine or path not in everything}
     known = {mine.aliases.get(path, path) for path in news if path in mine}
     unknown = [path for path in news if path not in mine]
-    if len(known) == len(mine) or (unknown and not known):
-        return update
+    if unknown and not known:
+        return _all_of(part, weights, model_id)
+    if len(known) == len(mine):
+        return part
     if unknown:
         raise WeightMismatch(
-            f"{name_of(unknown[0])!r} is among the first weights of '{update.model_id}', and not in its model, which "
-            "says what there is"
+            f"{name_of(unknown[0])!r} is among the first weights of '{model_id}', and not in its model, which says "
+            "what there is"
         )
-    tree = _completed(_by_owner(ParamTree(news), mine.aliases), mine, update.model_id)
+    tree = _completed(_by_owner(ParamTree(news), mine.aliases), mine, model_id)
     tree.extra.update(given.extra)
-    weights = tree.to_tensordict() if is_tensordict(update.weights) else tree.to_state_dict()
-    return dataclasses.replace(update, weights=weights, keys=None)
+    return tree.to_tensordict() if is_tensordict(weights) else tree.to_state_dict()
+
+
+def _all_of(part: Any, weights: Any, model_id: str) -> Any:
+    if part is not weights and len(ParamTree.of(part)) < len(ParamTree.of(weights)):
+        raise ValueError(
+            f"the first version of '{model_id}' is whole, and keys= names only some of the weights: leave it out this "
+            f"time; or, for the others, {TELL_THE_MODEL}"
+        )
+    return part
 
 
 def _completed(news: Mapping[Path, torch.Tensor], mine: ParamTree, model_id: str) -> ParamTree:
@@ -152,13 +134,3 @@ def _completed(news: Mapping[Path, torch.Tensor], mine: ParamTree, model_id: str
         shared = places.setdefault(memory_of(tensor), path) != path  # by chance, and no tie from then on
         tensors[path] = tensor.detach().clone() if shared else tensor
     return ParamTree(tensors, mine.aliases, mine.extra)
-
-
-def _without_model(update: Update) -> Update:
-    part = chosen(update)
-    if len(ParamTree.of(part)) < len(ParamTree.of(update.weights)):
-        raise ValueError(
-            f"the first version of '{update.model_id}' is whole, and keys= names only some of the weights: leave it "
-            f"out this time; or, for the others, {TELL_THE_MODEL}"
-        )
-    return dataclasses.replace(update, weights=part, keys=None)

@@ -1,4 +1,4 @@
-"""What callers say of a version: its number, its keys, and how long it may take."""
+"""Checked arguments of a send: version, keys and timeout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What weights are taken out of a model as, and how they are put into one."""
+"""Extraction of weights from a model as a state dict or a TensorDict, and their application to one."""
 
 from __future__ import annotations
 

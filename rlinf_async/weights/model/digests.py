@@ -1,0 +1,113 @@
+"""Digests of weights: CRC-32 of a packed version, SHA-256 of each tensor that a destination holds, in its own dtype."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, TypeAlias
+
+import msgpack
+import torch
+
+from rlinf_async.weights.model.copying import share, threads_for
+from rlinf_async.weights.model.fit import as_bytes, with_one_nan
+from rlinf_async.weights.model.manifest import Manifest, dtype_name, dtype_of
+from rlinf_async.weights.model.param_tree import name_of
+from rlinf_async.weights.model.places import Part
+
+_DIGEST_BYTES: Final = 32
+_TOGETHER: Final = 64  # tensors that a thread hashes before it takes others
+
+Form: TypeAlias = tuple[int, str, Sequence[Part]]
+"""Index of a leaf, dtype of a tensor that holds it, and the part of the leaf that is (empty: all)."""
+
+
+def checksum_of(leaves: torch.Tensor, extra: bytes) -> int:
+    """CRC-32 of a packed version; never 0, which says that there is none."""
+    array: Any = leaves.numpy()
+    return zlib.crc32(extra, zlib.crc32(array)) or 1
+
+
+def digests_of(manifest: Manifest, held: Iterable[tuple[int, Sequence[Part], torch.Tensor]]) -> tuple[bytes, bytes]:
+    """Forms of what a destination holds, packed (empty: all leaves as they travel), and the digest of each.
+
+    Args:
+        held: of each tensor, its leaf, the part of it, and the tensor.
+    """
+    held = list(held)
+    forms: list[Form] = [(leaf, dtype_name(tensor.dtype), parts) for leaf, parts, tensor in held]
+    packed: Any = b"" if forms == _as_sent(manifest) else msgpack.packb(forms)
+    return packed, _hashed(manifest, forms, [tensor for _, _, tensor in held])
+
+
+class ExpectedDigests:
+    """Digests of the version that a sender has packed last, in the forms in which receivers hold it; for one thread."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._version = 0
+        self._known: dict[bytes, bytes] = {}
+        self._in_use: set[bytes] = set()
+
+    def begin(self, version: int, leaves: Sequence[torch.Tensor]) -> None:
+        """Hashes a version in the forms that the one before was asked for in."""
+        if version != self._version:
+            in_use, self._in_use = self._in_use or {b""}, set()
+            self._version, self._known = version, {forms: self._of(forms, leaves) for forms in in_use}
+
+    def differing(self, version: int, leaves: Sequence[torch.Tensor], forms: bytes, digests: bytes) -> list[str]:
+        """Names of the tensors that a receiver does not hold as they are in this version."""
+        self.begin(version, leaves)
+        self._in_use.add(forms)
+        if forms not in self._known:
+            self._known[forms] = self._of(forms, leaves)
+        known = self._known[forms]
+        if known == digests:
+            return []
+        places = [slice(at, at + _DIGEST_BYTES) for at in range(0, len(known), _DIGEST_BYTES)]
+        pairs = zip(self._forms(forms), places, strict=True)
+        differ = {leaf for (leaf, *_), place in pairs if known[place] != digests[place]}
+        return [name_of(self._manifest.leaves[leaf].path) for leaf in sorted(differ)]
+
+    def _forms(self, packed: bytes) -> list[Form]:
+        return msgpack.unpackb(packed) if packed else _as_sent(self._manifest)
+
+    def _of(self, packed: bytes, leaves: Sequence[torch.Tensor]) -> bytes:
+        forms, tensors = self._forms(packed), []
+        for leaf, _, parts in forms:
+            tensors.append(leaves[leaf])
+            for dimension, member, _ in parts:
+                tensors[-1] = tensors[-1].select(dimension, member)
+        return _hashed(self._manifest, forms, tensors)
+
+
+def _as_sent(manifest: Manifest) -> list[Form]:
+    return [(index, leaf.transport_dtype, ()) for index, leaf in enumerate(manifest.leaves)]
+
+
+def _hashed(manifest: Manifest, forms: Sequence[Form], tensors: Sequence[torch.Tensor]) -> bytes:
+    """Digests in the order of the forms, one after the other."""
+    found = [b""] * len(forms)
+
+    def hash_some(numbers: range) -> None:
+        for number in numbers:
+            leaf, dtype, _ = forms[number]
+            is_cast = dtype != manifest.leaves[leaf].transport_dtype
+            tensor = with_one_nan(tensors[number], dtype_of(dtype)) if is_cast else tensors[number]
+            found[number] = hashlib.sha256(_buffer(tensor)).digest()
+
+    numbers = range(len(forms))
+    some = [numbers[first : first + _TOGETHER] for first in numbers[::_TOGETHER]]
+    share(threads_for(sum(tensor.nbytes for tensor in tensors)), [functools.partial(hash_some, each) for each in some])
+    return b"".join(found)
+
+
+def _buffer(tensor: torch.Tensor) -> Any:
+    """Its bytes.  A view of them by torch takes ten times as long as the hash of a small one."""
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and not (tensor.is_conj() or tensor.is_neg())
+    if is_plain and tensor.is_cpu and tensor.is_contiguous():
+        return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    return as_bytes(tensor.cpu()).numpy()

@@ -1,0 +1,229 @@
+"""Schemes that call their workers: by remote calls, and of one model that a worker of its own hosts for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+from rlinf_async.errors import ConfigError
+from rlinf_async.group import WorkerGroup
+from rlinf_async.weights.model.resolve import _resolve_model
+from rlinf_async.weights.schemes.configuration import Configuration
+from rlinf_async.weights.schemes.receiver import WeightReceiver
+from rlinf_async.weights.schemes.scheme import WeightSyncScheme, from_either, register_weight_sync_backend
+from rlinf_async.weights.schemes.sender import WeightSender
+from rlinf_async.weights.transports.call_transports import RPCTransport, WorkerActorTransport
+from rlinf_async.weights.transports.transport import TransportBackend
+
+
+class CallingScheme(WeightSyncScheme):
+    """Sends by calling the workers: their end needs no transport, because the call itself brings the weights.
+
+    Attributes:
+        handles: what the workers are called, in the context or among the arguments; the first that is there counts.
+        missing: the error if none is there.
+        models: where the worker's model stands in its context.
+        instead: what to do if something is wanted that a call cannot do.
+    """
+
+    handles: ClassVar[tuple[str, ...]] = ("remote_collectors",)
+    missing: ClassVar[str] = "remote_collectors must be provided via context or kwargs"
+    models: ClassVar[tuple[str, ...]] = ("policy",)
+    instead: ClassVar[str] = "leave it out, or use MultiProcessWeightSyncScheme or SharedMemWeightSyncScheme"
+
+    def _refuse_options(self) -> None:
+        self.options.refuse_others(
+            "ack_timeout",
+            "policy",  # every version is called with, and applied
+            "strict_dtype",
+            owner=type(self).__name__,
+            why=f"its weights come as the argument of a call, and are copied into the model; {self.instead}",
+        )
+
+    def init_on_sender(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
+        """
+        Args:
+            kwargs: the workers, in the order of their ids: a worker group, or a list of groups of one rank or of other
+                objects with the method that is called; ``source_model``.
+
+        Raises:
+            ValueError: there are none.
+            ConfigError: an option was given that has no meaning for weights that a call brings.
+        """
+        self._refuse_options()
+        workers = self._workers(model_id, context, kwargs)
+        if workers is None:
+            raise ValueError(self.missing)
+        sender = self.create_sender()
+        for worker_id, worker in enumerate(workers):
+            sender._register_worker(worker_id, worker)
+        self._become_sender(sender, model_id, context, kwargs.get("source_model", kwargs.get("model")))
+
+    def _workers(self, model_id: str, context: Any, kwargs: dict[str, Any]) -> Any:
+        return from_either(context, kwargs, *self.handles)
+
+    def init_on_worker(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
+        """
+        Args:
+            kwargs: ``model``; by default the context's own.
+
+        Raises:
+            ConfigError: as ``init_on_sender``.
+        """
+        self._refuse_options()
+        model = kwargs.get("model")
+        if model is None and context is not None:
+            model = from_either(context, {}, *self.models)
+        self._become_receiver(self.create_receiver(), model_id, context, model)
+
+
+@register_weight_sync_backend("rpc")
+class RPCWeightSyncScheme(CallingScheme):
+    """Synchronises by remote calls of the workers' ``update_policy_weights_``; see ``RPCTransport``.
+
+    Of the options it takes ``ack_timeout``; ``apply="map"`` and others are refused: what a call brings is copied.
+    """
+
+    missing: ClassVar[str] = "remote_collectors (or collector_infos) must be provided via context or kwargs"
+
+    def create_transport(self, pipe_or_context: Any) -> RPCTransport:
+        """
+        Args:
+            pipe_or_context: a group of one rank, or torch's ``(collector_info, collector_rref, collector_class)``; None
+                for nobody.
+
+        Raises:
+            ConfigError: it is something else, so that nobody could be called.
+        """
+        is_triple = isinstance(pipe_or_context, tuple) and len(pipe_or_context) == 3
+        info, rref, collector_class = pipe_or_context if is_triple else (pipe_or_context, None, None)
+        is_torchs = None not in (info, rref) and hasattr(collector_class, "update_policy_weights_")
+        if not (isinstance(info, WorkerGroup) or is_torchs or pipe_or_context is None):
+            raise ConfigError(
+                f"{pipe_or_context!r} cannot be called by RPCWeightSyncScheme: a worker is a group of one rank, or is "
+                "found by collector_infos=, collector_rrefs= and collector_class= (which has update_policy_weights_) "
+                "together; other objects are called by WorkerWeightSyncScheme"
+            )
+        return RPCTransport(info, rref, collector_class, timeout=self.options.ack_timeout)
+
+    def _workers(self, model_id: str, context: Any, kwargs: dict[str, Any]) -> Any:
+        found = super()._workers(model_id, context, kwargs)
+        if found is not None:
+            return found
+        infos, rrefs, collector_class = (
+            from_either(context, kwargs, name) for name in ("collector_infos", "collector_rrefs", "collector_class")
+        )
+        if infos is None or rrefs is None:
+            return infos
+        return [(info, rref, collector_class) for info, rref in zip(infos, rrefs, strict=True)]
+
+
+class WorkerModuleTransformSender(WeightSender):
+    """Sends to the one worker that hosts the model, which has the id 0.
+
+    That is what stands in the context under the path that is the model's id, ``"env.transform[0]"`` for example, once
+    it is needed; else the one that ``init_on_sender`` was given (TorchRL's RayModuleTransformSender).
+    """
+
+    def __init__(self, scheme: Configuration) -> None:
+        super().__init__(scheme)
+        self._given: list[Any] = []
+
+    @property
+    def worker_ids(self) -> list[int]:
+        return [0]
+
+    def _register_worker(self, worker_idx: int, pipe_or_context: Any) -> None:
+        """All workers share one host, and may each be said to have it."""
+        self._given.append(pipe_or_context)
+
+    def _targets(self, worker_ids: int | Sequence[int] | None) -> dict[int, TransportBackend]:
+        if not self._transports:
+            context = None if self._context_ref is None else self._context_ref()
+            host = _host_in(context, self._model_id)
+            if host is None and (host := _the_host(self._given, self._model_id)) is None:
+                raise RuntimeError(
+                    f"the worker that hosts '{self._model_id}' is not known: init_on_sender() takes actor_refs=, or a "
+                    "context in which that path leads to it"
+                )
+            self._transports[0] = self._scheme.create_transport(host)
+        return super()._targets(worker_ids)
+
+
+class WorkerModuleTransformReceiver(WeightReceiver):
+    """Applies what the calls to this worker bring; the end of the call is the acknowledgement (TorchRL's
+    RayModuleTransformReceiver)."""
+
+
+@register_weight_sync_backend("module_transform")
+class WorkerModuleTransformScheme(CallingScheme):
+    """Synchronises a model that is hosted by a worker (TorchRL's RayModuleTransformScheme).
+
+    The worker has public methods ``update_weights_tensordict(params)`` or ``update_weights_state_dict(state_dict)``,
+    according to the strategy, in which it calls ``receiver.apply_weights``.
+
+    Args:
+        strategy: ``"tensordict"`` or ``"state_dict"``.
+        options: ``ack_timeout``; ``strict_dtype``.  ``apply="map"`` and others are refused: what a call brings is
+            copied.
+
+    Raises:
+        ConfigError: ``init_on_sender`` was given several workers, of which none is the host.
+    """
+
+    handles: ClassVar[tuple[str, ...]] = ("actor_refs", "actors", "remote_collectors")
+    missing: ClassVar[str] = "actor_refs (or actors) must be provided via context or kwargs"
+    models: ClassVar[tuple[str, ...]] = ("_actor_module", "module")
+
+    def __init__(self, strategy: Any = "tensordict", **options: Any) -> None:
+        super().__init__(strategy, **options)
+
+    def _workers(self, model_id: str, context: Any, kwargs: dict[str, Any]) -> Any:
+        found = super()._workers(model_id, context, kwargs)
+        if found is None:
+            host = _host_in(context, model_id)
+            return None if host is None else [host]
+        # Several in a context are refused when it is needed: until then the path may come to lead to the host.
+        return found if context is not None else [_the_host(found, model_id)]
+
+    def create_transport(self, pipe_or_context: Any) -> WorkerActorTransport:
+        """
+        Args:
+            pipe_or_context: the worker, or an object with the worker as its ``_actor``.
+        """
+        is_wrapped = not isinstance(pipe_or_context, WorkerGroup) and hasattr(pipe_or_context, "_actor")
+        actor = pipe_or_context._actor if is_wrapped else pipe_or_context
+        return WorkerActorTransport(actor, self.strategy, timeout=self.options.ack_timeout)
+
+    def create_sender(self) -> WorkerModuleTransformSender:
+        return WorkerModuleTransformSender(self)
+
+    def create_receiver(self) -> WorkerModuleTransformReceiver:
+        return WorkerModuleTransformReceiver(self)
+
+
+def _the_host(workers: Iterable[Any], model_id: str) -> Any:
+    """The one of these, which may be there several times; None if there is none."""
+    hosts = {id(worker): worker for worker in workers}
+    if len(hosts) > 1:
+        raise ConfigError(
+            f"'{model_id}' is hosted by one worker, and {len(hosts)} were given: give the one that has it. To workers "
+            "that have a model each, WorkerWeightSyncScheme sends"
+        )
+    return next(iter(hosts.values()), None)
+
+
+def _host_in(context: Any, path: str) -> Any:
+    """The worker, or what has one as its ``_actor``, that stands there; None if that leads to something else."""
+    try:
+        host = _resolve_model(context, path)
+    except (AttributeError, IndexError, KeyError, TypeError):
+        return None
+    is_host = isinstance(host, WorkerGroup) or hasattr(host, "_actor") or type(host).__name__ == "ActorHandle"
+    return host if is_host else None
+
+
+# TorchRL's names, without Ray and with it.
+ModuleTransformReceiver = RayModuleTransformReceiver = WorkerModuleTransformReceiver
+ModuleTransformScheme = RayModuleTransformScheme = WorkerModuleTransformScheme
+ModuleTransformSender = RayModuleTransformSender = WorkerModuleTransformSender

@@ -1,0 +1,201 @@
+"""Transports that call a worker's method: its collector's, that of a model which it hosts, or by torch's rpc."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Final
+
+from rlinf_async.errors import ClosedError
+from rlinf_async.group import WorkerGroup
+from rlinf_async.weights.transports.calls import CallTransport, detached, method_of, nothing, told
+from rlinf_async.weights.waiting.bridge import at_once
+from rlinf_async.work import Work
+
+_METHODS: Final = {
+    "tensordict": ("_update_weights_tensordict", "params"),
+    "state_dict": ("_update_weights_state_dict", "state_dict"),
+}
+
+
+class WorkerTransport(CallTransport):
+    """The way to one worker that has a method ``update_policy_weights_(policy_or_weights)`` (TorchRL's RayTransport).
+
+    If that has a parameter ``version`` too, it is told it, and may pass both on to ``receiver.apply_weights``.
+    ``model_id`` is not forwarded: that worker knows its model.  What the method raises is raised by ``send_weights``
+    and ``wait_ack``.
+
+    Args:
+        remote_collector: the worker: a group of one rank, ``group[3]``, or any object with that method.  Without one,
+            sending does nothing.
+        tensor_transport: for callers of TorchRL's; where tensors travel is the framework's choice.
+        timeout: seconds that the worker has to take the weights.
+    """
+
+    callee: Any = None
+    how: Any = None
+
+    def __init__(
+        self, remote_collector: Any = None, tensor_transport: str = "object_store", *, timeout: float | None = 60.0
+    ) -> None:
+        super().__init__(timeout)
+        self.callee = remote_collector
+        self._tensor_transport = tensor_transport
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} to {self.callee!r}>"
+
+    def _describe(self) -> str:
+        return f"{self._method[0]}() of {self.callee!r}"
+
+    @property
+    def _method(self) -> tuple[str, str]:
+        """The name of the method, and of its argument."""
+        return "update_policy_weights_", "policy_or_weights"
+
+    def call(self, callee: Any, weights: Any, version: int | None = None) -> Any:
+        name, argument = self._method
+        name = name.removeprefix("_") if isinstance(callee, WorkerGroup) else name
+        return getattr(callee, name)(**{argument: weights}, **told(method_of(callee, name), version))
+
+
+class WorkerActorTransport(WorkerTransport):
+    """The way to a model inside a worker, not to its collector (TorchRL's RayActorTransport).
+
+    It calls ``_update_weights_tensordict(params=...)`` or ``_update_weights_state_dict(state_dict=...)`` of the actor.
+    Methods with a leading underscore of a worker group cannot be called from outside, so there it calls those names
+    without it.  One that has a parameter ``version`` is told it.
+
+    Args:
+        actor_ref: a group of one rank, or any object with these methods.  Without one, sending does nothing.
+        update_method: ``"tensordict"`` or ``"state_dict"``.
+        tensor_transport: for callers of TorchRL's; where tensors travel is the framework's choice.
+        timeout: seconds that the actor has to take the weights.
+    """
+
+    def __init__(
+        self,
+        actor_ref: Any = None,
+        update_method: str = "tensordict",
+        tensor_transport: str = "object_store",
+        *,
+        timeout: float | None = 60.0,
+    ) -> None:
+        super().__init__(actor_ref, tensor_transport, timeout=timeout)
+        self.how = update_method
+
+    def set_actor(self, actor_ref: Any) -> None:
+        self.callee = actor_ref
+
+    @property
+    def _method(self) -> tuple[str, str]:
+        if self.how not in _METHODS:
+            raise ValueError(f"Unknown update method: {self.how}")
+        return _METHODS[self.how]
+
+    def send_ack(self, message: str = "updated") -> Any:
+        """Nothing: the end of the call says it."""
+        return at_once(f"the answer of {self!r}")
+
+    def check_ack(self, message: str = "updated") -> Any:
+        """Nothing: the end of the call says it."""
+        return at_once(f"the answer to {self!r}")
+
+
+class RPCTransport(WorkerTransport):
+    """The way to one worker by remote call: the framework's, or torch.distributed.rpc's.
+
+    Of this framework: ``collector_info`` is the worker, a group of one rank, and its ``update_policy_weights_`` is
+    called.  Of torch.distributed.rpc, which torch maintains no more: ``collector_info`` says which process,
+    ``collector_rref`` which object there, and ``collector_class.update_policy_weights_`` is called with that; where one
+    of the first two is missing, sending does nothing.  A method that has a parameter ``version`` is told it.  Torch can
+    take back no call and runs several in any order: one begins when the one before it has ended, also one that was
+    given up.
+
+    Args:
+        timeout: seconds that the worker has to take the weights.
+    """
+
+    def __init__(
+        self,
+        collector_info: Any = None,
+        collector_rref: Any = None,
+        collector_class: Any = None,
+        *,
+        timeout: float | None = 60.0,
+    ) -> None:
+        is_known = collector_rref is not None or isinstance(collector_info, WorkerGroup)
+        super().__init__(collector_info if is_known else None, timeout=timeout)
+        self._object = collector_rref
+        self.how = collector_class
+
+    def call(self, callee: Any, weights: Any, version: int | None = None) -> Any:
+        if isinstance(callee, WorkerGroup):
+            return super().call(callee, weights, version)
+        from torch.distributed import rpc
+
+        update = self.how.update_policy_weights_
+        args = self._object, detached(weights)
+        # Without torch's deadline: the transport has one of its own, and the end of a late call has to be known.
+        begin = functools.partial(rpc.rpc_async, callee, update, args=args, kwargs=told(update, version), timeout=0)
+        return _TorchCall(begin, self._describe(), self._open.last if isinstance(self._open, _TorchCall) else None)
+
+    def wait_ack(self) -> Any:
+        """Waits for the end of the call; without one it returns at once."""
+        return super().wait_ack() if self.is_pending else self._bridge.run(nothing(), self._describe())
+
+
+class _TorchCall(Work[Any]):
+    """A call of torch.distributed.rpc.
+
+    Args:
+        begin: makes it; returns torch's future.
+        before: the call that has to end first.
+    """
+
+    def __init__(self, begin: Callable[[], Any], what: str, before: _TorchCall | None) -> None:
+        super().__init__()
+        self._begin: Callable[[], Any] | None = begin
+        self._what = what
+        self._before = before
+        self._has_begun = False
+        if before is None:
+            self._go()
+        else:
+            before._follow(self._go)
+
+    def _describe(self) -> str:
+        return self._what if self._has_begun else f"{self._what}, which waits for the end of an earlier call,"
+
+    @property
+    def last(self) -> _TorchCall | None:
+        """This one; or, if it will not begin, the last one before it that has begun or will."""
+        call: _TorchCall | None = self
+        while call is not None and not call._has_begun and call._begin is None:
+            call = call._before
+        return call
+
+    def _abandon(self) -> None:
+        self._begin = None  # and with it the weights; what has begun goes on
+
+    def _go(self) -> None:
+        begin, self._begin, self._before = self._begin, None, None
+        if begin is None:
+            self._settle(error=ClosedError(f"{self._what} was given up before it began"))
+            return
+        self._has_begun = True
+        try:
+            begin().add_done_callback(self._ended)
+        except Exception as error:
+            self._settle(error=error)
+
+    def _ended(self, future: Any) -> None:
+        try:
+            self._settle(future.value())
+        except Exception as error:
+            self._settle(error=error)
+
+
+# TorchRL's names.
+RayTransport = WorkerTransport
+RayActorTransport = WorkerActorTransport
