@@ -6,8 +6,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-# Two processes share the test files; those that take longest are first.  JOBS=0: one after the other.
-JOBS ?= 2
+# Three processes share the test files, because tests wait as long as they compute; those that take longest are first.
+# JOBS=0: one after the other.
+JOBS ?= 3
 SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: run test lint orphans histories faults fuzz stress training bench clean
@@ -37,12 +38,13 @@ faults: $(READY)
 # Random pairs of a source and a destination of weights: 200 000 within one process, or RLINF_FUZZ_EXAMPLES, and a
 # hundredth as many over each link between processes.
 fuzz: $(READY)
-	$(BIN)/python -m pytest -m fuzz -s $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) -m fuzz -rP tests/weights/fuzz $(ARGS)
 
 # Half a minute of weights sent without a pause, by every scheme, while four readers look at every value; and receivers
-# that end or stop while large weights are on their way.
+# that end or stop while large weights are on their way; and two thousand simulated programs of whoever comes and goes.
 stress: $(READY)
 	RLINF_STRESS_SECONDS=30 $(BIN)/python -m pytest tests/weights -k "no_reader or on_their_way or waits_for_no_receiver" $(ARGS)
+	RLINF_SIMULATED_SEEDS=2000 $(BIN)/python -m pytest -q -n $(JOBS) tests/weights/test_simulated_receivers.py $(ARGS)
 
 # The longer training runs of the examples.
 training: $(READY)

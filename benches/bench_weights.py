@@ -6,6 +6,7 @@
     python -m benches.bench_weights --only narrow_hosts                  # three hosts pass them on to each other
     python -m benches.bench_weights --only one_gpu                       # trainer, receiver or both on a GPU
     python -m benches.bench_weights --only publish --only load           # the two words, and a plain call
+    python -m benches.bench_weights --only digest                        # the same with verify=
 
 Every version is verified at every receiver before the next one is sent.
 """
@@ -193,8 +194,9 @@ def one_gpu(quick: bool) -> list[Measurement]:
     return found
 
 
-COSTS: Final = {"mlp": 96 * KIBI, "llm": 64 * MEBI, "many": 10_000 * 1000}
-"""Bytes, by shape: a small policy, a large one, and ten thousand tensors of a kilobyte."""
+COSTS: Final = {"mlp": (96 * KIBI, 50), "llm": (64 * MEBI, 20), "many": (10_000 * 1000, 5)}
+"""Bytes, and versions in a round, by shape: a small policy, a large one, and ten thousand tensors of a kilobyte.
+To fill and to verify those takes longer than to send them."""
 
 WAYS: Final = ("publish_copy", "publish_map", "load")
 
@@ -203,11 +205,27 @@ def costs(quick: bool) -> list[Measurement]:
     """Until one worker has a version: by ``publish`` and ``follow``, and by a call with the state as its argument."""
     found = []
     note = "until the worker has it and the trainer has heard so"
-    for shape, size in COSTS.items():
+    for shape, (size, count) in COSTS.items():
         for way in WAYS:
             case = Case(BENCH, f"{way}_{shape}_{in_words(size)}", "ms", 1e3, note=note)
-            arguments = {"shape": shape, "size": size, "way": way, "count": 5 if quick else 50}
+            arguments = {"shape": shape, "size": size, "way": way, "count": 5 if quick else count}
             found.append(Measurement(case, "sync_by_words", arguments, peers=()))
+    return found
+
+
+DIGESTS: Final = {"none": "off", "crc": "crc", "sha256": "sha256"}
+"""``verify=``, by name of the row."""
+
+
+def digests(quick: bool) -> list[Measurement]:
+    """By ``publish`` and ``follow``, until one worker has a version that is verified in this way or that, or not."""
+    found = []
+    for shape, (size, count) in COSTS.items():
+        for apply in APPLY:
+            for name, verify in DIGESTS.items():
+                case = Case(BENCH, f"digest_{name}_{apply}_{shape}_{in_words(size)}", "ms", 1e3)
+                arguments = {"shape": shape, "size": size, "way": f"publish_{apply}", "count": 5 if quick else count}
+                found.append(Measurement(case, "sync_by_words", {**arguments, "verify": verify}, peers=()))
     return found
 
 
@@ -396,7 +414,8 @@ def run_gpu(options: Options) -> None:
 
 
 def run_costs(options: Options) -> None:
-    run_alone([each for each in costs(options.quick) if options.wants(each.case.name)], options)
+    asked = [*costs(options.quick), *digests(options.quick)]
+    run_alone([each for each in asked if options.wants(each.case.name)], options)
 
 
 def run_alone(asked: Sequence[Measurement], options: Options, *flags: str) -> None:

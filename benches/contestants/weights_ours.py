@@ -70,12 +70,12 @@ class Trainer(Worker):
         await self._publisher.close()
         del self._publisher, self._model
 
-    async def open_words(self, shape: str, size: int, way: str) -> None:
+    async def open_words(self, shape: str, size: int, way: str, verify: str) -> None:
         self._model = weighing.model(shape, size)
         if way == "load":
             self._rollout = await WorkerGroup.from_group_name(Rollout, "rollout", cluster=await Cluster())
         else:
-            self._words = publish(self._model, to="rollout", apply=way.removeprefix("publish_"))
+            self._words = publish(self._model, to="rollout", apply=way.removeprefix("publish_"), verify=verify)
 
     async def sync_by_words(self, version: int, way: str) -> float:
         weighing.fill(self._model, version)
@@ -118,10 +118,10 @@ class Rollout(Worker):
         await self._subscriber.close()
         del self._subscriber, self._model
 
-    async def open_words(self, shape: str, size: int, way: str) -> None:
+    async def open_words(self, shape: str, size: int, way: str, verify: str) -> None:
         self._model = weighing.model(shape, size)
         if way != "load":
-            self._words = follow(self._model, of="trainer", apply=way.removeprefix("publish_"))
+            self._words = follow(self._model, of="trainer", apply=way.removeprefix("publish_"), verify=verify)
 
     async def load(self, state: Any) -> None:
         self._model.load_state_dict(state)
@@ -194,10 +194,10 @@ class Ours(weighing.Weights):
         await self._receiving.shut()
         await self._trainer.shut()
 
-    async def sync_by_words(self, shape: str, size: int, way: str, count: int) -> Samples:
+    async def sync_by_words(self, shape: str, size: int, way: str, count: int, verify: str = "off") -> Samples:
         """Seconds until the receiver has a version, after three that are not counted."""
-        await self._rollout.open_words(shape, size, way)
-        await self._trainer.open_words(shape, size, way)
+        await self._rollout.open_words(shape, size, way, verify)
+        await self._trainer.open_words(shape, size, way, verify)
         taken: list[float] = []
         for version in range(1, weighing.WARM_UP + count + 1):
             taken += await self._trainer.sync_by_words(version, way)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Sequence
 
@@ -39,10 +40,12 @@ class MultiStepRolloutWorker(Worker):
         path = self._cfg.rollout.model.model_path
         if path is not None:
             self._policy.load_state_dict(load_policy(path))
-        self._weights = follow(self._policy, of="actor")
+        # Where nothing is trained, nobody sends weights, and the policy is the one that was loaded.
+        self._weights = None if self._cfg.runner.only_eval else follow(self._policy, of="actor")
 
     async def begin_step(self, step: int) -> None:
         """What is random from now on belongs to training step ``step``; the actor has sent weights before."""
+        assert self._weights is not None
         await self._weights.wait_version(1)
         # A generator for each stage: which of them is answered first differs from run to run.
         self._generators = [
@@ -78,7 +81,7 @@ class MultiStepRolloutWorker(Worker):
             if not views:
                 return
             views.sort(key=lambda view: view.env_rank)
-            async with self._weights.reading() as version:
+            async with contextlib.nullcontext(0) if self._weights is None else self._weights.reading() as version:
                 with self.worker_timer(timer):
                     decided = self._act(np.concatenate([view.observations for view in views]), generator)
             if generator is not None:
