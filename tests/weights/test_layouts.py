@@ -9,7 +9,7 @@ import torch
 
 from rlinf_async.errors import WeightMismatch
 from rlinf_async.weights import Publisher, Subscriber
-from tests._support.weight_parts import LocalLink, Store
+from tests._support.weight_parts import LocalLink, Store, words
 from tests.weights.ends import Tied
 from tests.weights.far_links import FarLink
 from tests.weights.pairs import pair
@@ -69,6 +69,21 @@ async def test_from_the_second_version_on_where_the_first_was_sent_before_they_c
             shown.append((other.version, late.values(), stands_in_slot(late)))
         assert shown == [(2, {2.0}, True)]
     assert not caplog.records
+
+
+async def test_a_receiver_says_that_it_fits_before_it_acknowledges_what_it_was_greeted_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source, model, said = Tied(1.0), halved(), []
+    to_receiver, to_sender = LocalLink.pair()
+    send = to_sender.send
+    async with Publisher(source, apply="map") as publisher, Subscriber(to_sender, model, apply="map") as subscriber:
+        monkeypatch.setattr(to_sender, "send", lambda told: (said.append(told[0]), send(told)))
+        publisher.add(0, to_receiver)
+        handle = await publisher.publish(source)
+        subscriber.serve()
+        await handle
+    assert said[:2] == [words.READY, words.ACK], "the next version is laid out by what it wishes"
 
 
 async def test_who_has_another_dtype_than_others_copies_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -320,12 +320,14 @@ class Subscriber:
             destination = applying.destination if self._maps else None
             self._keep = on_drop(self, what, functools.partial(give_back, destination, applying.leases))
         await self._agree((manifest, extra, slots))
+        self._said = None
         try:
             if version:
                 self._reception.heard(version)
                 await self._apply([version], memory, None)
         finally:  # one version that cannot be applied is no reason to have none of the next
-            self._say_ready()
+            if self._said is None:
+                self._say_ready()
 
     async def _agree(self, offer: tuple[bytes, int, int] | None = None) -> None:
         """Answers whether what comes fits: when the sender says it, and when that has changed since.
@@ -378,7 +380,7 @@ class Subscriber:
             self._acknowledge(pack_error(error))
             self._check_open()  # its memory is gone then, and all sorts of things go wrong
             raise
-        if self._said is not None and applying.readable != self._said:  # before the next version is laid out
+        if applying.readable != self._said:  # before it is acknowledged: the next version may be laid out by it
             self._say_ready()
         late = 0.0 if sent is None else received - sent
         self._acknowledge(None, late, time.monotonic() - received, pause, applying.digests)
