@@ -16,6 +16,8 @@
 #   _wire/              frames over a connection: UNIX sockets, gRPC, a daemon's stdin; credentials
 #   work                one thing to wait for, from any thread and any loop
 #   _client/            this process's connection to its node's daemon: calls, requests, direct calls, events
+#   _inspection/        what this process does and waits for, told to whoever asks why a run stands still;
+#     state/            reports of a run, the graph of who waits for whom, the verdict
 #   _trace/             what this process records, and the way to the file
 #   _channels/, channel requests to a queue, near or far; what users hold of it
 #   outcome, handle, stream             one call on many ranks

@@ -32,7 +32,7 @@ STOREYS = (
     "settings",
     "address",
     "_core",
-    "_channels.state _messaging.state _trace.state",
+    "_channels.state _messaging.state _trace.state _inspection.state",
     "hardware profiling",
     "configuration",
     "placement routing",
@@ -40,6 +40,7 @@ STOREYS = (
     "_wire",
     "work",
     "_client",
+    "_inspection",
     "_trace",
     "_channels",
     "channel",
@@ -73,10 +74,11 @@ STRANGERS = [("_transports", "_wire"), ("_wire", "_transports")]  # they meet in
 
 OPEN_TO_LAUNCHER = (
     *("errors", "settings", "address", "_core", "_channels.state", "_messaging.state", "_trace.state"),
+    "_inspection.state",
     *("hardware", "configuration", "_wire", "placement"),
 )
 # The near side runs beside the user, bottom first; the far side is each node's daemon.
-NEAR = ("source_text report options driver orphans die_with_parent", "remote", "job", "cli", "__main__")
+NEAR = ("source_text report options driver orphans die_with_parent", "remote control", "job", "cli", "__main__")
 FAR = ("daemon",)
 LAUNCHER_HEIGHT = {room: height for height, line in enumerate(NEAR) for room in rooms(line)}
 
