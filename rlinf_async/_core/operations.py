@@ -52,6 +52,8 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     WorkerActivity      numbers                                     list[Any]       words about a long wait
     RequestProgress     operation fields number                     str             words about a long wait
     QueueState          number key                                  str             words about a long wait
+    Inspect             numbers parts                               dict[str, Any]  a report of the run, of every daemon
+    Inspected           round activities                            None            every process, of its own daemon
     ReportError         key text                                    None            an error that nobody has awaited
     WithdrawError       key                                         None            the same, awaited after all
     -- the trace; home is the daemon that writes it
@@ -170,6 +172,8 @@ class NodeStatus(Operation[dict[str, Any]]): pass
 class WorkerActivity(Operation[list[Any]]): numbers: list[int]
 class RequestProgress(Operation[str]): operation: str; fields: dict[str, Any]; number: int
 class QueueState(Operation[str]): number: int; key: bytes
+class Inspect(Operation[dict[str, Any]]): numbers: list[int]; parts: list[str]
+class Inspected(Operation[None]): round: int; activities: list[Any]
 class ReportError(Operation[None]): key: str; text: str
 class WithdrawError(Operation[None]): key: str
 
