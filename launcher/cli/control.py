@@ -9,5 +9,5 @@ from collections.abc import Sequence
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs ``rlinf-ctl`` with the words after its name; returns the exit code."""
     del argv
-    print("rlinf-ctl: no command", file=sys.stderr)
+    sys.stderr.write("rlinf-ctl: no command\n")
     return 2

@@ -344,6 +344,8 @@ class Node:
                 self._router.tell(endpoint.id, "refused", {"error": ["AuthError", str(error)]})
                 self._loop.call_soon(self._driver_gone, endpoint)
                 return
+        elif facts.get("role") == "operator":
+            endpoint.role = "operator"  # it looks at the run, and is none of its processes
         endpoint.is_known = True
         self._admission.remove(endpoint)
         self._service.greet(endpoint, parent)

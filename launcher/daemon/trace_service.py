@@ -193,7 +193,8 @@ class Traces:
     async def collect_spans(self, requester: Requester, op: operations.CollectSpans) -> list[int]:
         """Has every process of this node send what it has; those who will answer to the node that writes."""
         self._router.tell_all("collect_spans", {"round": op.round, "node": op.node})
-        attached = [each for each in self._router.endpoints.values() if each.connection and each.exit_report is None]
+        all_here = [each for each in self._router.endpoints.values() if each.role != "operator"]
+        attached = [each for each in all_here if each.connection and each.exit_report is None]
         return [endpoint.id for endpoint in attached if endpoint.process or endpoint.is_known]
 
     async def spans_collected(self, requester: Requester, op: operations.SpansCollected) -> None:
