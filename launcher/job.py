@@ -6,6 +6,7 @@ import asyncio
 import os
 import secrets
 import shutil
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -237,6 +238,7 @@ class Job:
                     sync=(str(options.sync), answer["sync"]) if answer["sync"] else None,
                     run_dir=answer["run_dir"],
                     tee=options.tee,
+                    launched=True,
                 )
             )
         return configs
@@ -261,6 +263,9 @@ class Job:
                 await self._on_loss_reported(rank, int(message["node"]), str(message["reason"]))
             elif message.get("event") == "unobserved":
                 self.unobserved += map(str, message["failures"])
+            elif message.get("event") == "end_run" and not self.was_interrupted:
+                self._report.note(f"{message['by']}: ending in order, within 5 s")
+                self.interrupt(signal.SIGTERM)
 
     async def _on_loss_reported(self, reporter: int, reported: int, reason: str) -> None:
         """A node has lost its link to another one: shows which of the two is lost, where that is known.

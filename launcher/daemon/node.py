@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlinf_async import settings
-from rlinf_async._core import frames
+from rlinf_async._core import frames, operations
 from rlinf_async._core.frames import FrameError
 from rlinf_async._core.segment import close_fds
 from rlinf_async._wire.local_socket import check_peer, listen, peer_of
@@ -89,6 +89,7 @@ class Node:
         self._router = Router(loop, boot.config.node, self._on_request)
         self._admission = Admission(loop, self._begin, self._driver_gone)
         self._service = DaemonService(loop, site, templates, self._router, self._abandon)
+        self._service.handlers.register(operations.EndRun, self._end_run)
 
     def __repr__(self) -> str:
         return f"<Node {self._boot.config.node} {self._boot.config.name} {self._router!r}>"
@@ -390,6 +391,15 @@ class Node:
             work.close()
 
     # -- the end ------------------------------------------------------------------------------------------------
+
+    async def _end_run(self, requester: Requester, op: operations.EndRun) -> bool:
+        """Has the launcher end the run, or ends this node where there is no launcher; whether it is the launcher."""
+        logger.info("%s: ending", op.by)
+        if self._boot.config.launched:
+            self._say({"event": "end_run", "by": op.by})
+        else:
+            self._loop.call_soon(self._on_sigterm)  # once the answer has left
+        return self._boot.config.launched
 
     def _on_sigterm(self) -> None:
         """The guardian is gone, or passes on what ends this machine."""

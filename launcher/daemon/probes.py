@@ -35,6 +35,8 @@ class Probes:
         self._node = node
         self._here = here
         self._environment = dict(environment)
+        self._gpus: list[str] = []
+        """Ids of GPUs of a maker that tells what they do."""
         self._renderers: asyncio.Future[dict[str, int]] | None = None
         self._inquiries: set[ProbeProcess] = set()
 
@@ -43,10 +45,11 @@ class Probes:
         if facts.get("accelerator_type") != "NV_GPU" or facts.get("rehearsed") or not facts["gpus"]:
             return
         self._renderers = asyncio.get_running_loop().create_future()
+        self._gpus = [gpu["id"] for gpu in facts["gpus"]]
         found: dict[str, int] = {}
         try:
             async with asyncio.timeout(settings.RENDERER_PROBE_TIMEOUT_S()):
-                found = await self._ask("egl", [gpu["id"] for gpu in facts["gpus"]], None)
+                found = await self._ask("egl", self._gpus, None)
         except (LaunchError, TimeoutError) as error:
             logger.warning("EGL devices are not known: %s", error or "the graphics driver does not answer")
         finally:
@@ -82,6 +85,17 @@ class Probes:
         if told["error"]:
             raise ConfigError(f"on {self._node}: {told['error']}")
         return [told["resources"], f"on {self._node}: {told['warning']}" if told["warning"] else ""]
+
+    async def device_use(self, timeout: float) -> dict[str, Any]:
+        """Memory in bytes, ``used`` of ``memory``, and ``percent`` of time at work of each GPU, where that is known."""
+        found: dict[str, Any] = {}
+        if self._gpus:
+            try:
+                async with asyncio.timeout(timeout):
+                    found = await self._ask("device_use", self._gpus, None)
+            except (LaunchError, TimeoutError) as error:
+                logger.warning("the use of the GPUs is not known: %s", error or "the driver does not answer")
+        return found
 
     def close(self) -> None:
         """Ends what is still being found out."""

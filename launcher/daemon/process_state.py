@@ -41,7 +41,7 @@ def state_of(pid: int, image: Image | None) -> str:
         return "ended"
     now = image_of(pid)
     if image is not None and now is not None and now != image:
-        found.append(f"exec'ed: it is {_command_of(pid) or now[0]} now")
+        found.append(f"exec'ed: it is {command_of(pid) or now[0]} now")
     return ", ".join(filter(None, found))
 
 
@@ -57,7 +57,8 @@ def _stat_of(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
-def _command_of(pid: int) -> str:
+def command_of(pid: int) -> str:
+    """The command line of a process, cut after 200 characters; empty where it cannot be read."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

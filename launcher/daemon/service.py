@@ -32,6 +32,7 @@ from .device_locks import Locks
 from .endpoint import Endpoint
 from .group_names import Names
 from .handlers import Handlers, Requester
+from .operator_requests import OperatorRequests
 from .ports import Ports
 from .probes import Probes
 from .profiled_worker import ProfiledStarter
@@ -120,6 +121,7 @@ class DaemonService:
         self.call_check = CallCheck(loop, router)
         self.traces = Traces(router, site.name, site.run, site.log_dir, lambda: self.welcome, answer, self.gone)
         self.activity = Activity(router, templates, self.names, self.channels, self.channel_names, self.locks)
+        self.operators = OperatorRequests(router, self.probes, site.name, site.log_dir)
         self.unobserved: dict[tuple[int, str], str] = {}
         """Errors that the script has not awaited; the launcher is told of those that are left at the end."""
         self._register()
@@ -164,6 +166,8 @@ class DaemonService:
         on(operations.WorkerActivity, self.activity.worker_activity)
         on(operations.RequestProgress, self.activity.request_progress)
         on(operations.QueueState, self.activity.queue_state)
+        on(operations.NodeDetails, self.operators.node_details)
+        on(operations.KillRanks, self.operators.kill_ranks)
         on(operations.ReportError, self.report_error)
         on(operations.WithdrawError, self.withdraw_error)
         on(operations.OpenTrace, self.traces.open_trace)

@@ -54,6 +54,9 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     QueueState          number key                                  str             words about a long wait
     Inspect             numbers parts                               dict[str, Any]  a report of the run, of every daemon
     Inspected           round activities                            None            every process, of its own daemon
+    NodeDetails         devices                                     dict[str, Any]  an operator: logs, devices, commands
+    KillRanks           numbers reason                              list[int]       an operator
+    EndRun              by                                          bool            an operator
     ReportError         key text                                    None            an error that nobody has awaited
     WithdrawError       key                                         None            the same, awaited after all
     -- the trace; home is the daemon that writes it
@@ -174,6 +177,9 @@ class RequestProgress(Operation[str]): operation: str; fields: dict[str, Any]; n
 class QueueState(Operation[str]): number: int; key: bytes
 class Inspect(Operation[dict[str, Any]]): numbers: list[int]; parts: list[str]
 class Inspected(Operation[None]): round: int; activities: list[Any]
+class NodeDetails(Operation[dict[str, Any]]): devices: bool
+class KillRanks(Operation[list[int]]): numbers: list[int]; reason: str
+class EndRun(Operation[bool]): by: str
 class ReportError(Operation[None]): key: str; text: str
 class WithdrawError(Operation[None]): key: str
 

@@ -29,6 +29,7 @@ class NodeConfig:
         sync: folder of the user's machine, and where its copy is on this one.
         run_dir: made already, mode 0700; None means that the daemon makes its own.
         tee: whose output is shown to the user: ``"all"``, ``"none"``, or ranks.
+        launched: by ``rlinf-launch``, which hears on the lifeline that the run shall end.
     """
 
     run: str
@@ -48,6 +49,7 @@ class NodeConfig:
     sync: Sequence[str] | None = None
     run_dir: str | None = None
     tee: str = "all"
+    launched: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json``."""

@@ -58,6 +58,25 @@ def read_cards() -> tuple[Card, ...]:
         return tuple(cards)
 
 
+def read_use(ids: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Bytes of memory, ``used`` of ``memory``, and ``percent`` of the last second at work, by device id.
+
+    A device that does not tell is left out; of a MIG slice the work is not known.
+    """
+    found: dict[str, dict[str, int]] = {}
+    with _library() as nvml:
+        for id_ in ids if nvml is not None else ():
+            try:
+                by_name = nvml.nvmlDeviceGetHandleByIndex if id_.isdecimal() else nvml.nvmlDeviceGetHandleByUUID
+                handle = by_name(int(id_) if id_.isdecimal() else id_)
+                memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+                found[id_] = {"used": memory.used, "memory": memory.total}
+                found[id_]["percent"] = nvml.nvmlDeviceGetUtilizationRates(handle).gpu
+            except nvml.NVMLError:
+                continue
+    return found
+
+
 @contextmanager
 def _library() -> Iterator[Any]:
     """The library, open; None where it does not answer."""

@@ -38,6 +38,20 @@ class FakeLibrary:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
         return SimpleNamespace(uuid=uuid, slices=slices)
 
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> object:
+        for own, slices in self.cards:
+            if uuid == own or uuid in (slices or ()):
+                return SimpleNamespace(uuid=uuid, slices=None if uuid != own else slices)
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+
+    def nvmlDeviceGetMemoryInfo(self, handle: SimpleNamespace) -> object:
+        return SimpleNamespace(used=3 << 30, total=80 << 30)
+
+    def nvmlDeviceGetUtilizationRates(self, handle: SimpleNamespace) -> object:
+        if handle.uuid.startswith("MIG"):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return SimpleNamespace(gpu=97)
+
     def nvmlDeviceGetName(self, handle: SimpleNamespace) -> str:
         return H200
 

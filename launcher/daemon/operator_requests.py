@@ -1,0 +1,80 @@
+"""Requests of operators (``rlinf-ctl``) that a daemon answers itself: logs and devices of its processes, and kills."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from rlinf_async._core import operations
+
+from .endpoint import Endpoint
+from .handlers import Requester
+from .probes import Probes
+from .process_state import command_of
+from .router import Router
+
+logger = logging.getLogger(__name__)
+
+_DEVICE_USE_TIMEOUT_S: Final = 2.0
+"""Of a probe that an operator waits for; a driver that hangs must not keep the rest of an answer back."""
+
+
+class OperatorRequests:
+    """Handlers of one daemon; none of them waits for a process of the run."""
+
+    def __init__(self, router: Router, probes: Probes, node: str, log_dir: Path) -> None:
+        self._router = router
+        self._probes = probes
+        self._node = node
+        self._log_dir = log_dir
+
+    async def node_details(self, requester: Requester, op: operations.NodeDetails) -> dict[str, Any]:
+        """Command, log, devices and memory of each process, by endpoint; where asked, what the node's devices do."""
+        use = self._probes.device_use(_DEVICE_USE_TIMEOUT_S) if op.devices else None
+        processes = {
+            str(endpoint.id): _details(endpoint)
+            for endpoint in self._router.endpoints.values()
+            if endpoint.role != "operator" and endpoint.exit_report is None
+        }
+        return {
+            "name": self._node,
+            "log_dir": str(self._log_dir),
+            "processes": processes,
+            "devices": await use if use is not None else {},
+        }
+
+    async def kill_ranks(self, requester: Requester, op: operations.KillRanks) -> list[int]:
+        """SIGKILL for the workers with these numbers; those that it was sent to."""
+        killed = []
+        for number in op.numbers:
+            worker = self._router.endpoints.get(number)
+            if worker is None or worker.process is None or worker.process.exit_status is not None:
+                continue
+            logger.warning("worker %s (pid %d) is killed: %s", worker.process.setup.name, worker.process.pid, op.reason)
+            worker.process.kill(op.reason)
+            killed.append(number)
+        return killed
+
+
+def _details(endpoint: Endpoint) -> dict[str, Any]:
+    process = endpoint.process
+    pid = endpoint.pid if process is None else process.pid
+    environment: Mapping[str, str] = {} if process is None else process.setup.spec["env"]
+    return {
+        "command": command_of(pid),
+        "log": "" if process is None else str(process.log),
+        "devices": [device for device in environment.get("VISIBLE_DEVICES", "").split(",") if device],
+        "memory": _resident_bytes(pid),
+    }
+
+
+def _resident_bytes(pid: int) -> int:
+    """Bytes of memory in which a process stands; 0 where that cannot be read."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) << 10
+    return 0

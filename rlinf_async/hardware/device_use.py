@@ -1,0 +1,20 @@
+"""Memory and load of GPUs; run as a subprocess, since a driver's library may take seconds to answer.
+
+``python -m rlinf_async.hardware.device_use 0 GPU-5a3e`` answers with a JSON object: device id → ``used`` and ``memory``
+in bytes, and ``percent`` of the last second in which it was at work.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from rlinf_async.hardware.nvidia import read_use
+
+
+def main() -> None:
+    print(json.dumps(read_use(sys.argv[1:])))  # noqa: T201 (the answer)
+
+
+if __name__ == "__main__":
+    main()
