@@ -1,0 +1,81 @@
+"""Collective operations of torch.distributed: recognised by a thread's frames, and those that can meet.
+
+Works on file and function names alone; torch is neither imported nor asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from rlinf_async._inspection.state.run_report import Frame
+
+_FILE: Final = "torch/distributed/distributed_c10d.py"
+_PACKAGE: Final = "/torch/"
+
+_PREFIXES: Final = ("all_reduce", "all_gather", "all_to_all", "reduce_scatter", "gather", "scatter", "broadcast")
+_NAMES: Final = frozenset(
+    (
+        *("barrier", "monitored_barrier", "reduce", "init_process_group", "new_group", "split_group"),
+        *("send", "recv", "send_object_list", "recv_object_list", "batch_isend_irecv"),
+    )
+)
+"""Operations besides those that begin with one of the prefixes.  ``isend`` and ``irecv`` wait for nothing."""
+
+_ENCODING: Final = frozenset(("_object_to_tensor", "_tensor_to_object"))
+"""Pickling on behalf of a collective: that computes."""
+
+_SENDING: Final = "send"
+_RECEIVING: Final = "recv"
+_EITHER: Final = "batch_isend_irecv"
+_SETTING_UP: Final = "new_group"
+
+
+def collective_of(stack: Sequence[Frame]) -> str | None:
+    """The collective or point-to-point operation that a thread is inside of; None if it is in none.
+
+    The outermost one: ``all_gather_object`` calls ``all_gather``, and users know what they have called.  The wrappers
+    of ``c10d_logger.py`` lie around it.  Code that is called back from inside, to pickle an object, runs and does not
+    wait.
+
+    Args:
+        stack: the outermost frame first.
+    """
+    for place, frame in enumerate(stack):
+        if frame.file.endswith(_FILE) and is_collective(frame.function):
+            inner = stack[place + 1 :]
+            waits = all(_PACKAGE in below.file and below.function not in _ENCODING for below in inner)
+            return frame.function if waits else None
+    return None
+
+
+def is_collective(name: str) -> bool:
+    """Whether it is the name of an operation of torch.distributed, as the kind of a wait has it."""
+    return name in _NAMES or name.startswith(_PREFIXES)
+
+
+def can_meet(one: str, other: str) -> bool:
+    """Whether two ranks inside these operations may be each other's partners.
+
+    Variants of an operation count as one: what they send may fit, and it is not known that it does not.
+
+    Args:
+        one, other: ``all_reduce``, or with the group's name ``all_reduce#0``; without it any group may be meant.
+    """
+    (kind, _, group), (other_kind, _, other_group) = one.partition("#"), other.partition("#")
+    if group and other_group and group != other_group:
+        return False
+    family, other_family = _family(kind), _family(other_kind)
+    if _EITHER in (family, other_family):
+        return {family, other_family} <= {_EITHER, _SENDING, _RECEIVING}
+    if family in (_SENDING, _RECEIVING):
+        return {family, other_family} == {_SENDING, _RECEIVING}
+    return family == other_family
+
+
+def _family(kind: str) -> str:
+    if kind in ("init_process_group", "new_group", "split_group"):
+        return _SETTING_UP  # each waits for the others at a store
+    if kind.endswith("barrier"):
+        return "barrier"
+    return next((prefix for prefix in (*_PREFIXES, _SENDING, _RECEIVING) if kind.startswith(prefix)), kind)
