@@ -1,12 +1,134 @@
-"""Stacks of a process that does not answer, as faulthandler writes them: the signal that requests them."""
+"""Stacks of a process that does not answer, as faulthandler writes them: the signal that requests them, a parser.
+
+A process writes them from inside a signal handler, whatever its threads hold: neither its loop nor the interpreter's
+lock is needed.  So nothing but files, lines and names of functions is known; no values, no tasks::
+
+    Thread 0x00007f18cd7286c0 (most recent call first):
+      File "/usr/lib/python3.11/threading.py", line 331 in wait
+      File "/home/me/train.py", line 6 in collect
+    Current thread 0x00007f18ce492b80 (most recent call first):
+      ...
+"""
 
 from __future__ import annotations
 
+import re
 import signal
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
+
+from rlinf_async._inspection.state.collectives import collective_of
+from rlinf_async._inspection.state.run_report import Activity, Frame, State, Target, TargetKind, Wait
 
 SIGNAL: Final = signal.SIGRTMAX - 3
 """Has a process write the stacks of all its threads into a pipe of its own.
 
 A process whose handler is not installed dies of it: look at ``SigCgt`` in ``/proc/PID/status`` first.
 """
+
+_THREAD: Final = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]{1,16})(?: \[(.*)\])? \(most recent call first\):")
+_FRAME: Final = re.compile(r'  File (?:"(.*)"|\?\?\?), line (\d{1,9}|\?\?\?) in (.*)')
+_ESCAPE: Final = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
+_MORE_THREADS: Final = "..."
+"""Stands at the end where faulthandler has left out threads."""
+
+_NOT_USERS: Final = re.compile(r"<frozen |.*/lib\d*/python\d[^/]*/|.*/(?:site|dist)-packages/")
+_CHECKOUT: Final = Path(__file__).resolve().parents[3]
+_FRAMEWORK: Final = (f"{_CHECKOUT}/rlinf_async/", f"{_CHECKOUT}/launcher/")
+
+_BLOCKING: Final = {"wait": "lock", "acquire": "lock", "join": "thread", "_wait_for_tstate_lock": "thread"}
+"""Functions of ``threading.py`` that block, with the kind of the wait."""
+
+
+@dataclass(frozen=True)
+class DumpedThread:
+    """A thread of a dump.
+
+    Attributes:
+        name: ``MainThread``; of the others as the system calls them, or their number.
+        frames: the outermost first.
+    """
+
+    ident: int
+    name: str
+    frames: list[Frame]
+
+
+def parse(text: str) -> list[DumpedThread]:
+    """The threads of a dump; the main thread is the last.
+
+    Lines that are none of a dump are passed over: a full pipe cuts the text anywhere.  Of several dumps in a row the
+    last one counts for each thread.
+    """
+    names: dict[int, str] = {}
+    stacks: dict[int, list[Frame]] = {}
+    frames: list[Frame] = []
+    has_all = True
+    for line in text.splitlines():
+        if (thread := _THREAD.fullmatch(line)) is not None:
+            ident = int(thread[1], 16)
+            names[ident] = _unescaped(thread[2] or f"{ident:#x}")
+            stacks.pop(ident, None)  # to the end: the order is the last dump's
+            frames = stacks[ident] = []
+            has_all = True
+        elif (frame := _FRAME.fullmatch(line)) is not None:
+            file, number, function = frame.groups()
+            path = _unescaped(file or "???")
+            known = int(number) if number.isdecimal() else 0
+            frames.append(Frame(path, known, _unescaped(function), users=is_users(path)))
+        elif line == _MORE_THREADS:
+            has_all = False
+    # The interpreter lists its newest thread first, and none is older than the main one.
+    if stacks and has_all:
+        names[list(stacks)[-1]] = "MainThread"
+    return [DumpedThread(ident, names[ident], frames[::-1]) for ident, frames in stacks.items()]
+
+
+def is_users(file: str) -> bool:
+    """Whether a file is the user's, and not of the framework, the standard library or an installed package."""
+    return _NOT_USERS.match(file) is None and not file.startswith(_FRAMEWORK)
+
+
+def activities(text: str, silent: float) -> list[Activity]:
+    """The threads of a dump in which code of the user's runs; where there is none, the main thread.
+
+    Args:
+        silent: seconds for which the process has not answered; waits have lasted for as long at least.
+    """
+    threads = parse(text)
+    chosen = [thread for thread in threads if any(frame.users for frame in thread.frames)]
+    return [_activity(thread, silent) for thread in chosen or threads[-1:]]
+
+
+def _activity(thread: DumpedThread, silent: float) -> Activity:
+    users = [frame for frame in thread.frames if frame.users]
+    wait = _wait(thread.frames, silent)
+    return Activity(
+        f"thread {thread.name}",
+        State.RUNNING if wait is None else State.WAITING,
+        wait=wait,
+        line=str(users[-1]) if users else None,
+        stack=thread.frames,
+    )
+
+
+def _wait(frames: list[Frame], silent: float) -> Wait | None:
+    """What the innermost frames wait for; None where they are not known to wait."""
+    collective = collective_of(frames)
+    if collective is not None:
+        return Wait(collective, f"{collective} of a process group that is not known", silent, [])
+    if frames and frames[-1].file.endswith("/threading.py") and frames[-1].function in _BLOCKING:
+        kind = _BLOCKING[frames[-1].function]
+        return Wait(kind, f"a {kind} of this process", silent, [Target(TargetKind.LOCAL)])
+    return None
+
+
+def _unescaped(text: str) -> str:
+    """A path or name as it is: faulthandler writes all that is no ASCII as escapes."""
+    return _ESCAPE.sub(_character, text)
+
+
+def _character(escape: re.Match[str]) -> str:
+    number = int(next(filter(None, escape.groups())), 16)
+    return chr(number) if number <= 0x10FFFF else escape[0]
