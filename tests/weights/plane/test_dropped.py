@@ -6,7 +6,9 @@ import asyncio
 import gc
 import os
 import signal
+import time
 import warnings
+import weakref
 from typing import Any
 
 import pytest
@@ -18,10 +20,14 @@ from tests._support.socket_links import pair as over_a_socket
 from tests._support.weight_parts import LocalLink
 
 
+in_use: list[weakref.ref[Any]] = []
+
+
 async def use(make: Any, apply: str) -> dict[str, torch.Tensor]:
     held = {"a": torch.zeros(5)}
     to_receiver, to_sender = make()
     publisher, subscriber = Publisher({"a": torch.ones(5)}, apply=apply), Subscriber(to_sender, held, apply=apply)
+    in_use.extend((weakref.ref(publisher), weakref.ref(subscriber)))
     publisher.add(0, to_receiver)
     handle = await publisher.publish()
     while subscriber.version < 1:
@@ -35,6 +41,11 @@ def told_by(drop: Any) -> list[str]:
         warnings.simplefilter("always")
         drop()
         gc.collect()
+        until = time.monotonic() + 10
+        while any(each() is not None for each in in_use) and time.monotonic() < until:
+            time.sleep(0.01)  # a thread that has packed is about to return
+            gc.collect()
+    in_use.clear()
     return [str(each.message) for each in told if each.category is ResourceWarning]
 
 
