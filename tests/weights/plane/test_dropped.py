@@ -19,7 +19,6 @@ from tests._support import leaks
 from tests._support.socket_links import pair as over_a_socket
 from tests._support.weight_parts import LocalLink
 
-
 in_use: list[weakref.ref[Any]] = []
 
 
