@@ -1,13 +1,113 @@
-"""Entry point of ``rlinf-ctl``: an operator's commands on the runs of this user."""
+"""Entry point of ``rlinf-ctl``: an operator's commands on the runs of this user; exit codes and errors.
+
+Exit codes: 0; 1 the run is stuck (``stuck``), or what was asked for was not done; 2 wrong usage; 3 no such run, group
+or rank, or no daemon of the run answers; 130 after Ctrl-C.
+"""
 
 from __future__ import annotations
 
+import argparse
+import asyncio
+import os
 import sys
 from collections.abc import Sequence
+from typing import Final
+
+from rlinf_async.errors import RLinfAsyncError
+
+from ..control.attachment import Attachment, attached
+from ..control.log_files import show_logs
+from ..control.run_end import down, kill
+from ..control.run_places import LocalRun, NoSuchRun, choose, find_runs, folders
+from ..control.run_status import show_runs, show_status
+from ..control.stack_text import show_stacks
+from ..control.text_output import Output
+from .control_words import DEFAULT_TIMEOUT_S, parser
+
+_NOT_DONE_CODE: Final = 1
+_NO_SUCH_RUN_CODE: Final = 3
+_INTERRUPTED_CODE: Final = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs ``rlinf-ctl`` with the words after its name; returns the exit code."""
-    del argv
-    sys.stderr.write("rlinf-ctl: no command\n")
-    return 2
+    words = sys.argv[1:] if argv is None else list(argv)
+    try:
+        if (passed_on := _launcher_words(words)) is not None:
+            from .main import main as launch  # as much again as all that a look at a run loads
+
+            return launch(passed_on)
+        return _run(parser().parse_args(words))
+    except RLinfAsyncError as error:
+        return _fail(error)
+    except SystemExit as exit_:  # argparse has said what is wrong, or the help
+        return exit_.code if isinstance(exit_.code, int) else 2
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return _INTERRUPTED_CODE
+
+
+def _run(options: argparse.Namespace) -> int:
+    timeout = getattr(options, "timeout", DEFAULT_TIMEOUT_S)
+    output = Output(sys.stdout, as_json="json" in options)
+    places = folders(getattr(options, "run_dir", None), os.environ)
+    runs = find_runs(places)
+    wanted = getattr(options, "run_id", None) or getattr(options, "run", None)
+    if options.command == "ps":
+        asyncio.run(show_runs([run for run in runs if run.run.startswith(wanted or "")], output, timeout))
+        return 0
+    return asyncio.run(_on_run(choose(runs, wanted, places), options, output, timeout))
+
+
+async def _on_run(run: LocalRun, options: argparse.Namespace, output: Output, timeout: float) -> int:
+    async with attached(run, timeout) as attachment:
+        return 0 if await _command(attachment, options, output) else _NOT_DONE_CODE
+
+
+async def _command(attachment: Attachment, options: argparse.Namespace, output: Output) -> bool:
+    """Whether all was done, and the run is not stuck."""
+    match options.command:
+        case "status":
+            await show_status(attachment, output)
+        case "logs":
+            await show_logs(attachment, output, options.ranks, tail=options.tail, follow=options.follow)
+        case "stack":
+            await show_stacks(attachment, output, options.ranks)
+        case "kill":
+            return await kill(attachment, output, options.ranks)
+        case "down":
+            return await down(attachment, output)
+    return True
+
+
+def _launcher_words(words: Sequence[str]) -> list[str] | None:
+    """The words of ``check`` and ``sweep`` as ``rlinf-launch`` has them; None for every other command.
+
+    Raises:
+        NoSuchRun: ``sweep`` names no run, and there is not one that has ended.
+    """
+    front = [word for word in words[:1] if word == "--json"]
+    match words[len(front) :]:
+        case ["check", *rest]:
+            return ["--check", *front, *rest]
+        case ["sweep", *rest] if rest[:1] not in (["-h"], ["--help"]):
+            runs = find_runs(folders(None, os.environ))
+            run = rest.pop(0) if rest and not rest[0].startswith("-") else _the_ended_one(runs)
+            meant = {each.run for each in runs if each.run.startswith(run)}
+            return ["--sweep", *(meant if len(meant) == 1 else [run]), *front, *rest]
+    return None
+
+
+def _the_ended_one(runs: Sequence[LocalRun]) -> str:
+    ended = [run for run in runs if not run.is_alive]
+    if len(ended) == 1:
+        return ended[0].run
+    listed = "".join(f"\n  {run}" for run in runs)
+    raise NoSuchRun(f"{len(ended)} runs have ended here and left something: name the one to sweep{listed}")
+
+
+def _fail(error: RLinfAsyncError) -> int:
+    Output(sys.stdout, as_json=False).note(f"rlinf-ctl: {error}")
+    return _NO_SUCH_RUN_CODE

@@ -1,4 +1,4 @@
-"""Sanitises a line of foreign output for the terminal: keeps colours, drops other control sequences."""
+"""Sanitises a line of foreign output for the terminal: drops control sequences, and colours where they do not fit."""
 
 from __future__ import annotations
 
@@ -36,3 +36,8 @@ def printable(line: str) -> str:
     pieces.append(_CONTROL.sub("", line[start:]))
     text = "".join(pieces)
     return text + _RESET if start and not text.endswith((_RESET, "\x1b[m")) else text
+
+
+def plain(line: str) -> str:
+    """One line as ``printable`` has it, without colours."""
+    return _COLOUR.sub("", printable(line))

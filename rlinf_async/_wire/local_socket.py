@@ -28,18 +28,23 @@ def check_peer(sock: socket.socket) -> int:
     return pid
 
 
-def connect(path: str | bytes) -> socket.socket:
+def connect(path: str | bytes, *, waits: bool = True) -> socket.socket:
     """A socket to the process of this user that listens at ``path``; bytes are an abstract address, in no directory.
+
+    Args:
+        waits: for a listener that does not accept, since it is stopped; else that is an error.
 
     Raises:
         AuthError: the socket's directory or the listener belongs to another user.
         ConnectionError, FileNotFoundError: nothing listens there.
+        BlockingIOError: it does not accept.
     """
     if isinstance(path, str):
         status = Path(path).parent.lstat()
         if status.st_uid != os.geteuid() or status.st_mode & 0o077:
             raise AuthError(f"{Path(path).parent} must belong to this user with mode 0700")
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    sock.setblocking(waits)
     try:
         sock.connect(path)
         check_peer(sock)

@@ -1,0 +1,93 @@
+"""Words of ``rlinf-ctl``: its commands with their arguments, options and ``--help`` texts."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import Final
+
+DEFAULT_TIMEOUT_S: Final = 10.0
+DEFAULT_TAIL: Final = 20
+
+_EXIT_CODES: Final = """\
+exit code: 0; 1 the run is stuck (`stuck`), or what was asked for was not done;
+2 wrong usage; 3 no such run, group or rank, or no daemon of the run answers; 130 after Ctrl-C."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser; ``command`` is the command's name in what it reads."""
+    everywhere = _options_of_all()
+    root = argparse.ArgumentParser(
+        prog="rlinf-ctl",
+        description="Look at the runs of this user that have a node on this machine, and end them.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[everywhere],
+        allow_abbrev=False,
+    )
+    commands = root.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    def command(name: str, about: str) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=about, description=about, parents=[everywhere], allow_abbrev=False)
+
+    command("ps", "list the runs: since when, where, whose script.")
+    for name, about in (
+        ("status", "show nodes, ranks, devices and channels of a run."),
+        ("stuck", "say why a run does not go on: who waits for whom, and who should have done what."),
+        ("down", "end a run in order."),
+    ):
+        command(name, about).add_argument("run_id", nargs="?", metavar="RUN", help=_RUN_HELP)
+    logs = command("logs", "show what ranks have written.")
+    logs.add_argument("ranks", metavar="GROUP[:RANKS]", help=_RANKS_HELP)
+    logs.add_argument("-f", "--follow", action="store_true", help="go on with what they write, to the end of the run")
+    logs.add_argument(
+        "--tail", type=_tail, default=DEFAULT_TAIL, metavar="N|all", help=f"last lines of each log ({DEFAULT_TAIL})"
+    )
+    stack = command("stack", "show what threads and tasks of ranks do, those that do not answer as well.")
+    which = stack.add_mutually_exclusive_group(required=True)
+    which.add_argument("ranks", nargs="?", metavar="GROUP[:RANKS]", help=_RANKS_HELP + ", or driver")
+    which.add_argument("--all", action="store_true", help="all processes of the run")
+    kill = command("kill", "end ranks with SIGKILL; their callers get WorkerDied.")
+    kill.add_argument("ranks", metavar="GROUP[:RANKS]", help=_RANKS_HELP)
+    commands.add_parser("check", help="look at all hosts: `rlinf-launch --check` with the words that follow.")
+    commands.add_parser("sweep", help="end what a run has left: `rlinf-launch --sweep RUN` with the words that follow.")
+    return root
+
+
+_RUN_HELP: Final = "the run's id or its beginning; may be left out where one run is alive here"
+_RANKS_HELP: Final = "a group, or some of its ranks: rollout, rollout:3, rollout:0-3,7"
+
+
+def _options_of_all() -> argparse.ArgumentParser:
+    # Without defaults: a command would put its own over what was said before its name.
+    options = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    group = options.add_argument_group("for every command")
+    group.add_argument("--run", metavar="RUN", help=_RUN_HELP)
+    group.add_argument("--json", action="store_true", help="JSON in place of tables and text")
+    group.add_argument("--timeout", type=_seconds, metavar="SECONDS", help=f"for all answers ({DEFAULT_TIMEOUT_S:g})")
+    group.add_argument(
+        "--run-dir",
+        type=Path,
+        metavar="DIR",
+        help="look for runs in this folder (a run's $XDG_RUNTIME_DIR or $TMPDIR)",
+    )
+    return options
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return seconds
+
+
+def _tail(text: str) -> int | None:
+    if text == "all":
+        return None
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of lines nor 'all'")
+    return int(text)

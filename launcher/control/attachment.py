@@ -1,0 +1,196 @@
+"""``Attachment``: an operator's connection to a daemon of a run, which passes requests on to all other nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from rlinf_async._core import frames
+from rlinf_async._core.operations import Answer, Operation
+from rlinf_async._core.segment import close_fds
+from rlinf_async._wire.local_socket import connect, peer_of
+from rlinf_async._wire.unix import Connection
+from rlinf_async.errors import AuthError, ClosedError, DeadlineExceeded, LaunchError
+
+from .run_places import LocalRun
+
+_MOST_PATIENCE: Final = 0.5
+"""Part of the time that is left that one question may take; the rest is for what follows it."""
+
+
+class Attachment:
+    """A daemon that has answered; requests are refused when it is lost.
+
+    Attributes:
+        welcome: what it has told of the run: its id, its nodes, its folder of logs.
+        pid: of the daemon.
+        silent: nodes of this machine whose daemons have not answered, each with the reason.
+        lost: done, with the reason, when the connection is.
+    """
+
+    def __init__(self, run: LocalRun, node: int, deadline: float, silent: dict[int, str]) -> None:
+        self.run = run
+        self.node = node
+        self.deadline = deadline
+        self.silent = silent
+        self.welcome: dict[str, Any] = {}
+        self._loop = asyncio.get_running_loop()
+        self.lost: asyncio.Future[str] = self._loop.create_future()
+        self._greeted: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self._numbers = itertools.count(1)
+        self._open: dict[int, asyncio.Future[Any]] = {}
+        try:
+            sock = connect(str(run.sockets[node]), waits=False)
+        except (AuthError, OSError) as error:
+            raise LaunchError(f"{self} does not listen: {error}") from error
+        self.pid, _ = peer_of(sock)
+        sock.setblocking(False)
+        self._connection = Connection(sock, self._loop, on_frame=self._on_frame, on_closed=self._on_closed)
+
+    def __str__(self) -> str:
+        return f"the daemon of node {self.node} of run {self.run.run}"
+
+    @property
+    def nodes(self) -> Sequence[dict[str, Any]]:
+        """The nodes of the run, as they were started: ``node``, ``name``, ``hidden``, ``facts``."""
+        nodes: Sequence[dict[str, Any]] = self.welcome["nodes"]
+        return nodes
+
+    def name_of(self, node: int) -> str:
+        return next((str(each["name"]) for each in self.nodes if each["node"] == node), f"node {node}")
+
+    def unheard_nodes(self) -> dict[int, str]:
+        """The nodes that the run has lost, and those that do not answer, each with the reason."""
+        return self.silent | {int(each["node"]): f"it is lost: {each['reason']}" for each in self.welcome["lost"]}
+
+    async def greet(self) -> bool:
+        """Says hello, and waits for the answer; False where none came, or a refusal, which is noted as ``silent``."""
+        python = ".".join(map(str, sys.version_info[:3]))
+        facts = {"role": "operator", "pid": os.getpid(), "protocol": frames.PROTOCOL, "python": python}
+        self._connection.open()
+        self._connection.send((frames.HELLO, 0, 0, facts))
+        try:
+            self.welcome = await self._in_time(self._greeted, str(self))
+        except (DeadlineExceeded, ClosedError, LaunchError) as error:
+            self.silent[self.node] = str(error)
+            return False
+        return True
+
+    async def request(self, operation: Operation[Answer], node: int | None = None) -> Answer:
+        """The answer of a node's daemon.
+
+        Raises:
+            DeadlineExceeded: it did not come in time.
+            ClosedError: the connection to this node's daemon has ended.
+            LaunchError: it is an error; its text.
+        """
+        number, target = next(self._numbers), self.node if node is None else node
+        answer: asyncio.Future[Answer] = self._loop.create_future()
+        if self.lost.done():
+            raise ClosedError(self.lost.result())
+        self._open[number] = answer
+        try:
+            name, fields = type(operation).__name__, vars(operation)
+            self._connection.send((frames.REQUEST, 0, 0, target, number, name, fields))
+            return await self._in_time(answer, f"the daemon of node {target} ({self.name_of(target)})")
+        finally:
+            self._open.pop(number, None)
+
+    async def ask_nodes(
+        self, operation: Callable[[int], Operation[Answer] | None]
+    ) -> tuple[dict[int, Answer], dict[int, str]]:
+        """The answers of all nodes at once, and why there is none of the others.
+
+        Args:
+            operation: what to request of a node; None for nothing.
+        """
+        answers: dict[int, Answer] = {}
+        missing = self.unheard_nodes()
+
+        async def ask(node: int) -> None:
+            asked = operation(node)
+            try:
+                if asked is not None:
+                    answers[node] = await self.request(asked, node)
+            except (DeadlineExceeded, LaunchError) as error:
+                missing[node] = str(error)
+
+        async with asyncio.TaskGroup() as tasks:
+            for each in self.nodes:
+                if each["node"] not in missing:
+                    tasks.create_task(ask(each["node"]))
+        return answers, missing
+
+    def close(self) -> None:
+        self._connection.close()
+        for future in (self.lost, self._greeted):
+            future.cancel()
+
+    async def _in_time(self, answer: asyncio.Future[Answer], who: str) -> Answer:
+        now = self._loop.time()
+        patience = max(0.0, self.deadline - now) * _MOST_PATIENCE
+        try:
+            async with asyncio.timeout(patience):
+                return await answer
+        except TimeoutError:
+            raise DeadlineExceeded(f"{who} did not answer within {patience:.1f} s: is it stopped?") from None
+
+    def _on_frame(self, frame: list[Any], fds: list[int]) -> None:
+        close_fds(fds)
+        kind = frame[0]
+        if kind == frames.HELLO:
+            _settle(self._greeted, frame[3])
+        elif kind == frames.EVENT and frame[4] == "refused":
+            _fail(self._greeted, LaunchError(str(frame[5]["error"][1])))
+        elif kind == frames.ANSWER and (answer := self._open.get(frame[4])) is not None:
+            if frame[5]:
+                _settle(answer, frame[6])
+            else:
+                _fail(answer, LaunchError(str(frame[6][1])))
+
+    def _on_closed(self, reason: str) -> None:
+        said = f"{self} has ended ({reason})"
+        _settle(self.lost, said)
+        for answer in (self._greeted, *self._open.values()):
+            _fail(answer, ClosedError(said))
+
+
+def _settle(future: asyncio.Future[Any], value: Any) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # so that one that is not awaited at this moment is not complained about
+
+
+@asynccontextmanager
+async def attached(run: LocalRun, timeout: float) -> AsyncIterator[Attachment]:
+    """A daemon of this machine that answers, and a deadline for all that is asked of it.
+
+    Raises:
+        LaunchError: none does, each with the reason.
+    """
+    deadline = asyncio.get_running_loop().time() + timeout
+    silent: dict[int, str] = {}
+    for node in sorted(run.sockets):
+        try:
+            attachment = Attachment(run, node, deadline, silent)
+        except LaunchError as error:
+            silent[node] = str(error)
+            continue
+        try:
+            if await attachment.greet():
+                yield attachment
+                return
+        finally:
+            attachment.close()
+    said = "".join(f"\n  {reason}" for reason in silent.values())
+    raise LaunchError(f"no daemon of run {run.run} on this machine answers:{said}")

@@ -1,0 +1,92 @@
+"""``rlinf-ctl kill`` and ``down``: SIGKILL for ranks by their daemons, and the end of a run in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from typing import Final
+
+from rlinf_async._core import frames, operations
+from rlinf_async.errors import ClosedError
+
+from .attachment import Attachment
+from .run_places import NoSuchRun
+from .run_view import look
+from .text_output import Output
+
+_REASON: Final = "was killed by an operator (rlinf-ctl kill)"
+
+
+async def kill(attachment: Attachment, output: Output, words: str) -> bool:
+    """Kills the ranks of ``GROUP[:RANKS]``; whether all of them were there to be killed.
+
+    Raises:
+        NoSuchRun: there is no such group, or no such rank in it.
+    """
+    chosen = (await look(attachment)).choose(words)
+    if any(process.role == "driver" for process in chosen):
+        raise NoSuchRun("a driver is no rank of a group\n  fix: `rlinf-ctl down` ends the run")
+    numbers: dict[int, list[int]] = {}
+    for process in chosen:
+        numbers.setdefault(process.node, []).append(frames.number_of(process.endpoint))
+    killed, missing = await attachment.ask_nodes(
+        lambda node: operations.KillRanks(numbers[node], _REASON) if node in numbers else None
+    )
+    complete = True
+    for process in chosen:
+        is_killed = frames.number_of(process.endpoint) in killed.get(process.node, ())
+        complete = complete and is_killed
+        trouble = "" if is_killed else missing.get(process.node, "it has ended already")
+        facts = {"name": process.name, "pid": process.pid, "node": process.node_name, "trouble": trouble}
+        if output.as_json:
+            output.json(facts)
+        else:
+            said = f"not killed: {trouble}" if trouble else "killed"
+            output.line(f"{process.name} (pid {process.pid} on {process.node_name}): {said}")
+    return complete
+
+
+async def down(attachment: Attachment, output: Output) -> bool:
+    """Ends a run in order, and waits for the end of its daemons on this machine; whether they have ended.
+
+    Under ``rlinf-launch`` the launcher does it, as after a SIGTERM, from whichever node it is told.  A ``Cluster`` that
+    has started its nodes by itself is not asked: its daemons end, all of them on this machine, and its process goes on
+    without them.
+    """
+    run, by = attachment.run, f"rlinf-ctl down (pid {os.getpid()} on {os.uname().nodename})"
+    pidfd = os.pidfd_open(attachment.pid)
+    try:
+        # The own daemon is the last one: the others are reached by way of it.  A launcher that is told several times
+        # begins to end the run once.
+        answers, missing = await attachment.ask_nodes(
+            lambda node: operations.EndRun(by) if node in run.sockets and node != attachment.node else None
+        )
+        by_launcher = any(answers.values())
+        with contextlib.suppress(ClosedError):  # it has ended before its answer left
+            by_launcher = await attachment.request(operations.EndRun(by)) or by_launcher
+        ended = await _has_ended(attachment, pidfd) and not missing
+    finally:
+        os.close(pidfd)
+    if output.as_json:
+        output.json({"run": run.run, "ended": ended, "by_launcher": by_launcher, "missing": missing})
+    elif ended:
+        output.line(f"run {run.run} has ended" + (", by its launcher" if by_launcher else ""))
+    else:
+        reasons = "; ".join(missing.values()) or f"{attachment} is still there"
+        output.note(f"run {run.run} has not ended: {reasons}\n  fix: `rlinf-ctl sweep {run.run}` kills what is left")
+    return ended
+
+
+async def _has_ended(attachment: Attachment, pidfd: int) -> bool:
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop.add_reader(pidfd, ended.set)
+    try:
+        async with asyncio.timeout_at(attachment.deadline):
+            await ended.wait()
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(pidfd)
+    return True

@@ -1,0 +1,139 @@
+"""Run directories of this user on this machine: the live runs and the ended ones, and the choice of one by its id."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from rlinf_async._wire.local_socket import connect
+from rlinf_async.errors import AuthError, RLinfAsyncError
+
+_RUN_DIR: Final = re.compile(r"rlinf-(?:(?P<user>\d+)-)?(?P<run>[0-9a-f]{8})(?:-\d+)?")
+"""``make_run_dir`` of ``launcher/daemon/node.py`` and of ``launcher/remote/preflight.py`` name directories so."""
+_NODE_DIR: Final = re.compile(r"node-(\d+)")
+
+
+class NoSuchRun(RLinfAsyncError):
+    """There is no such run here, or no such group or rank in it; lists what there is."""
+
+
+@dataclass
+class LocalRun:
+    """A run that has, or had, nodes on this machine.
+
+    Attributes:
+        since: seconds since 1970 when its first node here began to listen.
+        sockets: of its nodes on this machine, by node; those of an ended run are left over.
+        is_alive: some daemon of it listens here.
+    """
+
+    run: str
+    since: float
+    sockets: dict[int, Path] = field(default_factory=dict)
+    is_alive: bool = False
+
+    @property
+    def since_text(self) -> str:
+        began = time.localtime(self.since)
+        today = began[:3] == time.localtime()[:3]
+        return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", began)
+
+    def __str__(self) -> str:
+        nodes = ", ".join(f"node {node}" for node in sorted(self.sockets))
+        return f"{self.run}  {'alive' if self.is_alive else 'ended'}, since {self.since_text}, {nodes} here"
+
+
+def folders(folder: Path | None, environ: Mapping[str, str]) -> list[Path]:
+    """Places where run directories may lie: only ``folder`` where the user names one."""
+    if folder is not None:
+        return [folder]
+    runtime = environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+    found = [Path(runtime), Path(tempfile.gettempdir()), Path("/tmp")]
+    return list(dict.fromkeys(found))
+
+
+def find_runs(places: Sequence[Path]) -> list[LocalRun]:
+    """The runs whose directories lie in these places, the latest last."""
+    found: dict[str, LocalRun] = {}
+    for place in places:
+        for directory in (place, *_entries(place)):
+            match = _RUN_DIR.fullmatch(directory.name)
+            if match is not None and (match["user"] or str(os.getuid())) == str(os.getuid()):
+                _add_nodes(found, match["run"], directory)
+    return sorted(found.values(), key=lambda run: run.since)
+
+
+def choose(runs: Sequence[LocalRun], wanted: str | None, places: Sequence[Path]) -> LocalRun:
+    """The live run that is meant: by its id or the beginning of that, or the only one.
+
+    Raises:
+        NoSuchRun: there are several, or none, or it has ended; lists those that there are.
+    """
+    meant = [run for run in runs if wanted is None or run.run.startswith(wanted)]
+    alive = [run for run in meant if run.is_alive]
+    if len(alive) == 1:
+        return alive[0]
+    if len(alive) > 1:
+        raise NoSuchRun(_listed(f"{len(alive)} runs are alive here: name one of them", alive))
+    looked = ", ".join(map(str, places))
+    if wanted is None:
+        said = f"no run of this user is alive on this machine (looked in {looked})"
+    elif len(meant) == 1:
+        said = f"run {meant[0].run} has ended{_where_logs_are(meant[0].run)}"
+    else:
+        said = f"there is no run {wanted!r} of this user on this machine (looked in {looked})"
+    return _refuse(said, runs)
+
+
+def _refuse(said: str, runs: Sequence[LocalRun]) -> LocalRun:
+    if runs:
+        raise NoSuchRun(_listed(said, runs))
+    raise NoSuchRun(f"{said}\n  fix: --run-dir DIR names the folder that run directories lie in ($TMPDIR of the run)")
+
+
+def _listed(said: str, runs: Sequence[LocalRun]) -> str:
+    return "\n".join([said, *(f"  {run}" for run in runs)])
+
+
+def _where_logs_are(run: str) -> str:
+    logs = Path(tempfile.gettempdir()) / f"rlinf-logs-{os.getuid()}" / run
+    return f"; its logs are in {logs}" if logs.is_dir() else ""
+
+
+def _entries(place: Path) -> list[Path]:
+    try:
+        return sorted(place.iterdir())
+    except OSError:
+        return []
+
+
+def _add_nodes(found: dict[str, LocalRun], name: str, directory: Path) -> None:
+    for entry in _entries(directory):
+        node = _NODE_DIR.fullmatch(entry.name)
+        path = entry / "node.sock"
+        with contextlib.suppress(OSError):  # it goes away just now
+            status = path.lstat()
+            if node is None or status.st_uid != os.geteuid():
+                continue
+            run = found.setdefault(name, LocalRun(name, status.st_mtime))
+            run.since = min(run.since, status.st_mtime)
+            run.sockets[int(node[1])] = path
+            run.is_alive = _listens(path) or run.is_alive
+
+
+def _listens(path: Path) -> bool:
+    """Whether a daemon has this socket open, also one that is stopped."""
+    try:
+        connect(str(path), waits=False).close()
+    except BlockingIOError:
+        return True
+    except (AuthError, OSError):
+        return False
+    return True

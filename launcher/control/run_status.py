@@ -1,0 +1,157 @@
+"""``rlinf-ctl ps`` and ``status``: runs of this machine; nodes, ranks, devices and channels of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rlinf_async._inspection.state.run_report import ProcessReport, to_data
+from rlinf_async.errors import RLinfAsyncError
+
+from .attachment import Attachment, attached
+from .run_places import LocalRun
+from .run_view import RunView, look, span_of
+from .text_output import Output, age, size
+
+_MAX_CALLS: Final = 3
+"""Open calls of a process that a table names."""
+
+
+async def show_runs(runs: Sequence[LocalRun], output: Output, timeout: float) -> None:
+    """The runs that have nodes here, ended ones among them, each as its daemon tells of it."""
+    rows = []
+    for run in runs:
+        facts = await _facts_of_run(run, timeout)
+        if output.as_json:
+            output.json(facts)
+        groups = " ".join(f"{name}:{ranks}" for name, ranks in facts["groups"].items())
+        drivers = "\n".join(f"{driver['command']} (pid {driver['pid']})" for driver in facts["drivers"])
+        state = facts["trouble"] or drivers or "no driver is attached"
+        rows.append([run.run, run.since_text, str(len(facts["nodes"]) or "-"), groups or "-", facts["log_dir"], state])
+    if output.as_json:
+        return
+    if rows:
+        output.table(["RUN", "SINCE", "NODES", "GROUPS", "LOGS", "DRIVER"], rows)
+    else:
+        output.line("no runs of this user on this machine")
+
+
+async def _facts_of_run(run: LocalRun, timeout: float) -> dict[str, Any]:
+    facts: dict[str, Any] = {"run": run.run, "since": run.since, "alive": run.is_alive, "trouble": ""}
+    facts |= {"nodes": [], "groups": {}, "drivers": [], "log_dir": "-"}
+    if not run.is_alive:
+        return facts | {"trouble": f"ended; left: {', '.join(str(path.parent) for path in run.sockets.values())}"}
+    try:
+        async with attached(run, timeout) as attachment:
+            view = await look(attachment, details=True)
+    except RLinfAsyncError as error:
+        return facts | {"trouble": str(error).splitlines()[-1].strip()}
+    return facts | {
+        "nodes": [str(node["name"]) for node in attachment.nodes if not node["hidden"]],
+        "groups": {name: span_of(workers) for name, workers in view.groups().items()},
+        "drivers": [
+            {"pid": driver.pid, "node": driver.node_name, "command": script_of(view.detail(driver)["command"])}
+            for driver in view.drivers()
+        ],
+        "log_dir": str(attachment.welcome["log_dir"]),
+        "trouble": "; ".join(f"{node}: {reason}" for node, reason in view.report.missing.items()),
+    }
+
+
+def script_of(command: str) -> str:
+    """A command line without the interpreter in front of it."""
+    first, _, rest = command.partition(" ")
+    return rest if rest and Path(first).name.startswith("python") else command
+
+
+async def show_status(attachment: Attachment, output: Output) -> None:
+    """Everything that daemons know of a run without asking its processes."""
+    view = await look(attachment, parts=["queues"], details=True, devices=True)
+    if output.as_json:
+        output.json(status_data(attachment, view))
+        return
+    run = attachment.run
+    output.line(f"run {run.run} since {run.since_text}, logs in {attachment.welcome['log_dir']}\n")
+    output.table(["NODE", "NAME", "STATE", "CPUS", "RANKS", "DEVICES"], _node_rows(attachment, view))
+    output.line()
+    output.table(["PROCESS", "NODE", "PID", "MEMORY", "DEVICES", "SINCE", "DOES"], _process_rows(view))
+    if view.report.queues:
+        output.line()
+        output.table(["CHANNEL", "NODE", "ITEMS", "BYTES", "ROOM", "PUT BY", "GOT BY"], _channel_rows(attachment, view))
+
+
+def status_data(attachment: Attachment, view: RunView) -> dict[str, Any]:
+    """``status --json``: the report, and of nodes and processes what the daemons add."""
+    processes = [to_data(each) | view.detail(each) for each in view.report.processes]
+    nodes = [
+        {
+            "node": node["node"],
+            "name": node["name"],
+            "hidden": node["hidden"],
+            "cpus": node["facts"]["cpus"],
+            "gpus": node["facts"]["gpus"],
+            "missing": view.missing.get(node["node"], ""),
+            "log_dir": view.details.get(node["node"], {}).get("log_dir", ""),
+            "devices": view.details.get(node["node"], {}).get("devices", {}),
+        }
+        for node in attachment.nodes
+    ]
+    report: dict[str, Any] = to_data(view.report)
+    return report | {"since": attachment.run.since, "nodes": nodes, "processes": processes}
+
+
+def _node_rows(attachment: Attachment, view: RunView) -> list[list[str]]:
+    rows = []
+    for node in attachment.nodes:
+        number, facts = node["node"], node["facts"]
+        ranks = sum(worker.node == number for worker in view.workers())
+        use = view.details.get(number, {}).get("devices", {})
+        devices = "\n".join(_device(gpu, use.get(gpu["id"], {})) for gpu in facts["gpus"])
+        state = view.missing.get(number) or ("driver's machine only" if node["hidden"] else "ready")
+        rows.append([str(number), str(node["name"]), state, str(facts["cpus"]), str(ranks), devices or "-"])
+    return rows
+
+
+def _device(gpu: dict[str, Any], use: dict[str, int]) -> str:
+    """``0 H100: 3.2 of 85.9 GB, 97 %``, as far as that is known."""
+    known = [f"{size(use['used'])} of {size(use['memory'])}"] if "memory" in use else []
+    known += [f"{use['percent']} %"] if "percent" in use else []
+    return f"{gpu['id']} {gpu['model']}" + (f": {', '.join(known)}" if known else "")
+
+
+def _process_rows(view: RunView) -> list[list[str]]:
+    rows = []
+    processes = sorted(view.report.processes, key=lambda each: (each.role != "driver", each.group, each.rank))
+    for process in processes:
+        detail = view.detail(process)
+        since, does = _doing(process, script_of(detail["command"]))
+        memory = size(detail["memory"]) if detail["memory"] else "-"
+        devices = ",".join(detail["devices"]) or "-"
+        rows.append([process.name, process.node_name, str(process.pid), memory, devices, since, does])
+    return rows
+
+
+def _doing(process: ProcessReport, command: str) -> tuple[str, str]:
+    """How long the oldest call of a process is open, and what it does in words."""
+    calls = sorted(process.calls, key=lambda call: -call.age)
+    words = [process.trouble] if process.trouble else []
+    words += [f"{call.method}()" for call in calls[:_MAX_CALLS]]
+    words += [f"{len(calls) - _MAX_CALLS} more"] if len(calls) > _MAX_CALLS else []
+    if not calls and process.role == "driver":
+        words.append(command)
+    return age(calls[0].age) if calls else "-", ", ".join(words) or "idle"
+
+
+def _channel_rows(attachment: Attachment, view: RunView) -> list[list[str]]:
+    names = {process.endpoint: process.name for process in view.report.processes}
+
+    def named(endpoints: Sequence[int]) -> str:
+        return " ".join(names.get(each, view.report.ended.get(each, "(ended)")) for each in endpoints) or "-"
+
+    rows = []
+    for queue in sorted(view.report.queues, key=lambda each: (each.name, each.node)):
+        room = "full" if queue.full else f"of {queue.maxsize}" if queue.maxsize else "any"
+        node, items, nbytes = attachment.name_of(queue.node), str(queue.items), size(queue.nbytes)
+        rows.append([queue.name, node, items, nbytes, room, named(queue.producers), named(queue.consumers)])
+    return rows

@@ -1,0 +1,132 @@
+"""``RunView``: what all daemons of a run tell of it at one moment; names of endpoints, and the choice of ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rlinf_async._core import frames, operations
+from rlinf_async._inspection.state.run_report import ProcessReport, QueueReport, RunReport, from_data
+
+from .attachment import Attachment
+from .run_places import NoSuchRun
+
+_RANKS: Final = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A report and what goes with it.
+
+    Attributes:
+        report: of all nodes that have answered.
+        details: of these nodes, by rank of the node: as ``NodeDetails`` answers.
+        missing: nodes that have not, each with the reason.
+    """
+
+    report: RunReport
+    details: dict[int, dict[str, Any]]
+    missing: dict[int, str]
+
+    def detail(self, process: ProcessReport) -> dict[str, Any]:
+        """Command, log, devices and memory of a process; of one that nothing is known of, nothing."""
+        processes: dict[str, Any] = self.details.get(process.node, {}).get("processes", {})
+        detail: dict[str, Any] = {"command": "", "log": "", "devices": [], "memory": 0}
+        detail |= processes.get(str(process.endpoint), {})
+        return detail
+
+    def workers(self) -> list[ProcessReport]:
+        return [process for process in self.report.processes if process.role == "worker"]
+
+    def drivers(self) -> list[ProcessReport]:
+        return [process for process in self.report.processes if process.role == "driver"]
+
+    def groups(self) -> dict[str, list[ProcessReport]]:
+        """The workers of each group, by rank."""
+        found: dict[str, list[ProcessReport]] = {}
+        for worker in sorted(self.workers(), key=lambda each: (each.group, each.rank)):
+            found.setdefault(worker.group, []).append(worker)
+        return found
+
+    def choose(self, words: str) -> list[ProcessReport]:
+        """The processes of ``GROUP``, ``GROUP:RANKS`` or ``driver``, those with trouble as well.
+
+        Raises:
+            NoSuchRun: there is no such group, or no such rank in it.
+        """
+        groups = self.groups()
+        group, ranks = split_ranks(words, groups)
+        if group == "driver" and group not in groups:
+            return self.drivers()
+        if group not in groups:
+            there = ", ".join(f"{name}:{span_of(workers)}" for name, workers in groups.items())
+            raise NoSuchRun(f"there is no group {group!r}; there are: {there or 'none'}")
+        chosen = [worker for worker in groups[group] if ranks is None or worker.rank in ranks]
+        if ranks is not None and (absent := sorted(set(ranks) - {worker.rank for worker in chosen})):
+            raise NoSuchRun(f"group {group!r} has no rank {absent[0]}; it has {span_of(groups[group])}")
+        return chosen
+
+
+def split_ranks(words: str, groups: Collection[str]) -> tuple[str, list[int] | None]:
+    """A group's name, which may have colons itself, and the ranks of ``:0-3,7`` behind it; None for all.
+
+    What is rank 2 of ``rollout`` and also the group that this rank has made, ``rollout:2``, means the rank.
+    """
+    group, colon, ranks = words.rpartition(":")
+    if not colon or not _RANKS.fullmatch(ranks) or (words in groups and group not in groups):
+        return words, None
+    found: list[int] = []
+    for part in ranks.split(","):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return group, found
+
+
+def span_of(workers: Sequence[ProcessReport]) -> str:
+    """The ranks of workers of one group: ``0-3``, or ``0,2,5``."""
+    ranks = [worker.rank for worker in workers]
+    if ranks == list(range(ranks[0], ranks[-1] + 1)):
+        return f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
+    return ",".join(map(str, ranks))
+
+
+async def look(
+    attachment: Attachment,
+    *,
+    parts: Sequence[str] = (),
+    chosen: Sequence[ProcessReport] | None = None,
+    details: bool = False,
+    devices: bool = False,
+) -> RunView:
+    """Asks all daemons at once, or those that have some of the ``chosen`` processes.
+
+    Args:
+        parts: as ``Inspect`` has them.
+        chosen: the processes to ask; None for all.
+        details: ask for commands, logs and memory too.
+        devices: and for the use of GPUs.
+    """
+    numbers: dict[int, list[int]] = {}
+    for process in chosen or ():
+        numbers.setdefault(process.node, []).append(frames.number_of(process.endpoint))
+
+    def inspect(node: int) -> operations.Inspect | None:
+        if chosen is not None and node not in numbers:
+            return None
+        return operations.Inspect(numbers.get(node, []), list(parts))
+
+    def describe(node: int) -> operations.NodeDetails | None:
+        return operations.NodeDetails(devices) if details else None
+
+    (found, missing), (more, _) = await asyncio.gather(attachment.ask_nodes(inspect), attachment.ask_nodes(describe))
+    report = RunReport(
+        run=attachment.run.run,
+        processes=[from_data(ProcessReport, each) for answer in found.values() for each in answer["processes"]],
+        queues=[from_data(QueueReport, each) for answer in found.values() for each in answer["queues"]],
+        missing={attachment.name_of(node): reason for node, reason in missing.items()},
+        ended={int(each): str(text) for answer in found.values() for each, text in answer["ended"].items()},
+    )
+    return RunView(report, more, missing)

@@ -1,0 +1,83 @@
+"""``rlinf-ctl stack``: what the threads and tasks of a process do, as indented text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rlinf_async._inspection.state.run_report import Activity, ProcessReport, State, to_data
+
+from .attachment import Attachment
+from .run_view import RunView, look
+from .text_output import Output, age
+
+
+async def show_stacks(attachment: Attachment, output: Output, words: str | None) -> None:
+    """Stacks of the ranks of ``GROUP[:RANKS]``, or of all processes.
+
+    Raises:
+        NoSuchRun: there is no such group, or no such rank in it.
+    """
+    chosen = None if words is None else (await look(attachment)).choose(words)
+    view = await look(attachment, parts=["activities"], chosen=chosen)
+    if output.as_json:
+        output.json(to_data(view.report))
+        return
+    for process in sorted(view.report.processes, key=lambda each: (each.role != "driver", each.group, each.rank)):
+        output.line("\n".join(stack_lines(process)))
+        output.line()
+    show_missing(view, output)
+
+
+def show_missing(view: RunView, output: Output) -> None:
+    """Names the nodes that did not answer."""
+    for name, reason in view.report.missing.items():
+        output.note(f"nothing is known of node {name}: {reason}")
+
+
+def stack_lines(process: ProcessReport) -> Iterator[str]:
+    """A process with its calls, its threads, and its tasks below those that await them."""
+    yield f"{process.name}  (pid {process.pid} on {process.node_name})" + (
+        f"  {process.trouble}" if process.trouble else ""
+    )
+    for call in process.calls:
+        yield f"  has been asked for {call.method}() for {age(call.age)}"
+    if process.activities and not process.answered:
+        yield "  as its stacks show it from outside; of its tasks nothing is known"
+    if not process.activities and not process.trouble:
+        yield "  nothing of the user's runs or waits"
+    by_name = {each.name: each for each in process.activities}
+    awaited = {name for each in process.activities for name in each.awaits}
+    shown: set[str] = set()
+    roots = [each for each in process.activities if each.name not in awaited] or process.activities
+    for activity in (*roots, *process.activities):  # those in a circle are awaited, and reached from no root
+        yield from _lines_of(activity, by_name, shown, 1)
+
+
+def _lines_of(activity: Activity, by_name: dict[str, Activity], shown: set[str], depth: int) -> Iterator[str]:
+    if activity.name in shown:
+        return
+    shown.add(activity.name)
+    indent = "  " * depth
+    yield indent + _headline(activity)
+    yield from (f"{indent}    {frame}" for frame in activity.stack)
+    if not activity.stack and activity.line:
+        yield f"{indent}    {activity.line}"
+    for name in activity.awaits:
+        if name in by_name:
+            yield from _lines_of(by_name[name], by_name, shown, depth + 2)
+
+
+def _headline(activity: Activity) -> str:
+    serves = f", serves {activity.method}()" if activity.method else ""
+    wait = activity.wait
+    if wait is not None:
+        left = "" if wait.left is None else f", {age(wait.left)} to its deadline"
+        return f"{activity.name}: waits for {age(wait.age)}: {wait.what}{left}{serves}"
+    since = "" if activity.age is None else f" for {age(activity.age)}"
+    if activity.state is State.WAITING and activity.awaits:
+        return f"{activity.name}: awaits {_named(activity.awaits)}{since}{serves}"
+    return f"{activity.name}: {activity.state}{since}{serves}"
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

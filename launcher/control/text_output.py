@@ -1,0 +1,88 @@
+"""Output of ``rlinf-ctl``: lines, tables by rich, or JSON; nothing that a worker wrote moves the cursor."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import Any, Final, TextIO
+
+from rlinf_async._core.printable import plain, printable
+
+_WIDE: Final = 400
+"""Columns of a table that goes to a file or a pipe: nothing of it is cut."""
+
+
+class Output:
+    """Where a command prints.
+
+    Attributes:
+        as_json: one JSON object a line, and nothing else.
+    """
+
+    def __init__(self, stream: TextIO, *, as_json: bool) -> None:
+        self.as_json = as_json
+        self._stream = stream
+        self._is_terminal = stream.isatty()
+
+    def json(self, data: Any) -> None:
+        self._write(json.dumps(data))
+
+    def line(self, text: str = "") -> None:
+        """Lines of our own making, in which names and texts of the run stand: without colours."""
+        self._write("\n".join(plain(line) for line in text.split("\n")))
+
+    def note(self, text: str) -> None:
+        """What is said beside the output, on stderr."""
+        sys.stderr.write("\n".join(plain(line) for line in text.split("\n")) + "\n")
+
+    def worker_line(self, prefix: str, text: str) -> None:
+        """A line that a worker wrote; its colours stay on a terminal."""
+        self._write(plain(prefix) + (printable(text) if self._is_terminal else plain(text)))
+
+    def table(self, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Aligned columns; the last one wraps on a terminal that is too narrow."""
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        width = shutil.get_terminal_size().columns if self._is_terminal else _WIDE
+        console = Console(file=self._stream, highlight=False, width=width)
+        shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+        for title in titles:
+            shown.add_column(title, no_wrap=title != titles[-1], overflow="fold")
+        for row in rows:
+            shown.add_row(*(Text("\n".join(plain(line) for line in cell.split("\n"))) for cell in row))
+        with console.capture() as drawn:
+            console.print(shown)
+        self._write("\n".join(line.rstrip() for line in drawn.get().splitlines()))
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+
+def age(seconds: float) -> str:
+    """``0.4 s``, ``42 s``, ``3 min 20 s``, ``2 h 5 min``, ``3 d 4 h``."""
+    if seconds < 10:
+        return f"{max(seconds, 0.0):.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def size(count: int) -> str:
+    """``0``, ``512 B``, ``1.5 MB``, ``80.0 GB``; empty text for what is not known is the caller's."""
+    if count < 1000:
+        return f"{count} B" if count else "0"
+    for unit in ("kB", "MB", "GB"):
+        count_in_unit = count / {"kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
+        if count_in_unit < 999.95 or unit == "GB":
+            return f"{count_in_unit:.1f} {unit}"
+    return ""
