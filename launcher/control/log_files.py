@@ -57,8 +57,10 @@ class LogFile:
 
 def _beginning_of_tail(fd: int, size: int, lines: int) -> int:
     """Place in a file at which its last so many lines begin."""
+    if not lines:
+        return size
     place, missing = size, lines + 1
-    if size and lines and os.pread(fd, 1, size - 1) != b"\n":
+    if size and os.pread(fd, 1, size - 1) != b"\n":
         missing -= 1  # the last line has no end yet
     while place and missing:
         start = max(0, place - _BLOCK_BYTES)
@@ -68,7 +70,7 @@ def _beginning_of_tail(fd: int, size: int, lines: int) -> int:
             if not missing:
                 return start + index + 1
         place = start
-    return place if lines else size
+    return place
 
 
 async def show_logs(attachment: Attachment, output: Output, words: str, *, tail: int | None, follow: bool) -> None:
@@ -90,6 +92,8 @@ async def show_logs(attachment: Attachment, output: Output, words: str, *, tail:
         if lines and len(files) > 1 and not output.as_json:
             output.line(f"==> {file.path} <==")
         _show(file, lines, output, named=False)
+    if files and not follow and not any(file.path.stat().st_size for file in files):
+        output.note(f"nothing has been written to {', '.join(str(file.path) for file in files[:4])}")
     if follow and files:
         await _follow(attachment, files, output)
 

@@ -67,7 +67,7 @@ def find_runs(places: Sequence[Path]) -> list[LocalRun]:
             match = _RUN_DIR.fullmatch(directory.name)
             if match is not None and (match["user"] or str(os.getuid())) == str(os.getuid()):
                 _add_nodes(found, match["run"], directory)
-    return sorted(found.values(), key=lambda run: run.since)
+    return sorted(found.values(), key=lambda run: (run.since, run.run))
 
 
 def choose(runs: Sequence[LocalRun], wanted: str | None, places: Sequence[Path]) -> LocalRun:

@@ -128,7 +128,7 @@ def _process_rows(view: RunView) -> list[list[str]]:
         since, does = _doing(process, script_of(detail["command"]))
         memory = size(detail["memory"]) if detail["memory"] else "-"
         devices = ",".join(detail["devices"]) or "-"
-        rows.append([process.name, process.node_name, str(process.pid), memory, devices, since, does])
+        rows.append([process.name, process.node_name, str(process.pid or "-"), memory, devices, since, does])
     return rows
 
 

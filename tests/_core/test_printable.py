@@ -7,7 +7,7 @@ import re
 import pytest
 from hypothesis import given, strategies as st
 
-from rlinf_async._core.printable import printable
+from rlinf_async._core.printable import plain, printable
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,10 @@ from rlinf_async._core.printable import printable
 )
 def test_only_colours_reach_a_terminal(line: str, shown: str) -> None:
     assert printable(line) == shown
+
+
+def test_plain_text_has_no_colours_either() -> None:
+    assert plain("\x1b[1;31mred\x1b[0m \x1b[2Jtext") == "red text"
 
 
 @given(st.text(st.sampled_from("\x1b[]P\\0;1mJ\x07\x9b\x9d\x9c\ra ?")))

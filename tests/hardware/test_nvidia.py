@@ -12,7 +12,7 @@ import pytest
 
 from rlinf_async.errors import ConfigError
 from rlinf_async.hardware import Device, find_accelerators
-from rlinf_async.hardware.nvidia import read_cards
+from rlinf_async.hardware.nvidia import read_cards, read_use
 from tests._support.fake_nvml import FakeLibrary
 
 
@@ -125,6 +125,17 @@ def test_a_lost_card_is_left_out_and_the_others_keep_their_index(
     assert library.open == 0
 
 
+def test_the_use_of_devices_is_told_by_id_as_far_as_it_is_known(four_cards: FakeLibrary) -> None:
+    memory = {"used": 3 << 30, "memory": 80 << 30}
+    assert read_use(["0", "MIG-2", "GPU-gone"]) == {"0": {**memory, "percent": 97}, "MIG-2": memory}
+    assert four_cards.open == 0
+
+
+@pytest.mark.usefixtures("no_driver")
+def test_without_a_driver_no_use_is_known() -> None:
+    assert read_use(["0"]) == {}
+
+
 @pytest.mark.usefixtures("no_driver")
 def test_fake_gpus_need_no_driver() -> None:
     assert found({"CUDA_VISIBLE_DEVICES": ""}, fake=2) == (Device("0", "fake"), Device("1", "fake"))
@@ -136,3 +147,4 @@ def test_a_real_driver_tells_of_its_cards() -> None:
     cards = read_cards()
     assert cards
     assert all(card.uuid.startswith("GPU-") and card.model for card in cards)
+    assert all(use["memory"] > 0 for use in read_use([str(card.index) for card in cards]).values())

@@ -56,6 +56,23 @@ async def test_what_is_not_known_stays_as_it_was_guessed(tmp_path: Path, monkeyp
     assert await asked.rendering(GUESSED, GUESSED) == GUESSED
 
 
+async def test_the_use_of_gpus_is_asked_for_where_there_are_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = answering(tmp_path, """echo '{"0": {"percent": 7}}'""")
+    assert await asked.device_use(10) == {}
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    await asked.find_renderers(GPUS)
+    assert await asked.device_use(10) == {"0": {"percent": 7}}
+
+
+async def test_a_driver_that_hangs_holds_up_no_operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = answering(tmp_path, "case $* in *device_use*) exec sleep 60;; esac; echo '{}'")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    await asked.find_renderers(GPUS)
+    assert await asked.device_use(0.1) == {}
+
+
 def inventory(folder: Path, module: str = "", sections: Any = ()) -> operations.Inventory:
     return operations.Inventory(0, list(sections), [str(folder)], module, None)
 

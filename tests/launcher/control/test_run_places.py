@@ -1,0 +1,95 @@
+"""Runs are found by their directories, and told from those that have ended."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rlinf_launcher.control.run_places import NoSuchRun, choose, find_runs, folders
+
+from rlinf_async._wire.local_socket import listen
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="rlp-") as name:  # short: a socket's path has 108 bytes
+        yield Path(name)
+
+
+def node(place: Path, name: str, number: int = 0) -> socket.socket:
+    """A node's socket, where its daemon would listen."""
+    directory = place / name / f"node-{number}"
+    directory.mkdir(parents=True, mode=0o700)
+    return listen(str(directory / "node.sock"))
+
+
+def test_a_run_lives_as_long_as_a_daemon_of_it_listens(place: Path) -> None:
+    with node(place, "rlinf-0a0a0a0a"), node(place, f"rlinf-{os.getuid()}-0b0b0b0b"):
+        assert [(run.run, run.is_alive) for run in find_runs([place])] == [("0a0a0a0a", True), ("0b0b0b0b", True)]
+    assert [run.is_alive for run in find_runs([place])] == [False, False]
+
+
+def test_nodes_of_one_machine_are_one_run(place: Path) -> None:
+    with node(place, "rlinf-0a0a0a0a", 0), node(place, "rlinf-0a0a0a0a-1", 1):
+        (run,) = find_runs([place])
+        assert sorted(run.sockets) == [0, 1]
+        assert find_runs([place / "rlinf-0a0a0a0a"])[0].sockets.keys() == {0}
+
+
+def test_what_is_not_a_run_of_this_user_is_not_found(place: Path) -> None:
+    with node(place, "rlinf-0a0a0a0"), node(place, f"rlinf-{os.getuid() + 1}-0b0b0b0b"), node(place, "other-0c0c0c0c"):
+        (place / "rlinf-0d0d0d0d").mkdir()
+        assert find_runs([place, place / "missing"]) == []
+
+
+def test_a_daemon_that_accepts_no_more_is_alive_and_is_not_waited_for(place: Path) -> None:
+    with node(place, "rlinf-0a0a0a0a") as listener:
+        listener.listen(0)
+        waiting = [socket.socket(socket.AF_UNIX) for _ in range(3)]
+        for sock in waiting:
+            sock.setblocking(False)
+            sock.connect_ex(listener.getsockname())
+        assert find_runs([place])[0].is_alive
+        for sock in waiting:
+            sock.close()
+
+
+def test_the_only_run_that_lives_is_chosen_or_one_by_the_beginning_of_its_id(place: Path) -> None:
+    with node(place, "rlinf-0a0a0a0a"):
+        node(place, "rlinf-0b0b0b0b").close()
+        assert choose(find_runs([place]), None, [place]).run == "0a0a0a0a"
+        with node(place, "rlinf-0c0c0c0c"):
+            assert choose(find_runs([place]), "0c0", [place]).run == "0c0c0c0c"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        (None, ["2 runs are alive", "0a0a0a0a  alive", "0c0c0c0c  alive"]),
+        ("0", ["2 runs are alive"]),
+        ("0b", ["run 0b0b0b0b has ended", "0a0a0a0a  alive", "0b0b0b0b  ended"]),
+        ("ff", ["no run 'ff'", "0a0a0a0a  alive"]),
+    ],
+)
+def test_where_no_run_or_several_are_meant_those_that_there_are_are_listed(
+    place: Path, wanted: str | None, words: list[str]
+) -> None:
+    node(place, "rlinf-0b0b0b0b").close()
+    with node(place, "rlinf-0a0a0a0a"), node(place, "rlinf-0c0c0c0c"), pytest.raises(NoSuchRun) as refused:
+        choose(find_runs([place]), wanted, [place])
+    for each in words:
+        assert each in str(refused.value)
+
+
+def test_without_any_run_the_error_says_where_it_was_looked_for(place: Path) -> None:
+    with pytest.raises(NoSuchRun, match=rf"looked in {place}[\s\S]*--run-dir"):
+        choose([], None, [place])
+
+
+def test_a_folder_that_the_user_names_is_the_only_one(tmp_path: Path) -> None:
+    assert folders(tmp_path, {"XDG_RUNTIME_DIR": "/run/user/7"}) == [tmp_path]
+    assert folders(None, {"XDG_RUNTIME_DIR": "/run/user/7"})[0] == Path("/run/user/7")

@@ -1,0 +1,55 @@
+"""Tables, ages and sizes; nothing of a worker's moves the cursor."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rlinf_launcher.control.text_output import Output, age, size
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-0.1, "0.0 s"),
+        (0.44, "0.4 s"),
+        (42.4, "42 s"),
+        (200, "3 min 20 s"),
+        (7500, "2 h 5 min"),
+        (90000, "1 d 1 h"),
+    ],
+)
+def test_an_age_has_two_units_at_most(seconds: float, text: str) -> None:
+    assert age(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0"), (512, "512 B"), (1500, "1.5 kB"), (80_000_000_000, "80.0 GB"), (2 * 10**12, "2000.0 GB")],
+)
+def test_a_size_has_one_unit(count: int, text: str) -> None:
+    assert size(count) == text
+
+
+def test_colours_of_a_worker_stay_on_a_terminal_and_nothing_else_does() -> None:
+    for stream, shown in ((Terminal(), "[a:0] \x1b[31mred\x1b[0m\n"), (io.StringIO(), "[a:0] red\n")):
+        Output(stream, as_json=False).worker_line("[a:0] ", "\x1b[31mred\x1b[2J\x1b[0m")
+        assert stream.getvalue() == shown
+
+
+def test_a_table_in_a_pipe_is_not_cut_and_has_no_colours() -> None:
+    stream = io.StringIO()
+    Output(stream, as_json=False).table(["NAME", "DOES"], [["\x1b[2Jrollout:0", "x" * 200], ["[bold]a", "-"]])
+    assert stream.getvalue().splitlines() == ["NAME       DOES", f"rollout:0  {'x' * 200}", "[bold]a    -"]
+
+
+def test_a_table_on_a_terminal_keeps_to_its_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    stream = Terminal()
+    Output(stream, as_json=False).table(["NAME", "DOES"], [["rollout:0", "word " * 20]])
+    assert len(stream.getvalue().splitlines()) > 2
