@@ -39,12 +39,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             return launch(passed_on)
         return _run(parser().parse_args(words))
     except RLinfAsyncError as error:
-        return _fail(error)
+        return _fail(error, _NO_SUCH_RUN_CODE)
     except SystemExit as exit_:  # argparse has said what is wrong, or the help
         return exit_.code if isinstance(exit_.code, int) else 2
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # a log that cannot be read, for one
+        return _fail(error, _NOT_DONE_CODE)
     except KeyboardInterrupt:
         return _INTERRUPTED_CODE
 
@@ -108,6 +110,6 @@ def _the_ended_one(runs: Sequence[LocalRun]) -> str:
     raise NoSuchRun(f"{len(ended)} runs have ended here and left something: name the one to sweep{listed}")
 
 
-def _fail(error: RLinfAsyncError) -> int:
+def _fail(error: Exception, code: int) -> int:
     Output(sys.stdout, as_json=False).note(f"rlinf-ctl: {error}")
-    return _NO_SUCH_RUN_CODE
+    return code

@@ -29,7 +29,7 @@ class Attachment:
     Attributes:
         welcome: what it has told of the run: its id, its nodes, its folder of logs.
         pid: of the daemon.
-        silent: nodes of this machine whose daemons have not answered, each with the reason.
+        silent: nodes whose daemons have not answered in time, each with the reason.
         lost: done, with the reason, when the connection is.
     """
 
@@ -117,7 +117,9 @@ class Attachment:
             try:
                 if asked is not None:
                     answers[node] = await self.request(asked, node)
-            except (DeadlineExceeded, LaunchError) as error:
+            except DeadlineExceeded as error:
+                missing[node] = self.silent[node] = str(error)  # and is not asked again
+            except (ClosedError, LaunchError) as error:
                 missing[node] = str(error)
 
         async with asyncio.TaskGroup() as tasks:

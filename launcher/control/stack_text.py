@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from rlinf_async._inspection.state.run_report import Activity, ProcessReport, State, to_data
 
 from .attachment import Attachment
-from .run_view import RunView, look
+from .run_view import RunView, look, span_of
 from .text_output import Output, age
 
 
@@ -22,8 +23,8 @@ async def show_stacks(attachment: Attachment, output: Output, words: str | None)
     if output.as_json:
         output.json(to_data(view.report))
         return
-    for process in sorted(view.report.processes, key=lambda each: (each.role != "driver", each.group, each.rank)):
-        output.line("\n".join(stack_lines(process)))
+    for processes in alike(view.report.processes):
+        output.line("\n".join(stack_lines(processes)))
         output.line()
     show_missing(view, output)
 
@@ -34,11 +35,34 @@ def show_missing(view: RunView, output: Output) -> None:
         output.note(f"nothing is known of node {name}: {reason}")
 
 
-def stack_lines(process: ProcessReport) -> Iterator[str]:
-    """A process with its calls, its threads, and its tasks below those that await them."""
-    yield f"{process.name}  (pid {process.pid} on {process.node_name})" + (
-        f"  {process.trouble}" if process.trouble else ""
-    )
+def alike(processes: Sequence[ProcessReport]) -> list[list[ProcessReport]]:
+    """The processes in the order of groups and ranks, those of one shape together; drivers are the first."""
+    found: dict[Any, list[ProcessReport]] = {}
+    for process in sorted(processes, key=lambda each: (each.role != "driver", each.group, each.rank)):
+        found.setdefault(_shape(process), []).append(process)
+    return list(found.values())
+
+
+def _shape(process: ProcessReport) -> Any:
+    """Of two processes with one shape one text is enough: they differ in rank, place and ages."""
+    activities = [
+        (each.name, each.state, each.method, each.wait and (each.wait.kind, each.wait.what), *each.awaits, *each.stack)
+        for each in process.activities
+    ]
+    calls = [call.method for call in process.calls]
+    who = process.group if process.role == "worker" else process.endpoint
+    return process.role, who, process.trouble, process.answered, *calls, *activities
+
+
+def stack_lines(processes: Sequence[ProcessReport]) -> Iterator[str]:
+    """Processes of one shape: the calls of the first, its threads, and its tasks below those that await them."""
+    process = processes[0]
+    where = f"pid {process.pid} on {process.node_name}"
+    trouble = f"  {process.trouble}" if process.trouble else ""
+    if len(processes) == 1:
+        yield f"{process.name}  ({where}){trouble}"
+    else:
+        yield f"{process.group}:{span_of(processes)}  ({len(processes)} alike; of the first, {where}){trouble}"
     for call in process.calls:
         yield f"  has been asked for {call.method}() for {age(call.age)}"
     if process.activities and not process.answered:

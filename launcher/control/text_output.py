@@ -42,7 +42,7 @@ class Output:
         self._write(plain(prefix) + (printable(text) if self._is_terminal else plain(text)))
 
     def table(self, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Aligned columns; the last one wraps on a terminal that is too narrow."""
+        """Aligned columns; on a terminal that is too narrow the widest ones wrap, and nothing is cut."""
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
@@ -51,7 +51,7 @@ class Output:
         console = Console(file=self._stream, highlight=False, width=width)
         shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
         for title in titles:
-            shown.add_column(title, no_wrap=title != titles[-1], overflow="fold")
+            shown.add_column(title, overflow="fold")
         for row in rows:
             shown.add_row(*(Text("\n".join(plain(line) for line in cell.split("\n"))) for cell in row))
         with console.capture() as drawn:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +17,8 @@ from .process_state import command_of
 from .router import Router
 
 logger = logging.getLogger(__name__)
+
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 _DEVICE_USE_TIMEOUT_S: Final = 2.0
 """Of a probe that an operator waits for; a driver that hangs must not keep the rest of an answer back."""
@@ -64,7 +66,7 @@ def _details(endpoint: Endpoint) -> dict[str, Any]:
     pid = endpoint.pid if process is None else process.pid
     environment: Mapping[str, str] = {} if process is None else process.setup.spec["env"]
     return {
-        "command": command_of(pid),
+        "command": command_of(pid) if process is None else "",  # a worker's is its template's
         "log": "" if process is None else str(process.log),
         "devices": [device for device in environment.get("VISIBLE_DEVICES", "").split(",") if device],
         "memory": _resident_bytes(pid),
@@ -73,8 +75,7 @@ def _details(endpoint: Endpoint) -> dict[str, Any]:
 
 def _resident_bytes(pid: int) -> int:
     """Bytes of memory in which a process stands; 0 where that cannot be read."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) << 10
-    return 0
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+    except (OSError, ValueError, IndexError):
+        return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from rlinf_launcher.control.text_output import Output, age, size
@@ -48,8 +49,12 @@ def test_a_table_in_a_pipe_is_not_cut_and_has_no_colours() -> None:
     assert stream.getvalue().splitlines() == ["NAME       DOES", f"rollout:0  {'x' * 200}", "[bold]a    -"]
 
 
-def test_a_table_on_a_terminal_keeps_to_its_width(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_on_a_terminal_keeps_to_its_width_and_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("NO_COLOR", "1")
     stream = Terminal()
-    Output(stream, as_json=False).table(["NAME", "DOES"], [["rollout:0", "word " * 20]])
-    assert len(stream.getvalue().splitlines()) > 2
+    Output(stream, as_json=False).table(["NAME", "LOGS", "DOES"], [["rollout:0", "/logs/" + "x" * 60, "word " * 20]])
+    lines = [re.sub(r"\x1b\[\d*m", "", line) for line in stream.getvalue().splitlines()]
+    assert max(map(len, lines)) <= 40
+    assert "".join(lines).count("word") == 20
+    assert "".join(lines).count("x") == 60

@@ -1,0 +1,75 @@
+"""A run that stands still, for operators to look at: ``python tests/_support/standing_runs.py HOW``.
+
+``HOW`` is ``blocked``: the driver blocks its loop; or ``waits``: it awaits, tells which rank has died, and awaits on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rlinf_async import Channel, Cluster, NodePlacementStrategy, Worker
+from rlinf_async.errors import WorkerDied
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+class Standing(Worker):
+    def speak(self) -> None:
+        print(f"\x1b[31mrank\x1b[0m \x1b[2J{self._rank}", flush=True)
+        print("trouble", file=sys.stderr, flush=True)
+
+    async def stand(self) -> None:
+        await asyncio.Event().wait()
+
+
+async def stand(how: str) -> None:
+    async with Cluster() as cluster:
+        placement = NodePlacementStrategy([0, cluster.num_nodes - 1])
+        group = Standing.create_group().launch(cluster, placement, name="rollout")
+        await group.speak()
+        channel = Channel.create("obs", maxsize=4)
+        await channel.put(b"item")
+        standing = group.stand()
+        await asyncio.sleep(0.1)  # the daemon hears of calls that are open after 2 ms
+        print("standing", flush=True)
+        if how == "blocked":
+            sys.stdin.readline()
+        try:
+            await standing
+        except WorkerDied as died:
+            print("died:", died, flush=True)
+        await asyncio.Event().wait()
+
+
+@contextmanager
+def standing_run(how: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """The launcher of such a run, once it stands."""
+    command = [sys.executable, "-m", "rlinf_launcher", *words, __file__, how]
+    environ = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, env=environ, text=True, **streams) as launcher:
+        try:
+            await_line(launcher, "standing")
+            yield launcher
+        finally:
+            launcher.terminate()
+            launcher.communicate()
+
+
+def await_line(launcher: subprocess.Popen[str], beginning: str) -> str:
+    """The first line of the script's output that begins so."""
+    assert launcher.stdout is not None
+    for line in launcher.stdout:
+        if line.startswith(beginning):
+            return line
+    raise AssertionError(f"the run has ended before it said {beginning!r}")
+
+
+if __name__ == "__main__":
+    asyncio.run(stand(sys.argv[1]))

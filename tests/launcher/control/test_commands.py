@@ -1,0 +1,189 @@
+"""``rlinf-ctl`` on real runs, while the driver's loop is blocked and processes are stopped; kills and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rlinf_launcher.cli.control import main
+from rlinf_launcher.control.run_places import LocalRun, find_runs
+
+from rlinf_async import Cluster, NodePlacementStrategy
+from rlinf_async._wire.local_socket import connect, peer_of
+from rlinf_async.errors import NodeLost
+from tests._support.standing_runs import Standing, await_line, standing_run
+
+pytestmark = pytest.mark.shared_cluster
+
+CONTROL = "from rlinf_launcher.cli.control import main; raise SystemExit(main())"
+
+
+def places() -> list[Path]:
+    return [Path(os.environ["XDG_RUNTIME_DIR"])]
+
+
+def the_run() -> LocalRun:
+    """The one that was started last."""
+    return find_runs(places())[-1]
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[LocalRun]:
+    """Two nodes and a rank on each; the driver's loop is blocked."""
+    with standing_run("blocked", "--local-nodes", "2", "--fake-gpus", "1"):
+        yield the_run()
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs a command; exit code, stdout and stderr."""
+
+    def command(*words: str) -> tuple[int, str, str]:
+        code = main(["--run-dir", str(places()[0]), *words])
+        return code, *capsys.readouterr()
+
+    return command
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def daemon_of(run: LocalRun, node: int) -> int:
+    with connect(str(run.sockets[node])) as sock:
+        return peer_of(sock)[0]
+
+
+def test_ps_shows_who_runs_what_where(run: LocalRun, said: Any) -> None:
+    code, out, _ = said("ps")
+    assert code == 0
+    line = next(line for line in out.splitlines() if line.startswith(run.run))
+    assert re.search(r"2 +rollout:0-1 +\S*rlinf-logs\S+ +\S*standing_runs.py blocked \(pid \d+\)", line)
+    (facts,) = [json.loads(line) for line in said("ps", "--json")[1].splitlines() if run.run in line]
+    assert facts["alive"]
+    assert facts["nodes"] == ["local0", "local1"]
+
+
+def test_status_is_there_at_once_while_the_drivers_loop_is_blocked_and_a_rank_is_stopped(
+    run: LocalRun, said: Any
+) -> None:
+    report = json.loads(said("status", run.run, "--json")[1])
+    ranks = {process["name"]: process for process in report["processes"]}
+    assert sorted(ranks) == ["driver", "rollout:0", "rollout:1"], "the operator is none of them"
+    assert ranks["rollout:1"]["devices"] == ["0"]
+    assert ranks["rollout:1"]["memory"] > 1 << 20
+    began = time.monotonic()
+    with stopped(ranks["rollout:0"]["pid"]):
+        code, out, _ = said("status", run.run[:6])
+    assert time.monotonic() - began < 3
+    assert code == 0
+    assert re.search(r"rollout:0 +local0 .* (\d+\.\d|\d+) s +stopped \(T\), stand\(\)", out)
+    assert re.search(r"rollout:1 +local1 .* s +stand\(\)", out)
+    assert re.search(r"obs +local0 +1 +\d+ B +of 4 +driver", out)
+    assert re.search(r"1 +local1 +ready +\d+ +1 +0 fake", out)
+
+
+def test_a_daemon_that_is_stopped_is_named_and_the_others_are_asked(run: LocalRun, said: Any) -> None:
+    with stopped(daemon_of(run, 0)):
+        code, out, _ = said("status", run.run, "--timeout", "1")
+    assert code == 0
+    assert re.search(r"0 +local0 +the daemon of node 0 of run \w+ did not answer within 0\.\d s", out)
+    assert "rollout:1" in out
+    with stopped(daemon_of(run, 0)), stopped(daemon_of(run, 1)):
+        code, out, err = said("status", run.run, "--timeout", "1")
+    assert (code, out) == (3, "")
+    assert "node 0" in err
+    assert "node 1" in err
+
+
+def test_logs_are_the_ranks_own_lines_without_their_escape_sequences(run: LocalRun, said: Any) -> None:
+    code, out, _ = said("logs", "--run", run.run, "rollout:1")
+    assert code == 0
+    assert out.splitlines()[1:] == ["rank 1", *out.splitlines()[2:3], "trouble"]
+    assert re.fullmatch(r"==> \S+/rollout/rank_1.out <==", out.splitlines()[0])
+    lines = [json.loads(line) for line in said("logs", "--run", run.run, "rollout", "--json")[1].splitlines()]
+    assert [(line["rank"], line["stream"]) for line in lines] == [
+        (rank, stream) for rank in (0, 1) for stream in ("stdout", "stderr")
+    ]
+
+
+@pytest.mark.parametrize("command", ["logs", "kill", "stack"])
+@pytest.mark.parametrize(("words", "missing"), [("critic", "'critic'"), ("rollout:7", "rank 7")])
+def test_ranks_that_are_not_there_are_an_error(
+    run: LocalRun, said: Any, command: str, words: str, missing: str
+) -> None:
+    code, out, err = said(command, "--run", run.run, words)
+    assert (code, out) == (3, "")
+    assert missing in err
+
+
+@pytest.mark.parametrize("words", [[], ["walk"], ["logs"], ["stack"], ["status", "--timeout", "0"], ["kill", "--all"]])
+def test_wrong_usage_has_an_exit_code_of_its_own(said: Any, words: list[str]) -> None:
+    code, out, err = said(*words)
+    assert (code, out) == (2, "")
+    assert "usage: rlinf-ctl" in err
+
+
+def test_a_run_that_does_not_exist_has_an_exit_code_of_its_own(run: LocalRun, said: Any) -> None:
+    code, out, err = said("down", "ffffffff")
+    assert (code, out) == (3, "")
+    assert f"{run.run}  alive" in err
+
+
+def test_check_and_sweep_are_the_launchers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "nothex"]) == 2
+    assert "rlinf-launch: --sweep: 'nothex' is not a run's id" in capsys.readouterr().err
+    assert main(["--json", "check", "--hosts", "localhost:x"]) == 2
+    assert "rlinf-launch" in capsys.readouterr().err
+
+
+def test_a_rank_is_killed_and_the_run_ended_by_its_launcher(said: Any) -> None:
+    with standing_run("waits") as launcher:
+        run = the_run()
+        words = ["--run-dir", str(places()[0]), "logs", "-f", "--run", run.run, "rollout"]
+        argv = [sys.executable, "-c", CONTROL, *words]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as follower:
+            assert await_line(follower, "==>").endswith("/rollout/rank_0.out <==\n")
+            code, told, _ = said("kill", "--run", run.run, "rollout:1")
+            assert code == 0
+            assert re.fullmatch(r"rollout:1 \(pid \d+ on localhost\): killed\n", told)
+            assert "rank 1 of group 'rollout'" in (line := await_line(launcher, "died"))
+            assert "was killed by an operator (rlinf-ctl kill)" in line
+            code, told, _ = said("kill", "--run", run.run, "rollout:1", "--json")
+            assert (code, json.loads(told)["trouble"]) == (1, "it has ended already")
+            assert said("down", run.run)[:2] == (0, f"run {run.run} has ended, by its launcher\n")
+            assert launcher.wait(10) == 130
+            assert await_line(follower, "rank 1")
+            assert follower.wait(10) == 0
+    assert run.run not in {left.run for left in find_runs(places())}
+
+
+async def test_a_cluster_that_has_started_its_nodes_by_itself_is_ended_by_them(capsys: Any) -> None:
+    async with Cluster() as cluster:
+        group = Standing.create_group().launch(cluster, NodePlacementStrategy([0]), name="rollout")
+        await group.speak()
+        before = (await cluster.status())["endpoints"]
+        standing = group.stand()
+        words = ["--run-dir", str(places()[0]), "--run", cluster.run_id]
+        assert await asyncio.to_thread(main, [*words, "status"]) == 0
+        assert (await cluster.status())["endpoints"] == before, "the operator has left, and nothing has ended"
+        assert await asyncio.to_thread(main, [*words, "down"]) == 0
+        assert f"run {cluster.run_id} has ended\n" in capsys.readouterr().out
+        with pytest.raises(NodeLost):
+            await standing
