@@ -11,7 +11,7 @@ READY := .venv/.ready
 JOBS ?= 3
 SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test lint orphans histories faults fuzz stress training bench clean
+.PHONY: run test lint orphans histories faults fuzz museum stress training bench clean
 
 run: $(READY)
 	$(BIN)/rlinf-launch examples/embodiment/train_embodied_agent.py $(ARGS)
@@ -19,7 +19,7 @@ run: $(READY)
 # Hundreds of processes that the tests start would each compile the package where the environment forbids to keep it.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: lint
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not orphans and not histories and not training and not stress and not faults and not fuzz" $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not orphans and not histories and not training and not stress and not faults and not fuzz and not museum" $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -39,6 +39,10 @@ faults: $(READY)
 # hundredth as many over each link between processes.
 fuzz: $(READY)
 	$(BIN)/python -m pytest -n $(JOBS) -m fuzz -rP tests/weights/fuzz $(ARGS)
+
+# Programs that stand still, each for a reason of its own, and what `rlinf-ctl stuck` says of them; healthy ones as well.
+museum: $(READY)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -rP tests/museum $(ARGS)
 
 # Half a minute of weights sent without a pause, by every scheme, while four readers look at every value; and receivers
 # that end or stop while large weights are on their way; and two thousand simulated programs of whoever comes and goes.

@@ -1,0 +1,309 @@
+"""A museum of hangs: programs that stand still, and what ``rlinf-ctl stuck`` says of each five seconds later.
+
+Each exhibit lies beside this file, prints ``still`` when its progress has ended, and marks the lines that take part by
+comments.  Of those the table says who has to be named there, and with which words; then who should have acted.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests._support.inspected_runs import InspectedRun
+
+pytestmark = pytest.mark.shared_cluster
+
+MUSEUM = Path(__file__).parent
+AT_ONCE = 3
+PAUSE_S = 5.0
+START_TIMEOUT_S = 180
+"""For several that start side by side on a machine that has other work too."""
+
+SHORT = {"calls_in_a_circle", "no_more_producers", "straggler"}
+"""Those that are asked in every suite; the others in ``make museum``."""
+
+
+def rank(group: str, ranks: str) -> str:
+    """Pattern of one rank, or of several as they are folded."""
+    ranks = re.escape(ranks)
+    return rf"(\b{group}:{ranks}(?![\d,-])|\branks? {ranks} of '?{group}\b)"
+
+
+DRIVER = r"\bdriver\b"
+
+
+@dataclass(frozen=True)
+class Side:
+    """A participant: one line of the answer has all of it.
+
+    Attributes:
+        who: pattern of its name.
+        at: the comment behind its line of the program; empty where nobody can know the line.
+        doing: pattern of what it does there, or waits for.
+    """
+
+    who: str
+    at: str
+    doing: str
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """A hang, and what has to be said of it.
+
+    Attributes:
+        verdict: pattern of the verdict's kind.
+        code: exit code of ``rlinf-ctl stuck``.
+        sides: who takes part.
+        blame: pattern of who should have acted, or of what; in one line.
+    """
+
+    verdict: str
+    code: int
+    sides: tuple[Side, ...]
+    blame: str
+
+
+EXHIBITS = {
+    "silent_server": Exhibit(
+        "straggler",
+        0,
+        (
+            Side(rank("reward", "1"), "waits for the server", "recv|socket|read"),
+            Side(DRIVER, "the driver waits", r"reward\.score\b"),
+        ),
+        r"127\.0\.0\.1:\d+",
+    ),
+    "unpublished_version": Exhibit(
+        "nobody left",
+        1,
+        (
+            Side(rank("rollout", "0-1"), "waits for the version", "version 4 of 'policy'"),
+            Side(DRIVER, "the driver waits", r"rollout\.rollout\b"),
+        ),
+        "trainer.*publish|publish.*trainer",
+    ),
+    "self_waiting_teardown": Exhibit(
+        "deadlock",
+        1,
+        (
+            Side(rank("learner", "0"), "the teardown waits for its own task", "task|gather"),
+            Side(DRIVER, "the driver waits", r"learner\.run\b"),
+        ),
+        "itself|each other|circle|cycle",
+    ),
+    "straggler": Exhibit(
+        "straggler",
+        0,
+        (
+            Side(rank("actor", "2"), "computes for long", "step"),
+            Side(DRIVER, "the driver waits", r"actor\.step\b"),
+        ),
+        rf"{rank('actor', '0-1,3')}|ranks 0-1,3|3 of 4",
+    ),
+    "parked_permits": Exhibit(
+        "nobody left",
+        1,
+        (
+            Side(rank("rollout", "0"), "waits for a permit", "Semaphore|permit|acquire"),
+            Side(DRIVER, "the driver waits", r"rollout\.generate\b"),
+        ),
+        "(?i)release|semaphore",
+    ),
+    "gather_against_broadcast": Exhibit(
+        "deadlock",
+        1,
+        (
+            Side(rank("actor", "0"), "rank 0 waits", "all_gather"),
+            Side(rank("actor", "1"), "rank 1 waits", "broadcast"),
+            Side(DRIVER, "the driver waits", r"actor\.train\b"),
+        ),
+        "all_gather.*broadcast|broadcast.*all_gather",
+    ),
+    "exit_waits_for_thread": Exhibit(
+        "nobody left",
+        1,
+        (Side(DRIVER, "the thread waits", "metrics"),),
+        "(?i)(main|script).*(end|return|finish|exit)|exit.*thread",
+    ),
+    "missing_root": Exhibit(
+        "nobody left",
+        1,
+        (
+            Side(rank("actor", "1-3"), "waits for the root", "broadcast"),
+            Side(DRIVER, "the driver waits", r"actor\.refresh\b"),
+        ),
+        rf"{rank('actor', '0')}.*(not|never|idle)",
+    ),
+    "dead_environment": Exhibit(
+        "busy",
+        0,
+        (
+            Side(rank("env", "0"), "waits for the simulator", "recv|read|pipe"),
+            Side(DRIVER, "the driver waits", r"env\.rollout\b"),
+        ),
+        r"(?i)(child|process|pid \d+).*(ended|zombie|dead|died|exit)",
+    ),
+    "face_to_face": Exhibit(
+        "deadlock",
+        1,
+        (
+            Side(rank("stage", "0"), "rank 0 waits", r"send\b.*\bstage:1\b|send\b.*rank 1 of"),
+            Side(rank("stage", "1"), "rank 1 waits", r"send\b.*\bstage:0\b|send\b.*rank 0 of"),
+            Side(DRIVER, "the driver waits", r"stage\.exchange\b"),
+        ),
+        r"recv|receive",
+    ),
+    "no_more_producers": Exhibit(
+        "nobody left",
+        1,
+        (
+            Side(rank("learner", "0"), "waits for an episode", r"get\b.*episodes"),
+            Side(DRIVER, "the driver waits", r"learner\.learn\b"),
+        ),
+        r"\benv\b.*(ended|closed|gone)",
+    ),
+    "calls_in_a_circle": Exhibit(
+        "deadlock",
+        1,
+        (
+            Side(rank("actor", "0"), "the actor waits for the critic", r"critic\.value\b"),
+            Side(rank("critic", "0"), "the critic waits for the actor", r"actor\.policy\b"),
+            Side(DRIVER, "the driver waits", r"actor\.step\b"),
+        ),
+        r"policy.*(queue|behind|one at a time|until|after|async def)",
+    ),
+    "stopped_rank": Exhibit(
+        "stopped",
+        1,
+        (
+            Side(rank("rollout", "1"), "", r"stopped.*\bcollect\b|\bcollect\b.*stopped"),
+            Side(DRIVER, "the driver waits", r"rollout\.collect\b"),
+        ),
+        "CONT",
+    ),
+    "blocked_loop": Exhibit(
+        "deadlock|nobody left",
+        1,
+        (
+            Side(DRIVER, "the loop waits for the thread", "join|feeder|thread"),
+            Side(DRIVER, "the thread waits for the loop", "feeder.*(result|future|loop|lock)"),
+            Side(rank("rollout", "0"), "the rank waits for a prompt", r"get\b.*prompts"),
+        ),
+        r"\bloop\b",
+    ),
+    "uneven_batches": Exhibit(
+        "nobody left",
+        1,
+        (
+            Side(rank("actor", "0"), "waits for the other rank", "all_reduce"),
+            Side(DRIVER, "the driver waits", r"actor\.train\b"),
+        ),
+        rf"{rank('actor', '1')}.*(return|answer|finish|idle|has left|not )",
+    ),
+    "another_key": Exhibit(
+        "nobody left",
+        1,
+        (
+            Side(rank("learner", "0"), "waits for an episode", r"get\b.*episodes.*\bkey\b"),
+            Side(DRIVER, "the driver waits", r"learner\.learn\b"),
+        ),
+        r"6 items|(other|another) keys?|env:0",
+    ),
+    "full_channel": Exhibit(
+        "nobody left",
+        1,
+        (Side(DRIVER, "the driver waits for room", r"put\b.*prompts"),),
+        r"nobody gets|no consumer|\bfull\b|4 items|get",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What was seen of an exhibit.
+
+    Attributes:
+        code: exit code of ``rlinf-ctl stuck``.
+        said: what it printed.
+        seconds: it took so long.
+        left: processes of the run that there were after its end.
+    """
+
+    code: int
+    said: str
+    seconds: float
+    left: list[int]
+
+
+def visit(name: str) -> Visit:
+    with InspectedRun(MUSEUM / f"{name}.py") as run:
+        run.wait_for("still", START_TIMEOUT_S)
+        time.sleep(PAUSE_S)
+        begun = time.monotonic()
+        done = run.ask("stuck")
+        seconds = time.monotonic() - begun
+        assert run.process.poll() is None, f"{name} has not come to a standstill:\n{run.output}"
+        return Visit(done.returncode, done.stdout + done.stderr, seconds, run.end())
+
+
+def exhibits() -> list[object]:
+    """The short ones come first, so that what begins before them does not wait for the others."""
+    names = sorted(EXHIBITS, key=lambda name: name not in SHORT)
+    return [pytest.param(name, marks=() if name in SHORT else pytest.mark.museum, id=name) for name in names]
+
+
+@pytest.fixture(scope="module")
+def visits(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Visit]]]:
+    """Of those exhibits whose tests are to run: several at once, because they wait more than they compute."""
+    selected = [item for item in request.session.items if item.path == Path(__file__)]
+    names = [item.callspec.params["name"] for item in selected if hasattr(item, "callspec")]
+    with ThreadPoolExecutor(AT_ONCE) as guides:
+        yield {name: guides.submit(visit, name) for name in names}
+
+
+def misses(exhibit: Exhibit, program: Path, said: str) -> list[str]:
+    """What an answer lacks."""
+    found = [] if re.search(exhibit.verdict, said, re.IGNORECASE) else [f"the verdict {exhibit.verdict!r}"]
+    for side in exhibit.sides:
+        place = re.escape(place_of(program, side.at)) + r"(?!\d)" if side.at else ""
+        if not any(all(re.search(part, line) for part in (side.who, place, side.doing)) for line in said.splitlines()):
+            found.append(f"a line with {side.who!r}, {place!r} and {side.doing!r}")
+    if not re.search(exhibit.blame, said):
+        found.append(f"who should have acted: {exhibit.blame!r}")
+    return found
+
+
+def place_of(program: Path, comment: str) -> str:
+    (number,) = [
+        number for number, line in enumerate(program.read_text().splitlines(), 1) if line.endswith(f"# {comment}")
+    ]
+    return f"{program}:{number}"
+
+
+@pytest.mark.parametrize("name", exhibits())
+def test_stuck_names_who_waits_where_for_what_and_who_should_act(name: str, visits: dict[str, Future[Visit]]) -> None:
+    exhibit, seen = EXHIBITS[name], visits[name].result()
+    print(f"{name}: exit code {seen.code} after {seen.seconds:.1f} s\n{seen.said}")
+    assert misses(exhibit, MUSEUM / f"{name}.py", seen.said) == [], seen.said
+    assert seen.code == exhibit.code
+    assert re.search(r"\b\d+(\.\d+)? s\b", seen.said), f"no age:\n{seen.said}"
+    assert seen.left == []
+
+
+@pytest.mark.museum
+def test_an_actor_that_fits_nowhere_is_an_error_at_once() -> None:
+    program = MUSEUM / "fits_nowhere.py"
+    with InspectedRun(program, flags=("--fake-gpus", "2")) as run:
+        run.wait_for("still", START_TIMEOUT_S)
+        assert run.process.wait(10) == 1
+        assert "ConfigError: Hardware ranks 0-7 exceed available resources" in run.output
+        file, _, line = place_of(program, "fits nowhere").rpartition(":")
+        assert f'File "{file}", line {line}, in main' in run.output
+        assert run.end() == []
