@@ -1,6 +1,6 @@
-"""A run that stands still, for operators to look at: ``python tests/_support/standing_runs.py HOW``.
+"""A run that stands still, for operators to look at: ``python tests/_support/standing_runs.py``.
 
-``HOW`` is ``blocked``: the driver blocks its loop; or ``waits``: it awaits, tells which rank has died, and awaits on.
+Its driver blocks its loop until a line comes; then it awaits, tells which rank has died, and awaits on.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Standing(Worker):
         await asyncio.Event().wait()
 
 
-async def stand(how: str) -> None:
+async def stand() -> None:
     async with Cluster() as cluster:
         placement = NodePlacementStrategy([0, cluster.num_nodes - 1])
         group = Standing.create_group().launch(cluster, placement, name="rollout")
@@ -38,8 +38,7 @@ async def stand(how: str) -> None:
         standing = group.stand()
         await asyncio.sleep(0.1)  # the daemon hears of calls that are open after 2 ms
         print("standing", flush=True)
-        if how == "blocked":
-            sys.stdin.readline()
+        sys.stdin.readline()
         try:
             await standing
         except WorkerDied as died:
@@ -48,9 +47,9 @@ async def stand(how: str) -> None:
 
 
 @contextmanager
-def standing_run(how: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+def standing_run(*words: str) -> Iterator[subprocess.Popen[str]]:
     """The launcher of such a run, once it stands."""
-    command = [sys.executable, "-m", "rlinf_launcher", *words, __file__, how]
+    command = [sys.executable, "-m", "rlinf_launcher", *words, __file__]
     environ = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, env=environ, text=True, **streams) as launcher:
@@ -72,4 +71,4 @@ def await_line(launcher: subprocess.Popen[str], beginning: str) -> str:
 
 
 if __name__ == "__main__":
-    asyncio.run(stand(sys.argv[1]))
+    asyncio.run(stand())

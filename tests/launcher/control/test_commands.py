@@ -19,10 +19,10 @@ import pytest
 from rlinf_launcher.cli.control import main
 from rlinf_launcher.control.run_places import LocalRun, find_runs
 
-from rlinf_async import Cluster, NodePlacementStrategy
+from rlinf_async import Channel, Cluster
 from rlinf_async._wire.local_socket import connect, peer_of
 from rlinf_async.errors import NodeLost
-from tests._support.standing_runs import Standing, await_line, standing_run
+from tests._support.standing_runs import await_line, standing_run
 
 pytestmark = pytest.mark.shared_cluster
 
@@ -33,16 +33,16 @@ def places() -> list[Path]:
     return [Path(os.environ["XDG_RUNTIME_DIR"])]
 
 
-def the_run() -> LocalRun:
-    """The one that was started last."""
-    return find_runs(places())[-1]
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[subprocess.Popen[str]]:
+    """Of a run with two nodes and a rank on each; the driver's loop is blocked."""
+    with standing_run("--local-nodes", "2", "--fake-gpus", "1") as launcher:
+        yield launcher
 
 
 @pytest.fixture(scope="module")
-def run() -> Iterator[LocalRun]:
-    """Two nodes and a rank on each; the driver's loop is blocked."""
-    with standing_run("blocked", "--local-nodes", "2", "--fake-gpus", "1"):
-        yield the_run()
+def run(launcher: subprocess.Popen[str]) -> LocalRun:
+    return find_runs(places())[-1]
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_ps_shows_who_runs_what_where(run: LocalRun, said: Any) -> None:
     code, out, _ = said("ps")
     assert code == 0
     line = next(line for line in out.splitlines() if line.startswith(run.run))
-    assert re.search(r"2 +rollout:0-1 +\S*rlinf-logs\S+ +\S*standing_runs.py blocked \(pid \d+\)", line)
+    assert re.search(r"2 +rollout:0-1 +\S*rlinf-logs\S+ +\S*standing_runs.py \(pid \d+\)", line)
     (facts,) = [json.loads(line) for line in said("ps", "--json")[1].splitlines() if run.run in line]
     assert facts["alive"]
     assert facts["nodes"] == ["local0", "local1"]
@@ -153,37 +153,39 @@ def test_check_and_sweep_are_the_launchers(capsys: pytest.CaptureFixture[str]) -
     assert "rlinf-launch" in capsys.readouterr().err
 
 
-def test_a_rank_is_killed_and_the_run_ended_by_its_launcher(said: Any) -> None:
-    with standing_run("waits") as launcher:
-        run = the_run()
-        words = ["--run-dir", str(places()[0]), "logs", "-f", "--run", run.run, "rollout"]
-        argv = [sys.executable, "-c", CONTROL, *words]
-        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as follower:
-            assert await_line(follower, "==>").endswith("/rollout/rank_0.out <==\n")
-            code, told, _ = said("kill", "--run", run.run, "rollout:1")
-            assert code == 0
-            assert re.fullmatch(r"rollout:1 \(pid \d+ on localhost\): killed\n", told)
-            assert "rank 1 of group 'rollout'" in (line := await_line(launcher, "died"))
-            assert "was killed by an operator (rlinf-ctl kill)" in line
-            code, told, _ = said("kill", "--run", run.run, "rollout:1", "--json")
-            assert (code, json.loads(told)["trouble"]) == (1, "it has ended already")
-            assert said("down", run.run)[:2] == (0, f"run {run.run} has ended, by its launcher\n")
-            assert launcher.wait(10) == 130
-            assert await_line(follower, "rank 1")
-            assert follower.wait(10) == 0
-    assert run.run not in {left.run for left in find_runs(places())}
-
-
 async def test_a_cluster_that_has_started_its_nodes_by_itself_is_ended_by_them(capsys: Any) -> None:
     async with Cluster() as cluster:
-        group = Standing.create_group().launch(cluster, NodePlacementStrategy([0]), name="rollout")
-        await group.speak()
+        channel = Channel.create("obs")
+        getting = channel.get()
         before = (await cluster.status())["endpoints"]
-        standing = group.stand()
         words = ["--run-dir", str(places()[0]), "--run", cluster.run_id]
         assert await asyncio.to_thread(main, [*words, "status"]) == 0
         assert (await cluster.status())["endpoints"] == before, "the operator has left, and nothing has ended"
         assert await asyncio.to_thread(main, [*words, "down"]) == 0
         assert f"run {cluster.run_id} has ended\n" in capsys.readouterr().out
         with pytest.raises(NodeLost):
-            await standing
+            await getting
+
+
+def test_ranks_are_killed_and_the_run_is_ended_by_its_launcher(
+    launcher: subprocess.Popen[str], run: LocalRun, said: Any
+) -> None:
+    """The last one: it ends what the others look at."""
+    assert launcher.stdin is not None
+    words = ["--run-dir", str(places()[0]), "logs", "-f", "--run", run.run, "rollout"]
+    with subprocess.Popen([sys.executable, "-c", CONTROL, *words], stdout=subprocess.PIPE, text=True) as follower:
+        assert await_line(follower, "==>").endswith("/rollout/rank_0.out <==\n")
+        code, told, _ = said("kill", "--run", run.run, "rollout:1")
+        assert code == 0
+        assert re.fullmatch(r"rollout:1 \(pid \d+ on local1\): killed\n", told)
+        launcher.stdin.write("\n")
+        launcher.stdin.flush()
+        assert "rank 1 of group 'rollout'" in (line := await_line(launcher, "died"))
+        assert "was killed by an operator (rlinf-ctl kill)" in line
+        code, told, _ = said("kill", "--run", run.run, "rollout:1", "--json")
+        assert (code, json.loads(told)["trouble"]) == (1, "it has ended already")
+        assert said("down", run.run)[:2] == (0, f"run {run.run} has ended, by its launcher\n")
+        assert launcher.wait(10) == 130
+        assert await_line(follower, "rank 1")
+        assert follower.wait(10) == 0
+    assert run.run not in {left.run for left in find_runs(places())}
