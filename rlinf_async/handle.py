@@ -14,6 +14,7 @@ from rlinf_async._core.frames import Status
 from rlinf_async._core.payload import Body, pack_body
 from rlinf_async._core.pending_calls import Tally, TallyStep
 from rlinf_async._core.root_cause import fold_ranks
+from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._waits import slow_waits
 from rlinf_async._waits.unobserved_errors import UnobservedError
 from rlinf_async.errors import ClosedError
@@ -99,6 +100,13 @@ class Handle(Work[list[Any]]):
 
     def _far_side(self) -> slow_waits.FarSide | None:
         return self._callee.far_side(self._tally.unanswered())
+
+    def _needs(self) -> slow_waits.Needs:
+        return self._answers_of(self._tally.unanswered()), True
+
+    def _answers_of(self, slots: Sequence[int]) -> list[Target]:
+        """The answers of these slots, as what a wait needs; none before it has a number."""
+        return [Target(TargetKind.CALL, self._callee.targets[slot], self._call) for slot in slots if self._call]
 
     def _user_loop(self) -> asyncio.AbstractEventLoop | None:
         return self._callee.client.user_loop
@@ -400,7 +408,7 @@ class Handle(Work[list[Any]]):
         while True:
             with self._lock:
                 if seen >= len(self._order) and not self._done and self._tick is None:
-                    self._tick = Part(self)
+                    self._tick = _NextAnswer(self)
                     self._views.append(self._tick)
                 tick = self._tick
             if seen >= len(self._order) and tick is not None:
@@ -520,12 +528,22 @@ class _OfRank(Part[Any]):
         self._handle = handle
         self._slot = slot
 
+    def _needs(self) -> slow_waits.Needs:
+        return self._handle._answers_of([self._slot]), True
+
     def _result(self) -> Any:
         if self._error is None:
             self._handle._left()
         else:
             self._error = self._handle._error_of_part(self._slot, self._error)
         return super()._result()
+
+
+class _NextAnswer(Part[None]):
+    """Done when another rank has answered, whichever."""
+
+    def _needs(self) -> slow_waits.Needs:
+        return super()._needs()[0], False
 
 
 def _only(times: list[dict[str, float]], tag: str) -> list[float]:

@@ -15,6 +15,7 @@ from rlinf_async._core.frames import Status
 from rlinf_async._core.payload import Body
 from rlinf_async._core.pending_calls import Tally, TallyStep
 from rlinf_async._core.root_cause import fold_ranks
+from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._waits import slow_waits
 from rlinf_async._waits.unobserved_errors import cause_of
 from rlinf_async.errors import DeadlineExceeded
@@ -252,6 +253,11 @@ class _NextItem(Work[None]):
 
     def _far_side(self) -> slow_waits.FarSide | None:
         return self._stream._callee.far_side(self._stream._unanswered())
+
+    def _needs(self) -> slow_waits.Needs:
+        stream = self._stream
+        targets = [stream._callee.targets[slot] for slot in stream._unanswered() if stream._call]
+        return [Target(TargetKind.CALL, target, stream._call) for target in targets], False
 
 
 class _Items(AsyncIterator[tuple[int, Any]]):

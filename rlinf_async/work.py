@@ -7,11 +7,12 @@ import logging
 import threading
 from asyncio import _get_running_loop as running_loop  # None where there is none, and no exception
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
 from rlinf_async._core import process
+from rlinf_async._inspection.state.run_report import Target
 from rlinf_async._waits import loop_watch, slow_waits, unobserved_errors
 from rlinf_async._waits.thread_gate import Gate, may_wait, new_gate
 from rlinf_async.errors import DeadlineExceeded, ForkedProcessError, UnobservedFailure
@@ -69,6 +70,10 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         """Asks daemons what those do who have to do something, in words; only for a word about a long wait."""
         return None
 
+    def _needs(self) -> slow_waits.Needs:
+        """Who has to act for it to end, for reports of the run; nobody where that is not known."""
+        return [], True
+
     def _user_loop(self) -> asyncio.AbstractEventLoop | None:
         """The loop of the user's that has to turn for this to end; None where the framework runs what ends it."""
         return self._loop
@@ -121,6 +126,10 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     def _remaining(self) -> float | None:
         """Seconds to its deadline, not below 0; None without."""
         return None if self._timeout is None else max(0.0, self._since + self._timeout - monotonic())
+
+    def _time_left(self) -> float | None:
+        """Seconds until it ends even if nobody acts; None where it does not."""
+        return self._remaining()
 
     def _expire(self) -> None:
         """The deadline has passed while somebody waits: ends it with an error, now or once that error is explained."""
@@ -327,10 +336,11 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         An error of this work, or of the function, is the new work's error.
         """
         self._check_process()
-        following: Work[Any] = Work()
+        following = _Following(self)
         following._loop = self._user_loop()
 
         def follow() -> None:
+            following.first = None  # its result is not kept for as long as this one
             try:
                 self._result()
                 value = function(*args, **kwargs)
@@ -431,6 +441,22 @@ def _wakeups_of(loop: asyncio.AbstractEventLoop) -> _Wakeups:
     return wakeups
 
 
+class _Following(Work[Any]):
+    """What ``then`` returns.
+
+    Attributes:
+        first: the work that has to end before; None once it has.
+    """
+
+    def __init__(self, first: Work[Any]) -> None:
+        super().__init__()
+        self.first: Work[Any] | None = first
+
+    def _needs(self) -> slow_waits.Needs:
+        first = self.first
+        return ([], True) if first is None else first._needs()
+
+
 class Part(Work[T]):
     """A piece, or another view, of an operation: whoever is the last to wait for it gives the operation up."""
 
@@ -455,6 +481,9 @@ class Part(Work[T]):
     def _far_side(self) -> slow_waits.FarSide | None:
         return self._whole._far_side()
 
+    def _needs(self) -> slow_waits.Needs:
+        return self._whole._needs()
+
     def _left(self) -> None:
         self._whole._left()
 
@@ -470,6 +499,15 @@ class _Waiting:
 
     def __await__(self) -> Generator[Any, Any, None]:
         return self._work._waiting(abandon=False)
+
+
+def needs_of(works: Iterable[Work[Any]]) -> slow_waits.Needs:
+    """What a wait for the ends of all these works needs."""
+    found = [work._needs() for work in works]
+    # That one of several is enough for a part cannot be said of it alone: then it is said of the whole.
+    every = all(every or len(targets) == 1 for targets, every in found)
+    targets: dict[Target, None] = dict.fromkeys(target for targets, _ in found for target in targets)
+    return list(targets), every
 
 
 def blocking(work: Work[T]) -> Any:

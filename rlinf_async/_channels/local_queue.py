@@ -25,6 +25,7 @@ _ME: Final = 1
 class LocalQueue:
     """Queue of a local channel: carries out requests in the caller's thread, and hands items over as they are."""
 
+    channel = 0
     has_told_of_loss = False
 
     def __init__(self, token: str, name: str, maxsize: int, max_bytes: int) -> None:

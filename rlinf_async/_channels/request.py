@@ -13,6 +13,7 @@ from rlinf_async._channels.queue_errors import QueueEnd
 from rlinf_async._core import frames
 from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.segment import close_fds
+from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._waits import slow_waits
 from rlinf_async.errors import ClosedError, EndOfChannel
 from rlinf_async.work import Work
@@ -26,9 +27,13 @@ class Destination(Protocol):
     """A queue to which requests go: in this process, or in a daemon.
 
     Attributes:
+        name: of the channel.
+        channel: its number; 0 where only this process has it.
         has_told_of_loss: a put that nobody awaits was refused because the channel is closed, and the log says so.
     """
 
+    name: str
+    channel: int
     has_told_of_loss: bool
 
     @property
@@ -95,6 +100,14 @@ class QueueRequest(Work[T]):
         if self.destination is not None:
             return self.destination.far_side(self)
         return None if self.opening is None else self.opening._far_side()
+
+    def _needs(self) -> slow_waits.Needs:
+        destination = self.destination
+        if destination is None:
+            return ([], True) if self.opening is None else self.opening._needs()
+        if not destination.channel:
+            return [Target(TargetKind.LOCAL, name=f"channel '{destination.name}'")], False
+        return [Target(TargetKind.QUEUE, number=destination.channel, name=destination.name)], False
 
     def _user_loop(self) -> asyncio.AbstractEventLoop | None:
         return self._loop if self.destination is None else self.destination.user_loop
@@ -359,6 +372,9 @@ class Question(QueueRequest[Any]):
         self.items: list[tuple[int, Callable[[], Any]]] = []
         """Of a peek, so far: an item's weight, and a function that decodes it."""
         self._show: Callable[[Any], Any] | None = show
+
+    def _needs(self) -> slow_waits.Needs:
+        return [Target(TargetKind.DAEMON, name=self._describe())], True
 
     def refuse(self, end: QueueEnd) -> None:
         if isinstance(end.get, EndOfChannel):

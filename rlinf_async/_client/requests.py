@@ -10,8 +10,11 @@ from typing import Any, Final, Generic
 
 from rlinf_async import errors
 from rlinf_async._client import far_side
+from rlinf_async._core import frames
 from rlinf_async._core.error_copy import copy_of
-from rlinf_async._core.operations import Answer, Operation
+from rlinf_async._core.operations import Answer, FindChannel, FindGroup, LockDevices, Operation
+from rlinf_async._inspection.state.run_report import Target, TargetKind
+from rlinf_async._waits import slow_waits
 from rlinf_async.work import Work
 
 OWN_NODE: Final = -1
@@ -45,6 +48,14 @@ class Request(Work[Answer], Generic[Answer]):
 
     def _far_side(self) -> Work[str]:
         return far_side.request(self._client, self.operation, self.number, self.node)
+
+    def _needs(self) -> slow_waits.Needs:
+        operation = self.operation
+        if isinstance(operation, LockDevices):
+            return [Target(TargetKind.LOCK, name=f"devices {', '.join(map(str, operation.devices))}")], True
+        if isinstance(operation, FindGroup | FindChannel):
+            return [Target(TargetKind.NAME, name=operation.name)], True
+        return [Target(TargetKind.DAEMON, frames.endpoint(self.node, 0), name=type(operation).__name__)], True
 
 
 class Requests:

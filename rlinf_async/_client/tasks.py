@@ -8,10 +8,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from rlinf_async._client import far_side
-from rlinf_async._waits.slow_waits import work_on
-from rlinf_async._waits.user_code import futures_of
+from rlinf_async._inspection.state.run_report import Target, TargetKind
+from rlinf_async._waits import slow_waits, user_code
 from rlinf_async.errors import ClosedError, ForkedProcessError
-from rlinf_async.work import Work
+from rlinf_async.work import Work, needs_of
 
 OnLoop = Callable[[Callable[[], None]], None]
 
@@ -33,10 +33,20 @@ class Task(Work[Any]):
         return self._what
 
     def _far_side(self) -> Work[str] | None:
-        if self._task is None:
-            return None
-        works = (work_on(future) for future in futures_of(self._task))
-        return far_side.through([work for work in works if work is not None])
+        return None if self._task is None else far_side.through(self._awaited())
+
+    def _needs(self) -> slow_waits.Needs:
+        """What the coroutine awaits; where that is nothing of others', the framework works on it."""
+        targets, every = needs_of(self._awaited())
+        return (targets, every) if targets else ([Target(TargetKind.DAEMON, name=self._what)], True)
+
+    def _time_left(self) -> float | None:
+        left = (super()._time_left(), None if self._task is None else user_code.time_left(self._task))
+        return min((seconds for seconds in left if seconds is not None), default=None)
+
+    def _awaited(self) -> list[Work[Any]]:
+        futures = () if self._task is None else user_code.futures_of(self._task)
+        return [work for future in futures if (work := slow_waits.work_on(future)) is not None]
 
     def follow(self, task: asyncio.Task[Any]) -> None:
         """The coroutine runs as this task."""

@@ -11,7 +11,7 @@ from rlinf_async._core.failures import add_note
 from rlinf_async._core.root_cause import summary_of
 from rlinf_async._waits import slow_waits
 from rlinf_async.errors import ClosedError
-from rlinf_async.work import Work, blocking
+from rlinf_async.work import Work, blocking, needs_of
 
 
 def wait_all(*works: Work[Any]) -> Any:
@@ -72,6 +72,9 @@ class _All(Work[list[Any]]):
 
     def _far_side(self) -> slow_waits.FarSide | None:
         return next((asked for work in self._unfinished() if (asked := work._far_side()) is not None), None)
+
+    def _needs(self) -> slow_waits.Needs:
+        return needs_of(self._unfinished())
 
     def _user_loop(self) -> asyncio.AbstractEventLoop | None:
         return next((loop for work in self._unfinished() if (loop := work._user_loop()) is not None), None)

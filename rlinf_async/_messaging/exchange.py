@@ -12,6 +12,7 @@ from typing import Any, Final
 from rlinf_async._client import emulated_links, far_side
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core.error_copy import copy_of
+from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._messaging.collective_options import CollectiveGroupOptions
 from rlinf_async._messaging.device_content import DevicePayload, encode_on
 from rlinf_async._messaging.group_rosters import Roster
@@ -25,6 +26,7 @@ from rlinf_async._messaging.state.message_facts import OBJECT, PAIR, POINT_TO_PO
 from rlinf_async._trace import recorder
 from rlinf_async._transports.gpu_link_choice import MIN_GPU_LINK_BYTES
 from rlinf_async._transports.memory import Place
+from rlinf_async._waits import slow_waits
 from rlinf_async.address import WorkerInfo
 from rlinf_async.work import Work
 
@@ -373,6 +375,9 @@ class _Finding(Work[int]):
 
     def _far_side(self) -> Work[str]:
         return far_side.name(self._client, self._group)
+
+    def _needs(self) -> slow_waits.Needs:
+        return [Target(TargetKind.NAME, name=self._group)], True
 
 
 class _TakeObject:

@@ -6,11 +6,13 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from rlinf_async._client import far_side, registry
+from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._messaging.message_content import Content, Payload
 from rlinf_async._messaging.participants import Member
 from rlinf_async._messaging.peer import Peer
 from rlinf_async._messaging.state.matching import Message
 from rlinf_async._transports.memory import Place
+from rlinf_async._waits import slow_waits
 from rlinf_async.errors import ClosedError
 from rlinf_async.work import Work
 
@@ -52,8 +54,15 @@ class Operation(Work[T]):
             return None
         if self.missing is not None:
             return far_side.name(client, self.missing.group)
-        peers = (self.peer,) if isinstance(self.peer, Peer) else self.others
-        return far_side.workers(client, {peer.endpoint: (peer.group, peer.rank) for peer in peers})
+        return far_side.workers(client, {peer.endpoint: (peer.group, peer.rank) for peer in self._known_peers()})
+
+    def _needs(self) -> slow_waits.Needs:
+        if (missing := self.missing) is not None:
+            return [Target(TargetKind.NAME, name=missing.group)], True
+        return [Target(TargetKind.MESSAGE, peer.endpoint) for peer in self._known_peers()], True
+
+    def _known_peers(self) -> Sequence[Peer]:
+        return (self.peer,) if isinstance(self.peer, Peer) else self.others
 
     # -- deadlines ----------------------------------------------------------------------------------------------
 

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from rlinf_async.work import Work
+from rlinf_async._waits import slow_waits
+from rlinf_async.work import Work, needs_of
 
 
 class AsyncRouteWork(Work[Any]):
@@ -26,6 +27,9 @@ class AsyncRouteWork(Work[Any]):
 
     def _describe(self) -> str:
         return self._what
+
+    def _needs(self) -> slow_waits.Needs:
+        return needs_of(part for part in list(self._parts) if not part.done())
 
     def begin(self, parts: Sequence[Work[Any]], finalize: Callable[[list[Any]], Any] | None = None) -> None:
         """These are its parts.

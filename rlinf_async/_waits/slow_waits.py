@@ -17,12 +17,13 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from rlinf_async import settings
 from rlinf_async._core.wait_table import FOREVER, WaitTable
+from rlinf_async._inspection.state.run_report import Target
 from rlinf_async._waits import loop_watch, unobserved_errors
 from rlinf_async._waits.thread_gate import Gate
 from rlinf_async._waits.user_code import Waiter, waiter_for, waiter_in_thread
@@ -37,6 +38,10 @@ _MARK_SLACK_FRACTION: Final = 0.02
 """Part of the first mark by which words come later, so that what began to wait soon after another is told with it."""
 
 
+Needs = tuple[list[Target], bool]
+"""Who has to act for a wait to end, and whether all of them have to, or one is enough."""
+
+
 class Waitable(Protocol):
     """What is waited for: a ``Work``."""
 
@@ -49,6 +54,10 @@ class Waitable(Protocol):
     def _whom(self) -> str: ...
 
     def _far_side(self) -> FarSide | None: ...
+
+    def _needs(self) -> Needs: ...
+
+    def _time_left(self) -> float | None: ...
 
     def _user_loop(self) -> asyncio.AbstractEventLoop | None: ...
 
@@ -96,6 +105,39 @@ def snapshot() -> list[Wait]:
     return sorted(found, key=lambda wait: wait.since)
 
 
+@dataclass(frozen=True)
+class Row:
+    """A row of the tables as it is.
+
+    Attributes:
+        until: when the wait itself gives up, by the monotonic clock; ``FOREVER`` if it does not.
+    """
+
+    work: Waitable
+    since: float
+    until: float = FOREVER
+
+
+def row_of(future: asyncio.Future[Any]) -> Row | None:
+    """The row of the task that awaits a future; None where that is no wait of the tables.  From any thread."""
+    found = next((row for loop in _all_loops() if (row := loop.rows.get(future)) is not None), None)
+    return None if found is None else Row(*found)
+
+
+def rows_of_threads() -> dict[int, Row]:
+    """The rows of threads, by their ids; one that waits inside of another wait has the innermost one."""
+    found: dict[int, Row] = {}
+    for key, (work, since) in list(_threads.rows.copy().items()):
+        ident: int = key[0]  # type: ignore[index]
+        found[ident] = Row(work, since, _until.get(key, FOREVER))
+    return found
+
+
+def loops() -> list[tuple[asyncio.AbstractEventLoop, int]]:
+    """The loops on which anything has been waited for, with the thread in which that was."""
+    return [(waits.loop, waits.thread) for waits in _all_loops()]
+
+
 def marks() -> list[float]:
     """Seconds after which words are said, ascending."""
     return sorted(
@@ -107,14 +149,17 @@ class LoopWaits:
     """What the tasks of one loop wait for; all calls but ``read`` are made there.
 
     Attributes:
+        loop: whose tasks they are.
+        thread: the id of the one that runs it.
         rows: by the future on which a task waits: the work and since when.
         armed: the timer runs, or need not.
     """
 
-    __slots__ = ("__weakref__", "_loop", "_table", "armed", "rows")
+    __slots__ = ("__weakref__", "_table", "armed", "loop", "rows", "thread")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self.loop = loop
+        self.thread = threading.get_ident()
         self._table = WaitTable()
         self.rows = self._table.rows
         self.armed = False
@@ -127,7 +172,7 @@ class LoopWaits:
     def arm(self) -> None:
         """Something waits, and the timer does not run."""
         self.armed = True
-        self._loop.call_later(marks()[0] * (1 + _MARK_SLACK_FRACTION), self._look)
+        self.loop.call_later(marks()[0] * (1 + _MARK_SLACK_FRACTION), self._look)
 
     def read(self) -> list[tuple[Any, float, Waiter]]:
         """Each work, since when it is waited for, and who waits."""
@@ -153,7 +198,7 @@ class LoopWaits:
                 # Not later than the first word on what begins right now: until then that need not set the timer.
                 then = min(self._table.next_due(times), now + times[0])
                 self.armed = True
-                self._loop.call_later(max(0.0, then - time.monotonic()) + times[0] * _MARK_SLACK_FRACTION, self._look)
+                self.loop.call_later(max(0.0, then - time.monotonic()) + times[0] * _MARK_SLACK_FRACTION, self._look)
 
 
 def wait_on(work: Waitable, gate: Gate, timeout: float | None) -> bool:
@@ -169,6 +214,7 @@ def wait_on(work: Waitable, gate: Gate, timeout: float | None) -> bool:
     key = (ident, gate)
     passed, times = 0, marks()
     try:
+        _until[key] = until
         _threads.rows[key] = (work, since)
         while True:
             word_at = since + times[passed] if passed < len(times) else FOREVER
@@ -187,6 +233,7 @@ def wait_on(work: Waitable, gate: Gate, timeout: float | None) -> bool:
                     say([(work, since, waiter)], now)
     finally:
         _threads.rows.pop(key, None)
+        _until.pop(key, None)
         _threads.learn()
 
 
@@ -240,8 +287,8 @@ def _log(text: str, far_side: str) -> None:
 
 def work_on(future: asyncio.Future[Any]) -> Any:
     """The work whose end a future is for; None where it is for something else."""
-    row = next((loop.rows[future] for loop in _all_loops() if future in loop.rows), None)
-    return None if row is None else row[0]
+    row = row_of(future)
+    return None if row is None else row.work
 
 
 def _all_loops() -> list[LoopWaits]:
@@ -256,6 +303,7 @@ def _forget() -> None:
     global _lock
     _lock = threading.Lock()
     _threads.clear()
+    _until.clear()
     for loop in list(_loops):
         loop.clear()
 
@@ -263,4 +311,6 @@ def _forget() -> None:
 _lock = threading.Lock()
 _loops: weakref.WeakSet[LoopWaits] = weakref.WeakSet()
 _threads = WaitTable()
+_until: dict[Hashable, float] = {}
+"""By the key of a thread's row, when the wait gives up."""
 os.register_at_fork(after_in_child=_forget)

@@ -6,6 +6,7 @@ Nothing is recorded while things run: a stack is looked at when a word about a l
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import sys
@@ -14,7 +15,8 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
+from time import monotonic
+from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType, MethodType
 from typing import Any, Final
 
 _PACKAGE: Final = str(Path(__file__).resolve().parents[1]) + os.sep
@@ -26,6 +28,10 @@ _WRAPPERS: Final = frozenset(
     {"async_generator_asend", "async_generator_athrow", "anext_awaitable", "coroutine_wrapper"}
 )
 """Types of the interpreter that stand between a coroutine and what it awaits, and do not tell what that is."""
+
+_TASKS: Final = str(asyncio.tasks.__file__)
+_TIMERS: Final = {"sleep": "h", "_wait": "timeout_handle", "wait_for": "timeout_handle"}
+"""Of functions of asyncio, the variables with their timers."""
 
 _MAX_AWAITERS: Final = 32
 """Tasks that wait for each other; beyond these none is looked for."""
@@ -59,18 +65,17 @@ def waiter_in_thread(ident: int) -> Waiter:
 
 def waiter_for(future: asyncio.Future[Any]) -> Waiter:
     """The task that waits for a future; where it runs no code of the user's, the task that waits for that one."""
-    first = task = _awaiter(future)
+    first = task = awaiter_of(future)
     internal = False
     for _ in range(_MAX_AWAITERS):
         if task is None or first is None:
             break
-        frames = list(_frames(task.get_coro(), task))
-        users = [frame for frame in frames if _is_users(frame)]
+        users = [frame for frame in frames_of(task) if _is_users(frame)]
         if users:
             return Waiter(f"task {first.get_name()}", _line_of(users[-1]), False)
         # A task that is nothing but an operation, ``gather(work)``, is whose task waits for it.
         internal = internal or not hasattr(task.get_coro(), "_drivers")
-        task = _awaiter(task)
+        task = awaiter_of(task)
     return Waiter("an unknown task" if first is None else f"task {first.get_name()}", None, internal)
 
 
@@ -90,7 +95,7 @@ def futures_of(task: asyncio.Task[Any]) -> Iterator[asyncio.Future[Any]]:
             yield future
 
 
-def _awaiter(future: asyncio.Future[Any] | None) -> asyncio.Task[Any] | None:
+def awaiter_of(future: asyncio.Future[Any] | None) -> asyncio.Task[Any] | None:
     """The task that goes on when a future is done, through ``gather``, ``shield``, ``wait`` and ``TaskGroup``."""
     for _ in range(_MAX_AWAITERS):
         following = None
@@ -100,24 +105,51 @@ def _awaiter(future: asyncio.Future[Any] | None) -> asyncio.Task[Any] | None:
                 return owner
             if isinstance(owner, asyncio.TaskGroup):
                 return getattr(owner, "_parent_task", None)
-            cells = [cell.cell_contents for cell in getattr(callback, "__closure__", None) or () if _is_filled(cell)]
-            following = next((value for value in cells if isinstance(value, asyncio.Future)), following)
+            following = next((value for value in bound_to(callback) if isinstance(value, asyncio.Future)), following)
         if following is None or following is future:
             return None
         future = following
     return None
 
 
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
+def bound_to(callback: Any) -> list[Any]:
+    """The values that a callback brings along: of the variables around its function, or of a partial call."""
+    found = list(getattr(callback, "args", ()))
+    for cell in getattr(callback, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # nothing has been put there yet
+            found.append(cell.cell_contents)
+    return found
 
 
-def _frames(awaitable: Any, task: asyncio.Task[Any]) -> Iterator[FrameType]:
-    """The frames of a suspended coroutine, the outermost first."""
+def frames_of(task: asyncio.Task[Any]) -> Iterator[FrameType]:
+    """The frames of a task that is suspended, the outermost first."""
+    return (frame for _, frame in suspended(task))
+
+
+def time_left(task: asyncio.Task[Any]) -> float | None:
+    """Seconds until a timer ends the await that a suspended task is in; None where there is none."""
+    return min((max(0.0, when - monotonic()) for when in _deadlines_of(task)), default=None)
+
+
+def _deadlines_of(task: asyncio.Task[Any]) -> Iterator[float]:
+    """Of ``sleep``, ``wait``, ``wait_for`` and ``timeout``, by the clock of loops, which is the monotonic one."""
+    for awaitable, frame in suspended(task):
+        if frame.f_code.co_filename == _TASKS and (name := _TIMERS.get(frame.f_code.co_name)):
+            timer: Any = frame.f_locals.get(name)  # None, or a handle of the loop's own kind
+            with contextlib.suppress(AttributeError):
+                yield timer.when()
+        # The interpreter keeps the exit method of an open ``async with`` on the stack of the frame, which has no name.
+        for held in gc.get_referents(awaitable):
+            manager = getattr(held, "__self__", held) if isinstance(held, MethodType | asyncio.Timeout) else None
+            if isinstance(manager, asyncio.Timeout) and (when := manager.when()) is not None:
+                yield when
+
+
+def suspended(task: asyncio.Task[Any]) -> Iterator[tuple[Any, FrameType]]:
+    """The coroutines and generators that a suspended task consists of, with their frames, the outermost first."""
+    awaitable: Any = task.get_coro()
     while awaitable is not None:
+        current = awaitable
         if isinstance(awaitable, CoroutineType):
             frame, awaitable = awaitable.cr_frame, awaitable.cr_await
         elif isinstance(awaitable, GeneratorType):
@@ -127,7 +159,7 @@ def _frames(awaitable: Any, task: asyncio.Task[Any]) -> Iterator[FrameType]:
         else:
             frame, awaitable = None, _wrapped(awaitable, task)
         if frame is not None:
-            yield frame
+            yield current, frame
 
 
 def _wrapped(awaitable: Any, task: asyncio.Task[Any]) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.requests import Request
 from rlinf_async._core import operations
+from rlinf_async._waits import slow_waits
 from rlinf_async.errors import ClosedError, DeadlineExceeded
 from rlinf_async.work import Work, blocking
 
@@ -116,6 +117,9 @@ class Acquisition(Work[None]):
 
     def _far_side(self) -> Work[str] | None:
         return None if self._request is None else self._request._far_side()
+
+    def _needs(self) -> slow_waits.Needs:
+        return ([], True) if self._request is None else self._request._needs()
 
     def undo(self) -> bool:
         """Gives the devices, or the place in the line, back; False if that has been done."""

@@ -69,7 +69,7 @@ class Followers:
         """Ranks that have followed once."""
         self._failures: dict[str, Exception] = {}
         """Not told yet: why a group was not found, by its name; how a rank has ended, by its own."""
-        self._changes = Changes()
+        self._changes = Changes(name)
         self._is_closed = False
         self._forget_introductions = self._exchange.watch_introductions(self._introduced)
         for group in self._sizes:
@@ -179,9 +179,12 @@ class Followers:
             Exception: as ``check``.
         """
         begun = time.monotonic()
-        await self._changes.wait_until(lambda: bool(self._failures) or None not in self._sizes.values(), timeout)
+        what = f"followers of '{self._name}'"
+        await self._changes.wait_until(
+            lambda: bool(self._failures) or None not in self._sizes.values(), timeout, f"the groups of {what}"
+        )
         patience = self._patience if timeout is None else max(0.0, timeout - (time.monotonic() - begun))
-        await self._changes.wait_until(lambda: bool(self._failures) or not self._missing(), patience)
+        await self._changes.wait_until(lambda: bool(self._failures) or not self._missing(), patience, what)
         self.check()
         if missing := self._missing():
             lines = {name: self._lines.get(name) for name in missing}

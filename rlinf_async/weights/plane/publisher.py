@@ -104,7 +104,7 @@ class Publisher:
         self._gpus = gpus
         self._verify = verify
         self._select = select
-        self._changes = Changes()
+        self._changes = Changes(model_id)
         verifies = self._verify_aside if verify == "sha256" else None
         self._outlets = Outlets(model_id, self._complete, self._changes.notify, self._fill, chain_from, verifies)
         self._may_lay_anew = apply == "map" and transport_dtype is None and delta == "off"
@@ -188,7 +188,8 @@ class Publisher:
         else:
             self._outlets.greet(self._store)
         self._outlets.ask_again()
-        await self._changes.wait_until(lambda: not self._outlets.unready or self._outlets.is_refused, timeout)
+        what = f"receivers of '{self._model_id}' to connect"
+        await self._changes.wait_until(lambda: not self._outlets.unready or self._outlets.is_refused, timeout, what)
         self._check_open()  # it may have been closed meanwhile
         for worker_id, error in self._outlets.refusals.items():
             error.add_note(f"receiver {worker_id!r} of '{self._model_id}' does not take the weights")
@@ -266,7 +267,7 @@ class Publisher:
                 laid = None
             self._facts = (begun, time.monotonic() - begun)
             self._handle = handle = SyncHandle(number, seconds, self._expire, self._outlets.forget, parcels)
-            handle.nbytes = packed
+            handle.model, handle.nbytes = self._model_id, packed
             called = [name for delivery in parcels for name in delivery.names]
             far = self._outlets.publish(number, names, self._store, writer, called)
             if self._outlets.refusals:
@@ -325,7 +326,8 @@ class Publisher:
         def find() -> dict[Hashable, Ack | None]:
             return {name: self._outlets.ack_of(name, version) for name in worker_ids}
 
-        await self._changes.wait_until(lambda: None not in find().values(), timeout)
+        what = f"version {version} of '{self._model_id}' at receivers that have come since"
+        await self._changes.wait_until(lambda: None not in find().values(), timeout, what)
         self._check_open()
         return {name: ack or Ack("failed", version, self._late(name, version)) for name, ack in find().items()}
 

@@ -100,7 +100,7 @@ class Subscriber:
             patience=ack_timeout,
         )
         self._reception, self.gate = self._applying.reception, self._applying.gate
-        self._changes = Changes()
+        self._changes = Changes(model_id)
         self._news: deque[Words] = deque()
         """What is heard and not acted on yet."""
         self._owed: list[int] = []
@@ -171,24 +171,29 @@ class Subscriber:
         await self._wait(lambda: self.staleness <= max_lag, timeout, f"a version at most {max_lag} behind")
 
     async def _wait(self, condition: Callable[[], bool], timeout: float | None, what: str) -> None:
-        if not await self._until(condition, timeout):
+        what = f"{what} of '{self._model_id}'"
+        if not await self._until(condition, timeout, what):
             raise DeadlineExceeded(
-                f"{what} of '{self._model_id}' has not come within {timeout:g} s: it is at version {self.version}, and "
+                f"{what} has not come within {timeout:g} s: it is at version {self.version}, and "
                 f"{self.published} is published"
             )
 
-    async def _until(self, condition: Callable[[], bool], timeout: float | None) -> bool:
-        """Receives, unless it serves, until the condition has come true; whether it has, within ``timeout`` seconds."""
+    async def _until(self, condition: Callable[[], bool], timeout: float | None, what: str) -> bool:
+        """Receives, unless it serves, until the condition has come true; whether it has, within ``timeout`` seconds.
+
+        Args:
+            what: is waited for, in words.
+        """
         self._check_process()
         deadline = None if timeout is None else time.monotonic() + timeout
         while not condition():
             remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
             if self._serving is not None:
-                await self._changes.wait_until(lambda: condition() or self._serving is None, remaining)
+                await self._changes.wait_until(lambda: condition() or self._serving is None, remaining, what)
             else:
                 self._check_open()
                 self._listen()
-                await self._receive(remaining, condition)
+                await self._receive(remaining, condition, what)
             if remaining == 0:
                 return condition()
         return True
@@ -238,7 +243,8 @@ class Subscriber:
             PeerLost: it is gone.
         """
         self._check_open()
-        if not await self._until(lambda: self.has_met and not self._is_refused, timeout):
+        what = f"the sender of '{self._model_id}'"
+        if not await self._until(lambda: self.has_met and not self._is_refused, timeout, what):
             assert self.link is not None
             sender = f"the sender of '{self._model_id}' ({self.link.label})"
             raise DeadlineExceeded(f"{sender} did not connect within {timeout:g} s")
@@ -258,20 +264,22 @@ class Subscriber:
             ForkedProcessError: the process that it belongs to has forked this one.
         """
         before = self.version
-        return await self._until(lambda: self.version > before, timeout)
+        return await self._until(
+            lambda: self.version > before, timeout, f"a version of '{self._model_id}' after {before}"
+        )
 
     def _listen(self) -> None:
         if self._pid is None and self.link is not None:
             self._pid = process.pid
             self.link.listen(self)
 
-    async def _receive(self, timeout: float | None, enough: Callable[[], bool] = lambda: False) -> None:
+    async def _receive(self, timeout: float | None, enough: Callable[[], bool] = lambda: False, what: str = "") -> None:
         """Acts on what is heard; ``enough`` ends the wait too: somebody else may receive what is waited for."""
 
         def is_there() -> bool:
             return enough() or (not self._is_taking and bool(self._news or self._end or self._is_closed))
 
-        if not await self._changes.wait_until(is_there, timeout) or enough():
+        if not await self._changes.wait_until(is_there, timeout, what) or enough():
             return
         if not self._news:
             self._check_open()

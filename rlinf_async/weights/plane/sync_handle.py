@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Hashable, Sequence
 
+from rlinf_async._inspection.state.run_report import Target, TargetKind
+from rlinf_async._waits import slow_waits
 from rlinf_async.errors import ClosedError
 from rlinf_async.weights.plane.delivery import Delivery
 from rlinf_async.weights.state.sync_report import SyncReport
@@ -19,11 +21,15 @@ class SyncHandle(Work[SyncReport]):
     last waiter to be cancelled gives the wait up; the version is published all the same.
 
     Attributes:
+        model: the name of the weights.
         version: of the weights.
         report: who has it; None until all have answered.
         nbytes: the largest part of it that goes to a receiver.
         deliveries: those of its receivers that get it as a message.
     """
+
+    _kind = "weights"
+    model = ""
 
     def __init__(
         self,
@@ -47,6 +53,9 @@ class SyncHandle(Work[SyncReport]):
 
     def _describe(self) -> str:
         return f"version {self.version} at its receivers"
+
+    def _needs(self) -> slow_waits.Needs:
+        return [Target(TargetKind.WEIGHTS, name=self.model)], True
 
     def _expire(self) -> None:
         """The deadline is over: whoever has not answered has failed."""

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from rlinf_async._inspection.state.run_report import Target, TargetKind
+from rlinf_async._waits import slow_waits
 from rlinf_async.errors import DeadlineExceeded
 from rlinf_async.work import Work
 
@@ -26,6 +28,9 @@ class _Pass(Work[None]):
 
     def _describe(self) -> str:
         return "the turn to apply new weights" if self.writes else "the turn to read the weights"
+
+    def _needs(self) -> slow_waits.Needs:
+        return [Target(TargetKind.LOCAL, name="a block that reads or applies the weights")], True
 
 
 class Reading:
