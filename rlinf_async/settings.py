@@ -112,6 +112,9 @@ STREAM_ITEMS: Final = Setting(16, 1, 1_000_000, "how many items one rank of a st
 # Waits
 
 NAME_TIMEOUT_S: Final = Setting(120, 0, 1e7, "how long a group or channel is waited for whose name does not exist")
+INSPECTION_TIMEOUT_S: Final = Setting(
+    1, 0.01, 3600, "how long a process may take to tell what it does; then its stacks are read, which takes 1 s more"
+)
 WAIT_WARNING_S: Final = Setting(60, 0.01, 1e7, "how long something is waited for until a warning says so")
 WAIT_WARNING_2_S: Final = Setting(300, 0.01, 1e7, "the same, for the second time")
 WAIT_WARNING_3_S: Final = Setting(1800, 0.01, 1e7, "the same, for the last time")

@@ -49,13 +49,22 @@ class ChannelReplies:
         for hosted in to_flush:
             clients, hosted.pending, hosted.is_listed = hosted.pending, {}, False
             for client, pending in clients.items():
-                self.send(client, hosted.number, "replies", [pending.accepted, pending.given, pending.credit])
+                self._reply(hosted, client, pending)
 
     def flush(self, hosted: HostedChannel, client: int) -> None:
         """Sends now what one client would be sent at the end of the turn."""
         pending = hosted.pending.pop(client, None)
         if pending is not None:
-            self.send(client, hosted.number, "replies", [pending.accepted, pending.given, pending.credit])
+            self._reply(hosted, client, pending)
+
+    def _reply(self, hosted: HostedChannel, client: int, pending: PendingReplies) -> None:
+        # What a client does with the queue is noted here, once for all items of a turn.  One that puts with credit had
+        # a put accepted before: that is how it came by credit.
+        if pending.accepted:
+            hosted.producers.add(client)
+        if pending.given:
+            hosted.consumers.add(client)
+        self.send(client, hosted.number, "replies", [pending.accepted, pending.given, pending.credit])
 
     def deliver(self, hosted: HostedChannel, get: Get) -> None:
         """The items of a get, as ``give()`` sends them; a small one at the end of the turn."""
@@ -65,9 +74,11 @@ class ChannelReplies:
             pending = self.pending(hosted, get.consumer)
             pending.given.append((get.number, False, item.redelivered, item.body))
             if len(pending.given) == _MAX_ITEMS:
+                hosted.consumers.add(get.consumer)
                 self.send(get.consumer, hosted.number, "replies", [[], pending.given, 0])
                 pending.given = []
             return
+        hosted.consumers.add(get.consumer)
         self.flush(hosted, get.consumer)  # first come, first served
         self.give(hosted, get.consumer, get.number, items)
 

@@ -29,6 +29,7 @@ from rlinf_async._channels.state.queue_client import Item
 from rlinf_async._channels.state.refusals import refusal
 from rlinf_async._core import frames, operations
 from rlinf_async._core.segment import close_fds
+from rlinf_async._inspection.state.run_report import QueueReport
 
 from .channel_replies import ChannelReplies
 from .cleanup import run_all
@@ -333,6 +334,8 @@ class Channels:
 
     def _drop_from(self, hosted: HostedChannel, gone: int) -> None:
         hosted.closers = [closer for closer in hosted.closers if closer[0] != gone]
+        hosted.producers.discard(gone)
+        hosted.consumers.discard(gone)
         self._follow(hosted, hosted.queue.drop(gone))
 
     def drop_owner(self, gone: int) -> None:
@@ -368,6 +371,29 @@ class Channels:
         return (
             f"{items} item{'s' * (items != 1)} under this key, {puts} put{'s' * (puts != 1)} and {gets} "
             f"get{'s' * (gets != 1)} wait; {used} process{'es' * (used != 1)} use{'s' * (used == 1)} the channel"
+        )
+
+    def reports(self) -> list[QueueReport]:
+        """Every queue of this node, and the processes that use it."""
+        return [self._report(hosted) for hosted in self._hosted.values()]
+
+    def _report(self, hosted: HostedChannel) -> QueueReport:
+        queue = hosted.queue
+        clients = queue.clients
+        waiting = {who for who, client in clients.items() if client.puts}
+        return QueueReport(
+            number=hosted.number,
+            name=hosted.name,
+            node=self._router.node,
+            items=sum(map(queue.size, queue.used)),
+            nbytes=queue.budget.used,
+            maxsize=queue.maxsize,
+            full=bool(waiting),
+            producers=sorted((hosted.producers & clients.keys()) | waiting),
+            consumers=sorted(
+                (hosted.consumers & clients.keys()) | {who for who, client in clients.items() if client.gets}
+            ),
+            clients=sorted(clients),
         )
 
     def status(self) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from rlinf_async._core import frames
 from rlinf_async._core.pending_calls import PendingCalls
@@ -25,7 +26,8 @@ class Endpoint:
         root: of such a subprocess, the worker that it descends from; then it has a name, and exchanges messages.
         pending_calls: calls that it has accepted and not yet answered.
         exit_report: once it is dead, the body of the answers to its calls.
-        is_known: a driver has said hello, and was welcome.
+        is_known: it has said hello, and was welcome.
+        stacks: the descriptor of its own into which it writes stacks when ``stack_dump.SIGNAL`` comes; None without.
         has_direct_sockets: it may hand sockets of its own to those who call it.
         awaited_by: endpoints that wait to hear from it how much of a direct socket has come, with the socket's owner.
         resumed: callers whose socket of this worker has ended; answers that it said were given may have been lost.
@@ -45,6 +47,7 @@ class Endpoint:
         self.pidfd = -1
         self._left_out: dict[tuple[str, str], tuple[int, str]] = {}
         self.is_known = False
+        self.stacks: int | None = None
         self.has_direct_sockets = False
         self.awaited_by: set[tuple[int, int]] = set()
         self.resumed: set[int] = set()
@@ -56,6 +59,30 @@ class Endpoint:
     def exchanges(self) -> bool:
         """Whether it has messages for others, and they for it."""
         return self.process is not None or self.root is not None
+
+    @property
+    def os_pid(self) -> int:
+        """Its process id; 0 of a worker that is still being started."""
+        return self.pid if self.process is None else self.process.pid
+
+    def note_hello(self, facts: Any) -> None:
+        """Keeps what it says of itself, as far as that makes sense."""
+        self.is_known = True
+        stacks = facts.get("stacks") if type(facts) is dict else None
+        self.stacks = stacks if type(stacks) is int and stacks >= 0 else None
+
+    def send_signal(self, number: int) -> None:
+        """By its pidfd: no other process can have its number meanwhile.
+
+        Raises:
+            ProcessLookupError: it has ended.
+        """
+        if self.process is not None:
+            self.process.send_signal(number)
+        elif self.pidfd >= 0:
+            signal.pidfd_send_signal(self.pidfd, number)
+        else:
+            raise ProcessLookupError("it has ended")
 
     def send(self, frame: frames.Frame, fds: Sequence[int] = ()) -> None:
         if self.connection is None:

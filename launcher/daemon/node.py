@@ -347,7 +347,7 @@ class Node:
                 return
         elif facts.get("role") == "operator":
             endpoint.role = "operator"  # it looks at the run, and is none of its processes
-        endpoint.is_known = True
+        endpoint.note_hello(facts)
         self._admission.remove(endpoint)
         self._service.greet(endpoint, parent)
 

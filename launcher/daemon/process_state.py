@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Final
+
+IN_KERNEL: Final = "inside the kernel (D)"
 
 _STATES: Final = {
     "T": "stopped (T)",
     "t": "stopped by a debugger (t)",
-    "D": "inside the kernel (D)",
+    "D": IN_KERNEL,
     "Z": "ended (Z)",
 }
 """Words for the states in which a process does not run."""
 
+_MAX_STAT_BYTES: Final = 4096
 _STATE: Final = 0
 _START_STACK: Final = 25
 """Places in /proc/PID/stat behind the name of the program."""
@@ -24,7 +28,7 @@ Image = tuple[str, str]
 def image_of(pid: int) -> Image | None:
     """What a process runs; None where that cannot be read."""
     try:
-        return str(Path(f"/proc/{pid}/exe").readlink()), _stat_of(pid)[_START_STACK]
+        return _image(pid, _stat_of(pid))
     except (OSError, IndexError):
         return None
 
@@ -36,12 +40,13 @@ def state_of(pid: int, image: Image | None) -> str:
         image: what it ran when it was started; None where that is not known.
     """
     try:
-        found = [_STATES.get(_stat_of(pid)[_STATE], "")]
+        stat = _stat_of(pid)
+        found = [_STATES.get(stat[_STATE], "")]
     except (OSError, IndexError):
         return "ended"
-    now = image_of(pid)
-    if image is not None and now is not None and now != image:
-        found.append(f"exec'ed: it is {command_of(pid) or now[0]} now")
+    with contextlib.suppress(OSError, IndexError):
+        if image is not None and (now := _image(pid, stat)) != image:
+            found.append(f"exec'ed: it is {command_of(pid) or now[0]} now")
     return ", ".join(filter(None, found))
 
 
@@ -53,8 +58,25 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal; one without may die of it.
+
+    Raises:
+        OSError: that cannot be read.
+    """
+    lines = Path(f"/proc/{pid}/status").read_bytes().splitlines()
+    mask = next((line for line in lines if line.startswith(b"SigCgt:")), b"SigCgt: 0").split()[1]
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+def _image(pid: int, stat: list[str]) -> Image:
+    return str(Path(f"/proc/{pid}/exe").readlink()), stat[_START_STACK]
+
+
 def _stat_of(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    # Its name, which the kernel cuts at 15 bytes wherever these are, may be no text.
+    with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+        return file.read(_MAX_STAT_BYTES).rpartition(b")")[2].decode("ascii").split()
 
 
 def command_of(pid: int) -> str:

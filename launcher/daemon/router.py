@@ -135,7 +135,9 @@ class Router:
             self.deliver(frame, fds)
         else:
             close_fds(fds)
-            if kind != frames.HELLO:
+            if kind == frames.HELLO:
+                source.note_hello(frame[3])
+            else:
                 logger.warning("%r sent a frame of kind %d, which is not its to send", source, kind)
 
     # -- frames from other nodes --------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from .device_locks import Locks
 from .endpoint import Endpoint
 from .group_names import Names
 from .handlers import Handlers, Requester
+from .inspection import Inspection
 from .operator_requests import OperatorRequests
 from .ports import Ports
 from .probes import Probes
@@ -121,6 +122,7 @@ class DaemonService:
         self.call_check = CallCheck(loop, router)
         self.traces = Traces(router, site.name, site.run, site.log_dir, lambda: self.welcome, answer, self.gone)
         self.activity = Activity(router, templates, self.names, self.channels, self.channel_names, self.locks)
+        self.inspection = Inspection(loop, router, site.name, self.channels, self.gone)
         self.operators = OperatorRequests(router, self.probes, site.name, site.log_dir)
         self.unobserved: dict[tuple[int, str], str] = {}
         """Errors that the script has not awaited; the launcher is told of those that are left at the end."""
@@ -166,6 +168,8 @@ class DaemonService:
         on(operations.WorkerActivity, self.activity.worker_activity)
         on(operations.RequestProgress, self.activity.request_progress)
         on(operations.QueueState, self.activity.queue_state)
+        on(operations.Inspect, self.inspection.inspect)
+        on(operations.Inspected, self.inspection.inspected)
         on(operations.NodeDetails, self.operators.node_details)
         on(operations.KillRanks, self.operators.kill_ranks)
         on(operations.ReportError, self.report_error)
@@ -411,7 +415,7 @@ class DaemonService:
         self.gone.add(gone)
         parts: list[Callable[[int], None]] = [
             self.channels.drop_client, self.channel_names.drop_client, self.death_watch.forget, self.locks.drop,
-            self.ports.drop, self.traces.drop,
+            self.ports.drop, self.traces.drop, self.inspection.drop,
             *((self.channels.drop_owner, self.channel_names.drop_owner) if ended else ()),
             self.router.drop_caller, self.names.drop, self._drop_stores, self._abandon_groups,
         ]  # fmt: skip

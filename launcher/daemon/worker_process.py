@@ -182,6 +182,16 @@ class WorkerProcess:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
+    def send_signal(self, number: int) -> None:
+        """Sends a signal to the process.
+
+        Raises:
+            ProcessLookupError: it has ended.
+        """
+        if self._pidfd < 0 or self.exit_status is not None:
+            raise ProcessLookupError("it has ended")
+        signal.pidfd_send_signal(self._pidfd, number)
+
     def stderr_tail(self) -> list[str]:
         """The last lines on its stderr, by whichever of its processes."""
         return self._outputs[1].last_lines()

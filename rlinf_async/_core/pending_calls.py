@@ -124,6 +124,10 @@ class PendingCalls:
         """What was asked and how many seconds ago, oldest first."""
         return [(method, now - since) for _, method, since in itertools.islice(self._open.values(), most)]
 
+    def all_ages(self, now: float) -> list[tuple[int, int, str, float]]:
+        """(source, call, method, seconds) of every open call, oldest first."""
+        return [(source, call, method, now - since) for (source, call), (_, method, since) in self._open.items()]
+
     def methods(self, now: float, most: int = 5) -> list[str]:
         """What was asked and how long ago, oldest first: ``"step (3.2 s)"``."""
         lines = [f"{method} ({now - since:.1f} s)" for _, method, since in self._open.values()]

@@ -131,4 +131,5 @@ def _unescaped(text: str) -> str:
 
 def _character(escape: re.Match[str]) -> str:
     number = int(next(filter(None, escape.groups())), 16)
-    return chr(number) if number <= 0x10FFFF else escape[0]
+    is_surrogate = 0xD800 <= number <= 0xDFFF  # of a name that is no UTF-8; it would fit into no frame
+    return escape[0] if is_surrogate or number > 0x10FFFF else chr(number)

@@ -78,6 +78,15 @@ def test_a_path_is_what_it_is_whatever_stands_in_it(dump: Callable[[], str]) -> 
     assert frame == Frame(path, 2, "trap", users=True)
 
 
+def test_names_can_travel_whatever_bytes_they_are_made_of(dump: Callable[[], str]) -> None:
+    found: list[str] = []
+    exec(compile("found.append(dump())", os.fsdecode(b"/tmp/\xff.py"), "exec"), locals())
+    files = [frame.file for frame in stack_dump.parse(found[0])[-1].frames]
+    assert r"/tmp/\udcff.py" in files
+    assert stack_dump.parse(found[0].replace(r"\udcff", r"\Uffffffff"))[-1].frames[-2].file == r"/tmp/\Uffffffff.py"
+    "".join(files).encode()
+
+
 def test_newer_pythons_name_the_threads() -> None:
     text = DUMP.replace("86c0 (", "86c0 [loader [2]] (").replace("2b80 (", "2b80 [python3] (")
     assert [thread.name for thread in stack_dump.parse(text)] == ["loader [2]", "0x7f18cc000000", "MainThread"]

@@ -21,6 +21,7 @@ from rlinf_async._channels.state.credit import ITEM_OVERHEAD_BYTES, cost
 from rlinf_async._core import frames, operations
 from rlinf_async._core.frames import FrameError
 from rlinf_async._core.segment import write_segment
+from rlinf_async._inspection.state.run_report import QueueReport
 
 NUMBER = 5
 """Of the one channel."""
@@ -245,6 +246,72 @@ async def test_a_dead_consumers_item_goes_to_the_next_flagged(daemon: Daemon) ->
     daemon.die(first)
     await turn()
     assert second.heard() == [("replies", [[], [(1, False, True, b"x")]])]
+
+
+async def test_a_report_of_a_queue_names_those_that_put_and_those_that_get(daemon: Daemon) -> None:
+    owner, producer, consumer, onlooker = (Process(daemon) for _ in range(4))
+    await daemon.host(owner.id, maxsize=2)
+    onlooker.tell("size", [1, b"k"])
+    get = consumer.get()
+    for key in (b"k", b"k", b"k", b"other"):
+        producer.put(b"x", key=key)
+    await turn()
+    consumer.tell("taken", [get])
+    clients = [producer.id, consumer.id, onlooker.id]
+    (report,) = daemon.channels.reports()
+    nbytes = 3 * (1 + ITEM_OVERHEAD_BYTES)
+    assert report == QueueReport(
+        NUMBER, "obs", 0, 3, nbytes, 2, False, producers=clients[:1], consumers=clients[1:2], clients=clients
+    )
+    daemon.die(producer)
+    daemon.die(consumer)
+    (report,) = daemon.channels.reports()
+    assert (report.items, report.producers, report.consumers, report.clients) == (3, [], [], clients[2:])
+
+
+async def test_a_report_counts_those_that_wait_although_nothing_has_moved(daemon: Daemon) -> None:
+    producer, consumer, batching = (Process(daemon) for _ in range(3))
+    await daemon.host(producer.id, max_bytes=SIZE + 1000)
+    consumer.get(key=b"elsewhere")
+    batching.get(key=b"elsewhere", target=5)
+    producer.put_large()
+    (before,) = daemon.channels.reports()
+    producer.put_large()
+    (report,) = daemon.channels.reports()
+    assert (before.full, report.full, report.items) == (False, True, 1)
+    assert report.producers == [producer.id]
+    assert report.consumers == [consumer.id, batching.id]
+    get = batching.get()
+    batching.tell("taken", [get])
+
+
+@pytest.mark.parametrize("large", [False, True])
+async def test_those_that_get_large_items_or_many_at_once_are_known_as_consumers(daemon: Daemon, large: bool) -> None:
+    producer, consumer = Process(daemon), Process(daemon)
+    await daemon.host(producer.id)
+    gets = []
+    for _ in range(1 if large else 1024):
+        producer.put_large() if large else producer.put(b"x")
+        gets.append(consumer.get())
+    consumer.tell("taken", gets)
+    (report,) = daemon.channels.reports()
+    assert report.consumers == [consumer.id]
+    await turn()
+    (report,) = daemon.channels.reports()
+    assert report.producers == [producer.id]
+
+
+async def test_who_puts_with_credit_is_known_as_a_producer(daemon: Daemon) -> None:
+    producer = Process(daemon)
+    await daemon.host(producer.id)
+    producer.put(b"x")
+    await turn()
+    producer.heard()
+    assert producer.credit
+    producer.put(b"y", frames.CREDITED)
+    await turn()
+    (report,) = daemon.channels.reports()
+    assert (report.items, report.producers) == (2, [producer.id])
 
 
 async def test_a_refusal_says_what_of_which_channel(daemon: Daemon) -> None:

@@ -66,3 +66,29 @@ def test_an_answer_that_a_socket_lost_is_passed_on_although_it_counts_as_given(
     answers = [frame[-1] for frame in heard.frames if frame[0] == frames.REPLY]
     assert answers == ([b"found"] if is_broken else [])
     assert ("answered a call that it had not got" in caplog.text) != is_broken
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"stacks": 7}, 7),
+        ({"stacks": 0}, 0),
+        ({"stacks": -1}, None),
+        ({"stacks": True}, None),
+        ({"stacks": "7"}, None),
+        ({"stacks": [7]}, None),
+        ({"role": "worker"}, None),
+        ([["stacks", 7]], None),
+        (None, None),
+    ],
+)
+def test_a_worker_says_in_its_hello_where_it_writes_its_stacks(
+    router: Router, facts: Any, expected: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker, sent = attach(router, "worker")
+    assert not worker.is_known
+    router.from_endpoint(worker, [frames.HELLO, 0, 0, facts], [])
+    assert worker.is_known
+    assert (worker.stacks, type(worker.stacks)) == (expected, type(expected))
+    assert sent.frames == []
+    assert not caplog.text

@@ -1,0 +1,243 @@
+"""Reports of a node's processes: the activities that each tells, and all that its daemon and the kernel know of it.
+
+All are asked at once, and ``RLINF_INSPECTION_TIMEOUT_S`` later those that are silent have their stacks read, at once as
+well, in 1 s at most::
+
+    daemon ── "inspect": round ──────────────► process
+    daemon ◄── Inspected: round, activities ── process
+    daemon ◄── stacks (stack_reader.py) ────── a process whose loop is blocked, or that holds the interpreter's lock
+
+A process that is stopped is neither asked nor sent a signal.  Each request has a round of its own, however many are
+under way; only the stacks of a process are read once for all that want them at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rlinf_async import settings
+from rlinf_async._core import frames, operations
+from rlinf_async._inspection.state import stack_dump
+from rlinf_async._inspection.state.run_report import Activity, OpenCall, ProcessReport, from_data, to_data
+
+from .channels import Channels
+from .endpoint import Endpoint
+from .handlers import Requester
+from .process_state import IN_KERNEL, state_of
+from .router import Router
+from .stack_reader import StackReader
+
+_PARTS: Final = frozenset({"activities", "queues"})
+
+_ACTIVITIES_PER_TURN: Final = 64
+"""Activities that are checked without a break."""
+
+_MAX_TOLD_BYTES: Final = 8 << 20
+"""Of all activities in one answer; a frame may have 16 MiB."""
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What is known of a process's activities: plain data, and why it is not its own answer."""
+
+    activities: list[Any] = field(default_factory=list)
+    trouble: str = ""
+
+
+class Inspection:
+    """Handlers of one daemon for reports of its node.
+
+    Args:
+        gone: endpoints that are no more.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, router: Router, node_name: str, channels: Channels, gone: Container[int]
+    ) -> None:
+        self._loop = loop
+        self._router = router
+        self._node_name = node_name
+        self._channels = channels
+        self._gone = gone
+        self._stacks = StackReader(loop)
+        self._numbers = itertools.count(1)
+        self._rounds: dict[int, dict[int, asyncio.Future[_Told]]] = {}
+        """By round and endpoint: done with the answer of a process, or its end."""
+
+    def __repr__(self) -> str:
+        return f"<Inspection [{len(self._rounds)} rounds, {self._stacks!r}]>"
+
+    # -- operations ---------------------------------------------------------------------------------------------
+
+    async def inspect(self, requester: Requester, op: operations.Inspect) -> dict[str, Any]:
+        """Reports of the processes with these numbers on this node; of all where there are no numbers.
+
+        Returns:
+            ``processes`` and ``queues`` as in ``run_report.py``; ``ended`` tells by endpoint how those have ended that
+            are no more.
+        """
+        if unknown := set(op.parts) - _PARTS:
+            raise ValueError(f"Inspect: parts are {' and '.join(sorted(_PARTS))}, got {', '.join(sorted(unknown))}")
+        found, ended = self._look_up(op.numbers)
+        told = await self._ask(found) if "activities" in op.parts else {}
+        processes = [self._report(endpoint, told.get(endpoint.id)) for endpoint in found]
+        if told:
+            _fit(processes)
+        ended |= {endpoint.id: how for endpoint in found if (how := self._end_of(endpoint))}
+        queues = self._channels.reports() if "queues" in op.parts else []
+        return {"processes": processes, "queues": [to_data(queue) for queue in queues], "ended": ended}
+
+    async def inspected(self, requester: Requester, op: operations.Inspected) -> None:
+        """The answer of a process; ignored where its round is over, or has not asked it."""
+        answer = self._rounds.get(op.round, {}).get(requester.endpoint)
+        if answer is None or answer.done():
+            return
+        told = await _checked(op.activities)
+        if not answer.done():
+            answer.set_result(told)
+
+    def drop(self, gone: int) -> None:
+        """A process has ended: no answer of it will come."""
+        self._stacks.drop(gone)
+        for answers in self._rounds.values():
+            if gone in answers and not answers[gone].done():
+                answers[gone].set_result(_Told())
+
+    # -- asking -------------------------------------------------------------------------------------------------
+
+    async def _ask(self, endpoints: list[Endpoint]) -> dict[int, _Told]:
+        """What these processes tell, or their stacks do; within the timeout and 1 s, whatever they do meanwhile."""
+        told = {each.id: _Told(trouble=self._state_of(each)) for each in endpoints}
+        asked = [each for each in endpoints if told[each.id].trouble in ("", IN_KERNEL)]
+        if not asked:
+            return told
+        number = next(self._numbers)
+        answers = self._rounds[number] = {each.id: self._loop.create_future() for each in asked}
+        try:
+            for each in asked:
+                self._router.tell(each.id, "inspect", {"round": number})
+            await asyncio.wait(answers.values(), timeout=settings.INSPECTION_TIMEOUT_S())
+            told |= await self._read_stacks([each for each in asked if not answers[each.id].done()])
+            # An answer that came while its stacks were read says more than these.
+            return told | {endpoint: answer.result() for endpoint, answer in answers.items() if answer.done()}
+        finally:
+            del self._rounds[number]
+
+    async def _read_stacks(self, silent: list[Endpoint]) -> dict[int, _Told]:
+        """The stacks of processes that have not answered."""
+        told = {each.id: _Told(trouble=self._state_of(each)) for each in silent}
+        dumps = {
+            each.id: self._stacks.read(each) for each in silent if told[each.id].trouble in ("", IN_KERNEL)
+        }  # the others have been stopped meanwhile
+        if dumps:
+            await asyncio.wait(dumps.values())
+        for endpoint, dump in dumps.items():
+            stacks = dump.result()
+            state = f", {told[endpoint].trouble}" if told[endpoint].trouble else ""
+            why = f": {stacks.trouble}" if stacks.trouble else ""
+            threads = stack_dump.activities(stacks.text, settings.INSPECTION_TIMEOUT_S())
+            told[endpoint] = _Told([to_data(thread) for thread in threads], f"does not answer{state}{why}")
+        return told
+
+    # -- what is known here -------------------------------------------------------------------------------------
+
+    def _look_up(self, numbers: list[int]) -> tuple[list[Endpoint], dict[int, str]]:
+        """The processes of the run with these numbers; and what became of those that are not there, by endpoint."""
+        here = self._router.endpoints
+        wanted: Iterable[Endpoint | None] = map(here.get, dict.fromkeys(numbers)) if numbers else here.values()
+        found = [each for each in wanted if each is not None and _is_of_the_run(each)]
+        asked_for = {frames.endpoint(self._router.node, number) for number in numbers}
+        missing = asked_for - {endpoint.id for endpoint in found}
+        return found, {each: "left the run" if each in self._gone else "is not of this run" for each in missing}
+
+    def _end_of(self, endpoint: Endpoint) -> str:
+        """How a process has ended; empty while it lives."""
+        if endpoint.exit_report is not None:
+            return str(frames.unpack(endpoint.exit_report)["verdict"])
+        if endpoint.process is not None and endpoint.process.exit_status is not None:
+            return endpoint.process.exit_status.text
+        return "left the run" if endpoint.id in self._gone else ""
+
+    def _state_of(self, endpoint: Endpoint) -> str:
+        """What is unusual about a process, in words; empty if nothing is."""
+        if how := self._end_of(endpoint):
+            return f"ended: {how}"
+        image = None if endpoint.process is None else endpoint.process.image
+        state = state_of(endpoint.os_pid, image) if endpoint.os_pid else ""
+        return state or ("" if endpoint.is_known else "is being started")
+
+    def _report(self, endpoint: Endpoint, told: _Told | None) -> dict[str, Any]:
+        """The report of one process, as plain data.
+
+        Args:
+            told: None where its activities were not wanted.
+        """
+        how = self._end_of(endpoint)
+        answered = told is not None and not told.trouble and not how
+        if how or told is None:
+            told = _Told(trouble=self._state_of(endpoint))
+        role, name, group, rank = _identity(endpoint)
+        report = ProcessReport(
+            endpoint.id, role, name, group, rank, self._router.node, self._node_name, endpoint.os_pid,
+            told.trouble, answered,
+        )  # fmt: skip
+        calls = [] if how else endpoint.pending_calls.all_ages(time.monotonic())
+        return vars(report) | {"calls": [vars(OpenCall(*call)) for call in calls], "activities": told.activities}
+
+
+def _is_of_the_run(endpoint: Endpoint) -> bool:
+    """Not somebody who only looks at it, nor a connection that has not said yet who it is."""
+    return endpoint.role != "operator" and (endpoint.process is not None or endpoint.is_known)
+
+
+def _identity(endpoint: Endpoint) -> tuple[str, str, str, int]:
+    """Role, name, group and rank."""
+    if endpoint.process is not None:
+        setup = endpoint.process.setup
+        return "worker", setup.name, setup.group, setup.rank
+    if endpoint.root is not None:
+        group, _, rank = endpoint.name.rpartition(":")
+        return "subprocess", endpoint.name, group, int(rank)
+    return "driver", "driver", "", -1
+
+
+async def _checked(activities: list[Any]) -> _Told:
+    """What a process tells, if it makes sense: nothing in it is trusted, and it must fit into another frame."""
+    checked: list[Any] = []
+    try:
+        for first in range(0, len(activities), _ACTIVITIES_PER_TURN):
+            if first:
+                await asyncio.sleep(0)  # what else this daemon does is more urgent
+            part = activities[first : first + _ACTIVITIES_PER_TURN]
+            checked += [to_data(from_data(Activity, activity)) for activity in part]
+        frames.pack(checked)
+    except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
+        return _Told(trouble=f"its answer makes no sense ({type(error).__name__}: {error})"[:200])
+    return _Told(checked)
+
+
+def _fit(processes: list[dict[str, Any]]) -> None:
+    """Leaves out stacks, and then activities, of those with the most, until all fit into one frame."""
+    sizes = {process["endpoint"]: len(frames.pack(process["activities"])) for process in processes}
+    shorten: tuple[Callable[[dict[str, Any]], None], ...] = (_leave_out_stacks, _leave_out_activities)
+    for leave_out in shorten:
+        for process in sorted(processes, key=lambda each: -sizes[each["endpoint"]]):
+            if sum(sizes.values()) <= _MAX_TOLD_BYTES:
+                return
+            leave_out(process)
+            sizes[process["endpoint"]] = len(frames.pack(process["activities"]))
+
+
+def _leave_out_stacks(process: dict[str, Any]) -> None:
+    for activity in process["activities"]:
+        activity["stack"] = []
+
+
+def _leave_out_activities(process: dict[str, Any]) -> None:
+    count = len(process["activities"])
+    process |= {"activities": [], "answered": False, "trouble": f"has {count} tasks and threads, too many to tell"}

@@ -1,0 +1,138 @@
+"""Stacks of processes that do not answer: sends the signal that has one dump them, reads the pipe that it writes to.
+
+A process registers faulthandler's handler when it attaches, and says in its HELLO which of its descriptors is the pipe
+(``_inspection/state/stack_dump.py``)::
+
+    daemon ── opens /proc/PID/fd/N for reading ──► pipe ◄── write end N ── process
+    daemon ── SIGNAL ─────────────────────────────────────────────────────► writes the stacks of all its threads
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import stat
+from dataclasses import dataclass
+from typing import Final
+
+from rlinf_async._inspection.state import stack_dump
+
+from .endpoint import Endpoint
+from .process_state import catches
+
+TIMEOUT_S: Final = 1.0
+"""Seconds that a dump may take; what has come by then counts."""
+
+_QUIET_S: Final = 0.1
+"""Seconds without a byte after which a dump is at its end: nothing in the text marks that."""
+
+_PIECE_BYTES: Final = 1 << 16
+_MAX_BYTES: Final = 1 << 20
+"""Of one dump; 100 threads, as many as faulthandler shows, are less."""
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """The text of a dump, or why there is none."""
+
+    text: str = ""
+    trouble: str = ""
+
+
+class StackReader:
+    """The dumps under way of one daemon, one of a process at a time: whoever wants it meanwhile gets the same."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._dumps: dict[int, _Dump] = {}
+
+    def __repr__(self) -> str:
+        return f"<StackReader [{len(self._dumps)} dumps under way]>"
+
+    def read(self, endpoint: Endpoint) -> asyncio.Future[Stacks]:
+        """Done within ``TIMEOUT_S``, and never an error; not to be cancelled, since others may wait for it too."""
+        dump = self._dumps.get(endpoint.id)
+        if dump is None:
+            dump = self._dumps[endpoint.id] = _Dump(self._loop)
+            dump.stacks.add_done_callback(lambda _: self._dumps.pop(endpoint.id))
+            try:
+                dump.begin(endpoint)
+            except OSError as error:
+                dump.end(error.strerror or str(error))
+        return dump.stacks
+
+    def drop(self, gone: int) -> None:
+        """A process has ended: nothing more will come."""
+        dump = self._dumps.get(gone)
+        if dump is not None:
+            dump.end()
+
+
+class _Dump:
+    """One dump that is being read."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.stacks: asyncio.Future[Stacks] = loop.create_future()
+        self._fd = -1
+        self._parts: list[bytes] = []
+        self._nbytes = 0
+        self._timers: list[asyncio.TimerHandle] = []
+
+    def begin(self, endpoint: Endpoint) -> None:
+        """Raises OSError where the process cannot be asked, and has not been sent the signal."""
+        pid = endpoint.os_pid
+        if endpoint.stacks is None:
+            raise OSError("it has no pipe for its stacks")
+        self._fd = os.open(
+            f"/proc/{pid}/fd/{endpoint.stacks}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+        )
+        if not stat.S_ISFIFO(os.fstat(self._fd).st_mode):
+            raise OSError(f"its descriptor {endpoint.stacks} is another file now")
+        # By default the signal kills.  A process that has become another program by exec has no handler any more, and
+        # still the same number and, maybe, descriptors.
+        # tests/launcher/daemon/test_stack_reader.py::test_a_process_without_the_handler_is_not_sent_the_signal
+        if not catches(pid, stack_dump.SIGNAL):
+            raise OSError("it has no handler for the signal that requests its stacks")
+        self._discard()
+        # Last of all, and by its pidfd: if this succeeds, the process has lived all the time, and everything above was
+        # its own and not that of a later one with the same number.
+        endpoint.send_signal(stack_dump.SIGNAL)
+        self._loop.add_reader(self._fd, self._readable)
+        self._timers = [self._loop.call_later(TIMEOUT_S, self.end)]
+
+    def _readable(self) -> None:
+        try:
+            data = os.read(self._fd, _PIECE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._parts.append(data)
+        self._nbytes += len(data)
+        if not data or self._nbytes >= _MAX_BYTES:
+            self.end()
+            return
+        for timer in self._timers[1:]:
+            timer.cancel()
+        self._timers[1:] = [self._loop.call_later(_QUIET_S, self.end)]
+
+    def _discard(self) -> None:
+        """What is in the pipe: a dump that came too late for its reader."""
+        with contextlib.suppress(OSError):
+            for _ in range(_MAX_BYTES // _PIECE_BYTES):
+                if not os.read(self._fd, _PIECE_BYTES):
+                    return
+
+    def end(self, trouble: str = "") -> None:
+        """What has come by now is the dump; idempotent."""
+        if self.stacks.done():
+            return
+        for timer in self._timers:
+            timer.cancel()
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+        text = b"".join(self._parts).decode(errors="replace")
+        self.stacks.set_result(Stacks(text, trouble or ("" if text else "its stacks do not come either")))
