@@ -1,4 +1,4 @@
-"""``rlinf-ctl stack``: what the threads and tasks of a process do, as indented text."""
+"""``rlinf-ctl stack``: what the threads and tasks of a process do, as indented text; ``>`` marks the user's lines."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _lines_of(activity: Activity, by_name: dict[str, Activity], shown: set[str],
     shown.add(activity.name)
     indent = "  " * depth
     yield indent + _headline(activity)
-    yield from (f"{indent}    {frame}" for frame in activity.stack)
+    yield from (f"{indent}  {'>' if frame.users else ' '} {frame}" for frame in activity.stack)
     if not activity.stack and activity.line:
         yield f"{indent}    {activity.line}"
     for name in activity.awaits:

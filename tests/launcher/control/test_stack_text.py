@@ -37,7 +37,7 @@ def test_a_process_is_told_with_its_calls_and_what_its_tasks_wait_for() -> None:
         "rollout:0  (pid 100 on node0)",
         "  has been asked for rollout() for 3 min 20 s",
         "  task Task-7: waits for 3 min 20 s: recv from actor:0, 3.0 s to its deadline, serves rollout()",
-        "      /x/train.py:12 in rollout()",
+        "    > /x/train.py:12 in rollout()",
     ]
 
 
