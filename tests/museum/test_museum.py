@@ -216,6 +216,22 @@ EXHIBITS = {
         ),
         r"6 items|(other|another) keys?|env:0",
     ),
+    "crossed_locks": Exhibit(
+        "deadlock|nobody left",
+        1,
+        (
+            Side(rank("learner", "0"), "learn waits for the policy", "lock"),
+            Side(rank("learner", "0"), "the refresher waits for the buffer", "refresher.*lock|lock.*refresher"),
+            Side(DRIVER, "the driver waits", r"learner\.learn\b"),
+        ),
+        r"\block",
+    ),
+    "after_its_cluster": Exhibit(
+        "idle|busy",
+        0,  # it may be drawing a figure
+        (Side(r"\b(driver|script)\b.*\bpid \d+", "", "left|closed|detached|not attached|no longer"),),
+        r"\b(driver|script)\b",
+    ),
     "full_channel": Exhibit(
         "nobody left",
         1,

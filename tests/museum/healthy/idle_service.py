@@ -1,18 +1,35 @@
-"""A driver that serves: it and its ranks wait for a request, which comes from outside after some seconds."""
+"""A driver that serves: all wait for a request, which comes from outside after some seconds, and then for a signal.
+
+In the background tasks and threads wait for work that never comes.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import queue
+import signal
 import subprocess
 import sys
+import threading
 
 from rlinf_async import Channel, Cluster, NodePlacementStrategy, Worker
 
 CLIENT = "import socket, sys, time; time.sleep(8); server = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); "
 CLIENT += "server.sendall(b'2 + 2\\n'); server.shutdown(socket.SHUT_WR); server.recv(10)"
+SIGNAL = f"import os, time; time.sleep(8); os.kill({os.getpid()}, {int(signal.SIGUSR1)})"
+
+
+def wait_for_work() -> threading.Thread:
+    thread = threading.Thread(target=queue.Queue().get, daemon=True)
+    thread.start()
+    return thread
 
 
 class Answerer(Worker):
+    async def prepare(self) -> None:
+        self.waiters = (wait_for_work(), asyncio.create_task(asyncio.Queue[str]().get()))
+
     async def answer(self, requests: Channel) -> str:
         return f"answer to {await requests.get()}"
 
@@ -20,6 +37,7 @@ class Answerer(Worker):
 async def main() -> None:
     async with Cluster(num_nodes=1) as cluster:
         answerer = Answerer.create_group().launch(cluster, NodePlacementStrategy([0]), name="answerer")
+        await answerer.prepare()
         requests = await Channel.create("requests")
         answered = answerer.answer(requests)
         served = asyncio.Event()
@@ -35,7 +53,24 @@ async def main() -> None:
             client = subprocess.Popen([sys.executable, "-S", "-c", CLIENT, str(port)])
             await served.wait()
             client.wait()
+        stop = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, stop.set)
+        subprocess.Popen([sys.executable, "-S", "-c", SIGNAL])
+        await stop.wait()
+
+
+def script() -> None:
+    """The same without asyncio."""
+    with Cluster(num_nodes=1) as cluster:
+        answerer = Answerer.create_group().launch(cluster, NodePlacementStrategy([0]), name="answerer")
+        answerer.prepare().wait()
+        stop = threading.Event()
+        signal.signal(signal.SIGUSR1, lambda *_: stop.set())
+        subprocess.Popen([sys.executable, "-S", "-c", SIGNAL])
+        stop.wait()
 
 
 if __name__ == "__main__":
+    wait_for_work()
     asyncio.run(main())
+    script()

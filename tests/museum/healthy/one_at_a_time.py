@@ -21,6 +21,8 @@ def compute(seconds: float) -> None:
 
 class Actor(Worker):
     def barriers(self, seconds: float) -> None:
+        if self._rank == 3:
+            compute(seconds)
         dist.init_process_group("gloo")
         for turn in range(2):
             if self._rank == turn:

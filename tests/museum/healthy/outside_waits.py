@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import ctypes
 import fcntl
 import multiprocessing
 import os
@@ -90,7 +91,22 @@ class Client(Worker):
         items.get()
         child.join()
 
-    def condition(self) -> None:
+    def event_of_processes(self) -> None:
+        context = multiprocessing.get_context("fork")
+        event = context.Event()
+        child = context.Process(target=set_late, args=(event,))
+        child.start()
+        event.wait()
+        child.join()
+
+    def native_thread(self) -> None:
+        """As in a library that computes in threads of its own: none of them is Python's, and Python's waits."""
+        libc, thread = ctypes.CDLL(None), ctypes.c_ulong()
+        seconds = ctypes.cast(int(SECONDS), ctypes.c_void_p)
+        assert libc.pthread_create(ctypes.byref(thread), None, libc.sleep, seconds) == 0
+        assert libc.pthread_join(thread, None) == 0
+
+    def timer_thread(self) -> None:
         timer = threading.Timer(SECONDS, lambda: None)
         timer.start()
         timer.join()
@@ -130,6 +146,11 @@ class SlowData:
     def __getitem__(self, index: int) -> int:
         time.sleep(SECONDS / 2)
         return index
+
+
+def set_late(event: Any) -> None:
+    time.sleep(SECONDS)
+    event.set()
 
 
 def put_late(items: Any) -> None:
