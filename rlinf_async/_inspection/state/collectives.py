@@ -6,6 +6,7 @@ Works on file and function names alone; torch is neither imported nor asked.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Final
 
 from rlinf_async._inspection.state.run_report import Frame
@@ -54,6 +55,12 @@ def is_collective(name: str) -> bool:
     return name in _NAMES or name.startswith(_PREFIXES)
 
 
+def is_point_to_point(name: str) -> bool:
+    """Whether one rank or a few are the partners, and not all of the group."""
+    return _family(name) in (_SENDING, _RECEIVING, _EITHER)
+
+
+@cache
 def can_meet(one: str, other: str) -> bool:
     """Whether two ranks inside these operations may be each other's partners.
 

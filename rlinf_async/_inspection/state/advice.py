@@ -1,0 +1,80 @@
+"""Advice on hopeless waits: who should have done what, and what is the matter with them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Final
+
+from rlinf_async._inspection.state.descriptions import names_of, state_of
+from rlinf_async._inspection.state.entanglement import Core
+from rlinf_async._inspection.state.liveness import Liveness
+from rlinf_async._inspection.state.needs import Need
+from rlinf_async._inspection.state.run_report import QueueReport, TargetKind
+
+_MAX_ADVICE: Final = 8
+
+_ONE_AT_A_TIME: Final = (
+    "methods that are no coroutines run one at a time: make one of the circle `async def`, or do not wait in it"
+)
+
+
+def advice_on(liveness: Liveness, core: Core) -> list[str]:
+    """One line for each kind of need that is not met."""
+    states: dict[int, tuple[str, str]] = {}
+    folded: dict[Hashable, dict[int, Need]] = {}
+    """By all that a line says, but for the ranks; in there by endpoint."""
+    for need in core.needs:
+        process = need.process
+        if process is not None and process.endpoint not in states:
+            states[process.endpoint] = state_of(liveness, process)
+        state = need.ended if process is None else states[process.endpoint][0]
+        group = "" if process is None else process.group or process.name
+        alike = folded.setdefault((need.target.kind, need.target.name, group, state), {})
+        alike[0 if process is None else process.endpoint] = need
+    lines = list(dict.fromkeys(_line(liveness, list(needs.values()), states) for needs in folded.values()))
+    if core.is_circle and any(need.target.kind is TargetKind.CALL for need in core.needs):
+        lines.append(_ONE_AT_A_TIME)
+    return lines[:_MAX_ADVICE]
+
+
+def _line(liveness: Liveness, needs: list[Need], states: dict[int, tuple[str, str]]) -> str:
+    target, first = needs[0].target, needs[0].process
+    who = names_of(need.process for need in needs if need.process is not None) or "the other side"
+    state = f"has {needs[0].ended}" if first is None else states[first.endpoint][len(needs) > 1]
+    match target.kind:
+        case TargetKind.CALL:
+            return f"{who} should have answered, but {state}"
+        case TargetKind.MESSAGE:
+            return f"{who} should have sent or received, but {state}"
+        case TargetKind.COLLECTIVE:
+            return f"{who} should have come to {target.name.partition('#')[0]}, but {state}"
+        case TargetKind.QUEUE:
+            return _channel(liveness, target.name, liveness.graph.queues(target))
+        case TargetKind.NAME:
+            return f"somebody should have made a group or channel named '{target.name}'"
+        case TargetKind.LOCK:
+            if first is None:
+                return f"somebody should have released {target.name}"
+            return f"{who} should have released {target.name}, but {state}"
+        case TargetKind.WEIGHTS:
+            return f"somebody should have published a version of '{target.name}'"
+        case TargetKind.LOCAL if target.name:
+            return f"{target.name} of {who} should have ended"
+        case _:
+            return f"another task or thread of {who} should have let it go on, and none of them runs"
+
+
+def _channel(liveness: Liveness, name: str, queues: list[QueueReport]) -> str:
+    items = sum(queue.items for queue in queues)
+    if any(queue.full for queue in queues):
+        users = _known(liveness, [each for queue in queues for each in queue.consumers]) or "nobody"
+        return f"somebody should have got from channel '{name}', which is full with {items} items; so far {users} did"
+    users = _known(liveness, [each for queue in queues for each in queue.producers]) or "nobody that lives"
+    other = f", whose {items} items have other keys" if items else ""
+    return f"somebody should have put into channel '{name}'{other}; so far {users} did"
+
+
+def _known(liveness: Liveness, endpoints: Iterable[int]) -> str:
+    graph = liveness.graph
+    found = (graph.processes[each] for each in dict.fromkeys(endpoints) if each in graph.processes)
+    return names_of(process for process in found if not graph.end_of(process))

@@ -1,0 +1,175 @@
+"""Activities of a run that go on or may be freed, as a least fixed point; the others are hopeless.
+
+Alive at first is all that runs or sleeps, and all of which that is not known.  A waiting activity is alive once all
+that it needs (``needs.py``) may come from something alive.  What is left waits for what is left only: a closed set, and
+nothing in the report can free it.
+
+Two reports make it sure.  Processes report at slightly different moments: of one event, one may show what was before
+and another what came after.  But all that waits in both reports for the same, longer in the second one, has waited at
+one time, between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable
+from enum import StrEnum
+from typing import Any, Final
+
+from rlinf_async._inspection.state.collective_needs import Needs
+from rlinf_async._inspection.state.needs import Need
+from rlinf_async._inspection.state.run_report import RunReport, State, TargetKind
+from rlinf_async._inspection.state.wait_graph import Node, WaitGraph, is_in_its_users_hands, is_stopped
+
+PATIENCE_S: Final = 2.0
+"""Age from which on a wait may be hopeless; what has begun later may be freed by what is under way."""
+
+_OF_WORK: Final = frozenset(
+    (TargetKind.MESSAGE, TargetKind.QUEUE, TargetKind.COLLECTIVE, TargetKind.WEIGHTS, TargetKind.LOCAL)
+)
+"""Waits that may end by work which no activity shows: data that is copied, threads in C."""
+
+
+class Why(StrEnum):
+    """The reason why an activity is alive."""
+
+    RUNS = "runs"
+    SLEEPS = "sleeps"
+    DEADLINE = "waits until its deadline"
+    SILENT = "is in a process that does not answer"
+    BEGINS = "begins a call"
+    USER = "is in its user's hands"
+    UNKNOWN = "waits for something that is not known"
+    YOUNG = "has just begun to wait"
+    CHANGED = "has gone on meanwhile"
+    WORKS = "is in a process that works"
+    FREED = "may be freed"
+    STOPPED = "is stopped"
+
+
+class Liveness:
+    """The activities of one report that are alive, and why.
+
+    Args:
+        earlier: of the report before; None if there is none.
+        working: endpoints whose processes have worked between the two reports, as the kernel counts.
+        stopped_go_on: what is stopped is taken for alive.
+
+    Attributes:
+        anyone: something is alive, or not known, that may do whatever any activity of the run can.
+        alive: why, by node.
+        hopeless: the other nodes, without those that are idle.
+    """
+
+    def __init__(
+        self,
+        report: RunReport,
+        earlier: Liveness | None = None,
+        working: Collection[int] = (),
+        *,
+        stopped_go_on: bool = False,
+    ) -> None:
+        self.graph = WaitGraph(report)
+        self.needs = Needs(self.graph)
+        self._working = frozenset(working)
+        self._stopped_go_on = stopped_go_on
+        self._before = None if earlier is None else {_key(node): node.age for node in earlier.hopeless}
+        # Without a driver the run begins or ends.
+        self.anyone = bool(report.missing) or not any(process.role == "driver" for process in report.processes)
+        if earlier is not None:
+            self.anyone |= _moves(earlier.graph.report) != _moves(report)
+        self.alive: dict[Node, Why] = {}
+        self.hopeless: list[Node] = self._spread()
+
+    def __repr__(self) -> str:
+        return f"<Liveness of {self.graph!r} [{len(self.alive)} alive, {len(self.hopeless)} hopeless]>"
+
+    def _spread(self) -> list[Node]:
+        """Finds what is alive, from what is at first; returns the rest."""
+        at_first = {node: why for node in self.graph.nodes if (why := self._at_first(node)) is not None}
+        rest = [node for node in self.graph.nodes if node.activity is None or node.activity.state is not State.IDLE]
+        found = -1
+        while len(self.alive) != found:
+            found = len(self.alive)
+            still = []
+            for node in rest:
+                why = at_first.get(node) or (Why.FREED if self._may_be_freed(node) else None)
+                if why is not None:
+                    self.alive[node] = why
+                    self.anyone = True
+                else:
+                    still.append(node)
+            rest = still
+        return [node for node in rest if node.activity is not None]
+
+    # -- at first -----------------------------------------------------------------------------------------------
+
+    def _at_first(self, node: Node) -> Why | None:
+        process, activity = node.process, node.activity
+        if is_stopped(process):
+            return Why.STOPPED if self._stopped_go_on else None
+        if not process.answered:
+            return Why.SILENT
+        if activity is None:
+            return Why.USER if is_in_its_users_hands(process) else Why.BEGINS
+        if activity.state is State.SLEEPING:
+            return Why.SLEEPS
+        if activity.state is State.RUNNING:
+            return Why.RUNS
+        return self._hope(node) if node.waits else None
+
+    def _hope(self, node: Node) -> Why | None:
+        """Why a wait ends by itself, or why it is too early to say that it does not."""
+        needs = self.needs.of(node)
+        if node.wait is not None and node.wait.left is not None:
+            return Why.DEADLINE
+        if not needs:
+            return Why.UNKNOWN
+        if node.age is not None and node.age < PATIENCE_S:
+            return Why.YOUNG
+        if self._before is not None and not self._is_as_before(node, self._before):
+            return Why.CHANGED
+        if node.process.endpoint in self._working and any(need.target.kind in _OF_WORK for need in needs):
+            return Why.WORKS
+        return None
+
+    def _is_as_before(self, node: Node, before: dict[Hashable, float | None]) -> bool:
+        key = _key(node)
+        if key not in before:
+            return False
+        age = before[key]
+        return age is None or node.age is None or node.age > age
+
+    # -- then -----------------------------------------------------------------------------------------------------
+
+    def _may_be_freed(self, node: Node) -> bool:
+        """By what has been found alive so far."""
+        if not node.waits:
+            return False
+        met = (self.may_be_met(need) for need in self.needs.of(node))
+        return all(met) if node.wait is None or node.wait.every else any(met)
+
+    def may_be_met(self, need: Need) -> bool:
+        return bool(need.coming) or (need.anyone and self.anyone) or any(node in self.alive for node in need.nodes)
+
+
+def _key(node: Node) -> Hashable:
+    """All by which a wait is the same in two reports."""
+    process, activity, wait = node.process, node.activity, node.wait
+    if activity is None:
+        return process.endpoint, process.pid
+    served = (activity.method, activity.source, activity.number)
+    what = None if wait is None else (wait.kind, wait.what, tuple(wait.targets))
+    return process.endpoint, process.pid, activity.name, activity.state, served, tuple(activity.awaits), what
+
+
+def _moves(report: RunReport) -> Any:
+    """All that changes as something goes on; what is idle may come and go."""
+    processes = {
+        (process.endpoint, process.pid): (
+            frozenset((call.source, call.number) for call in process.calls),
+            frozenset(activity.name for activity in process.activities if activity.state is not State.IDLE),
+        )
+        for process in report.processes
+    }
+    queues = {(queue.number, queue.node): (queue.items, queue.nbytes, queue.full) for queue in report.queues}
+    return processes, queues, report.ended

@@ -1,0 +1,188 @@
+"""Needs of activities that wait: who has to do what before they can go on.
+
+Where a report leaves a doubt, a need is said to be met by itself (``coming``), so that nothing is called stuck because
+of it: an answer may be under way, a process group may have members elsewhere, a queue may be filled from a socket.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from rlinf_async._inspection.state.collectives import is_collective, is_point_to_point
+from rlinf_async._inspection.state.run_report import ProcessReport, Target, TargetKind, Wait
+from rlinf_async._inspection.state.wait_graph import MAIN_THREAD, Node, WaitGraph, is_stopped
+
+LARGE_BYTES: Final = 64 << 20
+"""Size of queued items from which on one may be under way for seconds."""
+
+_GIVEN_BACK: Final = frozenset(("acquire", "put", "join"))
+"""Functions of asyncio's locks and queues that wait for what an activity of the process has to do."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """One thing that has to happen before an activity can go on.
+
+    Attributes:
+        target: as the wait has it.
+        process: the one that has to act; None: none in particular.
+        nodes: one of these has to go on.
+        anyone: or any activity of the run.
+        coming: reason why it will happen whatever these do; empty if there is none.
+        ended: how the process that had to act has ended; empty if it lives.
+    """
+
+    target: Target
+    process: ProcessReport | None = None
+    nodes: tuple[Node, ...] = ()
+    anyone: bool = False
+    coming: str = ""
+    ended: str = ""
+
+
+def needs_of(graph: WaitGraph, node: Node) -> list[Need]:
+    """All that a waiting activity needs, but for collectives (``collective_needs.py``)."""
+    if node.activity is None or not node.waits:
+        return []
+    found = [_of_activity(graph, Target(TargetKind.LOCAL, name=name), node) for name in node.activity.awaits]
+    if node.wait is not None and not is_in_collective(node.wait):
+        found += [_of_target(graph, target, node, node.wait) for target in node.wait.targets]
+    return found
+
+
+def is_in_collective(wait: Wait) -> bool:
+    """Whether it is for other ranks in torch.distributed; ``send`` and ``recv`` are words of this framework as well."""
+    if not wait.targets:
+        return is_collective(wait.kind) and not is_point_to_point(wait.kind)
+    return any(target.kind is TargetKind.COLLECTIVE for target in wait.targets)
+
+
+def action_of(graph: WaitGraph, target: Target, process: ProcessReport, node: Node) -> Need:
+    """Something that a process has to do: one of its activities does it, or a call to come, where it can take one."""
+    others = tuple(each for each in graph.of(process) if each is not node)
+    is_free = process.role == "worker" and not is_stopped(process) and graph.method(process) is None
+    return Need(target, process, others, anyone=is_free)
+
+
+def _of_target(graph: WaitGraph, target: Target, node: Node, wait: Wait) -> Need:
+    match target.kind:
+        case TargetKind.CALL:
+            return _of_call(graph, target, node)
+        case TargetKind.MESSAGE:
+            return _of_message(graph, target, node, wait)
+        case TargetKind.QUEUE:
+            return _of_queue(graph, target, wait)
+        case TargetKind.LOCK:
+            return _of_lock(graph, target, node)
+        case TargetKind.WEIGHTS:
+            return _of_weights(graph, target, node)
+        case TargetKind.LOCAL:
+            return _of_activity(graph, target, node)
+        case TargetKind.NAME:
+            return Need(target, anyone=True)
+        case _:
+            return Need(target, coming="the framework works on it")
+
+
+def _of_call(graph: WaitGraph, target: Target, node: Node) -> Need:
+    process = graph.processes.get(target.endpoint)
+    if process is None or graph.end_of(process):
+        return Need(target, process, coming="its end is told to those who wait for it")
+    if is_stopped(process) or not process.answered:
+        return Need(target, process, tuple(graph.of(process)))
+    source = node.process.endpoint
+    if serving := graph.serving(process, source, target.number):
+        return Need(target, process, tuple(serving))
+    call = graph.open_call(process, source, target.number)
+    if call is None:
+        return Need(target, process, coming="the call or its answer is under way")
+    queue = graph.queue(process, call)
+    return Need(target, process, queue, coming="" if queue else "the call begins")
+
+
+def _of_message(graph: WaitGraph, target: Target, node: Node, wait: Wait) -> Need:
+    process = graph.processes.get(target.endpoint)
+    if process is None:
+        end = graph.report.ended.get(target.endpoint, "")
+        return Need(target, ended=end, coming="" if end else "nothing is known of the other side")
+    if end := graph.end_of(process):
+        return Need(target, process, ended=end)
+    if any(
+        theirs is not wait and _fit(wait, theirs) and _concerns(theirs, node.process)
+        for theirs in (other.wait for other in graph.of(process))
+        if theirs is not None
+    ):
+        return Need(target, process, coming="both sides are there, and data is under way")
+    return action_of(graph, target, process, node)
+
+
+def _of_queue(graph: WaitGraph, target: Target, wait: Wait) -> Need:
+    queues = graph.queues(target)
+    if wait.kind == "put" and queues and not any(queue.full for queue in queues):
+        return Need(target, coming="the item is under way")
+    if wait.kind != "put" and any(queue.items and queue.nbytes >= LARGE_BYTES for queue in queues):
+        return Need(target, coming="a large item may be under way")
+    return Need(target, anyone=True)
+
+
+def _of_lock(graph: WaitGraph, target: Target, node: Node) -> Need:
+    if not target.endpoint:
+        return Need(target, anyone=True)
+    process = graph.processes.get(target.endpoint)
+    if process is None or graph.end_of(process):
+        return Need(target, process, coming="its daemon releases it")
+    return action_of(graph, target, process, node)
+
+
+def _of_weights(graph: WaitGraph, target: Target, node: Node) -> Need:
+    """A version; where two groups wait for the same weights in different words, one has published it for the other."""
+    process = graph.processes.get(target.endpoint)
+    for other in graph.nodes:
+        if other.wait is None or node.wait is None or other.process.group == node.process.group:
+            continue
+        of_same = any(each.kind is TargetKind.WEIGHTS and each.name == target.name for each in other.wait.targets)
+        if of_same and other.wait.what != node.wait.what:
+            return Need(target, process, coming="a version is under way")
+    return Need(target, process, anyone=True)
+
+
+def _of_activity(graph: WaitGraph, target: Target, node: Node) -> Need:
+    """Another activity of the same process; or any, where it is not known which one gives something back."""
+    if target.name.startswith(("task ", "thread ")):
+        named = tuple(other for other in graph.of(node.process) if other.name == target.name)
+        return Need(target, node.process, named, coming="" if named else "it has ended")
+    if target.name.startswith("channel "):  # of this process alone
+        return Need(target, node.process, anyone=True)
+    if target.name or not _is_given_back(node):
+        return Need(target, node.process, coming="it may come from outside")
+    return Need(target, node.process, anyone=True)
+
+
+def _is_given_back(node: Node) -> bool:
+    """Whether a wait at a lock, event or queue ends by what an activity of the report does, and by nothing else.
+
+    In coroutines that is so of locks and permits: they are with somebody who gives them back.  Events and items of
+    queues may come from a callback of the loop, which has read a socket or a signal.  Threads are fed by threads, and
+    those are reported; only what a driver's main thread waits for at its end may be a signal.
+    """
+    activity, wait = node.activity, node.wait
+    if activity is None or wait is None:
+        return False
+    if activity.name.startswith("thread "):
+        is_drivers = node.process.role == "driver" and activity.name == MAIN_THREAD
+        return not (is_drivers and ".Event." in wait.what)
+    functions = [frame.function.rpartition(".")[2] for frame in activity.stack[-1:]]
+    return functions[0] in _GIVEN_BACK if functions else wait.what.endswith(("Lock", "Semaphore"))
+
+
+def _fit(one: Wait, other: Wait) -> bool:
+    """Whether a send and a receive may be of the same message; of several waits at once that is not known."""
+    kinds = {one.kind, other.kind}
+    if kinds == {"send", "recv"}:
+        return one.what.startswith("broadcast") == other.what.startswith("broadcast")
+    return not kinds <= {"send", "recv"}
+
+
+def _concerns(wait: Wait, process: ProcessReport) -> bool:
+    return any(each.kind is TargetKind.MESSAGE and each.endpoint == process.endpoint for each in wait.targets)

@@ -1,0 +1,127 @@
+"""Progress of a run that goes on: what the oldest waits of drivers end at, and the few that many wait for."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from rlinf_async._inspection.state.descriptions import age_of
+from rlinf_async._inspection.state.entanglement import by_age
+from rlinf_async._inspection.state.liveness import PATIENCE_S, Liveness
+from rlinf_async._inspection.state.needs import is_in_collective
+from rlinf_async._inspection.state.run_report import State, TargetKind
+from rlinf_async._inspection.state.wait_graph import Node, is_stopped
+
+_ASKED: Final = re.compile(r" on (\d+) ranks")
+"""How many ranks a call was for, as the words about its wait have it; those that have answered are no targets."""
+
+
+class Progress:
+    """What is waited for, and by whom.
+
+    Attributes:
+        leaves: what runs, of all that drivers' waits need; or else what waits there for what may be on its way, or
+            what runs elsewhere.
+        reason: why the first of the leaves is no dead end, where it waits.
+        waiting: what waits, the oldest first.
+        stragglers: the leaves, if they are few ranks of a group whose others have finished or arrived; else none.
+        others: what those have done.
+    """
+
+    def __init__(self, liveness: Liveness) -> None:
+        self._liveness = liveness
+        graph = liveness.graph
+        waiting = by_age(node for node in graph.nodes if node.waits)
+        of_drivers = [node for node in waiting if node.process.role == "driver"]
+        running = by_age(node for node in graph.nodes if _goes_on(node))
+        reached = self._reached(of_drivers or waiting)
+        coming = [node for node in waiting if node in reached and self._reason(node)]
+        self.leaves = [node for node in running if node in reached] or coming or running
+        self.reason = self._reason(self.leaves[0]) if self.leaves else ""
+        self.waiting = [node for node in waiting if node not in self.leaves]
+        self.others = ""
+        self.stragglers = self._find_stragglers(reached)
+
+    def __repr__(self) -> str:
+        return f"<Progress of {self._liveness!r} [{len(self.leaves)} leaves]>"
+
+    def _reached(self, nodes: list[Node]) -> set[Node]:
+        """Through all that they need that has not come yet."""
+        found: set[Node] = set()
+        waiting = list(nodes)
+        while waiting:
+            node = waiting.pop()
+            if node not in found:
+                found.add(node)
+                waiting += (other for need in self._liveness.needs.of(node) if not need.coming for other in need.nodes)
+        return found
+
+    def _reason(self, node: Node) -> str:
+        if not node.waits or (node.wait is not None and node.wait.left is not None):
+            return ""
+        needs = self._liveness.needs.of(node)
+        return next((need.coming for need in needs if need.coming), "" if needs else "it is not known who ends that")
+
+    def _find_stragglers(self, reached: set[Node]) -> list[Node]:
+        """Of the group whose call is the oldest."""
+        by_group: dict[str, list[Node]] = {}
+        for node in self.leaves:
+            if not node.waits and node in reached and node.process.role == "worker":
+                by_group.setdefault(node.process.group, []).append(node)
+        graph = self._liveness.graph
+        ordered = sorted(by_group.items(), key=lambda each: -max(age_of(graph, node) or 0.0 for node in each[1]))
+        for group, leaves in ordered:
+            late = {node.process.endpoint for node in leaves}
+            ages = [age for node in leaves if (age := age_of(graph, node)) is not None]
+            count = self._compare(group, late) if min(ages, default=PATIENCE_S) >= PATIENCE_S else 0
+            if count >= len(late):
+                return leaves
+        self.others = ""
+        return []
+
+    def _compare(self, group: str, late: set[int]) -> int:
+        """How many other ranks have arrived or finished."""
+        if arrived := self._arrived(group, late):
+            kinds = sorted({node.wait.kind for node in arrived if node.wait is not None})
+            count = len({node.process.endpoint for node in arrived})
+            self.others = f"{_ranks(count)} arrived in {' and '.join(kinds)}"
+        else:
+            count = self._finished(group, late)
+            self.others = f"{_ranks(count)} finished"
+        return count
+
+    def _arrived(self, group: str, late: set[int]) -> list[Node]:
+        """Ranks in a collective that one of these has not come to."""
+        return [
+            node
+            for node in self._liveness.graph.nodes
+            if node.process.group == group
+            and node.waits
+            and node.wait is not None
+            and is_in_collective(node.wait)
+            and any(need.process and need.process.endpoint in late for need in self._liveness.needs.of(node))
+        ]
+
+    def _finished(self, group: str, late: set[int]) -> int:
+        """Ranks that have answered a call which these have not, and which a driver waits for."""
+        graph = self._liveness.graph
+        for node in graph.nodes:
+            if node.process.role != "driver" or node.wait is None or node.wait.kind != "call":
+                continue
+            open_ = {target.endpoint for target in node.wait.targets if target.kind is TargetKind.CALL}
+            asked = _ASKED.search(node.wait.what)
+            whose = {graph.processes[each].group for each in open_ if each in graph.processes}
+            if asked is not None and late <= open_ and whose == {group}:
+                return int(asked[1]) - len(open_)
+        return 0
+
+
+def _goes_on(node: Node) -> bool:
+    process = node.process
+    if node.activity is None:
+        return bool(process.trouble) and not is_stopped(process) and not process.activities
+    return node.activity.state in (State.RUNNING, State.SLEEPING)
+
+
+def _ranks(count: int) -> str:
+    return f"{count} other {'rank has' if count == 1 else 'ranks have'}" if count else ""

@@ -1,0 +1,168 @@
+"""Verdict on a run: whether it stands still, because of whom, and what each participant waits for, in words.
+
+In this order: a circle of waits (deadlock), a wait for what nothing alive could do (nobody left), a stopped process
+that others wait for; then, of a run that goes on, the few that others wait for (straggler), what it does (busy), or
+that it does nothing (idle).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from rlinf_async._core.printable import printable
+from rlinf_async._inspection.state.advice import advice_on
+from rlinf_async._inspection.state.descriptions import lines_of, names_of, sentence
+from rlinf_async._inspection.state.entanglement import Core, by_age, core_of, stopped_ones, waiting_for
+from rlinf_async._inspection.state.liveness import Liveness
+from rlinf_async._inspection.state.progress import Progress
+from rlinf_async._inspection.state.run_report import RunReport
+from rlinf_async._inspection.state.wait_graph import Node, is_stopped
+
+
+class Kind(StrEnum):
+    """What a run is said to be."""
+
+    DEADLOCK = "deadlock"
+    NOBODY_LEFT = "nobody left"
+    STOPPED = "stopped"
+    STRAGGLER = "straggler"
+    BUSY = "busy"
+    IDLE = "idle"
+
+
+_STUCK: Final = frozenset((Kind.DEADLOCK, Kind.NOBODY_LEFT, Kind.STOPPED))
+
+_MAX_PIDS: Final = 8
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A verdict in words.
+
+    Attributes:
+        headline: one sentence.
+        lines: about all participants, and about those that wait for them, folded over alike ranks.
+        advice: who should do what.
+        participants: endpoints of the processes that it is about.
+    """
+
+    kind: Kind
+    headline: str
+    lines: list[str] = dataclasses.field(default_factory=list)
+    advice: list[str] = dataclasses.field(default_factory=list)
+    participants: list[int] = dataclasses.field(default_factory=list)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether nothing of the run will go on by itself, of what others wait for."""
+        return self.kind in _STUCK
+
+    def to_data(self) -> dict[str, Any]:
+        """Plain values, as JSON takes them."""
+        return {**dataclasses.asdict(self), "kind": str(self.kind), "is_stuck": self.is_stuck}
+
+    def __str__(self) -> str:
+        return render(self)
+
+
+def judge(report: RunReport, before: RunReport | None = None, working: Collection[int] = ()) -> Verdict:
+    """The verdict on a run.
+
+    Args:
+        before: a report of the same run, half a second earlier; without one nothing is called stuck.
+        working: endpoints whose processes have used processors between the two reports; what they wait for may be
+            data that is under way.
+    """
+    found = _stuck(report, before, working)
+    if found is None:
+        return _going_on(Liveness(report, stopped_go_on=True))
+    if before is None:
+        return dataclasses.replace(
+            found, kind=Kind.BUSY, headline=f"asked once, which does not prove it: {found.headline}"
+        )
+    return found
+
+
+def render(verdict: Verdict) -> str:
+    """Lines for a terminal, without markup."""
+    text = [verdict.headline, *(f"  {line}" for line in verdict.lines), *(f"  -> {line}" for line in verdict.advice)]
+    return "\n".join([f"{verdict.kind}: {printable(text[0])}", *map(printable, text[1:])])
+
+
+def _stuck(report: RunReport, before: RunReport | None, working: Collection[int]) -> Verdict | None:
+    for stopped_go_on in (True, False):
+        earlier = None if before is None else Liveness(before, stopped_go_on=stopped_go_on)
+        now = Liveness(report, earlier, working, stopped_go_on=stopped_go_on)
+        if stopped_go_on:
+            core = core_of(now)
+            if core is not None:
+                return _entangled(now, core)
+        elif any(is_stopped(process) for process in report.processes):
+            return _stopped(now, earlier)
+    return None
+
+
+def _entangled(liveness: Liveness, core: Core) -> Verdict:
+    graph = liveness.graph
+    others = waiting_for(liveness, core.nodes)
+    names = names_of(node.process for node in core.nodes)
+    if core.is_circle:
+        kind = Kind.DEADLOCK
+        headline = f"{names} {_wait_for(core)}"
+    else:
+        kind = Kind.NOBODY_LEFT
+        headline = f"{sentence(graph, core.nodes)}; nobody is left who could end that"
+    lines = lines_of(graph, core.nodes) + lines_of(graph, others)
+    return Verdict(kind, headline, lines, advice_on(liveness, core), _endpoints(core.nodes))
+
+
+def _wait_for(core: Core) -> str:
+    if len({node.process.endpoint for node in core.nodes}) == 1:
+        return "waits for itself" if len(core.nodes) == 1 else "waits for itself: its tasks and threads for each other"
+    return "wait for each other"
+
+
+def _stopped(liveness: Liveness, earlier: Liveness | None) -> Verdict | None:
+    """The stopped processes, where something waits for them, or where a stopped driver is all that could go on."""
+    graph = liveness.graph
+    stopped = stopped_ones(liveness)
+    is_drivers = any(node.process.role == "driver" for node in stopped) and not liveness.alive
+    if not liveness.hopeless and not is_drivers:
+        return None
+    pids = [node.process.pid for node in stopped]
+    if earlier is not None and not {node.process.pid for node in stopped_ones(earlier)}.issuperset(pids):
+        return None
+    waiting = by_age(liveness.hopeless)
+    waits = f", and {names_of(node.process for node in waiting)} cannot go on" if waiting else ""
+    headline = f"{names_of(node.process for node in stopped)} {'is' if len(pids) == 1 else 'are'} stopped{waits}"
+    advice = f"kill -CONT {' '.join(map(str, pids[:_MAX_PIDS]))} resumes what no debugger has stopped"
+    lines = lines_of(graph, stopped) + lines_of(graph, waiting)
+    return Verdict(Kind.STOPPED, headline, lines, [advice], _endpoints(stopped))
+
+
+def _going_on(liveness: Liveness) -> Verdict:
+    graph, progress = liveness.graph, Progress(liveness)
+    stopped = [node for node in graph.nodes if is_stopped(node.process)]
+    if progress.stragglers:
+        headline = f"{sentence(graph, progress.stragglers)}; {progress.others}"
+        lines = _lines(liveness, progress.stragglers, progress.waiting, stopped)
+        return Verdict(Kind.STRAGGLER, headline, lines, [], _endpoints(progress.stragglers))
+    lines = _lines(liveness, progress.leaves, progress.waiting, stopped)
+    if progress.leaves:
+        reason = f"; {progress.reason}" if progress.reason else ""
+        return Verdict(Kind.BUSY, f"{sentence(graph, progress.leaves)}{reason}", lines, [], _endpoints(progress.leaves))
+    if progress.waiting:
+        return Verdict(Kind.BUSY, "what is waited for may be on its way", lines, [], _endpoints(progress.waiting))
+    return Verdict(Kind.IDLE, "nothing runs, and nothing waits", lines)
+
+
+def _lines(liveness: Liveness, *parts: Sequence[Node]) -> list[str]:
+    return [line for part in parts for line in lines_of(liveness.graph, part)]
+
+
+def _endpoints(nodes: Sequence[Node]) -> list[int]:
+    return list(dict.fromkeys(node.process.endpoint for node in nodes))
