@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from typing import Final
 
@@ -18,8 +19,11 @@ _STATES: Final = {
 
 _MAX_STAT_BYTES: Final = 4096
 _STATE: Final = 0
+_CPU_TIMES: Final = slice(11, 13)
 _START_STACK: Final = 25
 """Places in /proc/PID/stat behind the name of the program."""
+
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 Image = tuple[str, str]
 """Program that a process runs, and where its stack begins: a fork leaves both, exec changes at least the second."""
@@ -71,6 +75,14 @@ def catches(pid: int, number: int) -> bool:
 
 def _image(pid: int, stat: list[str]) -> Image:
     return str(Path(f"/proc/{pid}/exe").readlink()), stat[_START_STACK]
+
+
+def cpu_seconds(pid: int) -> float:
+    """Seconds of processors that a process has had, with all its threads; 0 where that cannot be read."""
+    try:
+        return sum(map(int, _stat_of(pid)[_CPU_TIMES])) / _TICKS_PER_S
+    except (OSError, IndexError):
+        return 0.0
 
 
 def _stat_of(pid: int) -> list[str]:
