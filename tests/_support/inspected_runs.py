@@ -22,7 +22,7 @@ CONTROL = Path(sys.executable).with_name("rlinf-ctl")
 
 
 class InspectedRun:
-    """One program under ``rlinf-launch``, in a session of its own, and the only run that its ``rlinf-ctl`` finds.
+    """One program under ``rlinf-launch``, in a session of its own, and the only run in its folder.
 
     A context manager that leaves no process behind.
     """
@@ -80,7 +80,12 @@ class InspectedRun:
     def ask(self, *words: str) -> subprocess.CompletedProcess[str]:
         """``rlinf-ctl`` with these words, as another process of the same user."""
         return subprocess.run(
-            [CONTROL, *words], env=self._environment, capture_output=True, text=True, timeout=60, check=False
+            [CONTROL, "--run-dir", self._folder, *words],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
 
     def end(self, timeout: float = 30) -> list[int]:
