@@ -39,8 +39,9 @@ from rlinf_async._core import codec, operations, process
 from rlinf_async._core.descriptors import explained_shortage
 from rlinf_async._core.frames import PROTOCOL
 from rlinf_async._group.members import Members
+from rlinf_async._inspection import responder
 from rlinf_async._trace import recorder
-from rlinf_async._waits import loop_watch
+from rlinf_async._waits import loop_watch, slow_waits
 from rlinf_async._wire.lifeline import Lifeline
 from rlinf_async._wire.local_socket import connect
 from rlinf_async._wire.terminal import Terminal
@@ -139,6 +140,8 @@ class Cluster:
         self._closing: Work[None] | None = None
         self._was_cut_off = False
         self._attached = context.client is not None
+        self._responder_facts: dict[str, Any] = {}
+        self._verdict: Work[None] | None = None
         joins = self._attached or "RLINF_NODE_SOCKET" in os.environ
         self._fake_gpus = declared_gpus(fake_gpus, joins=joins, environ=os.environ)
         try:
@@ -159,6 +162,8 @@ class Cluster:
                 self._client.user_loop = loop
                 loop_watch.live_on(loop)
             recorder.attach(self._client, "driver", compares_clocks=True)
+            self._responder_facts = responder.attach(self._client)
+            slow_waits.after_words(self._tell_verdict)
             if log_to_driver:
                 self._terminal = Terminal()
                 self._client.events.on("output", functools.partial(show_output, self._terminal))
@@ -198,6 +203,7 @@ class Cluster:
                 "pid": os.getpid(),
                 "protocol": PROTOCOL,
                 "python": ".".join(map(str, sys.version_info[:3])),
+                **self._responder_facts,
             }
             self._client.attach(connect(path), facts)
         welcome = await self._client.ready.async_wait(self._start_timeout)
@@ -347,6 +353,23 @@ class Cluster:
     def status(self, node: int | None = None) -> Any:
         """What a node's daemon has at the moment, as plain data; in a coroutine a ``Work`` of it."""
         return blocking(self._client.request(operations.NodeStatus(), node=OWN_NODE if node is None else node))
+
+    def why(self) -> Any:
+        """The verdict on this run, a ``Verdict``: who waits for whom, and whether that ends; in a coroutine a ``Work``.
+
+        Takes a second or two.  ``print(await cluster.why())`` prints what ``rlinf-ctl stuck`` does.
+        """
+        from rlinf_async._inspection.asking import VERDICT, why  # with the verdict's modules, which no start needs
+
+        return blocking(self._client.run(why(self._client), what=VERDICT, abandonable=True))
+
+    def _tell_verdict(self) -> None:
+        """After a word about a long wait: whether that wait will end is in the log too.  From any thread."""
+        from rlinf_async._inspection.asking import VERDICT, tell
+
+        told = self._verdict
+        if (told is None or told.done()) and self._client.closed is None and self._client.ready.done():
+            self._verdict = self._client.run(tell(self._client), what=VERDICT)
 
     def find_group(self, worker_cls: type, name: str, timeout: float | None = None) -> Any:
         """The group of that name, whoever launched it; see ``WorkerGroup.from_group_name``."""

@@ -106,7 +106,7 @@ class QueueRequest(Work[T]):
         if destination is None:
             return ([], True) if self.opening is None else self.opening._needs()
         if not destination.channel:
-            return [Target(TargetKind.LOCAL, name=f"channel '{destination.name}'")], False
+            return [Target(TargetKind.LOCAL)], False
         return [Target(TargetKind.QUEUE, number=destination.channel, name=destination.name)], False
 
     def _user_loop(self) -> asyncio.AbstractEventLoop | None:

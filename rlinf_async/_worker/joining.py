@@ -20,6 +20,7 @@ from rlinf_async._client.loop_thread import LoopThread
 from rlinf_async._core import operations
 from rlinf_async._core.frames import PROTOCOL
 from rlinf_async._core.worker_facts import read_worker
+from rlinf_async._inspection import responder
 from rlinf_async._messaging.exchange import Exchange
 from rlinf_async._trace import recorder
 from rlinf_async._wire.local_socket import connect
@@ -71,6 +72,7 @@ def join(parent: WorkerAddress, world_size: int, rank: int) -> context.Identity:
         "protocol": PROTOCOL,
         "python": ".".join(map(str, sys.version_info[:3])),
         "address": address.get_name(),
+        **responder.attach(client),
     }
 
     timeout = settings.WORKER_JOIN_TIMEOUT_S()

@@ -17,6 +17,7 @@ from typing import Any, Final
 from rlinf_async import settings
 from rlinf_async._client import emulated_links, registry
 from rlinf_async._client.client import NodeClient
+from rlinf_async._inspection import responder
 from rlinf_async._messaging.exchange import Exchange
 from rlinf_async._messaging.state.emulated_delay import NetEmulation
 from rlinf_async._trace import recorder
@@ -57,7 +58,8 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, 
     recorder.attach(client, identity.address.get_name())
     emulated_links.use(_emulated_links(client, identity))
 
-    client.attach_shared(sock, {"role": "worker", "pid": os.getpid()}, reader)
+    facts = {"role": "worker", "pid": os.getpid(), **responder.attach(client, runtime.running_calls)}
+    client.attach_shared(sock, facts, reader)
 
     def serve_socket() -> None:
         asyncio.set_event_loop(socket_loop)

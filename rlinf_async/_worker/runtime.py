@@ -30,6 +30,7 @@ from rlinf_async._core.frames import Status
 from rlinf_async._core.payload import open_body, pack_body
 from rlinf_async._core.segment import close_fds
 from rlinf_async._core.unpicklable import ATOMS
+from rlinf_async._inspection.served_calls import ServedCall
 from rlinf_async._trace import recorder
 from rlinf_async._wire.unix import Connection
 from rlinf_async._worker import context
@@ -361,6 +362,13 @@ class Runtime:
         if call.task is not None:
             call.task.cancel()
 
+    def running_calls(self) -> list[ServedCall]:
+        """The calls that run, for reports; from any thread."""
+        running = [call for call in list(self._open.copy().values()) if call.state is State.RUNNING]
+        return [
+            ServedCall(call.source, call.call, call.method, call.task, is_paused=_is_paused(call)) for call in running
+        ]
+
     # -- answers ------------------------------------------------------------------------------------------------
 
     def _arguments(self, call: Call) -> Any:
@@ -438,3 +446,8 @@ class Runtime:
         if tasks:
             await asyncio.wait(tasks, timeout=grace)
         self._loop.stop()
+
+
+def _is_paused(call: Call) -> bool:
+    """Whether its generator waits for the caller to take items."""
+    return call.granted is not None and not call.granted.done()

@@ -30,7 +30,7 @@ class _Pass(Work[None]):
         return "the turn to apply new weights" if self.writes else "the turn to read the weights"
 
     def _needs(self) -> slow_waits.Needs:
-        return [Target(TargetKind.LOCAL, name="a block that reads or applies the weights")], True
+        return [Target(TargetKind.LOCAL)], True
 
 
 class Reading:

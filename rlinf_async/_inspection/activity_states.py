@@ -1,0 +1,197 @@
+"""States of single tasks and threads: what a suspended task awaits, and in what a running one blocks its thread."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from rlinf_async._core.wait_table import FOREVER
+from rlinf_async._inspection.code_frames import has_users, line_of
+from rlinf_async._inspection.own_collectives import collective_wait
+from rlinf_async._inspection.own_tasks import Awaited, Task, awaited_by, passed_on
+from rlinf_async._inspection.own_threads import Doing, doing
+from rlinf_async._inspection.served_calls import ServedCall
+from rlinf_async._inspection.state.run_report import State, Target, TargetKind, Wait
+from rlinf_async._inspection.wait_ages import WaitAges
+from rlinf_async._waits import slow_waits
+from rlinf_async._waits.user_code import frames_of
+
+Key = Any
+"""A task, or the id of a thread."""
+
+
+@dataclass
+class Seen:
+    """A task or thread, as one look has found it.
+
+    Attributes:
+        frames: the outermost first.
+        is_users: it is told whether or not something else waits for it.
+        age: of its wait, where that is known.
+        awaits: other tasks and threads that it waits for, all of them.
+        one_of: such of which one is enough.
+        call: that it serves.
+        loop_thread: of a task that could go on, now or later, the thread that has to run it.
+    """
+
+    key: Key
+    name: str
+    frames: Sequence[FrameType]
+    is_users: bool
+    state: State = State.RUNNING
+    wait: Wait | None = None
+    age: float | None = None
+    awaits: list[Key] = field(default_factory=list)
+    one_of: list[Key] = field(default_factory=list)
+    call: ServedCall | None = None
+    loop_thread: int | None = None
+
+
+class States:
+    """Finds out what tasks and threads do.
+
+    Args:
+        tasks: all that there are.
+        stacks: of all threads, by their ids; the outermost frame first.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        stacks: Mapping[int, Sequence[FrameType]],
+        threads: Mapping[int, threading.Thread],
+        ages: WaitAges,
+    ) -> None:
+        self._stacks = stacks
+        self._threads = threads
+        self._ages = ages
+        self._rows = slow_waits.rows_of_threads()
+        self._names: dict[str, Key] = {}
+        self._carriers: dict[Any, Key] = {future: task for task in tasks for future in passed_on(task)}
+        """By future of another thread, what ends it: the task or thread that carries it out."""
+        self._carriers |= _work_items(stacks)
+
+    def name_of(self, key: Key) -> str:
+        """Unique in this process."""
+        if isinstance(key, asyncio.Task):
+            name, number = f"task {key.get_name()}", id(key)
+        else:
+            name, number = f"thread {self._threads[key].name if key in self._threads else key}", key
+        return name if self._names.setdefault(name, key) is key else f"{name} ({number:#x})"
+
+    # -- suspended tasks ----------------------------------------------------------------------------------------
+
+    def suspended(self, task: Task) -> Seen:
+        """What a task does that is not running."""
+        frames = list(frames_of(task))
+        seen = Seen(task, self.name_of(task), frames, has_users(frames))
+        awaited = awaited_by(task)
+        carriers = [self._carriers.get(future) for future in awaited.futures]
+        awaits = [*awaited.tasks, *(each for each in carriers if each is not None)]
+        if awaited.row is not None:
+            seen.state = State.WAITING
+            seen.wait = _of_row(awaited.row, awaited.left)
+        elif awaited.primitive:
+            self._wait_here(seen, awaited.kind, awaited.primitive, awaited.token, awaited.left)
+        elif awaited.sleeps:
+            self._wait_here(seen, "sleep", "asyncio.sleep()", awaited.token, awaited.left)
+        elif awaits and not awaited.every:
+            if awaited.is_known and None not in carriers:
+                self._wait_for_one(seen, awaits, awaited)
+        elif awaits:
+            seen.state, seen.awaits = State.WAITING, awaits
+        if awaited.left is not None and (awaited.sleeps or seen.wait is None):
+            seen.state = State.SLEEPING
+        return seen
+
+    def _wait_for_one(self, seen: Seen, awaits: Sequence[Key], awaited: Awaited) -> None:
+        targets = [Target(TargetKind.LOCAL, name=name) for name in sorted(map(self.name_of, awaits))]
+        what = f"the first of {len(targets)} tasks"
+        self._wait_here(seen, "tasks", what, awaited.token, awaited.left)
+        assert seen.wait is not None
+        seen.wait = dataclasses.replace(seen.wait, targets=targets, every=False)
+        seen.one_of = list(awaits)
+
+    # -- what has a thread for itself ---------------------------------------------------------------------------
+
+    def running(self, key: Key, ident: int, frames: Sequence[FrameType]) -> Seen:
+        """What a thread does, or the task or callback that its loop is running."""
+        seen = Seen(key, self.name_of(key), frames, has_users(frames))
+        if (row := self._rows.get(ident)) is not None:
+            seen.state, seen.wait = State.WAITING, _of_row(row, None)
+            return seen
+        if (collective := collective_wait(frames)) is not None:
+            place = [(id(frame), frame.f_lasti) for frame in frames]
+            seen.age = self._ages.age((seen.name, collective.what), hash(tuple(place)))
+            seen.state, seen.wait = State.WAITING, dataclasses.replace(collective, age=seen.age or 0.0)
+            return seen
+        does = doing(frames, self._native_id(ident))
+        seen.state = does.state
+        if does.state is State.WAITING and not self._wait_for_carrier(seen, does):
+            self._wait_here(seen, does.kind, does.what, does.sleeps, None)
+        return seen
+
+    def _native_id(self, ident: int) -> int | None:
+        """The kernel's number of a thread.  In a forked process Python 3.11 still has the parent's of the main one."""
+        if ident == threading.main_thread().ident:
+            return os.getpid()
+        return self._threads[ident].native_id if ident in self._threads else None
+
+    def _wait_for_carrier(self, seen: Seen, does: Doing) -> bool:
+        """Whether the wait is for another thread or task, or for one that is not here."""
+        if does.future is not None:
+            seen.awaits = [self._carriers[does.future]] if does.future in self._carriers else []
+        elif does.thread is not None:
+            seen.awaits = [does.thread.ident] if does.thread.ident in self._stacks else []
+        elif does.ends:
+            own = threading.main_thread().ident
+            seen.awaits = [ident for ident, each in self._threads.items() if not each.daemon and ident != own]
+            seen.is_users = True
+        else:
+            return False
+        if not seen.awaits:
+            seen.state = State.RUNNING  # another process may carry it out, or it has just ended
+        return True
+
+    # -- waits --------------------------------------------------------------------------------------------------
+
+    def _wait_here(self, seen: Seen, kind: str, what: str, token: Any, left: float | None) -> None:
+        """It waits for something of this process, of which no more is known."""
+        seen.state = State.WAITING
+        seen.age = self._ages.age((seen.name, what, line_of(seen.frames)), token)
+        targets = [] if kind == "sleep" else [Target(TargetKind.LOCAL)]
+        seen.wait = Wait(kind, what, seen.age or 0.0, targets, True, left)
+
+    def wait_for_caller(self, seen: Seen, call: ServedCall) -> None:
+        """Its generator may not run further ahead of the caller."""
+        seen.age = self._ages.age((seen.name, call.source, call.number), call.number)
+        what = f"its caller to take items of {call.method}()"
+        taken = Target(TargetKind.MESSAGE, call.source)
+        seen.state, seen.awaits = State.WAITING, []
+        seen.wait = Wait("stream", what, seen.age or 0.0, [taken])
+
+
+def _of_row(row: slow_waits.Row, left: float | None) -> Wait:
+    """A wait of the table's."""
+    work, now = row.work, time.monotonic()
+    limits = (left, work._time_left(), None if row.until == FOREVER else max(0.0, row.until - now))
+    targets, every = work._needs()
+    least = min((limit for limit in limits if limit is not None), default=None)
+    return Wait(work._kind, work._describe(), now - row.since, targets, every, least)
+
+
+def _work_items(stacks: Mapping[int, Sequence[FrameType]]) -> dict[Any, Key]:
+    """The futures of calls that threads of pools carry out, with these threads."""
+    found: dict[Any, Key] = {}
+    for ident, frames in stacks.items():
+        for frame in frames:
+            if frame.f_code.co_name == "run" and frame.f_globals.get("__name__") == "concurrent.futures.thread":
+                found[getattr(frame.f_locals.get("self"), "future", None)] = ident
+    return found

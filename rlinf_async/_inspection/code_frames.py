@@ -1,0 +1,117 @@
+"""Frames of this process as plain data, and whose code they run: the user's, an installed package's, or neither."""
+
+from __future__ import annotations
+
+import dis
+import re
+from collections.abc import Iterable, Sequence
+from enum import Enum, auto
+from functools import lru_cache
+from types import CodeType, FrameType
+from typing import Final
+
+from rlinf_async._inspection.state.run_report import Frame
+from rlinf_async._inspection.state.stack_dump import is_users
+
+_MAX_FRAMES: Final = 60
+"""Of one stack that are told, the innermost ones."""
+
+_HELPERS: Final = frozenset(
+    (
+        *("torch", "triton", "numba", "numpy", "grpc", "uvloop", "psutil"),
+        *("tensorboard", "tensorboardX", "tensorflow", "wandb", "mlflow", "swanlab", "tqdm", "rich"),
+        *("sentry_sdk", "prometheus_client", "opentelemetry"),
+        *("debugpy", "ipykernel", "IPython", "jupyter_client", "zmq", "tornado", "_pytest", "pluggy", "xdist"),
+    )
+)
+"""Packages with threads and tasks of their own, which wait for work, write logs or run the user's code."""
+
+
+_PACKAGE: Final = re.compile(r"/(?:site|dist)-packages/([^/.]+)")
+
+
+_LOADS: Final = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_FAST", "LOAD_DEREF")
+
+
+class Code(Enum):
+    """Whose code a file is."""
+
+    USERS = auto()
+    INSTALLED = auto()
+    """Of a package; that may be the user's too, if he has installed his own."""
+    OTHERS = auto()
+    """Of the interpreter, this framework, or a package that nothing of a run waits for."""
+
+
+@lru_cache(4096)
+def code_of(file: str) -> Code:
+    """Whose the code in a file is."""
+    if is_users(file):
+        return Code.USERS
+    packages = _PACKAGE.findall(file)
+    return Code.INSTALLED if packages and packages[-1] not in _HELPERS else Code.OTHERS
+
+
+def frames_from(frame: FrameType | None) -> list[FrameType]:
+    """A frame and those that have called it, the outermost first."""
+    found = []
+    while frame is not None:
+        found.append(frame)
+        frame = frame.f_back
+    return found[::-1]
+
+
+def has_users(frames: Iterable[FrameType]) -> bool:
+    """Whether code runs there that may be the user's."""
+    return any(code_of(frame.f_code.co_filename) is not Code.OTHERS for frame in frames)
+
+
+def stack_of(frames: Sequence[FrameType]) -> list[Frame]:
+    """Frames as plain data."""
+    return [
+        Frame(code.co_filename, frame.f_lineno or 0, code.co_name, code_of(code.co_filename) is Code.USERS)
+        for frame in frames[-_MAX_FRAMES:]
+        for code in [frame.f_code]
+    ]
+
+
+def line_of(frames: Sequence[FrameType]) -> str | None:
+    """The innermost line of the user's code; where there is none, of an installed package's."""
+    for code in (Code.USERS, Code.INSTALLED):
+        for frame in reversed(frames):
+            if code_of(frame.f_code.co_filename) is code:
+                return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}()"
+    return None
+
+
+def called_by(frame: FrameType) -> str:
+    """The name of what an innermost frame is calling: ``acquire``; ``with`` where it enters a block; else empty."""
+    return _called_at(frame.f_code, frame.f_lasti)
+
+
+@lru_cache(256)
+def _called_at(code: CodeType, offset: int) -> str:
+    instructions = [each for each in dis.get_instructions(code) if each.offset <= offset]
+    if not instructions:
+        return ""
+    *before, current = instructions
+    if current.opname == "BEFORE_WITH" or (before and before[-1].opname == "LOAD_SPECIAL"):
+        return "with"
+    if not current.opname.startswith(("CALL", "PRECALL")):
+        return ""
+    # What is called begins where the call begins, and of all that begins there it is the longest: of
+    # ``self.lock.acquire(timeout=limit())`` that is ``self.lock.acquire``.  Positions in the source tell; the values
+    # on the stack of a frame that another thread runs cannot be looked at.
+    callees = [each for each in before if each.opname.startswith(_LOADS) and _start(each) == _start(current)]
+    callee = max(callees, key=_end, default=None)
+    return "" if callee is None else str(callee.argval)
+
+
+def _start(instruction: dis.Instruction) -> tuple[int, int]:
+    where = instruction.positions
+    return (where.lineno or 0, where.col_offset or 0) if where is not None else (0, 0)
+
+
+def _end(instruction: dis.Instruction) -> tuple[int, int]:
+    where = instruction.positions
+    return (where.end_lineno or 0, where.end_col_offset or 0) if where is not None else (0, 0)

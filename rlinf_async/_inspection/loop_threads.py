@@ -1,0 +1,77 @@
+"""Threads that run event loops: where the code that runs the loop ends on a stack, and what the loop runs begins."""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import base_events, runners
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Final
+
+from rlinf_async._inspection.code_frames import Code, called_by, code_of
+from rlinf_async._inspection.own_tasks import is_inherited
+from rlinf_async._waits import slow_waits
+
+_EVENTS: Final = str(base_events.__file__)
+_RUNNERS: Final = str(runners.__file__)
+
+_RUN: Final = ("run_until_complete", "run_forever")
+"""Methods of loops; those of uvloop have no frames of their own."""
+
+
+@dataclass(frozen=True)
+class Occupied:
+    """A thread, and what it is busy with.
+
+    Attributes:
+        loop: that it runs; None if it runs none.
+        main: the task at whose end the loop stops, where that is known.
+        task: of that loop, which it is running just now.
+        outer: the frames of what runs the loop, the outermost first; none without one.
+        inner: the frames of what the loop runs; without a loop, all.
+    """
+
+    ident: int
+    loop: asyncio.AbstractEventLoop | None
+    main: asyncio.Task[Any] | None
+    task: asyncio.Task[Any] | None
+    outer: Sequence[FrameType]
+    inner: Sequence[FrameType]
+
+
+def occupied_by(ident: int, frames: Sequence[FrameType]) -> Occupied:
+    """Looks at the stack of a thread, the outermost frame first."""
+    loop: asyncio.AbstractEventLoop | None = None
+    main, cut = None, 0
+    for place, frame in enumerate(frames):
+        code = frame.f_code
+        if code.co_filename == _EVENTS and code.co_name in (*_RUN, "_run_once"):
+            loop = frame.f_locals["self"]
+            main = frame.f_locals.get("future", main)
+            cut = place + 1
+        elif code.co_filename == _RUNNERS and code.co_name == "run" and "task" in frame.f_locals:
+            loop, main = frame.f_locals["self"].get_loop(), frame.f_locals["task"]
+            cut = place + 1
+        elif _calls_loop(frame) and (known := _loop_of(ident)) is not None:
+            loop, main, cut = known, None, place + 1
+    if loop is None:
+        return Occupied(ident, None, None, None, [], frames)
+    current = asyncio.current_task(loop)
+    if current is not None:
+        root = getattr(current.get_coro(), "cr_frame", None)
+        cut = next((place for place, frame in enumerate(frames) if frame is root), cut)
+        if is_inherited(current):  # forked in the midst of a step: what it called goes on, and the loop does not
+            return Occupied(ident, None, None, None, [], frames[cut:])
+    return Occupied(ident, loop, main if isinstance(main, asyncio.Task) else None, current, frames[:cut], frames[cut:])
+
+
+def _calls_loop(frame: FrameType) -> bool:
+    code = frame.f_code
+    is_users = code_of(code.co_filename) is Code.USERS
+    return is_users and any(name in code.co_names for name in _RUN) and called_by(frame) in _RUN
+
+
+def _loop_of(ident: int) -> asyncio.AbstractEventLoop | None:
+    """A loop that runs, and on which something was waited for in this thread."""
+    return next((loop for loop, thread in slow_waits.loops() if thread == ident and loop.is_running()), None)

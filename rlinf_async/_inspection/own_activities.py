@@ -1,0 +1,185 @@
+"""``own_activities``: the tasks and threads of this process in which code of the user's runs or waits.
+
+Looked at from outside, by whichever thread is asked: nothing is recorded while things run.  What changes meanwhile may
+be told as it was or as it is; whoever draws conclusions asks twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from rlinf_async._inspection.activity_states import Key, Seen, States
+from rlinf_async._inspection.code_frames import frames_from, has_users, line_of, stack_of
+from rlinf_async._inspection.loop_threads import occupied_by
+from rlinf_async._inspection.own_tasks import Task, above, all_tasks
+from rlinf_async._inspection.served_calls import ServedCall
+from rlinf_async._inspection.state.run_report import Activity, State
+from rlinf_async._inspection.wait_ages import WaitAges
+from rlinf_async._waits import slow_waits
+
+_MAX_TASKS: Final = 2000
+"""That are looked at; a process with more of them counts as busy."""
+
+
+def own_activities(calls: Callable[[], Iterable[ServedCall]] = list, ages: WaitAges | None = None) -> list[Activity]:
+    """The activities of this process; from any thread.
+
+    Args:
+        calls: those that it serves.
+        ages: of one who asks again and again.
+    """
+    ages = WaitAges() if ages is None else ages
+    ages.begin()
+    look = _Look(list(calls()), ages)
+    look.see()
+    return look.told()
+
+
+class _Look:
+    """One look at this process."""
+
+    def __init__(self, calls: list[ServedCall], ages: WaitAges) -> None:
+        self._calls = {call.task: call for call in calls if call.task is not None}
+        self._blocking = next((call for call in calls if call.task is None), None)
+        self._main = threading.main_thread().ident or 0
+        stacks = {ident: frames_from(frame) for ident, frame in sys._current_frames().items()}
+        tasks = all_tasks()
+        self._left_out = max(0, len(tasks) - _MAX_TASKS)
+        self._tasks = tasks[:_MAX_TASKS]
+        threads = {thread.ident: thread for thread in threading.enumerate() if thread.ident is not None}
+        self._states = States(self._tasks, stacks, threads, ages)
+        self._occupied = {ident: occupied_by(ident, frames) for ident, frames in stacks.items()}
+        self._loop_threads = self._threads_of_loops()
+        self._seen: dict[Key, Seen] = {}
+
+    def see(self) -> None:
+        """Looks at all tasks and threads, and at what they have to do with each other."""
+        for task in self._tasks:
+            self._seen[task] = self._see_task(task)
+        for ident in self._occupied:
+            if (thread := self._see_thread(ident)) is not None:
+                self._seen[ident] = thread
+        self._hold_up()
+        self._pass_calls_on()
+
+    # -- one by one ---------------------------------------------------------------------------------------------
+
+    def _see_task(self, task: Task) -> Seen:
+        loop = task.get_loop()
+        thread = self._loop_threads.get(loop)
+        running = next((where for where in self._occupied.values() if where.task is task), None)
+        if running is not None:
+            seen = self._states.running(task, running.ident, running.inner)
+        elif asyncio.current_task(loop) is task:  # since the stacks were looked at
+            seen = Seen(task, self._states.name_of(task), [], is_users=True)
+        else:
+            seen = self._states.suspended(task)
+            seen.loop_thread = None if seen.state is State.WAITING else thread
+        seen.call = next((self._calls[each] for each in above(task) if each in self._calls), None)
+        if seen.call is None and thread == self._main and loop.is_running():
+            seen.call = self._blocking  # the loop runs within the method
+        if seen.call is not None and seen.call.task is task:
+            seen.is_users = True
+            if seen.call.is_paused:
+                self._states.wait_for_caller(seen, seen.call)
+                seen.loop_thread = None
+        return seen
+
+    def _see_thread(self, ident: int) -> Seen | None:
+        """What a thread does besides the tasks of its loop; None if nothing."""
+        where = self._occupied[ident]
+        call = self._blocking if ident == self._main else None
+        if where.loop is None:
+            seen = self._states.running(ident, ident, where.inner)
+            seen.call = call
+            seen.is_users = seen.is_users or call is not None
+            return seen
+        if where.task is None and has_users(where.inner):  # a callback of the loop
+            return self._states.running(ident, ident, where.inner)
+        if not has_users(where.outer):
+            return None
+        # The user's code has called something that runs a loop.  If that is asyncio.run(), his tasks are told, and tell
+        # of his call; if it is a method of the framework that blocks, only this shows what he waits for.
+        main = self._seen.get(where.main)
+        told = any(self._seen[task].is_users for task in self._tasks if task.get_loop() is where.loop)
+        name = self._states.name_of(ident)
+        if main is not None and not told:
+            frames = [*where.outer, *main.frames]
+            return dataclasses.replace(main, key=ident, name=name, frames=frames, is_users=True, call=call)
+        if call is None:
+            return None
+        awaits = [] if main is None else [main.key]
+        state = State.WAITING if awaits else State.RUNNING
+        return Seen(ident, name, where.outer, is_users=True, state=state, awaits=awaits, call=call)
+
+    # -- what they have to do with each other -------------------------------------------------------------------
+
+    def _threads_of_loops(self) -> dict[asyncio.AbstractEventLoop, int]:
+        """By loop, the thread that runs it, or that has: a worker's main one while a ``def`` method has that."""
+        found = {task.get_loop(): self._main for task in self._calls}
+        found |= dict(slow_waits.loops())
+        found |= {where.loop: ident for ident, where in self._occupied.items() if where.loop is not None}
+        return found
+
+    def _hold_up(self) -> None:
+        """A task that could go on waits for what blocks the thread of its loop."""
+        for seen in self._seen.values():
+            where = None if seen.loop_thread is None else self._occupied.get(seen.loop_thread)
+            if where is None:
+                continue
+            # Its loop runs a step of another task, or stands still below a method that has the thread.
+            blocking = self._seen.get(where.task if seen.key.get_loop() is where.loop else where.ident)
+            if blocking is not None and blocking is not seen and blocking.state is State.WAITING:
+                seen.state, seen.wait, seen.age, seen.awaits = State.WAITING, None, None, [blocking.key]
+
+    def _pass_calls_on(self) -> None:
+        """What a call waits for in this process serves that call."""
+        serving = [seen for seen in self._seen.values() if seen.call is not None]
+        while serving:
+            seen = serving.pop()
+            for key in (*seen.awaits, *seen.one_of):
+                if (other := self._seen.get(key)) is not None and other.call is None:
+                    other.call = seen.call
+                    serving.append(other)
+
+    # -- the report ---------------------------------------------------------------------------------------------
+
+    def told(self) -> list[Activity]:
+        """The activities of the user's, and what these wait for."""
+        found: dict[Key, Seen] = {}
+        waiting = [seen for seen in self._seen.values() if seen.is_users]
+        while waiting:
+            seen = waiting.pop()
+            if seen.key not in found:
+                found[seen.key] = seen
+                waiting += [self._seen[key] for key in (*seen.awaits, *seen.one_of) if key in self._seen]
+        told = sorted((self._activity(seen) for seen in found.values()), key=lambda activity: activity.name)
+        calls = [*self._calls.values(), *([] if self._blocking is None else [self._blocking])]
+        served = {(activity.source, activity.number) for activity in told}
+        # What has begun, or has ended, since the others were looked at goes on.
+        told += [
+            Activity(f"call {call.number}", State.RUNNING, None, call.method, call.source, call.number)
+            for call in calls
+            if (call.source, call.number) not in served
+        ]
+        return [*told, Activity(f"{self._left_out} more tasks", State.RUNNING)] if self._left_out else told
+
+    def _activity(self, seen: Seen) -> Activity:
+        call = seen.call
+        return Activity(
+            seen.name,
+            seen.state,
+            seen.age,
+            method="" if call is None else call.method,
+            source=0 if call is None else call.source,
+            number=0 if call is None else call.number,
+            wait=seen.wait,
+            awaits=sorted(self._seen[key].name for key in seen.awaits if key in self._seen),  # asyncio has them in sets
+            line=line_of(seen.frames),
+            stack=stack_of(seen.frames),
+        )

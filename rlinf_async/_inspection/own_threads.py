@@ -1,0 +1,112 @@
+"""States of this process's threads: what the innermost frames of one are known to block in, and its system call."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import platform
+import queue
+import threading
+from collections.abc import Sequence
+from concurrent.futures import _base
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from types import FrameType
+from typing import Any, Final
+
+from rlinf_async._inspection.code_frames import Code, called_by, code_of
+from rlinf_async._inspection.state.run_report import State
+
+_THREADING: Final = threading.__file__
+_QUEUE: Final = queue.__file__
+_FUTURES: Final = _base.__file__
+
+_IS_ARM: Final = platform.machine() == "aarch64"
+_FUTEX: Final = 98 if _IS_ARM else 202
+_NANOSLEEP: Final = frozenset((101, 115) if _IS_ARM else (35, 230))
+"""System calls by number: a lock, and ``time.sleep``."""
+
+
+@dataclass(frozen=True)
+class Doing:
+    """What a thread does.
+
+    Attributes:
+        kind, what: of a wait, for the report.
+        sleeps: how often it has gone to sleep in its life.
+        thread: is waited for to end.
+        future: is waited for; some thread or task of this process may carry it out, or another process.
+        ends: all threads are waited for that are no daemons.
+    """
+
+    state: State
+    kind: str = ""
+    what: str = ""
+    sleeps: int = 0
+    thread: threading.Thread | None = None
+    future: concurrent.futures.Future[Any] | None = None
+    ends: bool = False
+
+
+def doing(frames: Sequence[FrameType], native_id: int | None) -> Doing:
+    """What a thread does that is in none of the table's waits.
+
+    Args:
+        frames: the outermost first.
+        native_id: the thread's number in the kernel; None where it is not known.
+    """
+    call, is_timed = _system_call(native_id)
+    if call in _NANOSLEEP:
+        return Doing(State.SLEEPING)
+    if call != _FUTEX or not frames:
+        return Doing(State.RUNNING)
+    # A thread is in such a call for other reasons too: it waits for the interpreter's lock, which this thread holds, or
+    # for the threads of a library that compute for it.  So it counts only where Python's own locks are being acquired,
+    # and for ever: what has a deadline goes on by itself, and the interpreter's lock is tried every few milliseconds.
+    # tests/_inspection/test_own_threads.py::test_a_thread_that_computes_is_running_though_this_one_has_the_interpreter
+    waits = _wait_of(frames)
+    if waits is None:
+        return Doing(State.RUNNING)
+    return Doing(State.SLEEPING) if is_timed else replace(waits, sleeps=_sleeps(native_id))
+
+
+def _wait_of(frames: Sequence[FrameType]) -> Doing | None:
+    """The wait in Python's own locks that the innermost frames are in; None where they are in none."""
+    files = (_THREADING, _QUEUE, _FUTURES)
+    inside = list(takewhile(lambda frame: frame.f_code.co_filename in files, reversed(frames)))[::-1]
+    if not inside:
+        return Doing(State.WAITING, "lock", "a lock") if called_by(frames[-1]) in ("acquire", "with") else None
+    for frame in inside:
+        name, owner = frame.f_code.co_name, frame.f_locals.get("self")
+        if name == "join" and isinstance(owner, threading.Thread):
+            return Doing(State.WAITING, "thread", f"the end of thread {owner.name}", thread=owner)
+        if isinstance(owner, concurrent.futures.Future):
+            return Doing(State.WAITING, "future", "a concurrent.futures.Future", future=owner)
+    outermost = inside[0]
+    if outermost.f_code.co_name == "_shutdown":
+        return Doing(State.WAITING, "thread", "the ends of all threads that are no daemons", ends=True)
+    before = frames[: len(frames) - len(inside)]
+    if not before or code_of(before[-1].f_code.co_filename) is not Code.USERS:
+        return None  # a package that waits for work, for its own processes or for a device
+    if (owner := outermost.f_locals.get("self")) is None:
+        return None  # concurrent.futures.wait(): the futures may be another process's
+    kind, method = type(owner).__name__, outermost.f_code.co_name
+    what = f"{outermost.f_globals['__name__']}.{kind}.{method}()"
+    return Doing(State.WAITING, "lock" if method == "acquire" else kind.lower(), what)
+
+
+def _system_call(native_id: int | None) -> tuple[int, bool]:
+    """The number of the one that a thread is in, and whether it has a timeout, if it is a lock's; -1 where it runs."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        with open(f"/proc/self/task/{native_id}/syscall", "rb") as file:
+            number, *arguments = file.read().split()
+        return int(number), int(arguments[3], 16) != 0
+    return -1, False
+
+
+def _sleeps(native_id: int | None) -> int:
+    """How often a thread has gone to sleep; if that has not changed, it has not run."""
+    with contextlib.suppress(OSError, StopIteration), open(f"/proc/self/task/{native_id}/status", "rb") as file:
+        line = next(line for line in file if line.startswith(b"voluntary_ctxt_switches"))
+        return int(line.split()[1])
+    return 0

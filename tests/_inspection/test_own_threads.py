@@ -1,0 +1,161 @@
+"""A thread waits where Python's own locks keep it, and runs or sleeps elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+
+import pytest
+
+from rlinf_async._inspection.code_frames import frames_from
+from rlinf_async._inspection.own_threads import Doing, doing
+from rlinf_async._inspection.state.run_report import State
+
+
+class Locks:
+    """All that the threads below wait for; ``open`` lets them go."""
+
+    def __init__(self) -> None:
+        self.lock, self.rlock, self.event = threading.Lock(), threading.RLock(), threading.Event()
+        self.queue: queue.Queue[None] = queue.Queue()
+        self.full: queue.Queue[None] = queue.Queue(1)
+        self.permits = threading.Semaphore(0)
+        self.future: Future[None] = Future()
+        self.thread = threading.Thread(target=self.event.wait, name="ends last")
+        self.process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        self.goes_on = True
+
+    def enter(self) -> None:
+        with self.lock:
+            pass
+
+    def enter_reentrant(self) -> None:
+        with self.rlock:
+            pass
+
+    def acquire(self) -> None:
+        self.lock.acquire(blocking=bool(self))
+        self.lock.release()
+
+    def acquire_soon(self) -> None:
+        if self.lock.acquire(timeout=60):
+            self.lock.release()
+
+    def wait(self) -> None:
+        self.event.wait()
+
+    def wait_soon(self) -> None:
+        self.event.wait(60)
+
+    def get(self) -> None:
+        self.queue.get()
+
+    def put(self) -> None:
+        self.full.put(None)
+
+    def permit(self) -> None:
+        self.permits.acquire()
+
+    def result(self) -> None:
+        self.future.result()
+
+    def join(self) -> None:
+        self.thread.join()
+
+    def child(self) -> None:
+        self.process.wait()
+
+    def sleep(self) -> None:
+        while self.goes_on:
+            time.sleep(0.2)
+
+    def compute(self) -> None:
+        while self.goes_on:
+            pass
+
+    def open(self) -> None:
+        self.goes_on = False
+        self.event.set()
+        self.lock.release()
+        self.rlock.release()
+        self.queue.put(None)
+        self.full.get()
+        self.permits.release()
+        self.future.set_result(None)
+        self.process.communicate(b"\n")
+
+
+@contextlib.contextmanager
+def inside(function: Callable[[], None], locks: Locks) -> Iterator[threading.Thread]:
+    """A thread that has come to where it waits: it is not about to run any more."""
+    locks.thread.start()
+    locks.lock.acquire()
+    locks.rlock.acquire()
+    locks.full.put(None)
+    thread = threading.Thread(target=function)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        locks.open()
+        thread.join()
+        locks.thread.join()
+
+
+def look(thread: threading.Thread) -> Doing:
+    assert thread.ident is not None
+    return doing(frames_from(sys._current_frames()[thread.ident]), thread.native_id)
+
+
+def state_of(name: str, expected: State) -> Doing:
+    """What a thread does in that method, once it is that; what it does instead, after 10 s."""
+    locks, until = Locks(), time.monotonic() + 10
+    with inside(getattr(locks, name), locks) as thread:
+        while (found := look(thread)).state is not expected and time.monotonic() < until:
+            pass
+    return found
+
+
+WAITS = {
+    "enter": ("lock", "a lock"),
+    "enter_reentrant": ("lock", "a lock"),
+    "acquire": ("lock", "a lock"),
+    "wait": ("event", "threading.Event.wait()"),
+    "get": ("queue", "queue.Queue.get()"),
+    "put": ("queue", "queue.Queue.put()"),
+    "permit": ("lock", "threading.Semaphore.acquire()"),
+    "result": ("future", "a concurrent.futures.Future"),
+    "join": ("thread", "the end of thread ends last"),
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_a_thread_that_a_lock_keeps_waits_for_that(name: str) -> None:
+    found = state_of(name, State.WAITING)
+    assert (found.state, found.kind, found.what) == (State.WAITING, *WAITS[name])
+    assert found.sleeps > 0
+    assert (found.thread is not None) is (name == "join")
+    assert (found.future is not None) is (name == "result")
+
+
+@pytest.mark.parametrize("name", ["sleep", "wait_soon", "acquire_soon"])
+def test_a_thread_with_a_time_to_go_on_at_sleeps(name: str) -> None:
+    assert state_of(name, State.SLEEPING).state is State.SLEEPING
+
+
+@pytest.mark.parametrize("name", ["compute", "child"])
+def test_a_thread_that_computes_is_running_though_this_one_has_the_interpreter(name: str) -> None:
+    """And so is one that waits for another process."""
+    locks = Locks()
+    with inside(getattr(locks, name), locks) as thread:
+        until = time.monotonic() + 0.1
+        states = {look(thread).state}
+        while time.monotonic() < until:
+            states.add(look(thread).state)
+    assert states == {State.RUNNING}
