@@ -21,6 +21,7 @@ from ..control.run_end import down, kill
 from ..control.run_places import LocalRun, NoSuchRun, choose, find_runs, folders
 from ..control.run_status import show_runs, show_status
 from ..control.stack_text import show_stacks
+from ..control.stuck_verdict import show_verdict
 from ..control.text_output import Output
 from .control_words import DEFAULT_TIMEOUT_S, parser
 
@@ -75,6 +76,8 @@ async def _command(attachment: Attachment, options: argparse.Namespace, output: 
             await show_status(attachment, output)
         case "logs":
             await show_logs(attachment, output, options.ranks, tail=options.tail, follow=options.follow)
+        case "stuck":
+            return await show_verdict(attachment, output)
         case "stack":
             await show_stacks(attachment, output, options.ranks)
         case "kill":

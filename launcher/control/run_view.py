@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from rlinf_async._core import frames, operations
 from rlinf_async._inspection.state.run_report import ProcessReport, QueueReport, RunReport, from_data
+from rlinf_async.errors import ClosedError
 
 from .attachment import Attachment
 from .run_places import NoSuchRun
@@ -32,9 +33,9 @@ class RunView:
     missing: dict[int, str]
 
     def detail(self, process: ProcessReport) -> dict[str, Any]:
-        """Command, log, devices and memory of a process; of one that nothing is known of, nothing."""
+        """Command, log, devices, bytes of memory and seconds of CPU of a process; nothing where it is not known."""
         processes: dict[str, Any] = self.details.get(process.node, {}).get("processes", {})
-        detail: dict[str, Any] = {"command": "", "log": "", "devices": [], "memory": 0}
+        detail: dict[str, Any] = {"command": "", "log": "", "devices": [], "memory": 0, "cpu": 0.0}
         detail |= processes.get(str(process.endpoint), {})
         return detail
 
@@ -108,6 +109,9 @@ async def look(
         chosen: the processes to ask; None for all.
         details: ask for commands, logs and memory too.
         devices: and for the use of GPUs.
+
+    Raises:
+        ClosedError: the daemon that passes the questions on has ended, and the run with it.
     """
     numbers: dict[int, list[int]] = {}
     for process in chosen or ():
@@ -122,6 +126,8 @@ async def look(
         return operations.NodeDetails(devices) if details else None
 
     (found, missing), (more, _) = await asyncio.gather(attachment.ask_nodes(inspect), attachment.ask_nodes(describe))
+    if attachment.lost.done():
+        raise ClosedError(attachment.lost.result())
     report = RunReport(
         run=attachment.run.run,
         processes=[from_data(ProcessReport, each) for answer in found.values() for each in answer["processes"]],

@@ -50,7 +50,7 @@ async def stand() -> None:
 def standing_run(*words: str) -> Iterator[subprocess.Popen[str]]:
     """The launcher of such a run, once it stands."""
     command = [sys.executable, "-m", "rlinf_launcher", *words, __file__]
-    environ = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    environ = {**os.environ, "PYTHONPATH": str(CHECKOUT), "RLINF_INSPECTION_TIMEOUT_S": "0.3"}
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, env=environ, text=True, **streams) as launcher:
         try:

@@ -99,6 +99,19 @@ def test_status_is_there_at_once_while_the_drivers_loop_is_blocked_and_a_rank_is
     assert re.search(r"1 +local1 +ready +\d+ +1 +0 fake", out)
 
 
+def test_stacks_have_the_users_lines_also_where_the_loop_is_blocked(run: LocalRun, said: Any) -> None:
+    code, out, _ = said("stack", "--run", run.run, "--all")
+    assert code == 0
+    assert re.search(r"> \S+/standing_runs.py:\d+ in stand\(\)", out)
+    assert re.search(r"rollout:0-1 +\(2 alike; of the first, pid \d+ on local0\)", out)
+    assert re.search(r"driver +\(pid \d+ on local0\) +does not answer", out)
+
+
+def test_a_run_that_is_not_stuck_has_a_verdict_and_no_exit_code(run: LocalRun, said: Any) -> None:
+    code, out, _ = said("stuck", run.run)
+    assert (code, out.partition(":")[0]) == (0, "busy")
+
+
 def test_a_daemon_that_is_stopped_is_named_and_the_others_are_asked(run: LocalRun, said: Any) -> None:
     with stopped(daemon_of(run, 0)):
         code, out, _ = said("status", run.run, "--timeout", "1")
