@@ -211,11 +211,14 @@ def test_the_communication_example_of_the_seed_runs_with_4_ranks_per_group(two_n
 # -- many -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("orders", [40, pytest.param(200, marks=pytest.mark.histories)])
 @pytest.mark.parametrize("way", list(WAYS))
-def test_crossed_first_sends_in_200_random_orders_over_8_ranks_all_complete(two_nodes: Cluster, way: str) -> None:
+def test_crossed_first_sends_in_random_orders_over_8_ranks_all_complete(
+    two_nodes: Cluster, way: str, orders: int
+) -> None:
     talks = Talks(two_nodes, way, 4, ("here", "there"))
-    calls = [group.ado(exchanges.in_random_orders, ["here", "there"], 200) for group in (talks.a, talks.b)]
-    assert [call.wait(59) for call in calls] == [[200 * 16] * 4] * 2
+    calls = [group.ado(exchanges.in_random_orders, ["here", "there"], orders) for group in (talks.a, talks.b)]
+    assert [call.wait(59) for call in calls] == [[orders * 16] * 4] * 2
     talks.close()
 
 

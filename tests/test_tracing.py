@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from rlinf_async import Channel, Cluster, ConfigError, NodePlacementStrategy, Tracer, WorkerDied, settings
 from rlinf_async._trace import recorder as tracing
 from rlinf_async._wire.lifeline import Lifeline
+from tests._support import leaks
 from tests._support.trace_files import Drawn, Trace
 from tests._support.traced_workers import Busy
 
@@ -33,18 +35,62 @@ def started(path: Path, **options: Any) -> Cluster:
     return Cluster(trace=path, log_to_driver=False, **options)
 
 
-async def test_every_call_is_a_span_of_its_caller_and_of_each_callee_with_an_arrow_to_each(path: Path) -> None:
+@dataclass
+class Run:
+    """One that has been traced.  Attributes: id: its own; path: of its file."""
+
+    id: str
+    path: Path
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """For the tests that only look at what is drawn: calls of all kinds, one after the other."""
+    path = tmp_path_factory.mktemp("run") / "trace.json"
+    with leaks.none_left():
+        return Run(asyncio.run(_run_everything(path)), path)
+
+
+async def _run_everything(path: Path) -> str:
     async with started(path) as cluster:
         group = Busy.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="busy")
+        first = group.execute_on(0)
         await group.ping()
         await group.block()
         await group.execute_on(1).ping()
         assert [item async for item in group.count(2)]
         with pytest.raises(ZeroDivisionError):
-            await group.execute_on(0).fail()
-    trace = Trace(path)
-    assert trace.processes == {"driver", "busy:0", "busy:1"}
-    arrows = sorted((caller.name, callee.process, callee.name) for caller, callee in trace.arrows)
+            await first.fail()
+        await group.exchange()
+        await group.exchange_in_coroutines()
+        await group.broadcasts()
+        async with Channel.create("obs", cluster=cluster) as channel:
+            await group.put_and_get(channel)
+            await channel.put(1)
+            await channel.get()
+        await group.timed()
+        async with Channel.create("slow", cluster=cluster) as channel:
+            getting = first.get_one(channel)
+            await first.is_traced()
+            await asyncio.sleep(0.05)
+            await channel.put(1)
+            await getting
+        await asyncio.gather(*(first.overlap(number) for number in range(4)))
+        await first.overlapping_messages(8)
+        assert await first.breed() == [0]
+        return cluster.run_id
+
+
+@pytest.fixture
+def trace(run: Run) -> Trace:
+    return Trace(run.path)
+
+
+def test_every_call_is_a_span_of_its_caller_and_of_each_callee_with_an_arrow_to_each(trace: Trace) -> None:
+    assert trace.processes == {"driver", "busy:0", "busy:1", "busy:0:0"}
+    names = ("__init__", "block", "count", "fail", "ping")
+    drawn = [(caller, callee) for caller, callee in trace.arrows if callee.name in names]
+    arrows = sorted((caller.name, callee.process, callee.name) for caller, callee in drawn)
     both = [
         (f"busy.{name}", f"busy:{rank}", name) for name in ("__init__", "block", "count", "ping") for rank in (0, 1)
     ]
@@ -55,18 +101,7 @@ async def test_every_call_is_a_span_of_its_caller_and_of_each_callee_with_an_arr
         assert callee.args == ({"failed": True} if callee.name == "fail" else {})
 
 
-async def test_messages_channels_and_timers_are_spans_inside_the_call_that_does_them(path: Path) -> None:
-    async with started(path) as cluster:
-        group = Busy.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="busy")
-        await group.exchange()
-        await group.exchange_in_coroutines()
-        await group.broadcasts()
-        async with Channel.create("obs", cluster=cluster) as channel:
-            await group.put_and_get(channel)
-            await channel.put(1)
-            await channel.get()
-        await group.timed()
-    trace = Trace(path)
+def test_messages_channels_and_timers_are_spans_inside_the_call_that_does_them(trace: Trace) -> None:
     for call, process, names in (
         ("exchange", "busy:0", ["send busy:1", "recv busy:1"]),
         ("exchange", "busy:1", ["recv busy:0", "send busy:0"]),
@@ -79,32 +114,20 @@ async def test_messages_channels_and_timers_are_spans_inside_the_call_that_does_
         (span,) = [span for span in trace.of(process, call) if span.category == "call"]
         assert [each.name for each in trace.within(span)] == names, call
     assert trace.of("busy:0", "send busy:1")[0].args["bytes"] > 0
-    assert trace.of("busy:0", "inner")[0].category == "busy"
+    assert trace.of("busy:1", "inner")[0].category == "busy"
     assert trace.of("busy:0", "mine")[0].args == {"step": 3}
     assert trace.of("driver", "put obs")
     assert trace.of("driver", "get obs")
     assert not trace.of("busy:0", "hidden")
 
 
-async def test_the_time_that_a_get_waits_is_in_its_span(path: Path) -> None:
-    async with started(path) as cluster:
-        group = Busy.create_group().launch(cluster, name="busy")
-        async with Channel.create("slow", cluster=cluster) as channel:
-            getting = group.get_one(channel)
-            await group.ping()
-            await asyncio.sleep(0.05)
-            await channel.put(1)
-            await getting
-    (get,) = Trace(path).of("busy:0", "get slow")
+def test_the_time_that_a_get_waits_is_in_its_span(trace: Trace) -> None:
+    (get,) = trace.of("busy:0", "get slow")
     assert 0.05 <= get.seconds < 5
 
 
-async def test_coroutines_that_overlap_have_tracks_of_their_own(path: Path) -> None:
-    async with started(path) as cluster:
-        group = Busy.create_group().launch(cluster, name="busy")
-        await asyncio.gather(*(group.overlap(number) for number in range(4)))
-        await group.overlapping_messages(8)
-    trace = Trace(path)  # which checks that nothing on one track overlaps
+def test_coroutines_that_overlap_have_tracks_of_their_own(trace: Trace) -> None:
+    """Reading the trace has checked that nothing on one track overlaps."""
     calls = trace.of("busy:0", "overlap")
     assert len({span.track for span in calls}) == 4
     for span in calls:
@@ -112,14 +135,14 @@ async def test_coroutines_that_overlap_have_tracks_of_their_own(path: Path) -> N
     assert len(trace.of("busy:0", "send busy:0")) == len(trace.of("busy:0", "recv busy:0")) == 8
 
 
-async def test_a_subprocess_that_is_a_worker_has_its_place(path: Path) -> None:
-    async with started(path) as cluster:
-        group = Busy.create_group().launch(cluster, name="busy")
-        assert await group.breed() == [0]
-    trace = Trace(path)
+def test_a_subprocess_that_is_a_worker_has_its_place(trace: Trace) -> None:
     (span,) = trace.of("busy:0:0", "sub")
     assert [each.name for each in trace.within(span)] == ["send busy:0"]
     assert trace.of("busy:0", "recv busy:0:0")
+
+
+def test_the_file_says_which_run_it_is(run: Run) -> None:
+    assert json.loads(run.path.read_text())["otherData"]["run"] == run.id
 
 
 def test_users_may_record_what_they_do_in_a_script_and_read_the_file_while_the_run_goes_on(path: Path) -> None:
@@ -294,12 +317,16 @@ async def test_spans_of_two_nodes_line_up(path: Path) -> None:
     assert_aligned(Trace(path))
 
 
-@pytest.mark.parametrize("shifted", [0, 1])
 async def test_spans_of_two_nodes_line_up_although_a_daemon_has_another_clock(
-    path: Path, shifted: int, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    elsewhen = ["unshare", "--time", "--monotonic=100000", "--fork", "--kill-child=SIGKILL"]
-    probe = subprocess.run([*elsewhen, "true"], capture_output=True, text=True, check=False)
+    """Each of them another one than the driver, and than the other daemon."""
+
+    def elsewhen(number: int) -> list[str]:
+        seconds = (100_000, 40_000)[number]
+        return ["unshare", "--time", f"--monotonic={seconds}", "--fork", "--kill-child=SIGKILL"]
+
+    probe = subprocess.run([*elsewhen(0), "true"], capture_output=True, text=True, check=False)
     if probe.returncode:
         pytest.skip(f"a clock of its own needs a time namespace: {probe.stderr.strip()}")
     start = Lifeline.start
@@ -308,17 +335,12 @@ async def test_spans_of_two_nodes_line_up_although_a_daemon_has_another_clock(
     async def start_elsewhen(argv: list[str], **options: Any) -> Lifeline:
         nonlocal started_so_far
         started_so_far += 1
-        return await start([*elsewhen, *argv] if started_so_far - 1 == shifted else argv, **options)
+        return await start([*elsewhen(started_so_far - 1), *argv], **options)
 
     monkeypatch.setattr(Lifeline, "start", start_elsewhen)
     await run_on_two_nodes(path)
+    assert started_so_far == 2
     trace = Trace(path)
     assert_aligned(trace)
     times = [span.begin for span in trace.spans]
     assert max(times) - min(times) < 60_000 * MS
-
-
-def test_the_file_says_which_run_it_is(path: Path) -> None:
-    with started(path) as cluster:
-        run = cluster.run_id
-    assert json.loads(path.read_text())["otherData"]["run"] == run
