@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rlinf_async._core import frames, operations
-from rlinf_async._inspection.state.run_report import ProcessReport, QueueReport, RunReport, from_data
+from rlinf_async._inspection.state.run_report import ProcessReport, RunReport, merged
 from rlinf_async.errors import ClosedError
 
 from .attachment import Attachment
@@ -128,11 +128,5 @@ async def look(
     (found, missing), (more, _) = await asyncio.gather(attachment.ask_nodes(inspect), attachment.ask_nodes(describe))
     if attachment.lost.done():
         raise ClosedError(attachment.lost.result())
-    report = RunReport(
-        run=attachment.run.run,
-        processes=[from_data(ProcessReport, each) for answer in found.values() for each in answer["processes"]],
-        queues=[from_data(QueueReport, each) for answer in found.values() for each in answer["queues"]],
-        missing={attachment.name_of(node): reason for node, reason in missing.items()},
-        ended={int(each): str(text) for answer in found.values() for each, text in answer["ended"].items()},
-    )
-    return RunView(report, more, missing)
+    unheard = {attachment.name_of(node): reason for node, reason in missing.items()}
+    return RunView(merged(attachment.run.run, found.values(), unheard), more, missing)

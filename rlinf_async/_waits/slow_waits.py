@@ -252,6 +252,17 @@ def say(rows: Iterable[tuple[Waitable, float, Waiter]], now: float) -> None:
             _say_one(same, now)
         except Exception:  # the user's wait must not end of a word about it
             logger.exception("no word could be said about %d waits", len(same))
+    for reference in _after_words.copy() if alike else ():
+        listener = reference()
+        if listener is None:
+            _after_words.remove(reference)
+        else:
+            listener()
+
+
+def after_words(listener: Callable[[], None]) -> None:
+    """Calls a bound method after words about long waits, in the thread that says them, as long as its object lives."""
+    _after_words.append(weakref.WeakMethod(listener))
 
 
 def _say_one(same: Sequence[tuple[Waitable, float, Waiter]], now: float) -> None:
@@ -309,6 +320,7 @@ def _forget() -> None:
 
 
 _lock = threading.Lock()
+_after_words: list[weakref.WeakMethod[Callable[[], None]]] = []
 _loops: weakref.WeakSet[LoopWaits] = weakref.WeakSet()
 _threads = WaitTable()
 _until: dict[Hashable, float] = {}

@@ -18,6 +18,7 @@ Endpoints are as in ``_core/frames.py``; seconds are ages, at the moment of the 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -221,6 +222,18 @@ class RunReport:
 
 
 R = TypeVar("R")
+
+
+def merged(run: str, answers: Iterable[dict[str, Any]], missing: dict[str, str]) -> RunReport:
+    """The report of a run, of what its daemons have answered to ``Inspect``."""
+    answers = list(answers)
+    return RunReport(
+        run=run,
+        processes=[from_data(ProcessReport, each) for answer in answers for each in answer["processes"]],
+        queues=[from_data(QueueReport, each) for answer in answers for each in answer["queues"]],
+        missing=missing,
+        ended={int(each): str(text) for answer in answers for each, text in answer["ended"].items()},
+    )
 
 
 def to_data(report: Any) -> Any:

@@ -1,0 +1,86 @@
+"""Questions to all nodes of a run about its processes: ``report``, and ``why``, the verdict on a run that stands still.
+
+From a process of the run; an operator outside asks by ``launcher/control``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+from rlinf_async._core import operations
+from rlinf_async._core.operations import Answer, Operation
+from rlinf_async._inspection.state.run_report import Activity, RunReport, merged
+from rlinf_async._inspection.state.verdict import Kind, Verdict, judge
+from rlinf_async.errors import RLinfAsyncError
+from rlinf_async.work import Work
+
+logger = logging.getLogger(__name__)
+
+PARTS: Final = ("activities", "queues")
+
+VERDICT: Final = "the verdict on this run"
+"""Description of a wait for ``why``."""
+
+ASK_AGAIN_S: Final = 0.5
+"""Seconds between the two reports of a verdict: what is the same in both stands still."""
+
+
+class Client(Protocol):
+    """The part of a ``NodeClient`` that makes requests of daemons."""
+
+    welcome: dict[str, Any]
+
+    def request(self, operation: Operation[Answer], *, node: int) -> Work[Answer]: ...
+
+
+async def report(client: Client, parts: Sequence[str] = PARTS) -> RunReport:
+    """What all nodes tell of their processes at one moment; nodes that do not are ``missing``."""
+    nodes = {int(each["node"]): str(each["name"]) for each in client.welcome["nodes"]}
+    requests = {node: client.request(operations.Inspect([], list(parts)), node=node) for node in nodes}
+    answers: list[dict[str, Any]] = []
+    missing: dict[str, str] = {}
+    for node, request in requests.items():
+        try:
+            answers.append(await request)
+        except RLinfAsyncError as error:
+            missing[nodes[node]] = str(error)
+    return merged(str(client.welcome["run"]), answers, missing)
+
+
+async def why(client: Client) -> Verdict:
+    """The verdict on the run: two reports, half a second apart.  The waits for it (``VERDICT``) are left out of it."""
+    before = await report(client)
+    await _after(ASK_AGAIN_S)
+    return judge(_without_askers(await report(client)), _without_askers(before))
+
+
+def _without_askers(report: RunReport) -> RunReport:
+    processes = [
+        dataclasses.replace(each, activities=[one for one in each.activities if not _asks(one)])
+        for each in report.processes
+    ]
+    return dataclasses.replace(report, processes=processes)
+
+
+def _asks(activity: Activity) -> bool:
+    return activity.wait is not None and activity.wait.what == VERDICT
+
+
+async def tell(client: Client) -> None:
+    """Logs the verdict on the run, unless it is known from the word about a wait: that others are at work."""
+    verdict = await why(client)
+    if verdict.kind not in (Kind.BUSY, Kind.IDLE):
+        logger.warning("the run %s, as `rlinf-ctl stuck` says: %s", client.welcome["run"], verdict)
+
+
+async def _after(seconds: float) -> None:
+    passed = asyncio.Event()
+    timer = asyncio.get_running_loop().call_later(seconds, passed.set)
+    try:
+        await passed.wait()
+    finally:
+        timer.cancel()
