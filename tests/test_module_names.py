@@ -44,9 +44,10 @@ def run(command: list[str], directory: Path, **environment: str) -> subprocess.C
     )
 
 
-@pytest.mark.parametrize("launched", [False, True], ids=["python", "rlinf-launch"])
 @pytest.mark.parametrize(
-    ("beside", "elsewhere"), [("launcher.py", "launcher/__init__.py"), ("launcher/__init__.py", "launcher.py")]
+    ("launched", "beside", "elsewhere"),
+    [(False, "launcher.py", "launcher/__init__.py"), (True, "launcher/__init__.py", "launcher.py")],
+    ids=["python", "rlinf-launch"],
 )
 def test_modules_beside_the_script_are_found_whatever_has_their_names(
     tmp_path: Path, launched: bool, beside: str, elsewhere: str

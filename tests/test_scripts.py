@@ -13,6 +13,8 @@ from textwrap import dedent
 import psutil
 import pytest
 
+from tests._support import leaks
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -23,54 +25,11 @@ def run_script(path: Path, text: str, *args: str, timeout: float = 60) -> subpro
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
 
 
-def test_a_class_and_its_values_defined_in_main_travel_both_ways(tmp_path: Path) -> None:
-    done = run_script(
-        tmp_path / "train.py",
-        """
-        import multiprocessing
-        from dataclasses import dataclass
-        from rlinf_async import Cluster, Worker
-
-        @dataclass
-        class Point:
-            x: int
-
-        class Odd(Exception):
-            pass
-
-        def double(x):
-            return 2 * x
-
-        class Mover(Worker):
-            def move(self, point):
-                assert isinstance(point, Point)
-                return Point(point.x + 1)
-
-            def fail(self):
-                raise Odd("own type")
-
-            def spawned(self):
-                with multiprocessing.get_context("spawn").Pool(1) as pool:
-                    return pool.map(double, [1, 2])
-
-        if __name__ == "__main__":
-            with Cluster(num_nodes=1, log_to_driver=False) as cluster:
-                group = Mover.create_group().launch(cluster)
-                moved = group.move(Point(1)).wait()[0]
-                assert isinstance(moved, Point) and moved == Point(2), moved
-                try:
-                    group.fail().wait()
-                except Odd as error:
-                    print("caught", error)
-                print(group.spawned().wait())
-        """,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["caught own type", "[[2, 4]]"]
-
-
-def test_a_class_of_a_module_beside_the_script_is_found(tmp_path: Path) -> None:
-    (tmp_path / "beside.py").write_text(
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+    """A run of classes of the script's and of a module beside it, for the tests that look at what it has said."""
+    folder = tmp_path_factory.mktemp("script")
+    (folder / "beside.py").write_text(
         dedent("""
         from rlinf_async import Worker
 
@@ -80,43 +39,84 @@ def test_a_class_of_a_module_beside_the_script_is_found(tmp_path: Path) -> None:
                 return __name__, os.getcwd()
         """)
     )
-    done = run_script(
-        tmp_path / "train.py",
-        """
-        import os
-        from beside import Beside
-        from rlinf_async import Cluster
+    with leaks.none_left():
+        done = run_script(
+            folder / "train.py",
+            """
+            import multiprocessing
+            import os
+            import sys
+            from dataclasses import dataclass
+            from beside import Beside
+            from rlinf_async import Cluster, NodePlacementStrategy, Worker
 
-        with Cluster() as cluster:
-            group = Beside.create_group().launch(cluster)
-            assert group.where().wait() == [("beside", os.getcwd())]
-        """,
-    )
+            @dataclass
+            class Point:
+                x: int
+
+            class Odd(Exception):
+                pass
+
+            def double(x):
+                return 2 * x
+
+            class Mover(Worker):
+                def move(self, point):
+                    assert isinstance(point, Point)
+                    return Point(point.x + 1)
+
+                def fail(self):
+                    raise Odd("own type")
+
+                def spawned(self):
+                    with multiprocessing.get_context("spawn").Pool(1) as pool:
+                        return pool.map(double, [1, 2])
+
+            class Talker(Worker):
+                def talk(self):
+                    print("hello from", self._rank)
+                    print("trouble", file=sys.stderr)
+
+            if __name__ == "__main__":
+                with Cluster() as cluster:
+                    group = Mover.create_group().launch(cluster, name="move")
+                    moved = group.move(Point(1)).wait()[0]
+                    assert isinstance(moved, Point) and moved == Point(2), moved
+                    try:
+                        group.fail().wait()
+                    except Odd as error:
+                        print("caught", error)
+                    print(group.spawned().wait())
+                    beside = Beside.create_group().launch(cluster)
+                    assert beside.where().wait() == [("beside", os.getcwd())]
+                    talkers = Talker.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="talk")
+                    talkers.talk().wait()
+            """,
+        )
     assert done.returncode == 0, done.stderr
+    return done
 
 
-def test_output_of_workers_carries_who_said_it(tmp_path: Path) -> None:
-    done = run_script(
-        tmp_path / "train.py",
-        """
-        import sys
-        from rlinf_async import Cluster, NodePlacementStrategy, Worker
+def test_a_class_and_its_values_defined_in_main_travel_both_ways(done: subprocess.CompletedProcess[str]) -> None:
+    assert {"caught own type", "[[2, 4]]"} < {*done.stdout.splitlines()}
 
-        class Talker(Worker):
-            def talk(self):
-                print("hello from", self._rank)
-                print("trouble", file=sys.stderr)
 
-        with Cluster() as cluster:
-            group = Talker.create_group().launch(cluster, placement=NodePlacementStrategy([0, 0]), name="talk")
-            group.talk().wait()
-        """,
+def test_a_class_of_a_module_beside_the_script_is_found(done: subprocess.CompletedProcess[str]) -> None:
+    assert done.returncode == 0, "or the script has found otherwise"
+
+
+def test_output_of_workers_carries_who_said_it(done: subprocess.CompletedProcess[str]) -> None:
+    """Those of the group that fails tell of that beside these."""
+    stdout, (first, *stderr) = (
+        [line for line in text.splitlines() if not line.startswith("[move:0@localhost] ")]
+        for text in (done.stdout, done.stderr)
     )
-    assert sorted(done.stdout.splitlines()) == [
+    assert sorted(stdout) == [
+        "[[2, 4]]",
         "[talk:0@localhost] hello from 0",
         "[talk:1@localhost] hello from 1",
+        "caught own type",
     ]
-    first, *stderr = done.stderr.splitlines()
     assert re.fullmatch(r"rlinf run [0-9a-f]{8}: logs in /.+/[0-9a-f]{8}", first)
     assert sorted(stderr) == ["[talk:0@localhost] trouble", "[talk:1@localhost] trouble"]
 

@@ -48,12 +48,15 @@ def search(
         AssertionError: with the smallest pair of which a way makes something else.
     """
 
+    # Not by runner.run(): to set its handler of SIGINT, Python formats the tasks before it with all that they returned.
+    loop = runner.get_loop()
+
     def judge(pair: Pair) -> None:
         rules = {maps: expected(pair, maps) for maps in {way.maps_in(pair) for way in ways.values()}}
         counts.update(["pairs", *features(pair)])
         counts["written"] += all(isinstance(outcome, Written) for outcome in rules.values())
         for name, way in ways.items():
-            found = difference(rules[way.maps_in(pair)], runner.run(run(way, pair)))
+            found = difference(rules[way.maps_in(pair)], loop.run_until_complete(run(way, pair)))
             assert not found, f"{name}: {found}\n{pair}"
 
     for number in range(-(-examples // ROUND)):
