@@ -9,24 +9,34 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from rlinf_async import Cluster, NodePlacementStrategy, WorkerDied, settings
 from rlinf_async._client import direct_calls
 from tests._support.workers import Plain
 
+pytestmark = [pytest.mark.shared_cluster, pytest.mark.asyncio(loop_scope="module")]
+
 LONG = 0.02
 """Seconds: of such a call the daemon hears."""
 
 
-@pytest.fixture
-async def cluster(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
-    monkeypatch.setenv(settings.CALL_CHECK_S.variable, "10")
-    async with Cluster(num_nodes=1, log_to_driver=False) as cluster:
-        yield cluster
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster() -> AsyncIterator[Cluster]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(settings.CALL_CHECK_S.variable, "10")
+        async with Cluster(num_nodes=1, log_to_driver=False) as cluster:
+            yield cluster
 
 
-def pair_of(cluster: Cluster, name: str = "pair") -> Any:
-    return Plain.create_group().launch(cluster, placement=NodePlacementStrategy([0, 0]), name=name)
+@pytest_asyncio.fixture(loop_scope="module")
+async def pair(cluster: Cluster) -> AsyncIterator[Any]:
+    async with pair_of(cluster) as pair:
+        yield pair
+
+
+def pair_of(cluster: Cluster) -> Any:
+    return Plain.create_group().launch(cluster, placement=NodePlacementStrategy([0, 0]), name="pair")
 
 
 async def busy(cluster: Cluster) -> dict[str, list[str]]:
@@ -34,9 +44,7 @@ async def busy(cluster: Cluster) -> dict[str, list[str]]:
     return {name: [line.partition(" ")[0] for line in lines] for name, lines in found.items()}
 
 
-async def test_status_tells_of_no_call_that_this_process_has_the_answer_of(cluster: Cluster) -> None:
-    pair = pair_of(cluster)
-    await pair
+async def test_status_tells_of_no_call_that_this_process_has_the_answer_of(cluster: Cluster, pair: Any) -> None:
     for group, method in ((pair, "sleep"), (pair[0], "sleep"), (pair[1], "block"), (pair, "sleep")):
         await getattr(group, method)(LONG)
         assert await busy(cluster) == {}
@@ -46,19 +54,17 @@ async def test_status_tells_of_no_call_that_this_process_has_the_answer_of(clust
     waiting.cancel()
 
 
-async def test_status_tells_of_no_call_that_another_worker_has_the_answer_of(cluster: Cluster) -> None:
-    pair, caller = pair_of(cluster), Plain.create_group().launch(cluster, name="caller")
+async def test_status_tells_of_no_call_that_another_worker_has_the_answer_of(cluster: Cluster, pair: Any) -> None:
     group = "__import__('rlinf_async').WorkerGroup.from_group_name(type(self), 'pair')"
-    for _ in range(3):
-        await caller.run(f"{group}.sleep({LONG}).wait()")
-        assert await busy(cluster) == {}
-    del pair
+    async with Plain.create_group().launch(cluster, name="caller") as caller:
+        for _ in range(3):
+            await caller.run(f"{group}.sleep({LONG}).wait()")
+            assert await busy(cluster) == {}
 
 
 async def test_a_death_names_no_call_that_the_daemon_has_not_heard_the_end_of(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    pair: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pair = pair_of(cluster)
     await pair[0].hello()
     answered = pair[0].sleep(0.1)
     await pair[0].sleep(LONG)  # the daemon has been told of the other one
@@ -69,9 +75,9 @@ async def test_a_death_names_no_call_that_the_daemon_has_not_heard_the_end_of(
     assert [line.partition(" ")[0] for line in caught.value.methods] == ["die"]
 
 
-async def test_a_death_names_no_relayed_call_of_which_the_worker_could_not_tell_any_more(cluster: Cluster) -> None:
-    pair = pair_of(cluster)
-    await pair
+async def test_a_death_names_no_relayed_call_of_which_the_worker_could_not_tell_any_more(
+    cluster: Cluster, pair: Any
+) -> None:
     await pair[0].run("setattr(sys.modules['rlinf_async._worker.direct_callers'], '_REPORT_DELAY_S', 60)")
     assert await busy(cluster) == {}
     with pytest.raises(WorkerDied) as caught:
@@ -79,8 +85,7 @@ async def test_a_death_names_no_relayed_call_of_which_the_worker_could_not_tell_
     assert [line.partition(" ")[0] for line in caught.value.methods] == ["die"]
 
 
-async def test_a_death_names_all_calls_that_were_open_the_latest_too(cluster: Cluster) -> None:
-    pair = pair_of(cluster)
+async def test_a_death_names_all_calls_that_were_open_the_latest_too(pair: Any) -> None:
     await pair[0].hello()
     waiting = pair[0].sleep(60)
     await pair[0].sleep(LONG)
