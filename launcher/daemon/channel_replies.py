@@ -58,13 +58,17 @@ class ChannelReplies:
             self._reply(hosted, client, pending)
 
     def _reply(self, hosted: HostedChannel, client: int, pending: PendingReplies) -> None:
-        # What a client does with the queue is noted here, once for all items of a turn.  One that puts with credit had
-        # a put accepted before: that is how it came by credit.
-        if pending.accepted:
-            hosted.producers.add(client)
-        if pending.given:
-            hosted.consumers.add(client)
+        # Noted once for all items of a turn.  A client that puts with credit had a put accepted before: that is how it
+        # came by credit.
+        self._note(hosted, client, has_put=bool(pending.accepted), has_got=bool(pending.given))
         self.send(client, hosted.number, "replies", [pending.accepted, pending.given, pending.credit])
+
+    @staticmethod
+    def _note(hosted: HostedChannel, client: int, *, has_put: bool = False, has_got: bool = False) -> None:
+        known = hosted.queue.clients.get(client)
+        if known is not None:
+            known.has_put |= has_put
+            known.has_got |= has_got
 
     def deliver(self, hosted: HostedChannel, get: Get) -> None:
         """The items of a get, as ``give()`` sends them; a small one at the end of the turn."""
@@ -74,11 +78,9 @@ class ChannelReplies:
             pending = self.pending(hosted, get.consumer)
             pending.given.append((get.number, False, item.redelivered, item.body))
             if len(pending.given) == _MAX_ITEMS:
-                hosted.consumers.add(get.consumer)
-                self.send(get.consumer, hosted.number, "replies", [[], pending.given, 0])
-                pending.given = []
+                self.flush(hosted, get.consumer)
             return
-        hosted.consumers.add(get.consumer)
+        self._note(hosted, get.consumer, has_got=True)
         self.flush(hosted, get.consumer)  # first come, first served
         self.give(hosted, get.consumer, get.number, items)
 

@@ -334,8 +334,6 @@ class Channels:
 
     def _drop_from(self, hosted: HostedChannel, gone: int) -> None:
         hosted.closers = [closer for closer in hosted.closers if closer[0] != gone]
-        hosted.producers.discard(gone)
-        hosted.consumers.discard(gone)
         self._follow(hosted, hosted.queue.drop(gone))
 
     def drop_owner(self, gone: int) -> None:
@@ -380,7 +378,6 @@ class Channels:
     def _report(self, hosted: HostedChannel) -> QueueReport:
         queue = hosted.queue
         clients = queue.clients
-        waiting = {who for who, client in clients.items() if client.puts}
         return QueueReport(
             number=hosted.number,
             name=hosted.name,
@@ -388,11 +385,9 @@ class Channels:
             items=sum(map(queue.size, queue.used)),
             nbytes=queue.budget.used,
             maxsize=queue.maxsize,
-            full=bool(waiting),
-            producers=sorted((hosted.producers & clients.keys()) | waiting),
-            consumers=sorted(
-                (hosted.consumers & clients.keys()) | {who for who, client in clients.items() if client.gets}
-            ),
+            full=any(client.puts for client in clients.values()),
+            producers=sorted(who for who, client in clients.items() if client.has_put or client.puts),
+            consumers=sorted(who for who, client in clients.items() if client.has_got or client.gets),
             clients=sorted(clients),
         )
 

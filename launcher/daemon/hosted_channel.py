@@ -24,18 +24,7 @@ class Segment:
 class HostedChannel:
     """A channel's queue on this node."""
 
-    __slots__ = (
-        "closers",
-        "consumers",
-        "is_listed",
-        "name",
-        "number",
-        "owner",
-        "pending",
-        "prefetch",
-        "producers",
-        "queue",
-    )
+    __slots__ = ("closers", "is_listed", "name", "number", "owner", "pending", "prefetch", "queue")
 
     def __init__(self, number: int, name: str, owner: int, queue: Queue) -> None:
         self.number = number
@@ -47,9 +36,6 @@ class HostedChannel:
         """By client."""
         self.is_listed = False
         """Among the queues that have pending replies."""
-        self.producers: set[int] = set()
-        self.consumers: set[int] = set()
-        """Clients whose puts were accepted, and those that items were sent to; some may be gone."""
         self.closers: list[tuple[int, int]] = []
         """Asks that are answered when it is closed."""
 

@@ -14,6 +14,7 @@ under way; only the stacks of a process are read once for all that want them at 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Container, Iterable
@@ -34,6 +35,9 @@ from .stack_reader import StackReader
 
 _PARTS: Final = frozenset({"activities", "queues"})
 
+_ENDED: Final = "ended"
+"""Begins the words about a process that is no more, here and in ``process_state.py``."""
+
 _ACTIVITIES_PER_TURN: Final = 64
 """Activities that are checked without a break."""
 
@@ -43,10 +47,11 @@ _MAX_TOLD_BYTES: Final = 8 << 20
 
 @dataclass(frozen=True)
 class _Told:
-    """What is known of a process's activities: plain data, and why it is not its own answer."""
+    """Activities of a process as plain data, and why they are not its own answer; its open calls when it answered."""
 
     activities: list[Any] = field(default_factory=list)
     trouble: str = ""
+    calls: list[OpenCall] | None = None
 
 
 class Inspection:
@@ -88,18 +93,25 @@ class Inspection:
         processes = [self._report(endpoint, told.get(endpoint.id)) for endpoint in found]
         if told:
             _fit(processes)
-        ended |= {endpoint.id: how for endpoint in found if (how := self._end_of(endpoint))}
+        ended |= {
+            process["endpoint"]: process["trouble"].removeprefix(f"{_ENDED}: ")
+            for process in processes
+            if process["trouble"].startswith(_ENDED)
+        }
         queues = self._channels.reports() if "queues" in op.parts else []
         return {"processes": processes, "queues": [to_data(queue) for queue in queues], "ended": ended}
 
     async def inspected(self, requester: Requester, op: operations.Inspected) -> None:
         """The answer of a process; ignored where its round is over, or has not asked it."""
         answer = self._rounds.get(op.round, {}).get(requester.endpoint)
-        if answer is None or answer.done():
+        process = self._router.endpoints.get(frames.number_of(requester.endpoint))
+        if answer is None or answer.done() or process is None:
             return
+        # Now, and not when all have answered: by then it may have answered a call that it tells to be at work on.
+        calls = _open_calls(process)
         told = await _checked(op.activities)
         if not answer.done():
-            answer.set_result(told)
+            answer.set_result(dataclasses.replace(told, calls=calls))
 
     def drop(self, gone: int) -> None:
         """A process has ended: no answer of it will come."""
@@ -113,7 +125,9 @@ class Inspection:
     async def _ask(self, endpoints: list[Endpoint]) -> dict[int, _Told]:
         """What these processes tell, or their stacks do; within the timeout and 1 s, whatever they do meanwhile."""
         told = {each.id: _Told(trouble=self._state_of(each)) for each in endpoints}
-        asked = [each for each in endpoints if told[each.id].trouble in ("", IN_KERNEL)]
+        # Where only the kernel knows of an end so far, its handling here is awaited: it says how the process has ended.
+        ending = {each.id for each in endpoints if told[each.id].trouble.startswith(_ENDED) and not self._end_of(each)}
+        asked = [each for each in endpoints if told[each.id].trouble in ("", IN_KERNEL) or each.id in ending]
         if not asked:
             return told
         number = next(self._numbers)
@@ -166,7 +180,7 @@ class Inspection:
     def _state_of(self, endpoint: Endpoint) -> str:
         """What is unusual about a process, in words; empty if nothing is."""
         if how := self._end_of(endpoint):
-            return f"ended: {how}"
+            return f"{_ENDED}: {how}"
         image = None if endpoint.process is None else endpoint.process.image
         state = state_of(endpoint.os_pid, image) if endpoint.os_pid else ""
         return state or ("" if endpoint.is_known else "is being started")
@@ -186,8 +200,8 @@ class Inspection:
             endpoint.id, role, name, group, rank, self._router.node, self._node_name, endpoint.os_pid,
             told.trouble, answered,
         )  # fmt: skip
-        calls = [] if how else endpoint.pending_calls.all_ages(time.monotonic())
-        return vars(report) | {"calls": [vars(OpenCall(*call)) for call in calls], "activities": told.activities}
+        calls = [] if how else _open_calls(endpoint) if told.calls is None else told.calls
+        return vars(report) | {"calls": [vars(call) for call in calls], "activities": told.activities}
 
 
 def _is_of_the_run(endpoint: Endpoint) -> bool:
@@ -204,6 +218,10 @@ def _identity(endpoint: Endpoint) -> tuple[str, str, str, int]:
         group, _, rank = endpoint.name.rpartition(":")
         return "subprocess", endpoint.name, group, int(rank)
     return "driver", "driver", "", -1
+
+
+def _open_calls(endpoint: Endpoint) -> list[OpenCall]:
+    return [OpenCall(*call) for call in endpoint.pending_calls.all_ages(time.monotonic())]
 
 
 async def _checked(activities: list[Any]) -> _Told:

@@ -78,6 +78,7 @@ class QueueClient:
         cancelled: numbers that were given up before they came.
         puts: its items that wait for room.
         gets: those that wait, and those whose items it has not taken.
+        has_put, has_got: some put of it was accepted, some item was sent to it; noted by the queue's owner.
     """
 
     expected: int = 1
@@ -85,3 +86,5 @@ class QueueClient:
     cancelled: set[int] = field(default_factory=set)
     puts: dict[int, Item] = field(default_factory=dict)
     gets: dict[int, Get] = field(default_factory=dict)
+    has_put: bool = False
+    has_got: bool = False

@@ -255,6 +255,43 @@ async def test_a_process_that_ends_while_it_is_asked_is_reported_at_once(
     assert answer["ended"] == {worker.id: how}
 
 
+async def test_how_a_process_has_ended_of_whose_end_only_the_kernel_knows_is_awaited(daemon: Daemon) -> None:
+    with silent(daemon.router) as dead:
+        signal.pidfd_send_signal(dead.pidfd, signal.SIGKILL)
+        os.waitid(os.P_PIDFD, dead.pidfd, os.WEXITED | os.WNOWAIT)
+        (report,) = reports(answer := await daemon.inspect())
+        assert report.trouble == answer["ended"][dead.id] == "ended (Z)"
+        asked = daemon.ask("activities")
+        await asyncio.sleep(0)
+        daemon.end(dead, "was killed by SIGKILL")
+        (report,) = reports(answer := await asked)
+        assert report.trouble == "ended: was killed by SIGKILL"
+        assert answer["ended"] == {dead.id: "was killed by SIGKILL"}
+
+
+@pytest.mark.usefixtures("short")
+async def test_a_process_of_whose_end_only_the_kernel_knows_is_not_awaited_for_ever(daemon: Daemon) -> None:
+    with silent(daemon.router) as dead:
+        signal.pidfd_send_signal(dead.pidfd, signal.SIGKILL)
+        os.waitid(os.P_PIDFD, dead.pidfd, os.WEXITED | os.WNOWAIT)
+        (report,) = reports(await daemon.inspect("activities"))
+        assert (report.trouble, report.answered, report.activities) == ("ended (Z)", False, [])
+
+
+async def test_open_calls_are_those_at_the_moment_of_the_answer(daemon: Daemon) -> None:
+    early, late = daemon.worker(0), daemon.worker(1)
+    early.pending_calls.add(7, 1, 0, "step", time.monotonic())
+    asked = daemon.ask("activities")
+    await asyncio.sleep(0)
+    await daemon.tell(early, [to_data(ACTIVITY)])
+    early.pending_calls.complete(7, 1)
+    early.pending_calls.add(7, 2, 0, "load", time.monotonic())
+    await daemon.tell(late, [])
+    first, second = reports(await asked)
+    assert [call.method for call in first.calls] == ["step"]
+    assert second.calls == []
+
+
 async def test_a_worker_that_is_being_started_is_not_asked(daemon: Daemon) -> None:
     starting, silent_yet = daemon.worker(0, pid=0), daemon.worker(1)
     starting.is_known = silent_yet.is_known = False
