@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import functools
 import json
 import logging
@@ -49,7 +50,7 @@ from rlinf_async._worker import context
 from rlinf_async._worker.spec import GroupSpec
 from rlinf_async.address import NodeInfo, WorkerAddress
 from rlinf_async.configuration import ClusterConfig, NodeGroup, get_path_env_merge_mode, merge_worker_env_vars
-from rlinf_async.errors import ClosedError, ConfigError, LoopNotRunning
+from rlinf_async.errors import ClosedError, ConfigError, ForkedProcessError, LoopNotRunning
 from rlinf_async.group import WorkerGroup, public_methods, start_closing
 from rlinf_async.handle import Handle
 from rlinf_async.hardware import load_extension
@@ -163,7 +164,7 @@ class Cluster:
                 loop_watch.live_on(loop)
             recorder.attach(self._client, "driver", compares_clocks=True)
             self._responder_facts = responder.attach(self._client)
-            slow_waits.after_words(self._tell_verdict)
+            slow_waits.after_words(self)
             if log_to_driver:
                 self._terminal = Terminal()
                 self._client.events.on("output", functools.partial(show_output, self._terminal))
@@ -363,13 +364,14 @@ class Cluster:
 
         return blocking(self._client.run(why(self._client), what=VERDICT, abandonable=True))
 
-    def _tell_verdict(self) -> None:
+    def _on_word(self) -> None:
         """After a word about a long wait: whether that wait will end is in the log too.  From any thread."""
         from rlinf_async._inspection.asking import VERDICT, tell
 
         told = self._verdict
         if (told is None or told.done()) and self._client.closed is None and self._client.ready.done():
-            self._verdict = self._client.run(tell(self._client), what=VERDICT)
+            with contextlib.suppress(ClosedError, ForkedProcessError, LoopNotRunning):
+                self._verdict = self._client.run(tell(self._client), what=VERDICT)
 
     def find_group(self, worker_cls: type, name: str, timeout: float | None = None) -> Any:
         """The group of that name, whoever launched it; see ``WorkerGroup.from_group_name``."""

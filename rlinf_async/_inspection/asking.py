@@ -72,7 +72,11 @@ def _asks(activity: Activity) -> bool:
 
 async def tell(client: Client) -> None:
     """Logs the verdict on the run, unless it is known from the word about a wait: that others are at work."""
-    verdict = await why(client)
+    try:
+        verdict = await why(client)
+    except RLinfAsyncError as error:  # the cluster is closing, most likely
+        logger.info("there is no verdict on the run: %s", error)
+        return
     if verdict.kind not in (Kind.BUSY, Kind.IDLE):
         logger.warning("the run %s, as `rlinf-ctl stuck` says: %s", client.welcome["run"], verdict)
 

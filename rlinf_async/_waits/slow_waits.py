@@ -252,17 +252,20 @@ def say(rows: Iterable[tuple[Waitable, float, Waiter]], now: float) -> None:
             _say_one(same, now)
         except Exception:  # the user's wait must not end of a word about it
             logger.exception("no word could be said about %d waits", len(same))
-    for reference in _after_words.copy() if alike else ():
-        listener = reference()
-        if listener is None:
-            _after_words.remove(reference)
-        else:
-            listener()
+    for listener in list(_after_words) if alike else ():
+        listener._on_word()
 
 
-def after_words(listener: Callable[[], None]) -> None:
-    """Calls a bound method after words about long waits, in the thread that says them, as long as its object lives."""
-    _after_words.append(weakref.WeakMethod(listener))
+class Listener(Protocol):
+    """An object that acts on words about long waits."""
+
+    def _on_word(self) -> None:
+        """After words were said, in the thread that says them; raises nothing: that would end the user's wait."""
+
+
+def after_words(listener: Listener) -> None:
+    """Tells an object of words about long waits, as long as it lives."""
+    _after_words.add(listener)
 
 
 def _say_one(same: Sequence[tuple[Waitable, float, Waiter]], now: float) -> None:
@@ -320,7 +323,7 @@ def _forget() -> None:
 
 
 _lock = threading.Lock()
-_after_words: list[weakref.WeakMethod[Callable[[], None]]] = []
+_after_words: weakref.WeakSet[Listener] = weakref.WeakSet()
 _loops: weakref.WeakSet[LoopWaits] = weakref.WeakSet()
 _threads = WaitTable()
 _until: dict[Hashable, float] = {}
