@@ -136,6 +136,9 @@ class States:
         seen.state = does.state
         if does.state is State.WAITING and not self._wait_for_carrier(seen, does):
             self._wait_here(seen, does.kind, does.what, does.sleeps, None)
+        elif does.state is State.RUNNING and does.kind:
+            seen.age = self._ages.age((seen.name, does.what, line_of(frames)), does.sleeps)
+            seen.wait = Wait(does.kind, does.what, seen.age or 0.0, [])
         return seen
 
     def _native_id(self, ident: int) -> int | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import platform
 import queue
 import threading
 from collections.abc import Sequence
@@ -16,15 +15,11 @@ from typing import Any, Final
 
 from rlinf_async._inspection.code_frames import Code, called_by, code_of
 from rlinf_async._inspection.state.run_report import State
+from rlinf_async._inspection.system_calls import system_call_of
 
 _THREADING: Final = threading.__file__
 _QUEUE: Final = queue.__file__
 _FUTURES: Final = _base.__file__
-
-_IS_ARM: Final = platform.machine() == "aarch64"
-_FUTEX: Final = 98 if _IS_ARM else 202
-_NANOSLEEP: Final = frozenset((101, 115) if _IS_ARM else (35, 230))
-"""System calls by number: a lock, and ``time.sleep``."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +27,7 @@ class Doing:
     """What a thread does.
 
     Attributes:
-        kind, what: of a wait, for the report.
+        kind, what: of a wait, for the report; also of one for something outside, in which it counts as running.
         sleeps: how often it has gone to sleep in its life.
         thread: is waited for to end.
         future: is waited for; some thread or task of this process may carry it out, or another process.
@@ -55,11 +50,11 @@ def doing(frames: Sequence[FrameType], native_id: int | None) -> Doing:
         frames: the outermost first.
         native_id: the thread's number in the kernel; None where it is not known.
     """
-    call, is_timed = _system_call(native_id)
-    if call in _NANOSLEEP:
+    call = system_call_of(native_id)
+    if call.name in ("nanosleep", "clock_nanosleep"):
         return Doing(State.SLEEPING)
-    if call != _FUTEX or not frames:
-        return Doing(State.RUNNING)
+    if call.name != "futex" or not frames:
+        return Doing(State.RUNNING, *call.outside, sleeps=_sleeps(native_id))
     # A thread is in such a call for other reasons too: it waits for the interpreter's lock, which this thread holds, or
     # for the threads of a library that compute for it.  So it counts only where Python's own locks are being acquired,
     # and for ever: what has a deadline goes on by itself, and the interpreter's lock is tried every few milliseconds.
@@ -67,7 +62,7 @@ def doing(frames: Sequence[FrameType], native_id: int | None) -> Doing:
     waits = _wait_of(frames)
     if waits is None:
         return Doing(State.RUNNING)
-    return Doing(State.SLEEPING) if is_timed else replace(waits, sleeps=_sleeps(native_id))
+    return Doing(State.SLEEPING) if call.is_timed else replace(waits, sleeps=_sleeps(native_id))
 
 
 def _wait_of(frames: Sequence[FrameType]) -> Doing | None:
@@ -93,15 +88,6 @@ def _wait_of(frames: Sequence[FrameType]) -> Doing | None:
     kind, method = type(owner).__name__, outermost.f_code.co_name
     what = f"{outermost.f_globals['__name__']}.{kind}.{method}()"
     return Doing(State.WAITING, "lock" if method == "acquire" else kind.lower(), what)
-
-
-def _system_call(native_id: int | None) -> tuple[int, bool]:
-    """The number of the one that a thread is in, and whether it has a timeout, if it is a lock's; -1 where it runs."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        with open(f"/proc/self/task/{native_id}/syscall", "rb") as file:
-            number, *arguments = file.read().split()
-        return int(number), int(arguments[3], 16) != 0
-    return -1, False
 
 
 def _sleeps(native_id: int | None) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
+import socket
 import subprocess
 import sys
 import threading
@@ -152,10 +154,38 @@ def test_a_thread_with_a_time_to_go_on_at_sleeps(name: str) -> None:
 @pytest.mark.parametrize("name", ["compute", "child"])
 def test_a_thread_that_computes_is_running_though_this_one_has_the_interpreter(name: str) -> None:
     """And so is one that waits for another process."""
-    locks = Locks()
+    locks, seen = Locks(), []
     with inside(getattr(locks, name), locks) as thread:
         until = time.monotonic() + 0.1
-        states = {look(thread).state}
-        while time.monotonic() < until:
-            states.add(look(thread).state)
-    assert states == {State.RUNNING}
+        while not seen or time.monotonic() < until:
+            seen.append(look(thread))
+    assert {each.state for each in seen} == {State.RUNNING}
+    assert ("process", f"the end of process {locks.process.pid}") == (seen[-1].kind, seen[-1].what) or name != "child"
+
+
+@contextlib.contextmanager
+def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as near:
+        far, _ = server.accept()
+        with far:
+            yield near, far
+
+
+def test_a_thread_that_reads_is_running_and_tells_of_what_the_data_comes() -> None:
+    reader, writer = os.pipe()
+    with connection() as (near, far):
+        reads = {
+            f"data from socket 127.0.0.1:{far.getsockname()[1]}": (lambda: near.recv(1), lambda: far.send(b"x")),
+            "data from a pipe": (lambda: os.read(reader, 1), lambda: os.write(writer, b"x")),
+        }
+        for what, (read, write) in reads.items():
+            thread = threading.Thread(target=read)
+            thread.start()
+            until = time.monotonic() + 10
+            while (found := look(thread)).what != what and time.monotonic() < until:
+                pass
+            write()
+            thread.join()
+            assert (found.state, found.what) == (State.RUNNING, what)
+    os.close(reader)
+    os.close(writer)

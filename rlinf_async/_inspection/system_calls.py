@@ -1,0 +1,108 @@
+"""System calls that threads of this process are in, and what those wait for outside of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_PLACE: Final = 1 if platform.machine() == "aarch64" else 0
+
+_NUMBERS: Final = {
+    "futex": (202, 98),
+    "nanosleep": (35, 101),
+    "clock_nanosleep": (230, 115),
+    "read": (0, 63),
+    "recvfrom": (45, 207),
+    "recvmsg": (47, 212),
+    "write": (1, 64),
+    "sendto": (44, 206),
+    "sendmsg": (46, 211),
+    "connect": (42, 203),
+    "accept": (43, 202),
+    "accept4": (288, 242),
+    "wait4": (61, 260),
+    "waitid": (247, 95),
+}
+"""On x86_64 and on aarch64."""
+
+_NAMES: Final = {numbers[_PLACE]: name for name, numbers in _NUMBERS.items()}
+
+_ON_FILES: Final = {
+    **dict.fromkeys(("read", "recvfrom", "recvmsg"), "data from"),
+    **dict.fromkeys(("write", "sendto", "sendmsg"), "room for data to"),
+    "connect": "a connection to",
+    **dict.fromkeys(("accept", "accept4"), "a connection at"),
+}
+"""Calls whose first argument is a descriptor, with what they wait for."""
+
+_P_PID: Final = 1
+
+
+@dataclass(frozen=True)
+class SystemCall:
+    """A call that a thread is in.
+
+    Attributes:
+        name: empty for one that does not matter here; so it is of a thread that is in none.
+    """
+
+    name: str = ""
+    arguments: tuple[int, ...] = (0,) * 6
+
+    @property
+    def is_timed(self) -> bool:
+        """Of a ``futex``: it ends at some time by itself."""
+        return self.arguments[3] != 0
+
+    @property
+    def outside(self) -> tuple[str, str]:
+        """What it waits for of other processes or of the kernel: a kind, and in words; empty where that is unknown."""
+        first, second, *_ = self.arguments
+        if self.name in _ON_FILES:
+            kind, name = _file(first)
+            return kind, f"{_ON_FILES[self.name]} {name}"
+        if self.name == "wait4" or (self.name == "waitid" and first == _P_PID):
+            pid = first if self.name == "wait4" else second
+            return "process", f"the end of process {pid}" if 0 < pid < 1 << 31 else "the end of a child process"
+        return "", ""
+
+
+def system_call_of(native_id: int | None) -> SystemCall:
+    """The call that a thread is in, by the thread's number in the kernel."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        with open(f"/proc/self/task/{native_id}/syscall", "rb") as file:
+            number, *arguments = file.read().split()
+        return SystemCall(_NAMES.get(int(number), ""), tuple(int(argument, 16) for argument in arguments[:6]))
+    return SystemCall()
+
+
+def _file(fd: int) -> tuple[str, str]:
+    """The kind and name of what a descriptor of this process stands for."""
+    try:
+        name = str(Path(f"/proc/self/fd/{fd}").readlink())
+    except OSError:
+        return "file", "a file"
+    kind, _, _ = name.partition(":")
+    if kind == "socket":
+        return kind, f"socket {_address(fd)}".rstrip()
+    return ("pipe", "a pipe") if kind == "pipe" else ("file", name)
+
+
+def _address(fd: int) -> str:
+    """The other end of a socket; its own of one that listens."""
+    # Of a copy: the other thread may close its descriptor, and the number may come to mean another file.
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as copy:
+        try:
+            address = copy.getpeername()
+        except OSError:
+            address = copy.getsockname()
+        if isinstance(address, tuple):
+            host = f"[{address[0]}]" if ":" in address[0] else address[0]
+            return f"{host}:{address[1]}"
+        return address.decode(errors="replace").lstrip("\0") if isinstance(address, bytes) else str(address)
+    return ""
