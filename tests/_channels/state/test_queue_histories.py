@@ -56,6 +56,7 @@ class Histories(RuleBasedStateMachine):
         """The number of the last item of a producer under a key that was delivered for the first time."""
         self.key_of: dict[tuple[int, int], bytes] = {}
         self.discarded: set[tuple[int, int]] = set()
+        self.is_discarded = False
         self.places: dict[tuple[int, int], int] = {}
         """The order in which items were accepted."""
 
@@ -116,6 +117,8 @@ class Histories(RuleBasedStateMachine):
             if what == "taken":  # nobody but the dead process knows that it had them
                 for identity in process.took[number]:
                     self.taken.remove(identity)
+                    if self.is_discarded:  # it comes back to a queue that keeps nothing
+                        self.discarded.add(identity)
         self.follow(self.queue.drop(process.number))
         for what, number, facts in process.wire:  # what was still on its way
             self.say(process.number, what, number, facts)
@@ -128,10 +131,11 @@ class Histories(RuleBasedStateMachine):
         if sure == 0:
             self.follow(self.queue.close())
 
-    @precondition(lambda self: not self.discarded)
+    @precondition(lambda self: not self.is_discarded)
     @rule(sure=st.integers(0, 25))
     def discard(self, sure: int) -> None:
         if sure == 0:
+            self.is_discarded = True
             self.discarded = self.accepted - set(self.taken)
             self.follow(self.queue.close(discard=True))
 
