@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,12 +26,14 @@ class _Inside:
 
     Attributes:
         name: ``all_reduce#0``; without the group's name where that is not known.
-        ranks: of the others; empty where they are not known.
+        others: their ranks; empty where they are not known.
+        members: of the process group, with this one, as far as they are known.
     """
 
-    node: Node
+    process: ProcessReport
     name: str
-    ranks: frozenset[int]
+    others: frozenset[int]
+    members: frozenset[int]
 
     @property
     def group(self) -> str:
@@ -45,12 +46,16 @@ class Needs:
     def __init__(self, graph: WaitGraph) -> None:
         self.graph = graph
         self._found: dict[Node, list[Need]] = {}
-        self._inside: dict[int, list[_Inside]] = defaultdict(list)
+        self._inside: dict[Node, _Inside] = {}
+        self._inside_of: dict[int, list[_Inside]] = defaultdict(list)
         """By endpoint."""
+        self._late: dict[tuple[str, str, frozenset[int]], list[int]] = {}
+        self._arrivals: dict[tuple[str, str, int], Need] = {}
         for node in graph.nodes:
-            if (inside := _inside(node)) is not None:
-                self._inside[node.process.endpoint].append(inside)
-        self._foreign = {each.group for all_of in self._inside.values() for each in all_of if self._is_foreign(each)}
+            if node.waits and node.wait is not None and is_in_collective(node.wait):
+                self._inside[node] = inside = self._enter(node.process, node.wait)
+                self._inside_of[node.process.endpoint].append(inside)
+        self._foreign = {inside.group for inside in self._inside.values() if self._is_foreign(inside)}
         """Process groups that have members elsewhere, or may have."""
 
     def __repr__(self) -> str:
@@ -59,73 +64,67 @@ class Needs:
     def of(self, node: Node) -> list[Need]:
         """What a waiting activity waits for; nothing of those of which that is not known."""
         if node not in self._found:
-            inside = _inside(node)
-            found = needs_of(self.graph, node)
-            self._found[node] = found if inside is None else [*found, *self._of_collective(inside)]
+            self._found[node] = needs_of(self.graph, node)
+            if (inside := self._inside.get(node)) is not None:
+                self._found[node] += self._of_collective(inside)
         return self._found[node]
 
-    def _of_collective(self, inside: _Inside) -> Iterator[Need]:
-        node, name = inside.node, inside.name
-        process = node.process
-        members = self.graph.members.get(process.group, {})
-        if process.role != "worker" or process.rank not in members or inside.group in self._foreign:
-            yield Need(Target(TargetKind.COLLECTIVE, name=name), coming="its members are not known")
-            return
-        ranks = sorted(inside.ranks or members.keys() - {process.rank})
-        late = [rank for rank in ranks if not self._has_arrived(node, rank, name)]
-        # Of a send or receive the partner is not known where there are several ranks.
-        any_of_them = is_point_to_point(name.partition("#")[0]) and len(ranks) > 1
-        if not late or (any_of_them and len(late) < len(ranks)):
-            yield Need(Target(TargetKind.COLLECTIVE, name=name), coming="all have arrived, and data is under way")
-            return
-        arrivals = [self._arrival(node, rank, name) for rank in late]
-        if not any_of_them:
-            yield from arrivals
-            return
-        yield Need(
-            Target(TargetKind.COLLECTIVE, name=name),
-            nodes=tuple(dict.fromkeys(other for arrival in arrivals for other in arrival.nodes)),
-            anyone=any(arrival.anyone for arrival in arrivals),
-            coming=next((arrival.coming for arrival in arrivals if arrival.coming), ""),
-        )
+    def _enter(self, process: ProcessReport, wait: Wait) -> _Inside:
+        others = frozenset(target.number for target in wait.targets if target.kind is TargetKind.COLLECTIVE)
+        known = others or self.graph.members.get(process.group, {}).keys()
+        return _Inside(process, collective_name(wait), others, frozenset((*known, process.rank)))
 
     def _is_foreign(self, inside: _Inside) -> bool:
         """Whether its ranks cannot be those of the worker group, or need not."""
-        process = inside.node.process
-        known = self.graph.members.get(process.group, {})
         return (
             _NUMBERED_BY_TORCH.fullmatch(inside.group) is None
-            or process.rank in inside.ranks
-            or not inside.ranks <= known.keys()
+            or inside.process.rank in inside.others
+            or not inside.others <= self.graph.members.get(inside.process.group, {}).keys()
         )
 
-    def _has_arrived(self, node: Node, rank: int, name: str) -> bool:
-        """Whether a rank is in an operation that fits, with this one among its partners."""
-        process = self.graph.members[node.process.group].get(rank)
-        return process is not None and any(
-            can_meet(name, each.name) and (not each.ranks or node.process.rank in each.ranks)
-            for each in self._inside.get(process.endpoint, ())
-            if each.node is not node
-        )
+    def _of_collective(self, inside: _Inside) -> list[Need]:
+        """The arrivals of the members that have not arrived."""
+        process, target = inside.process, Target(TargetKind.COLLECTIVE, name=inside.name)
+        if process.role != "worker" or not process.group or inside.group in self._foreign:
+            return [Need(target, coming="its members are not known")]
+        late = [rank for rank in self._late_for(inside) if rank != process.rank]
+        # Of a send or receive the partner is not known where there are several ranks.
+        is_with_one = is_point_to_point(inside.name.partition("#")[0]) and len(inside.members) > 2
+        if not late or (is_with_one and len(late) < len(inside.members) - 1):
+            return [Need(target, coming="all have arrived, and data is under way")]
+        arrivals = [self._arrival(inside, rank) for rank in late]
+        if not is_with_one:
+            return arrivals
+        nodes = tuple(dict.fromkeys(node for arrival in arrivals for node in arrival.nodes))
+        return [Need(target, nodes=nodes, anyone=any(arrival.anyone for arrival in arrivals))]
 
-    def _arrival(self, node: Node, rank: int, name: str) -> Need:
-        process: ProcessReport | None = self.graph.members[node.process.group].get(rank)
-        if process is None:
-            return Need(Target(TargetKind.COLLECTIVE, 0, rank, name), coming="nothing is known of that rank")
-        target = Target(TargetKind.COLLECTIVE, process.endpoint, rank, name)
-        if end := self.graph.end_of(process):
-            return Need(target, process, ended=end)
-        return action_of(self.graph, target, process, node)
+    def _late_for(self, inside: _Inside) -> list[int]:
+        """The members that are in no operation that fits this one, and that is with some of its members."""
+        key = (inside.process.group, inside.name, inside.members)
+        if key not in self._late:
+            members = self.graph.members[inside.process.group]
+            self._late[key] = [
+                rank
+                for rank in sorted(inside.members)
+                if not any(
+                    can_meet(inside.name, each.name) and not (each.others and each.others.isdisjoint(inside.members))
+                    for each in self._inside_of.get(members[rank].endpoint, ())
+                )
+            ]
+        return self._late[key]
+
+    def _arrival(self, inside: _Inside, rank: int) -> Need:
+        key = (inside.process.group, inside.name, rank)
+        if key not in self._arrivals:
+            process = self.graph.members[inside.process.group][rank]
+            target = Target(TargetKind.COLLECTIVE, process.endpoint, rank, inside.name)
+            end = self.graph.end_of(process)
+            self._arrivals[key] = (
+                Need(target, process, ended=end) if end else action_of(self.graph, target, process, None)
+            )
+        return self._arrivals[key]
 
 
 def collective_name(wait: Wait) -> str:
     """``all_reduce#0``; without the group's name where that is not known."""
     return next((target.name for target in wait.targets if target.name), wait.kind)
-
-
-def _inside(node: Node) -> _Inside | None:
-    wait = node.wait
-    if wait is None or not node.waits or not is_in_collective(wait):
-        return None
-    ranks = (target.number for target in wait.targets if target.kind is TargetKind.COLLECTIVE)
-    return _Inside(node, collective_name(wait), frozenset(ranks))

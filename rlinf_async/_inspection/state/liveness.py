@@ -18,7 +18,7 @@ from typing import Any, Final
 from rlinf_async._inspection.state.collective_needs import Needs
 from rlinf_async._inspection.state.needs import Need
 from rlinf_async._inspection.state.run_report import RunReport, State, TargetKind
-from rlinf_async._inspection.state.wait_graph import Node, WaitGraph, is_in_its_users_hands, is_stopped
+from rlinf_async._inspection.state.wait_graph import Node, is_in_its_users_hands, is_stopped
 
 PATIENCE_S: Final = 2.0
 """Age from which on a wait may be hopeless; what has begun later may be freed by what is under way."""
@@ -50,6 +50,7 @@ class Liveness:
     """The activities of one report that are alive, and why.
 
     Args:
+        needs: of that report.
         earlier: of the report before; None if there is none.
         working: endpoints whose processes have worked between the two reports, as the kernel counts.
         stopped_go_on: what is stopped is taken for alive.
@@ -62,14 +63,15 @@ class Liveness:
 
     def __init__(
         self,
-        report: RunReport,
+        needs: Needs,
         earlier: Liveness | None = None,
         working: Collection[int] = (),
         *,
         stopped_go_on: bool = False,
     ) -> None:
-        self.graph = WaitGraph(report)
-        self.needs = Needs(self.graph)
+        self.needs = needs
+        self.graph = needs.graph
+        report = needs.graph.report
         self._working = frozenset(working)
         self._stopped_go_on = stopped_go_on
         self._before = None if earlier is None else {_key(node): node.age for node in earlier.hopeless}
@@ -86,7 +88,7 @@ class Liveness:
     def _spread(self) -> list[Node]:
         """Finds what is alive, from what is at first; returns the rest."""
         at_first = {node: why for node in self.graph.nodes if (why := self._at_first(node)) is not None}
-        rest = [node for node in self.graph.nodes if node.activity is None or node.activity.state is not State.IDLE]
+        rest = self.graph.nodes
         found = -1
         while len(self.alive) != found:
             found = len(self.alive)

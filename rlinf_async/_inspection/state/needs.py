@@ -58,7 +58,7 @@ def is_in_collective(wait: Wait) -> bool:
     return any(target.kind is TargetKind.COLLECTIVE for target in wait.targets)
 
 
-def action_of(graph: WaitGraph, target: Target, process: ProcessReport, node: Node) -> Need:
+def action_of(graph: WaitGraph, target: Target, process: ProcessReport, node: Node | None) -> Need:
     """Something that a process has to do: one of its activities does it, or a call to come, where it can take one."""
     others = tuple(each for each in graph.of(process) if each is not node)
     is_free = process.role == "worker" and not is_stopped(process) and graph.method(process) is None

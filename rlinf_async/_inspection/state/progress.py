@@ -66,7 +66,7 @@ class Progress:
         """Of the group whose call is the oldest."""
         by_group: dict[str, list[Node]] = {}
         for node in self.leaves:
-            if not node.waits and node in reached and node.process.role == "worker":
+            if _goes_on(node) and node in reached and node.process.role == "worker":
                 by_group.setdefault(node.process.group, []).append(node)
         graph = self._liveness.graph
         ordered = sorted(by_group.items(), key=lambda each: -max(age_of(graph, node) or 0.0 for node in each[1]))
@@ -117,10 +117,11 @@ class Progress:
 
 
 def _goes_on(node: Node) -> bool:
+    """Also of a process that does not answer: nobody knows what it does, but its stacks say where."""
     process = node.process
-    if node.activity is None:
-        return bool(process.trouble) and not is_stopped(process) and not process.activities
-    return node.activity.state in (State.RUNNING, State.SLEEPING)
+    if process.answered or is_stopped(process):
+        return node.activity is not None and node.activity.state in (State.RUNNING, State.SLEEPING)
+    return node.activity is not None or not process.activities
 
 
 def _ranks(count: int) -> str:

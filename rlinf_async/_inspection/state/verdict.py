@@ -15,12 +15,13 @@ from typing import Any, Final
 
 from rlinf_async._core.printable import printable
 from rlinf_async._inspection.state.advice import advice_on
+from rlinf_async._inspection.state.collective_needs import Needs
 from rlinf_async._inspection.state.descriptions import lines_of, names_of, sentence
 from rlinf_async._inspection.state.entanglement import Core, by_age, core_of, stopped_ones, waiting_for
 from rlinf_async._inspection.state.liveness import Liveness
 from rlinf_async._inspection.state.progress import Progress
 from rlinf_async._inspection.state.run_report import RunReport
-from rlinf_async._inspection.state.wait_graph import Node, is_stopped
+from rlinf_async._inspection.state.wait_graph import Node, WaitGraph, is_stopped
 
 
 class Kind(StrEnum):
@@ -77,13 +78,13 @@ def judge(report: RunReport, before: RunReport | None = None, working: Collectio
         working: endpoints whose processes have used processors between the two reports; what they wait for may be
             data that is under way.
     """
-    found = _stuck(report, before, working)
+    now = Needs(WaitGraph(report))
+    found = _stuck(now, None if before is None else Needs(WaitGraph(before)), working)
     if found is None:
-        return _going_on(Liveness(report, stopped_go_on=True))
+        return _going_on(Liveness(now, stopped_go_on=True))
     if before is None:
-        return dataclasses.replace(
-            found, kind=Kind.BUSY, headline=f"asked once, which does not prove it: {found.headline}"
-        )
+        headline = f"asked once, which does not prove it: {found.headline}"
+        return dataclasses.replace(found, kind=Kind.BUSY, headline=headline)
     return found
 
 
@@ -93,26 +94,25 @@ def render(verdict: Verdict) -> str:
     return "\n".join([f"{verdict.kind}: {printable(text[0])}", *map(printable, text[1:])])
 
 
-def _stuck(report: RunReport, before: RunReport | None, working: Collection[int]) -> Verdict | None:
-    for stopped_go_on in (True, False):
-        earlier = None if before is None else Liveness(before, stopped_go_on=stopped_go_on)
-        now = Liveness(report, earlier, working, stopped_go_on=stopped_go_on)
-        if stopped_go_on:
-            core = core_of(now)
-            if core is not None:
-                return _entangled(now, core)
-        elif any(is_stopped(process) for process in report.processes):
-            return _stopped(now, earlier)
-    return None
+def _stuck(now: Needs, before: Needs | None, working: Collection[int]) -> Verdict | None:
+    """What stands still though all that is stopped were to go on; or else because of what is stopped."""
+    earlier = None if before is None else Liveness(before, stopped_go_on=True)
+    liveness = Liveness(now, earlier, working, stopped_go_on=True)
+    core = core_of(liveness)
+    if core is not None:
+        return _entangled(liveness, core)
+    if not any(is_stopped(process) for process in now.graph.report.processes):
+        return None
+    earlier = None if before is None else Liveness(before)
+    return _stopped(Liveness(now, earlier, working), earlier)
 
 
 def _entangled(liveness: Liveness, core: Core) -> Verdict:
     graph = liveness.graph
     others = waiting_for(liveness, core.nodes)
-    names = names_of(node.process for node in core.nodes)
     if core.is_circle:
         kind = Kind.DEADLOCK
-        headline = f"{names} {_wait_for(core)}"
+        headline = f"{names_of(node.process for node in core.nodes)} {_wait_for(core)}"
     else:
         kind = Kind.NOBODY_LEFT
         headline = f"{sentence(graph, core.nodes)}; nobody is left who could end that"

@@ -77,9 +77,12 @@ class WaitGraph:
         self.members: dict[str, dict[int, ProcessReport]] = defaultdict(dict)
         """Workers by group and rank."""
         for process in self.processes.values():
+            ended = bool(self.end_of(process))
             if process.role == "worker" and process.group:
-                self.members[process.group][process.rank] = process
-            if not self.end_of(process):
+                members = self.members[process.group]
+                if not ended or process.rank not in members:  # a group may have been made anew
+                    members[process.rank] = process
+            if not ended:
                 self._add(process)
 
     def __repr__(self) -> str:
@@ -90,7 +93,7 @@ class WaitGraph:
         self._calls |= {(place, call.source, call.number): call for call in process.calls}
         found = self._of[place]
         if not is_stopped(process):
-            found += [Node(process, activity) for activity in process.activities]
+            found += [Node(process, each) for each in process.activities if each.state is not State.IDLE]
         for node in found:
             if node.activity is not None and node.serves:
                 self._serving[place, node.activity.source, node.activity.number].append(node)
