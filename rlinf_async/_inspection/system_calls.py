@@ -65,7 +65,9 @@ class SystemCall:
         first, second, *_ = self.arguments
         if self.name in _ON_FILES:
             kind, name = _file(first)
-            return kind, f"{_ON_FILES[self.name]} {name}"
+            # A pipe of which this process itself has the other end too never ends, though a child that wrote there has.
+            ended = _ended_child() if name in ("a pipe", "a socket") else ""
+            return kind, f"{_ON_FILES[self.name]} {name}{ended}"
         if self.name == "wait4" or (self.name == "waitid" and first == _P_PID):
             pid = first if self.name == "wait4" else second
             return "process", f"the end of process {pid}" if 0 < pid < 1 << 31 else "the end of a child process"
@@ -89,7 +91,7 @@ def _file(fd: int) -> tuple[str, str]:
         return "file", "a file"
     kind, _, _ = name.partition(":")
     if kind == "socket":
-        return kind, f"socket {_address(fd)}".rstrip()
+        return kind, f"socket {address}" if (address := _address(fd)) else "a socket"
     return ("pipe", "a pipe") if kind == "pipe" else ("file", name)
 
 
@@ -105,4 +107,14 @@ def _address(fd: int) -> str:
             host = f"[{address[0]}]" if ":" in address[0] else address[0]
             return f"{host}:{address[1]}"
         return address.decode(errors="replace").lstrip("\0") if isinstance(address, bytes) else str(address)
+    return ""
+
+
+def _ended_child() -> str:
+    """Words about a child that has ended and that nothing has waited for; it stays as it is."""
+    with contextlib.suppress(OSError):
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is not None:
+            how = "exit code" if found.si_code == os.CLD_EXITED else "signal"
+            return f"; child process {found.si_pid} has ended ({how} {found.si_status})"
     return ""

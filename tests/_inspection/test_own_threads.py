@@ -189,3 +189,20 @@ def test_a_thread_that_reads_is_running_and_tells_of_what_the_data_comes() -> No
             assert (found.state, found.what) == (State.RUNNING, what)
     os.close(reader)
     os.close(writer)
+
+
+def test_a_child_that_has_ended_is_told_where_a_pipe_is_read() -> None:
+    reader, writer = os.pipe()
+    child = os.posix_spawn(sys.executable, [sys.executable, "-c", "raise SystemExit(7)"], os.environ)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    thread = threading.Thread(target=os.read, args=(reader, 1))
+    thread.start()
+    until = time.monotonic() + 10
+    while "ended" not in (found := look(thread)).what and time.monotonic() < until:
+        pass
+    os.write(writer, b"x")
+    thread.join()
+    assert found.what == f"data from a pipe; child process {child} has ended (exit code 7)"
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    os.close(reader)
+    os.close(writer)
