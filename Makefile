@@ -6,7 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-# Three processes share the test files, because tests wait as long as they compute; those that take longest are first.
+# Three processes share the test files, because tests wait as long as they compute; LONG_FILES in tests/conftest.py are first.
 # JOBS=0: one after the other.
 JOBS ?= 3
 SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
@@ -27,7 +27,7 @@ lint: $(READY)
 	$(BIN)/vulture
 
 # A million items through channels, while producers and consumers are cancelled and killed; readers that are stopped for
-# moments, thousands of times.
+# moments, thousands of times; 200 random orders of messages among 8 ranks.
 histories: $(READY)
 	$(BIN)/python -m pytest -m histories $(ARGS)
 

@@ -21,6 +21,30 @@ import pytest
 from tests._support import leaks
 from tests._support.fake_hosts import FakeHosts
 
+# Files that take longest.  They are first where processes share the files, so that none of these is left alone with one
+# of them at the end; those that mostly wait stand among those that compute.  `--durations=0` shows what has grown long.
+LONG_FILES = (
+    "tests/test_orphans.py",
+    "tests/weights/test_scheme_deaths.py",
+    "tests/torchrl/test_collectors.py",
+    "tests/benches/test_benches.py",
+    "tests/test_embedding.py",
+    "tests/_transports/test_gloo_pair.py",
+    "tests/examples/test_embodiment_training.py",
+    "tests/weights/test_contract_workers.py",
+    "tests/test_exchange_hosts.py",
+    "tests/weights/fuzz/test_fuzz.py",
+    "tests/weights/test_schemes_over_ssh.py",
+    "tests/weights/links/test_worker_link.py",
+    "tests/test_tracing.py",
+    "tests/test_stopped_loops.py",
+    "tests/test_exchange.py",
+    "tests/weights/test_chain_workers.py",
+    "tests/test_over_ssh.py",
+    "tests/_messaging/test_relayed_broadcast.py",
+    "tests/examples/test_reasoning_training.py",
+)
+
 _CALL_FAILED = pytest.StashKey[bool]()
 _VISIBLE_GPUS = pytest.StashKey[str | None]()
 
@@ -58,6 +82,11 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         names = item.fixturenames
         if "_no_task_is_left" not in names:
             names.insert(names.index("_nothing_is_left") + 1, "_no_task_is_left")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {path: number for number, path in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(order)))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
