@@ -50,11 +50,32 @@ async def test_a_service_started_and_stopped_six_times_is_as_it_was() -> None:
     assert traces() == before
 
 
-def test_it_lives_on_uvloop_as_well() -> None:
+def test_it_lives_on_uvloop_as_well_and_never_holds_the_loop_up_for_long() -> None:
     before = traces()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve_once())
+        worst, seconds = runner.run(serve_and_watch())
+    assert worst < seconds / 2  # most of that time is torch's import, elsewhere
     assert traces() == before
+
+
+async def serve_and_watch() -> tuple[float, float]:
+    """Seconds for which the loop stood still at most, and in all."""
+    worst = 0.0
+    loop = asyncio.get_running_loop()
+
+    async def watch() -> None:
+        nonlocal worst
+        while True:
+            since = loop.time()
+            await asyncio.sleep(0.01)
+            worst = max(worst, loop.time() - since - 0.01)
+
+    watcher = asyncio.create_task(watch())
+    since = loop.time()
+    await serve_once()
+    watcher.cancel()
+    await asyncio.wait([watcher])
+    return worst, loop.time() - since
 
 
 async def test_two_clusters_live_in_one_loop() -> None:
@@ -149,8 +170,8 @@ def test_a_forked_child_of_the_driver_leaves_the_cluster_alone() -> None:
 
 @pytest.mark.slow
 async def test_closing_ends_although_the_daemon_is_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(settings.CLOSE_TIMEOUT_S.variable, "1")
-    monkeypatch.setenv(settings.NODE_STOP_GRACE_S.variable, "1")
+    monkeypatch.setenv(settings.CLOSE_TIMEOUT_S.variable, "0.3")
+    monkeypatch.setenv(settings.NODE_STOP_GRACE_S.variable, "0.3")
     cluster = await Cluster(log_to_driver=False)
     group = Plain.create_group().launch(cluster)
     await group
@@ -159,21 +180,3 @@ async def test_closing_ends_although_the_daemon_is_frozen(monkeypatch: pytest.Mo
     async with asyncio.timeout(20):
         await cluster.aclose()
     assert not psutil.pid_exists(daemon)
-
-
-async def test_the_loop_is_never_held_up_for_long() -> None:
-    worst = 0.0
-    loop = asyncio.get_running_loop()
-
-    async def watch() -> None:
-        nonlocal worst
-        while True:
-            since = loop.time()
-            await asyncio.sleep(0.01)
-            worst = max(worst, loop.time() - since - 0.01)
-
-    watcher = asyncio.create_task(watch())
-    since = loop.time()
-    await serve_once()
-    watcher.cancel()
-    assert worst < (loop.time() - since) / 2  # most of that time is torch's import, elsewhere

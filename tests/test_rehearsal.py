@@ -154,10 +154,15 @@ def test_the_documentations_flow_runs_as_written_on_a_node_that_declares_eight_d
     check_flow(run(SEED_FLOW, RLINF_FAKE_GPUS="8"))
 
 
-def test_the_flow_runs_under_the_launcher_with_a_hosts_file_that_declares_them(tmp_path: Path) -> None:
-    hosts = tmp_path / "nodes.txt"
+def test_a_hosts_file_declares_them_under_the_launcher(tmp_path: Path) -> None:
+    hosts, script = tmp_path / "nodes.txt", tmp_path / "script.py"
     hosts.write_text("localhost fake_gpus=8\n")
-    check_flow(run("-m", "rlinf_launcher", "--hosts", str(hosts), SEED_FLOW))
+    script.write_text(
+        "from rlinf_async import Cluster\n"
+        "with Cluster() as cluster:\n"
+        "    print(cluster.num_accelerators, [node.rehearsed for node in cluster.nodes])\n"
+    )
+    assert run("-m", "rlinf_launcher", "--hosts", str(hosts), str(script)) == "8 [True]\n"
 
 
 def test_the_flow_runs_under_the_launcher_with_a_flag_that_declares_them() -> None:
