@@ -373,7 +373,7 @@ def test_forks_at_any_moment_hold_up_nobody_and_lose_nothing() -> None:
     try:
         for thread in threads:
             thread.start()
-        for _ in range(int(os.environ.get("RLINF_FORKS", "60"))):
+        for _ in range(int(os.environ.get("RLINF_FORKS", "30"))):
             with forked(look) as child:
                 assert exit_code(child) == 0
     finally:
