@@ -15,6 +15,7 @@ class Rollout(Worker):
 async def main() -> None:
     async with Cluster(num_nodes=1) as cluster:
         rollout = Rollout.create_group().launch(cluster, NodePlacementStrategy([0]), name="rollout")
+        await rollout
         prompts = await Channel.create("prompts", maxsize=4)
         for number in range(6):
             if number == 4:

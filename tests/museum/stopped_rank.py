@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 
 from rlinf_async import Cluster, NodePlacementStrategy, Worker
 
@@ -15,6 +16,7 @@ class Rollout(Worker):
             if self._rank == 1 and step == 5:
                 print("still", flush=True)
                 os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(0.1)  # the simulator
         return steps
 
 

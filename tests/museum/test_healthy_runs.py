@@ -53,21 +53,21 @@ def check(program: Path, *arguments: str, at_least: int) -> None:
 
 
 def test_a_training_loop_is_no_hang() -> None:
-    check(HEALTHY / "training_loop.py", "4", at_least=3)
+    check(HEALTHY / "training_loop.py", "4", at_least=1)
 
 
 @pytest.mark.museum
 @pytest.mark.parametrize(
     ("program", "arguments", "at_least"),
     [
-        ("training_loop", ["30"], 15),
-        ("held_gil", ["20"], 10),
-        ("slow_driver", [], 10),
-        ("idle_service", [], 15),
-        ("late_names", [], 10),
-        ("deadlines", [], 15),
-        ("one_at_a_time", ["5"], 10),
-        ("outside_waits", [], 40),
+        ("training_loop", ["30"], 5),
+        ("held_gil", ["20"], 3),
+        ("slow_driver", [], 4),
+        ("idle_service", [], 4),
+        ("late_names", [], 3),
+        ("deadlines", [], 6),
+        ("one_at_a_time", ["5"], 5),
+        ("outside_waits", [], 15),
     ],
 )
 def test_a_program_that_waits_for_long_is_no_hang(program: str, arguments: list[str], at_least: int) -> None:

@@ -105,7 +105,7 @@ EXHIBITS = {
             Side(rank("actor", "2"), "computes for long", "step"),
             Side(DRIVER, "the driver waits", r"actor\.step\b"),
         ),
-        rf"{rank('actor', '0-1,3')}|ranks 0-1,3|3 of 4",
+        rf"{rank('actor', '0-1,3')}|ranks 0-1,3|3 of 4|3 other ranks",
     ),
     "parked_permits": Exhibit(
         "nobody left",
@@ -177,7 +177,7 @@ EXHIBITS = {
             Side(rank("critic", "0"), "the critic waits for the actor", r"actor\.policy\b"),
             Side(DRIVER, "the driver waits", r"actor\.step\b"),
         ),
-        r"policy.*(queue|behind|one at a time|until|after|async def)",
+        "one at a time|async def",
     ),
     "stopped_rank": Exhibit(
         "stopped",
@@ -193,7 +193,7 @@ EXHIBITS = {
         1,
         (
             Side(DRIVER, "the loop waits for the thread", "join|feeder|thread"),
-            Side(DRIVER, "the thread waits for the loop", "feeder.*(result|future|loop|lock)"),
+            Side(DRIVER, "the thread waits for the loop", "result|future|loop|lock"),
             Side(rank("rollout", "0"), "the rank waits for a prompt", r"get\b.*prompts"),
         ),
         r"\bloop\b",
