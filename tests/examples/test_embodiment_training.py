@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+
+from tests._support.trace_files import Trace
 
 pytest.importorskip("mujoco")
 
@@ -29,9 +32,10 @@ SMALL = [
 SAMPLES_PER_STEP = 64
 
 
-def run_script(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+def run_script(folder: Path, *overrides: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(SCRIPT), *SMALL, f"runner.logger.log_path={folder}", *overrides]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder.parent, check=False)
+    options: dict[str, Any] = {"env": {**os.environ, **environment}, "cwd": folder.parent}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
 
 
 def checkpoint(folder: Path) -> dict[str, Any]:
@@ -63,24 +67,38 @@ def test_a_run_reports_each_step_with_its_phases_and_a_final_evaluation(two_step
     assert list((two_steps / "tensorboard").iterdir())
 
 
-@pytest.mark.slow
-def test_rollouts_use_the_newest_weights_unless_they_overlap_with_their_arrival(
-    two_steps: Path, tmp_path: Path
-) -> None:
-    steps = [line for line in (two_steps / "stdout").read_text().splitlines() if line.startswith("step ")]
-    assert all("| staleness 0.00 |" in line for line in steps)
-    ended = run_script(tmp_path / "run", "runner.max_steps=4", "rollout.overlap_weight_sync=true")
+@pytest.fixture(scope="module")
+def traced(two_steps: Path) -> Path:
+    """The same once more, with a trace."""
+    folder = two_steps.with_name("again")
+    ended = run_script(folder, "runner.max_steps=2", RLINF_TRACE=str(folder.with_suffix(".json")))
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    for line in [line for line in ended.stdout.splitlines() if line.startswith("step ")]:
-        assert 0.0 <= float(line.partition("staleness ")[2].split()[0]) <= 1.0
+    return folder
 
 
 @pytest.mark.slow
-def test_the_same_seed_gives_the_same_policy_bit_for_bit(two_steps: Path) -> None:
-    again = two_steps.with_name("again")
-    assert run_script(again, "runner.max_steps=2").returncode == 0
-    weights, expected = checkpoint(again)["policy"], checkpoint(two_steps)["policy"]
+def test_the_same_seed_gives_the_same_policy_bit_for_bit(two_steps: Path, traced: Path) -> None:
+    weights, expected = checkpoint(traced)["policy"], checkpoint(two_steps)["policy"]
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+@pytest.mark.slow
+def test_a_trace_of_the_script_holds_its_calls_channels_and_timers(traced: Path) -> None:
+    trace = Trace(traced.with_suffix(".json"))  # which checks keys, nesting and arrows
+    groups = {process.partition(":")[0] for process in trace.processes}
+    assert len(groups) == 4, groups
+    assert "driver" in groups
+    calls = [span for span in trace.spans if span.process == "driver" and span.category == "call"]
+    targets = [callee for _, callee in trace.arrows]
+    assert {caller.name for caller, _ in trace.arrows} == {span.name for span in calls}
+    assert {callee.process.partition(":")[0] for callee in targets} == groups - {"driver"}
+    for caller, callee in trace.arrows:
+        assert caller.begin <= callee.begin <= callee.end <= caller.end
+    workers = [span for span in trace.spans if span.process != "driver"]
+    assert {"call", "channel"} < {span.category for span in workers}
+    for timer in ("interact", "run_training", "compute_advantages_and_returns", "sync_model"):
+        assert [span for span in workers if span.name == timer and span.category in groups], timer
+    assert not [event for event in trace.events if event["ph"] == "i"]
 
 
 @pytest.mark.slow
@@ -108,22 +126,49 @@ def test_a_trained_policy_is_evaluated_without_training(two_steps: Path) -> None
     assert not (folder / "checkpoints").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["rollout.pipeline_stage_num=1", "cluster.component_placement.rollout=0:0-2"],
-        [
-            *("cluster.component_placement.env=0", "cluster.component_placement.rollout=0:0-1"),
-            *("env.total_num_envs=8", "cluster.component_placement.actor=0:0-3", "actor.micro_batch_size=4"),
-        ],
-    ],
-    ids=["more rollout than env workers", "more actors than stages, which rollout workers share"],
-)
-def test_groups_of_any_size_exchange_with_each_other(tmp_path: Path, overrides: list[str]) -> None:
-    ended = run_script(tmp_path / "run", "runner.max_steps=2", *overrides)
+@pytest.fixture(scope="module")
+def overlapping(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with more rollout than env workers, in which rollouts overlap with the arrival of weights."""
+    return run_of_groups(
+        tmp_path_factory.mktemp("overlapping"),
+        *("rollout.pipeline_stage_num=1", "cluster.component_placement.rollout=0:0-2"),
+        *("runner.max_steps=4", "rollout.overlap_weight_sync=true"),
+    )
+
+
+def run_of_groups(folder: Path, *overrides: str) -> Path:
+    ended = run_script(folder / "run", *overrides)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert len(json.loads((tmp_path / "run" / "evaluation.json").read_text())["returns"]) == 3
+    (folder / "run" / "stdout").write_text(ended.stdout)
+    return folder / "run"
+
+
+@pytest.mark.slow
+def test_rollouts_use_the_newest_weights_unless_they_overlap_with_their_arrival(
+    two_steps: Path, overlapping: Path
+) -> None:
+    steps = [line for line in (two_steps / "stdout").read_text().splitlines() if line.startswith("step ")]
+    assert all("| staleness 0.00 |" in line for line in steps)
+    steps = [line for line in (overlapping / "stdout").read_text().splitlines() if line.startswith("step ")]
+    assert len(steps) == 4
+    for line in steps:
+        assert 0.0 <= float(line.partition("staleness ")[2].split()[0]) <= 1.0
+
+
+@pytest.mark.slow
+def test_more_rollout_than_env_workers_exchange_with_them(overlapping: Path) -> None:
+    assert len(json.loads((overlapping / "evaluation.json").read_text())["returns"]) == 3
+
+
+@pytest.mark.slow
+def test_more_actors_than_stages_exchange_with_rollout_workers_that_share_these(tmp_path: Path) -> None:
+    run = run_of_groups(
+        tmp_path,
+        *("cluster.component_placement.env=0", "cluster.component_placement.rollout=0:0-1"),
+        *("env.total_num_envs=8", "cluster.component_placement.actor=0:0-3", "actor.micro_batch_size=4"),
+        "runner.max_steps=2",
+    )
+    assert len(json.loads((run / "evaluation.json").read_text())["returns"]) == 3
 
 
 DOOMED = """
@@ -166,7 +211,7 @@ DOOMED = """
     [
         ("EnvWorker.interact", "env 1 SIGKILL"),
         pytest.param("MultiStepRolloutWorker.generate", "rollout 0 SIGKILL", marks=pytest.mark.training),
-        ("EmbodiedFSDPActor.recv_rollout_batch", "actor 1 SIGKILL"),
+        pytest.param("EmbodiedFSDPActor.recv_rollout_batch", "actor 1 SIGKILL", marks=pytest.mark.training),
     ],
 )
 def test_a_worker_that_is_killed_in_the_middle_of_a_rollout_ends_the_run(tmp_path: Path, method: str, who: str) -> None:
