@@ -145,7 +145,7 @@ EXHIBITS = {
         "busy",
         0,
         (
-            Side(rank("env", "0"), "waits for the simulator", "recv|read|pipe"),
+            Side(rank("env", "0"), "waits for the simulator", "recv|read|pipe|socket"),
             Side(DRIVER, "the driver waits", r"env\.rollout\b"),
         ),
         r"(?i)(child|process|pid \d+).*(ended|zombie|dead|died|exit)",
