@@ -14,17 +14,14 @@ from .stack_text import show_missing
 from .text_output import Output
 
 _ASK_AGAIN_S: Final = 0.5
-_MIN_WORK: Final = 0.1
-"""Part of the time between two reports for which a process that works has had a processor; an answer takes some too."""
 
 
 async def show_verdict(attachment: Attachment, output: Output) -> bool:
     """Says why a run stands still, or that it does not; whether it goes on."""
-    loop = asyncio.get_running_loop()
-    before, began = await _look(attachment), loop.time()
+    before = await _look(attachment)
     await asyncio.wait({attachment.lost}, timeout=_ASK_AGAIN_S)
     after = await _look(attachment)
-    verdict = judge(after.report, before.report, working(before, after, loop.time() - began))
+    verdict = judge(after.report, before.report)
     if output.as_json:
         output.json({"verdict": verdict.to_data(), "report": to_data(after.report)})
     else:
@@ -33,14 +30,5 @@ async def show_verdict(attachment: Attachment, output: Output) -> bool:
     return not verdict.is_stuck
 
 
-def working(before: RunView, after: RunView, seconds: float) -> set[int]:
-    """Endpoints of the processes that have worked between two reports: what they wait for may be under way."""
-    return {
-        process.endpoint
-        for process in after.report.processes
-        if after.detail(process)["cpu"] - before.detail(process)["cpu"] > seconds * _MIN_WORK
-    }
-
-
 async def _look(attachment: Attachment) -> RunView:
-    return await look(attachment, parts=["activities", "queues"], details=True)
+    return await look(attachment, parts=["activities", "queues"])

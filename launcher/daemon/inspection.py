@@ -29,7 +29,7 @@ from rlinf_async._inspection.state.run_report import Activity, OpenCall, Process
 from .channels import Channels
 from .endpoint import Endpoint
 from .handlers import Requester
-from .process_state import IN_KERNEL, state_of
+from .process_state import IN_KERNEL, cpu_seconds, state_of
 from .router import Router
 from .stack_reader import StackReader
 
@@ -198,7 +198,7 @@ class Inspection:
         role, name, group, rank = _identity(endpoint)
         report = ProcessReport(
             endpoint.id, role, name, group, rank, self._router.node, self._node_name, endpoint.os_pid,
-            told.trouble, answered,
+            told.trouble, answered, cpu=cpu_seconds(endpoint.os_pid),
         )  # fmt: skip
         calls = [] if how else _open_calls(endpoint) if told.calls is None else told.calls
         return vars(report) | {"calls": [vars(call) for call in calls], "activities": told.activities}

@@ -13,7 +13,7 @@ from rlinf_async._core import operations
 from .endpoint import Endpoint
 from .handlers import Requester
 from .probes import Probes
-from .process_state import command_of, cpu_seconds
+from .process_state import command_of
 from .router import Router
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class OperatorRequests:
         self._log_dir = log_dir
 
     async def node_details(self, requester: Requester, op: operations.NodeDetails) -> dict[str, Any]:
-        """Command, log, devices, memory and CPU time of each process; where asked, what the node's devices do."""
+        """Command, log, devices and memory of each process; where asked, what the node's devices do."""
         use = self._probes.device_use(_DEVICE_USE_TIMEOUT_S) if op.devices else None
         processes = {
             str(endpoint.id): _details(endpoint)
@@ -70,7 +70,6 @@ def _details(endpoint: Endpoint) -> dict[str, Any]:
         "log": "" if process is None else str(process.log),
         "devices": [device for device in environment.get("VISIBLE_DEVICES", "").split(",") if device],
         "memory": _resident_bytes(pid),
-        "cpu": cpu_seconds(pid),
     }
 
 

@@ -104,9 +104,14 @@ class MadeRun:
         return RunReport("run", list(self.processes.values()), self.queues, self.missing, self.ended)
 
     def verdict(self, working: Sequence[int] = ()) -> Verdict:
-        """Of two reports that show the same."""
+        """Of two reports that show the same, but that some processes have worked meanwhile."""
         report = self.report()
-        return judge(aged(report), report, working)
+        after = aged(report)
+        processes = [
+            dataclasses.replace(each, cpu=each.cpu + 0.2 * (each.endpoint in working) + 0.01)
+            for each in after.processes
+        ]
+        return judge(dataclasses.replace(after, processes=processes), report)
 
 
 def get(number: int = 7, name: str = "episodes", kind: str = "get", age: float = 8.0) -> Wait:

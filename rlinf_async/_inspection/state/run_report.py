@@ -160,6 +160,7 @@ class ProcessReport:
         trouble: why it says nothing of itself: ``stopped (T)``, ``does not answer``, ``ended: exit code 1``; empty if
             it does.
         answered: it has told of its activities itself; else they are what its stacks show, or none.
+        cpu: seconds of processors that it has had, with all its threads; 0 where that is not known.
     """
 
     endpoint: int
@@ -174,6 +175,7 @@ class ProcessReport:
     answered: bool = True
     calls: list[OpenCall] = dataclasses.field(default_factory=list)
     activities: list[Activity] = dataclasses.field(default_factory=list)
+    cpu: float = 0.0
 
 
 @dataclass(frozen=True)

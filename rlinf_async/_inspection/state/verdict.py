@@ -35,6 +35,9 @@ class Kind(StrEnum):
     IDLE = "idle"
 
 
+_MIN_WORK_S: Final = 0.05
+"""Seconds of a processor within half a second of a process that works; an answer takes some too."""
+
 _STUCK: Final = frozenset((Kind.DEADLOCK, Kind.NOBODY_LEFT, Kind.STOPPED))
 
 _MAX_PIDS: Final = 8
@@ -70,16 +73,14 @@ class Verdict:
         return render(self)
 
 
-def judge(report: RunReport, before: RunReport | None = None, working: Collection[int] = ()) -> Verdict:
+def judge(report: RunReport, before: RunReport | None = None) -> Verdict:
     """The verdict on a run.
 
     Args:
         before: a report of the same run, half a second earlier; without one nothing is called stuck.
-        working: endpoints whose processes have used processors between the two reports; what they wait for may be
-            data that is under way.
     """
     now = Needs(WaitGraph(report))
-    found = _stuck(now, None if before is None else Needs(WaitGraph(before)), working)
+    found = _stuck(now, None if before is None else Needs(WaitGraph(before)), _working(report, before))
     if found is None:
         return _going_on(Liveness(now, stopped_go_on=True))
     if before is None:
@@ -92,6 +93,16 @@ def render(verdict: Verdict) -> str:
     """Lines for a terminal, without markup."""
     text = [verdict.headline, *(f"  {line}" for line in verdict.lines), *(f"  -> {line}" for line in verdict.advice)]
     return "\n".join([f"{verdict.kind}: {printable(text[0])}", *map(printable, text[1:])])
+
+
+def _working(report: RunReport, before: RunReport | None) -> set[int]:
+    """Processes that have had a processor between two reports: what they wait for may be data that is under way."""
+    earlier = {} if before is None else {process.endpoint: process.cpu for process in before.processes}
+    return {
+        process.endpoint
+        for process in report.processes
+        if process.cpu - earlier.get(process.endpoint, process.cpu) > _MIN_WORK_S
+    }
 
 
 def _stuck(now: Needs, before: Needs | None, working: Collection[int]) -> Verdict | None:

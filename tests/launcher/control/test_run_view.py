@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from rlinf_launcher.control.run_places import NoSuchRun
 from rlinf_launcher.control.run_view import RunView, split_ranks
-from rlinf_launcher.control.stuck_verdict import working
 
 from rlinf_async._inspection.state.run_report import ProcessReport, RunReport
 
@@ -58,11 +57,3 @@ def test_a_group_that_a_worker_has_made_has_a_colon_in_its_name() -> None:
     assert split_ranks("rollout:2:0-1", ["rollout", "rollout:2"]) == ("rollout:2", [0, 1])
     assert split_ranks("rollout:2", ["rollout", "rollout:2"]) == ("rollout", [2])
     assert split_ranks("rollout:2", ["rollout:2"]) == ("rollout:2", None)
-
-
-def test_a_process_that_has_had_a_processor_for_a_tenth_of_the_time_works() -> None:
-    def seen(*seconds: float) -> RunView:
-        processes = {str(endpoint): {"cpu": cpu} for endpoint, cpu in zip((10, 11, 12), seconds, strict=True)}
-        return RunView(VIEW.report, {0: {"processes": processes}}, {})
-
-    assert working(seen(5.0, 5.0, 5.0), seen(5.0, 5.04, 5.2), 0.5) == {12}

@@ -115,9 +115,10 @@ async def test_what_processes_tell_stands_in_their_reports(daemon: Daemon) -> No
     await daemon.tell(worker, [to_data(ACTIVITY), to_data(ACTIVITY)])
     first, second = reports(await asked)
     pid = os.getpid()
-    assert first == ProcessReport(driver.id, "driver", "driver", "", -1, 2, "n2", pid)
+    assert 0.0 < first.cpu <= second.cpu <= time.process_time() + 1.0
+    assert first == ProcessReport(driver.id, "driver", "driver", "", -1, 2, "n2", pid, cpu=first.cpu)
     assert second == ProcessReport(
-        worker.id, "worker", "rollout:3", "rollout", 3, 2, "n2", pid, activities=[ACTIVITY, ACTIVITY]
+        worker.id, "worker", "rollout:3", "rollout", 3, 2, "n2", pid, activities=[ACTIVITY, ACTIVITY], cpu=second.cpu
     )
 
 
