@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Final
 
-from rlinf_async._inspection.state.descriptions import names_of, state_of
+from rlinf_async._inspection.state.descriptions import join, names_of, state_of
 from rlinf_async._inspection.state.entanglement import Core
 from rlinf_async._inspection.state.liveness import Liveness
 from rlinf_async._inspection.state.needs import Need
 from rlinf_async._inspection.state.run_report import QueueReport, TargetKind
+from rlinf_async._inspection.state.wait_graph import MAIN_THREAD, Node
 
 _MAX_ADVICE: Final = 8
 
@@ -21,26 +22,28 @@ _ONE_AT_A_TIME: Final = (
 def advice_on(liveness: Liveness, core: Core) -> list[str]:
     """One line for each kind of need that is not met."""
     states: dict[int, tuple[str, str]] = {}
-    folded: dict[Hashable, dict[int, Need]] = {}
+    folded: dict[Hashable, dict[int, tuple[Node, Need]]] = {}
     """By all that a line says, but for the ranks; in there by endpoint."""
-    for need in core.needs:
+    for node, need in core.needs:
         process = need.process
         if process is not None and process.endpoint not in states:
             states[process.endpoint] = state_of(liveness, process)
         state = need.ended if process is None else states[process.endpoint][0]
         group = "" if process is None else process.group or process.name
         alike = folded.setdefault((need.target.kind, need.target.name, group, state), {})
-        alike[0 if process is None else process.endpoint] = need
-    lines = list(dict.fromkeys(_line(liveness, list(needs.values()), states) for needs in folded.values()))
-    if core.is_circle and any(need.target.kind is TargetKind.CALL for need in core.needs):
-        lines.append(_ONE_AT_A_TIME)
-    return lines[:_MAX_ADVICE]
+        alike[0 if process is None else process.endpoint] = (node, need)
+    lines = dict.fromkeys(_line(liveness, list(alike.values()), states) for alike in folded.values())
+    if core.is_circle and any(need.target.kind is TargetKind.CALL for _, need in core.needs):
+        lines[_ONE_AT_A_TIME] = None
+    lines |= dict.fromkeys(_exits(liveness))
+    return list(lines)[:_MAX_ADVICE]
 
 
-def _line(liveness: Liveness, needs: list[Need], states: dict[int, tuple[str, str]]) -> str:
-    target, first = needs[0].target, needs[0].process
-    who = names_of(need.process for need in needs if need.process is not None) or "the other side"
-    state = f"has {needs[0].ended}" if first is None else states[first.endpoint][len(needs) > 1]
+def _line(liveness: Liveness, alike: list[tuple[Node, Need]], states: dict[int, tuple[str, str]]) -> str:
+    node, first = alike[0]
+    target = first.target
+    who = names_of(need.process for _, need in alike if need.process is not None) or "the other side"
+    state = f"has {first.ended}" if first.process is None else states[first.process.endpoint][len(alike) > 1]
     match target.kind:
         case TargetKind.CALL:
             return f"{who} should have answered, but {state}"
@@ -53,15 +56,33 @@ def _line(liveness: Liveness, needs: list[Need], states: dict[int, tuple[str, st
         case TargetKind.NAME:
             return f"somebody should have made a group or channel named '{target.name}'"
         case TargetKind.LOCK:
-            if first is None:
+            if first.process is None:
                 return f"somebody should have released {target.name}"
             return f"{who} should have released {target.name}, but {state}"
         case TargetKind.WEIGHTS:
-            return f"somebody should have published a version of '{target.name}'"
+            return _version(liveness, target.name)
         case TargetKind.LOCAL if target.name:
             return f"{target.name} of {who} should have ended"
         case _:
-            return f"another task or thread of {who} should have let it go on, and none of them runs"
+            what = "that" if node.wait is None else node.wait.what
+            return f"another task or thread of {who} should have released {what}, and none of them runs"
+
+
+def _version(liveness: Liveness, model: str) -> str:
+    graph = liveness.graph
+    idle = [each for each in graph.processes.values() if each.role == "worker" and not graph.of(each)]
+    found = names_of(process for process in idle if not graph.end_of(process))
+    rest = f"; {found} could, and {'is' if len(idle) == 1 else 'are'} idle" if found else ""
+    return f"somebody should have published a version of '{model}'{rest}"
+
+
+def _exits(liveness: Liveness) -> Iterator[str]:
+    """Of scripts that have come to their end, and wait for their threads."""
+    for node in liveness.hopeless:
+        if node.process.role == "driver" and node.name == MAIN_THREAD and node.activity and not node.activity.line:
+            threads = join([name for name in node.activity.awaits if name.startswith("thread ")][:_MAX_ADVICE])
+            if threads:
+                yield f"the script has come to its end, and its exit waits for {threads}: let it end, or be a daemon"
 
 
 def _channel(liveness: Liveness, name: str, queues: list[QueueReport]) -> str:
@@ -69,9 +90,10 @@ def _channel(liveness: Liveness, name: str, queues: list[QueueReport]) -> str:
     if any(queue.full for queue in queues):
         users = _known(liveness, [each for queue in queues for each in queue.consumers]) or "nobody"
         return f"somebody should have got from channel '{name}', which is full with {items} items; so far {users} did"
-    users = _known(liveness, [each for queue in queues for each in queue.producers]) or "nobody that lives"
+    users = _known(liveness, [each for queue in queues for each in queue.producers])
+    so_far = f"so far {users} did" if users else "nobody ever did, or has ended since"
     other = f", whose {items} items have other keys" if items else ""
-    return f"somebody should have put into channel '{name}'{other}; so far {users} did"
+    return f"somebody should have put into channel '{name}'{other}; {so_far}"
 
 
 def _known(liveness: Liveness, endpoints: Iterable[int]) -> str:

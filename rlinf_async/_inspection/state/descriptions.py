@@ -6,8 +6,10 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Final
 
 from rlinf_async._core.root_cause import fold_ranks
+from rlinf_async._inspection.state.collective_needs import collective_name
 from rlinf_async._inspection.state.liveness import Liveness
-from rlinf_async._inspection.state.run_report import Activity, ProcessReport, State
+from rlinf_async._inspection.state.needs import is_in_collective
+from rlinf_async._inspection.state.run_report import Activity, ProcessReport, State, Wait
 from rlinf_async._inspection.state.wait_graph import MAIN_THREAD, Node, WaitGraph, is_stopped
 
 MAX_LINES: Final = 16
@@ -109,13 +111,15 @@ def _verb(node: Node, count: int) -> str:
         return f"{'are' if several else 'is'} {trouble}"
     if activity is None:
         return trouble or ("are about to go on" if several else "is about to go on")
+    # What waits for the outside counts as running: for others it makes no difference.
+    state = State.WAITING if activity.wait and activity.state is State.RUNNING else activity.state
     verb = {
         State.WAITING: ("waits", "wait"),
         State.IDLE: ("is idle", "are idle"),
         State.RUNNING: ("runs", "run"),
         State.SLEEPING: ("sleeps", "sleep"),
-    }[activity.state][several]
-    method = f" {activity.method}()" if activity.method and activity.state is State.RUNNING else ""
+    }[state][several]
+    method = f" {activity.method}()" if activity.method and state is State.RUNNING else ""
     return f"{trouble} and {verb}{method}" if trouble else f"{verb}{method}"
 
 
@@ -126,9 +130,17 @@ def _doing(node: Node) -> tuple[str, str]:
         owed = "".join(f"a call of {call.method}() is open" for call in node.process.calls[:1])
         return node.process.trouble, owed
     state = f"{activity.state} {activity.method} {node.process.trouble}"
-    if not node.waits:
-        return state, ""
-    return state, _tasks(activity) if activity.wait is None else activity.wait.what
+    if activity.wait is not None:
+        return state, what_of(activity.wait)
+    return state, _tasks(activity) if node.waits else ""
+
+
+def what_of(wait: Wait) -> str:
+    """What a wait is for; of a collective without the other ranks, which each rank has different ones of."""
+    if len(wait.targets) < 2 or not is_in_collective(wait):
+        return wait.what
+    kind, _, group = collective_name(wait).partition("#")
+    return f"{kind} of process group {group}" if group else kind
 
 
 def _tasks(activity: Activity) -> str:
@@ -140,7 +152,7 @@ def _tasks(activity: Activity) -> str:
 def _place(node: Node, of_call: str = "") -> str:
     """The line, and the call that is served, with its age where that says more."""
     line = _line(node)
-    method = "" if node.activity is None or not node.waits else node.activity.method
+    method = "" if node.activity is None or not (node.waits or node.wait) else node.activity.method
     served = f", in a call of {method}()" if method and (of_call or f"{method}()" not in (line or "")) else ""
     return (f", at {line}" if line else "") + served + (f" for {of_call}" if served and of_call else "")
 

@@ -17,12 +17,12 @@ class Core:
 
     Attributes:
         nodes: of a circle in its order, the first one waits for the second.
-        needs: of these, those that will not be met.
+        needs: those that will not be met, with the node that has them.
         is_circle: each waits for the next, and the last for the first.
     """
 
     nodes: list[Node]
-    needs: list[Need]
+    needs: list[tuple[Node, Need]]
     is_circle: bool
 
 
@@ -79,8 +79,8 @@ def _following(liveness: Liveness, node: Node, *, everything: bool = False) -> l
     return list(dict.fromkeys(found))
 
 
-def _unmet(liveness: Liveness, nodes: Iterable[Node]) -> list[Need]:
-    return [need for node in nodes for need in liveness.needs.of(node) if not liveness.may_be_met(need)]
+def _unmet(liveness: Liveness, nodes: Iterable[Node]) -> list[tuple[Node, Need]]:
+    return [(node, need) for node in nodes for need in liveness.needs.of(node) if not liveness.may_be_met(need)]
 
 
 def _reached_from(nodes: Iterable[Node], following: dict[Node, list[Node]]) -> set[Node]:

@@ -22,7 +22,7 @@ class Progress:
     Attributes:
         leaves: what runs, of all that drivers' waits need; or else what waits there for what may be on its way, or
             what runs elsewhere.
-        reason: why the first of the leaves is no dead end, where it waits.
+        reason: why the first of the leaves is no dead end, where it waits; or why it does not answer.
         waiting: what waits, the oldest first.
         stragglers: the leaves, if they are few ranks of a group whose others have finished or arrived; else none.
         others: what those have done.
@@ -37,6 +37,7 @@ class Progress:
         reached = self._reached(of_drivers or waiting)
         coming = [node for node in waiting if node in reached and self._reason(node)]
         self.leaves = [node for node in running if node in reached] or coming or running
+        self.leaves.sort(key=lambda node: not _blocks_its_loop(node))
         self.reason = self._reason(self.leaves[0]) if self.leaves else ""
         self.waiting = [node for node in waiting if node not in self.leaves]
         self.others = ""
@@ -57,6 +58,8 @@ class Progress:
         return found
 
     def _reason(self, node: Node) -> str:
+        if _blocks_its_loop(node):
+            return "its event loop is blocked there"
         if not node.waits or (node.wait is not None and node.wait.left is not None):
             return ""
         needs = self._liveness.needs.of(node)
@@ -114,6 +117,12 @@ class Progress:
             if asked is not None and late <= open_ and whose == {group}:
                 return int(asked[1]) - len(open_)
         return 0
+
+
+def _blocks_its_loop(node: Node) -> bool:
+    """Whether its process does not answer because of it: it is in a callback or a task of its loop."""
+    stack = [] if node.activity is None or node.process.answered else node.activity.stack
+    return any(frame.function.rpartition(".")[2] == "_run_once" for frame in stack)
 
 
 def _goes_on(node: Node) -> bool:

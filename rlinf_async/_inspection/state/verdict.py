@@ -168,7 +168,9 @@ def _going_on(liveness: Liveness) -> Verdict:
         return Verdict(Kind.BUSY, f"{sentence(graph, progress.leaves)}{reason}", lines, [], _endpoints(progress.leaves))
     if progress.waiting:
         return Verdict(Kind.BUSY, "what is waited for may be on its way", lines, [], _endpoints(progress.waiting))
-    return Verdict(Kind.IDLE, "nothing runs, and nothing waits", lines)
+    has_driver = any(process.role == "driver" for process in graph.processes.values())
+    without = "" if has_driver else "; the driver has left the run, or has not come yet"
+    return Verdict(Kind.IDLE, f"nothing runs, and nothing waits{without}", lines)
 
 
 def _lines(liveness: Liveness, *parts: Sequence[Node]) -> list[str]:

@@ -70,10 +70,12 @@ def test_a_process_that_holds_the_interpreter_and_does_not_answer_is_busy_at_its
 def test_a_driver_that_does_not_answer_is_busy_at_its_line_even_where_its_stacks_wait() -> None:
     run = MadeRun(actor=4)
     run.change(DRIVER, answered=False, trouble="does not answer")
-    run.does(DRIVER, WAITING, local("a lock of this process"), line="/x/train.py:12 in main()")
+    loop = [Frame("/usr/lib/python3.11/asyncio/base_events.py", 9, "_run_once")]
+    run.does(DRIVER, WAITING, local("a lock of this process"), line="/x/train.py:9 in feed()", task="thread feeder")
+    run.does(DRIVER, WAITING, local("a thread of this process"), line="/x/train.py:12 in main()", stack=loop)
     verdict = run.verdict()
     assert (verdict.kind, verdict.participants) == (Kind.BUSY, [1])
-    assert "/x/train.py:12 in main()" in verdict.headline
+    assert verdict.headline.endswith("at /x/train.py:12 in main(); its event loop is blocked there")
 
 
 @pytest.mark.parametrize(
@@ -448,6 +450,26 @@ def test_a_run_in_which_nothing_waits_is_idle() -> None:
     run.does(DRIVER, IDLE)
     verdict = run.verdict()
     assert (verdict.kind, verdict.lines, verdict.participants) == (Kind.IDLE, [], [])
+
+
+def test_a_rank_that_waits_for_the_outside_is_busy_and_says_for_what() -> None:
+    run = MadeRun(reward=1)
+    serves = run.driver_calls("score", "reward:0")
+    wait = Wait("socket", "data from socket 10.0.0.7:80", 0.0, [])
+    run.does("reward:0", RUNNING, wait, serves=serves, line="/x/r.py:5 in ask()")
+    verdict = run.verdict()
+    assert (verdict.kind, verdict.headline) == (
+        Kind.BUSY,
+        "reward:0 waits for 11 s: data from socket 10.0.0.7:80, at /x/r.py:5 in ask(), in a call of score()",
+    )
+
+
+def test_a_run_without_a_driver_is_idle_and_says_so() -> None:
+    run = MadeRun(actor=4)
+    del run.processes[DRIVER]
+    verdict = run.verdict()
+    assert verdict.kind is Kind.IDLE
+    assert "the driver has left the run" in verdict.headline
 
 
 def test_a_run_that_computes_is_busy_where_it_computes() -> None:

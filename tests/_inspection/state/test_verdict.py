@@ -137,7 +137,7 @@ def test_a_consumer_whose_producers_have_returned_is_left_alone() -> None:
     run.does("learner:0", WAITING, get(), serves=serves, task="task learn")
     verdict = run.verdict()
     assert (verdict.kind, names(run, verdict)) == (Kind.NOBODY_LEFT, {"learner:0"})
-    assert verdict.advice == ["somebody should have put into channel 'episodes'; so far nobody that lives did"]
+    assert verdict.advice == ["somebody should have put into channel 'episodes'; nobody ever did, or has ended since"]
 
 
 def test_a_get_is_left_alone_though_items_have_other_keys() -> None:
@@ -177,7 +177,7 @@ def test_a_collective_is_left_alone_by_a_rank_that_does_not_come(state: str) -> 
     expected = {
         "idle": "actor:0 should have come to broadcast, but is idle",
         "ended": "actor:0 should have come to broadcast, but has ended: exit code 1",
-        "elsewhere": "somebody should have put into channel 'episodes'; so far nobody that lives did",
+        "elsewhere": "somebody should have put into channel 'episodes'; nobody ever did, or has ended since",
     }
     assert expected[state] in verdict.advice
 
@@ -209,7 +209,7 @@ def test_a_version_that_an_idle_trainer_does_not_publish_is_left_alone() -> None
         run.does(f"rollout:{rank}", WAITING, weights("version 4 of 'policy'"), serves=serves)
     verdict = run.verdict()
     assert (verdict.kind, names(run, verdict)) == (Kind.NOBODY_LEFT, {"rollout:0", "rollout:1"})
-    assert verdict.advice == ["somebody should have published a version of 'policy'"]
+    assert verdict.advice == ["somebody should have published a version of 'policy'; trainer:0 could, and is idle"]
 
 
 def test_permits_that_are_not_given_back_leave_everybody_alone() -> None:
@@ -222,6 +222,7 @@ def test_permits_that_are_not_given_back_leave_everybody_alone() -> None:
     verdict = run.verdict()
     assert (verdict.kind, names(run, verdict)) == (Kind.NOBODY_LEFT, {"rollout:0"})
     assert "waits, 4 times: asyncio.Semaphore" in verdict.headline
+    assert verdict.advice[0].startswith("another task or thread of rollout:0 should have released asyncio.Semaphore")
 
 
 def test_an_exit_that_waits_for_a_thread_that_waits_is_left_alone() -> None:
@@ -231,6 +232,7 @@ def test_an_exit_that_waits_for_a_thread_that_waits_is_left_alone() -> None:
     verdict = run.verdict()
     assert verdict.kind is Kind.NOBODY_LEFT
     assert "queue.Queue.get(), at /x/e.py:17 in write()" in verdict.headline
+    assert any("its exit waits for thread metrics" in advice for advice in verdict.advice)
 
 
 def test_what_a_driver_waits_for_is_named_and_not_what_waits_in_the_background() -> None:
