@@ -65,7 +65,7 @@ def _line(liveness: Liveness, alike: list[tuple[Node, Need]], states: dict[int, 
             return f"{target.name} of {who} should have ended"
         case _:
             what = "that" if node.wait is None else node.wait.what
-            return f"another task or thread of {who} should have released {what}, and none of them runs"
+            return f"another task or thread of {who} should have ended the wait for {what}, and none of them runs"
 
 
 def _version(liveness: Liveness, model: str) -> str:

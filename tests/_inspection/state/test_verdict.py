@@ -222,7 +222,9 @@ def test_permits_that_are_not_given_back_leave_everybody_alone() -> None:
     verdict = run.verdict()
     assert (verdict.kind, names(run, verdict)) == (Kind.NOBODY_LEFT, {"rollout:0"})
     assert "waits, 4 times: asyncio.Semaphore" in verdict.headline
-    assert verdict.advice[0].startswith("another task or thread of rollout:0 should have released asyncio.Semaphore")
+    assert verdict.advice[0].startswith(
+        "another task or thread of rollout:0 should have ended the wait for asyncio.Semaphore"
+    )
 
 
 def test_an_exit_that_waits_for_a_thread_that_waits_is_left_alone() -> None:
