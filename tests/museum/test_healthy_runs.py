@@ -35,13 +35,14 @@ def answers_of(run: InspectedRun) -> list[subprocess.CompletedProcess[str]]:
     return [*answers, run.ask("stuck")]
 
 
-def check(program: Path, *arguments: str, at_least: int) -> None:
+def check(program: Path, *arguments: str, at_least: int, flags: tuple[str, ...] = ()) -> None:
     """Runs the program, and holds all answers to what it is: a run that goes on, and that comes to its end.
 
     Args:
         at_least: answers that there have to be while it runs.
+        flags: of ``rlinf-launch``.
     """
-    with InspectedRun(program, *arguments) as run:
+    with InspectedRun(program, *arguments, flags=flags) as run:
         answers = answers_of(run)
         assert run.process.returncode == 0, run.output
         assert run.end() == []
@@ -67,11 +68,17 @@ def test_a_training_loop_is_no_hang() -> None:
         ("late_names", [], 3),
         ("deadlines", [], 6),
         ("one_at_a_time", ["5"], 5),
+        ("late_helpers", [], 10),
         ("outside_waits", [], 15),
     ],
 )
 def test_a_program_that_waits_for_long_is_no_hang(program: str, arguments: list[str], at_least: int) -> None:
     check(HEALTHY / f"{program}.py", *arguments, at_least=at_least)
+
+
+@pytest.mark.museum
+def test_slow_streams_and_devices_that_are_shared_are_no_hang() -> None:
+    check(HEALTHY / "slow_streams.py", at_least=5, flags=("--fake-gpus", "2"))
 
 
 @pytest.mark.museum
