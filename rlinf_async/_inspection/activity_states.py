@@ -107,6 +107,9 @@ class States:
                 self._wait_for_one(seen, awaits, awaited)
         elif awaits:
             seen.state, seen.awaits = State.WAITING, awaits
+            if awaited.left is not None:
+                self._wait_here(seen, "tasks", f"the end of {len(awaits)} tasks", awaited.token, awaited.left)
+                seen.wait = dataclasses.replace(seen.wait, targets=[]) if seen.wait is not None else None
         if awaited.left is not None and (awaited.sleeps or seen.wait is None):
             seen.state = State.SLEEPING
         return seen

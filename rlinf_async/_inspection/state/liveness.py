@@ -23,6 +23,9 @@ from rlinf_async._inspection.state.wait_graph import Node, is_in_its_users_hands
 PATIENCE_S: Final = 2.0
 """Age from which on a wait may be hopeless; what has begun later may be freed by what is under way."""
 
+FAR_DEADLINE_S: Final = 60.0
+"""Time until a deadline from which on it is no answer: a call that was given an hour may stand still for all of it."""
+
 _OF_WORK: Final = frozenset(
     (TargetKind.MESSAGE, TargetKind.QUEUE, TargetKind.COLLECTIVE, TargetKind.WEIGHTS, TargetKind.LOCAL)
 )
@@ -122,7 +125,7 @@ class Liveness:
     def _hope(self, node: Node) -> Why | None:
         """Why a wait ends by itself, or why it is too early to say that it does not."""
         needs = self.needs.of(node)
-        if node.wait is not None and node.wait.left is not None:
+        if node.wait is not None and node.wait.left is not None and node.wait.left <= FAR_DEADLINE_S:
             return Why.DEADLINE
         if not needs:
             return Why.UNKNOWN

@@ -117,6 +117,16 @@ def test_a_wait_with_a_deadline_ends_by_itself() -> None:
     assert any("for 30 s more at most" in line or "for 29 s more at most" in line for line in run.verdict().lines)
 
 
+def test_a_deadline_in_an_hour_is_no_answer() -> None:
+    run = MadeRun(stage=2)
+    serves = run.driver_calls("exchange", "stage:0", "stage:1")
+    run.does("stage:0", WAITING, run.message("recv", "stage:1"), serves=serves)
+    run.does("stage:1", WAITING, run.message("recv", "stage:0", left=3600.0), serves=serves)
+    verdict = run.verdict()
+    assert verdict.is_stuck
+    assert any("for 3600 s more at most" in line or "for 3599 s more at most" in line for line in verdict.lines)
+
+
 def test_an_event_may_be_set_by_a_call_that_a_driver_makes_later() -> None:
     run = MadeRun(server=1)
     serves = run.driver_calls("serve", "server:0")
