@@ -27,6 +27,7 @@ from rlinf_async._inspection.state import stack_dump
 from rlinf_async._inspection.state.run_report import Activity, OpenCall, ProcessReport, from_data, to_data
 
 from .channels import Channels
+from .child_processes import children_of
 from .endpoint import Endpoint
 from .handlers import Requester
 from .process_state import IN_KERNEL, cpu_seconds, state_of
@@ -92,6 +93,9 @@ class Inspection:
         told = await self._ask(found) if "activities" in op.parts else {}
         processes = [self._report(endpoint, told.get(endpoint.id)) for endpoint in found]
         if told:
+            children = children_of({endpoint.os_pid for endpoint in self._router.endpoints.values() if endpoint.os_pid})
+            for process in processes:
+                process["children"] = [to_data(child) for child in children.get(process["pid"], ())]
             _fit(processes)
         ended |= {
             process["endpoint"]: process["trouble"].removeprefix(f"{_ENDED}: ")

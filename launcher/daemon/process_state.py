@@ -32,7 +32,7 @@ Image = tuple[str, str]
 def image_of(pid: int) -> Image | None:
     """What a process runs; None where that cannot be read."""
     try:
-        return _image(pid, _stat_of(pid))
+        return _image(pid, stat_of(pid))
     except (OSError, IndexError):
         return None
 
@@ -44,7 +44,7 @@ def state_of(pid: int, image: Image | None) -> str:
         image: what it ran when it was started; None where that is not known.
     """
     try:
-        stat = _stat_of(pid)
+        stat = stat_of(pid)
         found = [_STATES.get(stat[_STATE], "")]
     except (OSError, IndexError):
         return "ended"
@@ -57,7 +57,7 @@ def state_of(pid: int, image: Image | None) -> str:
 def is_stopped(pid: int) -> bool:
     """Whether SIGSTOP or a debugger keeps a process from running."""
     try:
-        return _stat_of(pid)[_STATE] in ("T", "t")
+        return stat_of(pid)[_STATE] in ("T", "t")
     except (OSError, IndexError):
         return False
 
@@ -80,12 +80,13 @@ def _image(pid: int, stat: list[str]) -> Image:
 def cpu_seconds(pid: int) -> float:
     """Seconds of processors that a process has had, with all its threads; 0 where that cannot be read."""
     try:
-        return sum(map(int, _stat_of(pid)[_CPU_TIMES])) / _TICKS_PER_S
+        return sum(map(int, stat_of(pid)[_CPU_TIMES])) / _TICKS_PER_S
     except (OSError, IndexError):
         return 0.0
 
 
-def _stat_of(pid: int) -> list[str]:
+def stat_of(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat behind the name of the program; OSError where it is not there."""
     # Its name, which the kernel cuts at 15 bytes wherever these are, may be no text.
     with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
         return file.read(_MAX_STAT_BYTES).rpartition(b")")[2].decode("ascii").split()

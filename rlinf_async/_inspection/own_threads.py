@@ -55,6 +55,8 @@ def doing(frames: Sequence[FrameType], native_id: int | None) -> Doing:
         return Doing(State.SLEEPING)
     if call.name != "futex" or not frames:
         return Doing(State.RUNNING, *call.outside, sleeps=_sleeps(native_id))
+    if call.is_shared:
+        return Doing(State.RUNNING, "lock", "a lock that it shares with other processes", sleeps=_sleeps(native_id))
     # A thread is in such a call for other reasons too: it waits for the interpreter's lock, which this thread holds, or
     # for the threads of a library that compute for it.  So it counts only where Python's own locks are being acquired,
     # and for ever: what has a deadline goes on by itself, and the interpreter's lock is tried every few milliseconds.

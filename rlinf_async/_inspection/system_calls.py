@@ -41,6 +41,7 @@ _ON_FILES: Final = {
 """Calls whose first argument is a descriptor, with what they wait for."""
 
 _P_PID: Final = 1
+_FUTEX_PRIVATE: Final = 128
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,11 @@ class SystemCall:
     def is_timed(self) -> bool:
         """Of a ``futex``: it ends at some time by itself."""
         return self.arguments[3] != 0
+
+    @property
+    def is_shared(self) -> bool:
+        """Of a ``futex``: it lies in memory of several processes, as multiprocessing's locks and events do."""
+        return not self.arguments[1] & _FUTEX_PRIVATE
 
     @property
     def outside(self) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import queue
 import socket
@@ -161,6 +162,18 @@ def test_a_thread_that_computes_is_running_though_this_one_has_the_interpreter(n
             seen.append(look(thread))
     assert {each.state for each in seen} == {State.RUNNING}
     assert ("process", f"the end of process {locks.process.pid}") == (seen[-1].kind, seen[-1].what) or name != "child"
+
+
+def test_a_lock_that_processes_share_may_be_released_by_another_one() -> None:
+    event = multiprocessing.get_context("fork").Event()
+    thread = threading.Thread(target=event.wait)
+    thread.start()
+    until = time.monotonic() + 10
+    while (seen := look(thread)).kind != "lock" and time.monotonic() < until:
+        time.sleep(0.01)
+    event.set()
+    thread.join()
+    assert (seen.state, seen.what) == (State.RUNNING, "a lock that it shares with other processes")
 
 
 @contextlib.contextmanager

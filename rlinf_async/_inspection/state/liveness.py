@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from rlinf_async._inspection.state.collective_needs import Needs
 from rlinf_async._inspection.state.needs import Need
-from rlinf_async._inspection.state.run_report import RunReport, State, TargetKind
+from rlinf_async._inspection.state.run_report import ChildProcess, ProcessReport, RunReport, State, TargetKind
 from rlinf_async._inspection.state.wait_graph import Node, is_in_its_users_hands, is_stopped
 
 PATIENCE_S: Final = 2.0
@@ -25,6 +25,9 @@ PATIENCE_S: Final = 2.0
 
 FAR_DEADLINE_S: Final = 60.0
 """Time until a deadline from which on it is no answer: a call that was given an hour may stand still for all of it."""
+
+YOUNG_CHILD_S: Final = 60.0
+"""Age up to which a child process may be one that starts, however still it stands."""
 
 _OF_WORK: Final = frozenset(
     (TargetKind.MESSAGE, TargetKind.QUEUE, TargetKind.COLLECTIVE, TargetKind.WEIGHTS, TargetKind.LOCAL)
@@ -60,6 +63,7 @@ class Liveness:
 
     Attributes:
         anyone: something is alive, or not known, that may do whatever any activity of the run can.
+        child: a child process of the run that may be the one, with its parent.
         alive: why, by node.
         hopeless: the other nodes, without those that are idle.
     """
@@ -80,6 +84,8 @@ class Liveness:
         self._before = None if earlier is None else {_key(node): node.age for node in earlier.hopeless}
         # Without a driver the run begins or ends.
         self.anyone = bool(report.missing) or not any(process.role == "driver" for process in report.processes)
+        self.child = _child_that_acts(report, None if earlier is None else earlier.graph.report)
+        self.anyone |= self.child is not None
         if earlier is not None:
             self.anyone |= _moves(earlier.graph.report) != _moves(report)
         self.alive: dict[Node, Why] = {}
@@ -165,6 +171,16 @@ def _key(node: Node) -> Hashable:
     served = (activity.method, activity.source, activity.number)
     what = None if wait is None else (wait.kind, wait.what, tuple(wait.targets))
     return process.endpoint, process.pid, activity.name, activity.state, served, tuple(activity.awaits), what
+
+
+def _child_that_acts(report: RunReport, before: RunReport | None) -> tuple[ProcessReport, ChildProcess] | None:
+    """A child process that is young, and may be about to join, or that has had a processor since the report before."""
+    earlier = {} if before is None else {child.pid: child.cpu for each in before.processes for child in each.children}
+    for process in report.processes:
+        for child in process.children:
+            if child.age < YOUNG_CHILD_S or (before is not None and child.cpu > earlier.get(child.pid, -1.0)):
+                return process, child
+    return None
 
 
 def _moves(report: RunReport) -> Any:

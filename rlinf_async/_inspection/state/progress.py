@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from rlinf_async._inspection.state.descriptions import age_of
+from rlinf_async._inspection.state.descriptions import age_of, names_of
 from rlinf_async._inspection.state.entanglement import by_age
 from rlinf_async._inspection.state.liveness import PATIENCE_S, Liveness
 from rlinf_async._inspection.state.needs import is_in_collective
@@ -63,7 +63,11 @@ class Progress:
         if not node.waits or (node.wait is not None and node.wait.left is not None):
             return ""
         needs = self._liveness.needs.of(node)
-        return next((need.coming for need in needs if need.coming), "" if needs else "it is not known who ends that")
+        coming = next((need.coming for need in needs if need.coming), "" if needs else "it is not known who ends that")
+        if not coming and self._liveness.child is not None and any(need.anyone for need in needs):
+            process, child = self._liveness.child
+            return f"child process {child.pid} of {names_of([process])} may end that"
+        return coming
 
     def _find_stragglers(self, reached: set[Node]) -> list[Node]:
         """Of the group whose call is the oldest."""

@@ -5,6 +5,7 @@ daemon (``launcher/daemon/inspection.py``).  ``to_data`` and ``from_data`` bring
 
     RunReport
       processes  ProcessReport       driver, rank or subprocess, as its daemon and the kernel know it
+        children   ChildProcess        that it has started and no daemon knows
         calls      OpenCall            that it was asked for and has not answered, the oldest first
         activities Activity            its tasks and threads, as it tells itself
           wait       Wait                what the activity waits for
@@ -149,6 +150,20 @@ class OpenCall:
 
 
 @dataclass(frozen=True)
+class ChildProcess:
+    """A process that one of the run has started, and that no daemon knows: it may join, put or send.
+
+    Attributes:
+        age: seconds since its start.
+        cpu: seconds of processors that it has had.
+    """
+
+    pid: int
+    age: float
+    cpu: float
+
+
+@dataclass(frozen=True)
 class ProcessReport:
     """A process of the run.
 
@@ -161,6 +176,7 @@ class ProcessReport:
             it does.
         answered: it has told of its activities itself; else they are what its stacks show, or none.
         cpu: seconds of processors that it has had, with all its threads; 0 where that is not known.
+        children: its living child processes, and theirs, that are not in the report themselves.
     """
 
     endpoint: int
@@ -176,6 +192,7 @@ class ProcessReport:
     calls: list[OpenCall] = dataclasses.field(default_factory=list)
     activities: list[Activity] = dataclasses.field(default_factory=list)
     cpu: float = 0.0
+    children: list[ChildProcess] = dataclasses.field(default_factory=list)
 
 
 @dataclass(frozen=True)

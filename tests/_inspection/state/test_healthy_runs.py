@@ -8,9 +8,11 @@ import pytest
 
 from rlinf_async._inspection.state.run_report import (
     Activity,
+    ChildProcess,
     Frame,
     OpenCall,
     QueueReport,
+    RunReport,
     State,
     Target,
     TargetKind,
@@ -487,3 +489,23 @@ def test_a_run_that_computes_is_busy_where_it_computes() -> None:
     run.does(DRIVER, RUNNING, line="/x/train.py:40 in prepare()")
     verdict = run.verdict()
     assert (verdict.kind, verdict.headline) == (Kind.BUSY, "the driver runs, at /x/train.py:40 in prepare()")
+
+
+# -- child processes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("age", "cpu", "is_stuck"), [(5.0, 1.0, False), (500.0, 1.0, True), (500.0, 1.2, False)])
+def test_a_child_process_that_starts_or_works_may_put(age: float, cpu: float, is_stuck: bool) -> None:
+    run = MadeRun(learner=1)
+    run.does("learner:0", WAITING, get(), serves=run.driver_calls("learn", "learner:0"))
+    before, after = run.report(), aged(run.report())
+
+    def beside(report: RunReport, child: ChildProcess) -> RunReport:
+        return dataclasses.replace(
+            report, processes=[dataclasses.replace(each, children=[child]) for each in report.processes]
+        )
+
+    assert judge(after, before).is_stuck
+    verdict = judge(beside(after, ChildProcess(77, age, cpu)), beside(before, ChildProcess(77, age, 1.0)))
+    assert verdict.is_stuck == is_stuck
+    assert age > 60 or any("child process 77 of" in line for line in [verdict.headline, *verdict.lines])
