@@ -334,6 +334,9 @@ class Channels:
 
     def _drop_from(self, hosted: HostedChannel, gone: int) -> None:
         hosted.closers = [closer for closer in hosted.closers if closer[0] != gone]
+        client, endpoint = hosted.queue.clients.get(gone), self._router.endpoints.get(frames.number_of(gone))
+        if client is not None and client.has_put and frames.node_of(gone) == self._router.node and endpoint is not None:
+            hosted.note_gone(endpoint)
         self._follow(hosted, hosted.queue.drop(gone))
 
     def drop_owner(self, gone: int) -> None:
@@ -389,6 +392,7 @@ class Channels:
             producers=sorted(who for who, client in clients.items() if client.has_put or client.puts),
             consumers=sorted(who for who, client in clients.items() if client.has_got or client.gets),
             clients=sorted(clients),
+            gone={group: sorted(ranks) for group, ranks in hosted.gone_producers.items()},
         )
 
     def status(self) -> dict[str, Any]:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+from typing import Final
 
 from rlinf_async._channels.state.prefetch import Prefetch
 from rlinf_async._channels.state.queue import Queue
+
+from .endpoint import Endpoint
+
+_MAX_GONE_GROUPS: Final = 64
 
 
 class Segment:
@@ -24,7 +29,7 @@ class Segment:
 class HostedChannel:
     """A channel's queue on this node."""
 
-    __slots__ = ("closers", "is_listed", "name", "number", "owner", "pending", "prefetch", "queue")
+    __slots__ = ("closers", "gone_producers", "is_listed", "name", "number", "owner", "pending", "prefetch", "queue")
 
     def __init__(self, number: int, name: str, owner: int, queue: Queue) -> None:
         self.number = number
@@ -38,6 +43,18 @@ class HostedChannel:
         """Among the queues that have pending replies."""
         self.closers: list[tuple[int, int]] = []
         """Asks that are answered when it is closed."""
+        self.gone_producers: dict[str, set[int]] = {}
+        """By group, those ranks of this node that have put here and have ended since; of the latest groups."""
+
+
+    def note_gone(self, producer: Endpoint) -> None:
+        """A process that has put here has ended."""
+        if producer.process is None:
+            return
+        setup = producer.process.setup
+        self.gone_producers.setdefault(setup.group, set()).add(setup.rank)
+        if len(self.gone_producers) > _MAX_GONE_GROUPS:
+            del self.gone_producers[next(iter(self.gone_producers))]
 
 
 class PendingReplies:

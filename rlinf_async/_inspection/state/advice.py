@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator
 from typing import Final
 
+from rlinf_async._core.root_cause import fold_ranks
 from rlinf_async._inspection.state.descriptions import join, names_of, state_of
 from rlinf_async._inspection.state.entanglement import Core
 from rlinf_async._inspection.state.liveness import Liveness
@@ -91,7 +92,9 @@ def _channel(liveness: Liveness, name: str, queues: list[QueueReport]) -> str:
         users = _known(liveness, [each for queue in queues for each in queue.consumers]) or "nobody"
         return f"somebody should have got from channel '{name}', which is full with {items} items; so far {users} did"
     users = _known(liveness, [each for queue in queues for each in queue.producers])
-    so_far = f"so far {users} did" if users else "nobody ever did, or has ended since"
+    gone = {group: ranks for queue in queues for group, ranks in queue.gone.items()}
+    ended = join([f"{group}:{fold_ranks(ranks)}" for group, ranks in list(gone.items())[:_MAX_ADVICE]])
+    so_far = f"so far {users} did" if users else f"{ended} did, and have ended" if ended else "nobody ever did"
     other = f", whose {items} items have other keys" if items else ""
     return f"somebody should have put into channel '{name}'{other}; {so_far}"
 

@@ -207,6 +207,7 @@ class QueueReport:
         producers: endpoints that have put there.
         consumers: endpoints that have got from there, or wait to.
         clients: all endpoints that use it.
+        gone: by group, the ranks that have put there and have ended since.
     """
 
     number: int
@@ -219,6 +220,7 @@ class QueueReport:
     producers: list[int]
     consumers: list[int]
     clients: list[int]
+    gone: dict[str, list[int]] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True)

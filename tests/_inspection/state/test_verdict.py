@@ -137,7 +137,16 @@ def test_a_consumer_whose_producers_have_returned_is_left_alone() -> None:
     run.does("learner:0", WAITING, get(), serves=serves, task="task learn")
     verdict = run.verdict()
     assert (verdict.kind, names(run, verdict)) == (Kind.NOBODY_LEFT, {"learner:0"})
-    assert verdict.advice == ["somebody should have put into channel 'episodes'; nobody ever did, or has ended since"]
+    assert verdict.advice == ["somebody should have put into channel 'episodes'; nobody ever did"]
+
+
+def test_those_that_have_put_and_have_ended_since_are_named() -> None:
+    run = MadeRun(learner=1)
+    run.does("learner:0", WAITING, get(), serves=run.driver_calls("learn", "learner:0"))
+    run.queues = [QueueReport(7, "episodes", 0, 0, 0, 0, False, [], [2], [2], {"env": [0, 1, 2], "test": [1]})]
+    assert run.verdict().advice == [
+        "somebody should have put into channel 'episodes'; env:0-2 and test:1 did, and have ended"
+    ]
 
 
 def test_a_get_is_left_alone_though_items_have_other_keys() -> None:
@@ -177,7 +186,7 @@ def test_a_collective_is_left_alone_by_a_rank_that_does_not_come(state: str) -> 
     expected = {
         "idle": "actor:0 should have come to broadcast, but is idle",
         "ended": "actor:0 should have come to broadcast, but has ended: exit code 1",
-        "elsewhere": "somebody should have put into channel 'episodes'; nobody ever did, or has ended since",
+        "elsewhere": "somebody should have put into channel 'episodes'; nobody ever did",
     }
     assert expected[state] in verdict.advice
 
