@@ -46,7 +46,6 @@ class HostedChannel:
         self.gone_producers: dict[str, set[int]] = {}
         """By group, those ranks of this node that have put here and have ended since; of the latest groups."""
 
-
     def note_gone(self, producer: Endpoint) -> None:
         """A process that has put here has ended."""
         if producer.process is None:

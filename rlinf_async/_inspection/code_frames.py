@@ -21,7 +21,8 @@ _HELPERS: Final = frozenset(
         *("torch", "triton", "numba", "numpy", "grpc", "uvloop", "psutil"),
         *("tensorboard", "tensorboardX", "tensorflow", "wandb", "mlflow", "swanlab", "tqdm", "rich"),
         *("sentry_sdk", "prometheus_client", "opentelemetry"),
-        *("debugpy", "ipykernel", "IPython", "jupyter_client", "zmq", "tornado", "_pytest", "pluggy", "xdist"),
+        *("debugpy", "ipykernel", "IPython", "jupyter_client", "zmq", "tornado"),
+        *("_pytest", "pluggy", "xdist", "execnet"),
     )
 )
 """Packages with threads and tasks of their own, which wait for work, write logs or run the user's code."""
