@@ -11,6 +11,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
+from rlinf_async import settings
 from rlinf_async._core import operations
 from rlinf_async._core.operations import Answer, Operation
 from rlinf_async._inspection.state.run_report import Activity, RunReport, merged
@@ -21,6 +22,9 @@ from rlinf_async.work import Work
 logger = logging.getLogger(__name__)
 
 PARTS: Final = ("activities", "queues")
+
+_GRACE_S: Final = 3.0
+"""Seconds beyond the time that processes have to answer, for a daemon that reads stacks and is busy."""
 
 VERDICT: Final = "the verdict on this run"
 """Description of a wait for ``why``."""
@@ -45,7 +49,7 @@ async def report(client: Client, parts: Sequence[str] = PARTS) -> RunReport:
     missing: dict[str, str] = {}
     for node, request in requests.items():
         try:
-            answers.append(await request)
+            answers.append(await request.async_wait(settings.INSPECTION_TIMEOUT_S() + _GRACE_S))
         except RLinfAsyncError as error:
             missing[nodes[node]] = str(error)
     return merged(str(client.welcome["run"]), answers, missing)

@@ -253,14 +253,17 @@ def say(rows: Iterable[tuple[Waitable, float, Waiter]], now: float) -> None:
         except Exception:  # the user's wait must not end of a word about it
             logger.exception("no word could be said about %d waits", len(same))
     for listener in list(_after_words) if alike else ():
-        listener._on_word()
+        try:
+            listener._on_word()
+        except Exception:
+            logger.exception("nothing more could be said about a wait")
 
 
 class Listener(Protocol):
     """An object that acts on words about long waits."""
 
     def _on_word(self) -> None:
-        """After words were said, in the thread that says them; raises nothing: that would end the user's wait."""
+        """After words were said, in the thread that says them; what it raises is logged, and ends no wait."""
 
 
 def after_words(listener: Listener) -> None:

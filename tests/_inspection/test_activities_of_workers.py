@@ -1,4 +1,4 @@
-"""What drivers and workers of a real run tell of themselves when their daemons ask."""
+"""Activities that drivers and workers of a real run tell their daemons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is hopeless is a closed set: random runs, and what must not change when something more is alive."""
+"""Liveness as a fixed point: hopeless waits are a closed set, and more life never makes a run stuck; random runs."""
 
 from __future__ import annotations
 
